@@ -1,0 +1,3 @@
+"""umbel: programs that call language models many times."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Text constraints as automata. numpy at most; no torch, nothing of ours."""

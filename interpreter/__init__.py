@@ -1,0 +1,1 @@
+"""Runs a program now: streams, variables, forks, batches."""

@@ -1,0 +1,238 @@
+"""Roles → text, with the model's own Jinja template.
+
+A program writes a conversation piece by piece, and each piece must extend the text before it, or
+the prefix cache could not help and earlier generations would be rewritten. So a template is used
+through its *scaffolding*: it is rendered with a placeholder for every message's content, and the
+text around the placeholders is what opening and closing a role append. Templates for which a later
+message changes earlier scaffolding are reported (`TemplateWarning`), naming the turn.
+
+Placeholders also keep content apart from scaffolding: only scaffolding is marked `control=True` and
+may become special tokens, so an argument that spells `<|im_end|>` stays text.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from .errors import TemplateError
+from .prompt import Part, Text
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+
+# A private-use code point on both sides: no tokenizer, template or filter touches it.
+_PLACEHOLDER = "\ue000{}\ue001"
+_FIND_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
+
+
+class TemplateWarning(UserWarning):
+    """The template does not fit what the program does; the text says how."""
+
+
+class Turn:
+    """One role block of a conversation: its role and, once closed, its content."""
+
+    __slots__ = ("content", "role")
+
+    def __init__(self, role: str, content: str | None = None) -> None:
+        self.role = role
+        self.content = content
+
+
+class ChatTemplate:
+    """A chat template and the special tokens it may name.
+
+    Args:
+        source: Jinja source as in a tokenizer's `chat_template`, or None for the plain fallback
+            (`SYSTEM:`, `USER:`, `ASSISTANT:` lines), of which the first use warns.
+        tokens: names the template may use, such as `bos_token`, with their text.
+        options: extra variables of the template, such as `enable_thinking`.
+        name: for messages.
+
+    Raises:
+        TemplateError: the source does not compile.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        tokens: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        name: str = "this model",
+    ) -> None:
+        self.source = source
+        self.tokens = dict(tokens or {})
+        self.options = dict(options or {})
+        self.name = name
+        self._warned: set[str] = set()
+        if source is not None:
+            _ = self._compiled
+
+    # ------------------------------------------------------------------ what the interpreter calls
+
+    def open(self, turns: Sequence[Turn], role: str) -> tuple[Part, ...]:
+        """Parts that begin a block of `role` after the closed `turns`.
+
+        Usually one piece of scaffolding. A template that moves a system message into the first user
+        turn makes the earlier content appear here, as ordinary text.
+        """
+        if role not in ROLES:
+            raise TemplateError(f"unknown role {role!r}; write one of {', '.join(ROLES)}")
+        if self.source is None:
+            self._warn(
+                f"{self.name} has no chat template: roles are written as plain "
+                "'SYSTEM:', 'USER:' and 'ASSISTANT:' lines. Prompt it by completion, or pass chat_template=."
+            )
+            return (Text(f"{role.upper()}: "),)
+        before = self._closed_text(turns)
+        if role == "assistant":
+            whole = self._render(self._messages(turns), generation=True)
+        else:
+            index = len(turns)
+            rendered = self._try([*self._messages(turns), _message(role, index)])
+            mark = _PLACEHOLDER.format(index)
+            if rendered is None or mark not in rendered:
+                return ()  # the template shows this turn only together with the next one
+            whole = rendered[: rendered.index(mark)]
+        return self._parts(self._extend(before, whole, turns), turns)
+
+    def close(self, turns: Sequence[Turn]) -> tuple[Part, ...]:
+        """Parts that end the last of `turns`, whose content is known now."""
+        if self.source is None:
+            return (Text("\n"),)
+        mark = _PLACEHOLDER.format(len(turns) - 1)
+        rendered = self._closed_text(turns)
+        if mark not in rendered:
+            return ()
+        self._check_content(turns)
+        return self._parts(rendered[rendered.index(mark) + len(mark) :], turns)
+
+    @cached_property
+    def trims(self) -> bool:
+        """Whether the template strips white space around content, as Gemma's does."""
+        if self.source is None:
+            return False
+        return " \ue002 " not in (self._try([{"role": "user", "content": " \ue002 "}]) or " \ue002 ")
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = False) -> str:
+        """The template on real messages, as `apply_chat_template` of transformers does it."""
+        if self.source is None:
+            text = "".join(f"{m['role'].upper()}: {m['content']}\n" for m in messages)
+            return text + ("ASSISTANT: " if add_generation_prompt else "")
+        return self._render(list(messages), generation=add_generation_prompt)
+
+    # ------------------------------------------------------------------ how
+
+    @cached_property
+    def _compiled(self) -> Any:  # jinja2.Template: imported late, `import umbel` stays light
+        import jinja2
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        assert self.source is not None
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+
+        def raise_exception(message: str) -> None:
+            raise jinja2.TemplateError(message)
+
+        environment.globals["raise_exception"] = raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.filters["tojson"] = _tojson
+        try:
+            return environment.from_string(self.source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"chat template of {self.name}, line {error.lineno}: {error.message}") from error
+
+    def _render(self, messages: list[Mapping[str, str]], *, generation: bool) -> str:
+        import jinja2
+
+        try:
+            return str(
+                self._compiled.render(
+                    **{"messages": messages, "add_generation_prompt": generation, **self.tokens, **self.options}
+                )
+            )
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"chat template of {self.name}: {error}") from error
+
+    def _try(self, messages: list[Mapping[str, str]]) -> str | None:
+        """Rendered text, or None where the template refuses (a lone system turn, say)."""
+        try:
+            return self._render(messages, generation=False)
+        except TemplateError:
+            return None
+
+    @staticmethod
+    def _messages(turns: Sequence[Turn]) -> list[Mapping[str, str]]:
+        return [_message(turn.role, index) for index, turn in enumerate(turns)]
+
+    def _closed_text(self, turns: Sequence[Turn]) -> str:
+        """Everything emitted for closed turns, with placeholders. A turn the template does not show yet is absent."""
+        if not turns:
+            return ""
+        rendered = self._try(self._messages(turns))
+        if rendered is None:
+            return ""
+        return rendered if _PLACEHOLDER.format(len(turns) - 1) in rendered else ""
+
+    def _extend(self, before: str, whole: str, turns: Sequence[Turn]) -> str:
+        if whole.startswith(before):
+            return whole[len(before) :]
+        common = next(
+            (i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), min(len(before), len(whole))
+        )
+        turn = len(_FIND_PLACEHOLDER.findall(before[:common]))
+        self._warn(
+            f"the chat template of {self.name} is not prefix-stable: what follows rewrites turn {turn} "
+            f"({turns[min(turn, len(turns) - 1)].role}); the text already sent is kept, and differs there from the template"
+        )
+        last = _PLACEHOLDER.format(len(turns) - 1)
+        return whole[whole.index(last) + len(last) :] if last in whole else whole[common:]
+
+    def _check_content(self, turns: Sequence[Turn]) -> None:
+        """Does the template write this content as it is? Some strip reasoning or refuse roles in this order."""
+        real = [{"role": t.role, "content": t.content or ""} for t in turns]
+        rendered = self._try(list(real))
+        if rendered is None:
+            return
+        for index, turn in enumerate(turns):
+            if turn.content and turn.content.strip() not in rendered:
+                self._warn(
+                    f"the chat template of {self.name} rewrites the content of turn {index} ({turn.role}); "
+                    "umbel keeps the text as the program wrote it"
+                )
+
+    def _parts(self, text: str, turns: Sequence[Turn]) -> tuple[Part, ...]:
+        """Scaffolding with placeholders → parts: content is plain text, the rest may be special tokens."""
+        parts: list[Part] = []
+        end = 0
+        for found in _FIND_PLACEHOLDER.finditer(text):
+            if found.start() > end:
+                parts.append(Text(text[end : found.start()], control=True))
+            content = turns[int(found.group(1))].content
+            parts.append(Text((content or "").strip() if self.trims else content or ""))
+            end = found.end()
+        if end < len(text):
+            parts.append(Text(text[end:], control=True))
+        return tuple(parts)
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, TemplateWarning, stacklevel=3)
+
+
+def _message(role: str, index: int) -> Mapping[str, str]:
+    return {"role": role, "content": _PLACEHOLDER.format(index)}
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:  # Any: template data
+    import json
+
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+PLAIN = ChatTemplate(None)

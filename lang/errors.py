@@ -1,0 +1,113 @@
+"""Every error a user of umbel can see.
+
+    UmbelError
+    ├── ProgramError              the program says something that cannot be meant
+    │   ├── ParameterError        a parameter has a wrong type, range or combination        (ValueError)
+    │   ├── VariableError         a variable was read that the program never sets           (LookupError)
+    │   ├── TemplateError         a chat template is missing, broken or not prefix-stable
+    │   └── ConstraintError       a regex, schema or choice list that cannot be honoured
+    ├── BackendError              the backend could not do what was asked
+    │   ├── CapabilityError       this backend or model does not offer the feature
+    │   ├── RequestError          this request was refused (too long, over a limit)
+    │   ├── OverloadedError       the queue is full; try again later
+    │   ├── EngineError           the engine failed or died while the request was running
+    │   └── ConnectionLostError   the process at the other end is gone or silent            (ConnectionError)
+    ├── DeadlineError             a deadline passed                                          (TimeoutError)
+    ├── CancelledError            the run was cancelled
+    ├── ModelError                weights, tokenizer or configuration that cannot be used
+    └── MissingExtraError         an optional dependency is not installed                    (ImportError)
+
+Messages name the value that was given and what to write instead.
+"""
+
+
+class UmbelError(Exception):
+    """Base of every error raised by umbel on purpose."""
+
+
+class ProgramError(UmbelError):
+    """The program says something that cannot be meant."""
+
+
+class ParameterError(ProgramError, ValueError):
+    """A parameter has a wrong type, range or combination."""
+
+
+class VariableError(ProgramError, LookupError):
+    """A variable was read that the program never sets."""
+
+
+class TemplateError(ProgramError):
+    """A chat template is missing, broken or not prefix-stable."""
+
+
+class ConstraintError(ProgramError):
+    """A regex, schema or choice list that cannot be honoured."""
+
+
+class BackendError(UmbelError):
+    """The backend could not do what was asked."""
+
+
+class CapabilityError(BackendError):
+    """This backend or model does not offer the feature."""
+
+
+class RequestError(BackendError):
+    """This request was refused: too long, or over a limit."""
+
+
+class OverloadedError(BackendError):
+    """The queue is full; try again later."""
+
+
+class EngineError(BackendError):
+    """The engine failed or died while the request was running."""
+
+
+class ConnectionLostError(BackendError, ConnectionError):
+    """The process at the other end is gone or silent."""
+
+
+class DeadlineError(UmbelError, TimeoutError):
+    """A deadline passed."""
+
+
+class CancelledError(UmbelError):
+    """The run was cancelled."""
+
+
+class ModelError(UmbelError):
+    """Weights, tokenizer or configuration that cannot be used."""
+
+
+class MissingExtraError(UmbelError, ImportError):
+    """An optional dependency is not installed.
+
+    Args:
+        package: the import name that was not found.
+        extra: the extra of umbel that brings it.
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package!r} is not installed; run: pip install 'umbel[{extra}]'")
+
+
+# The names that may travel over the wire, in `protocol.Failure.kind`.
+WIRE_ERRORS: dict[str, type[UmbelError]] = {
+    error.__name__: error
+    for error in (
+        ParameterError,
+        TemplateError,
+        ConstraintError,
+        BackendError,
+        CapabilityError,
+        RequestError,
+        OverloadedError,
+        EngineError,
+        ConnectionLostError,
+        DeadlineError,
+        CancelledError,
+        ModelError,
+    )
+}

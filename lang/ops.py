@@ -1,0 +1,389 @@
+"""Operations: what a program said, before anyone runs it. Frozen and whole when born.
+
+`gen`, `select`, `image` and the roles return operations; `state += operation` hands them to
+whoever runs or records the program. Operations add up: `"Q: " + gen("a") + "\\n"` is a `Sequence`.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from . import sampling as _sampling
+from .chat_template import ROLES
+from .errors import ConstraintError, ParameterError
+
+ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+CHOICES_METHODS: tuple[ChoicesMethod, ...] = (
+    "token_length_normalized",
+    "greedy_token_selection",
+    "unconditional_likelihood_normalized",
+)
+
+
+class Op:
+    """Base of all operations. `a + b` is a Sequence; strings join in as Text."""
+
+    __slots__ = ()
+
+    def __add__(self, other: object) -> "Sequence":
+        return Sequence((*_flatten(self), *_flatten(expression(other))))
+
+    def __radd__(self, other: object) -> "Sequence":
+        return Sequence((*_flatten(expression(other)), *_flatten(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Op):
+    """A constant string, tokenized as plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence(Op):
+    """Operations one after the other."""
+
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gen(Op):
+    """Generate text into a variable. `options` are validated sampling fields the program gave explicitly."""
+
+    name: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    text_in_logprobs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Op):
+    """Choose the most likely of `choices` into a variable."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: ChoicesMethod = "token_length_normalized"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Op):
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Op):
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class VarScopeBegin(Op):
+    """From here on, the text that is appended belongs to variable `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class VarScopeEnd(Op):
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image(Op):
+    """An image, as a path, bytes, or a PIL image. URLs are refused unless the backend allows them."""
+
+    source: Any  # str | Path | bytes | PIL.Image.Image: PIL is not imported to name it
+
+
+@dataclass(frozen=True, slots=True)
+class Video(Op):
+    source: Any  # str | Path | bytes
+    num_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateReasoning(Op):
+    """Split the thinking part off what `op` generates, into `<name>_reasoning_content`."""
+
+    op: Op
+    open_tag: str
+    close_tag: str
+
+
+def expression(value: object) -> Op:
+    """What stands right of `+=` → an operation.
+
+    Raises:
+        ParameterError: the value is None or of a type that cannot be appended; the message says what can.
+    """
+    if isinstance(value, Op):
+        return value
+    if isinstance(value, str):
+        return Text(value)
+    if isinstance(value, list | tuple):
+        return Sequence(tuple(op for item in value for op in _flatten(expression(item))))
+    if value is None:
+        raise ParameterError("cannot append None to a prompt; did a helper forget to return its expression?")
+    raise ParameterError(
+        f"cannot append {type(value).__name__} to a prompt; write a string (str(value)), gen(...), select(...), "
+        "image(...), a role such as user(...), or a list of these"
+    )
+
+
+def _flatten(op: Op) -> tuple[Op, ...]:
+    return op.ops if isinstance(op, Sequence) else (op,)
+
+
+# --------------------------------------------------------------------------------- what users write
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    stop_token_ids: Iterable[int] | None = None,
+    stop_regex: str | Iterable[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool = True,
+    dtype: type | str | None = None,
+    choices: Iterable[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | type | None = None,
+    **unknown: Any,
+) -> Gen | Select:
+    """Generate text with the model and store it under `name`.
+
+    Parameters left out come from the run, then from the program, then from `SamplingParams`.
+    With `n` above 1 the variable is a list and the prompt goes on with the first of it.
+    With `choices` the model chooses one of them, as `select` does.
+
+    Raises:
+        ParameterError: a wrong value, at once and not when the program has run half-way.
+        ConstraintError: `regex`, `json_schema`, `dtype` or `stop_regex`, which need constrained decoding.
+    """
+    _check_name(name)
+    if unknown:
+        raise _unknown_option(next(iter(unknown)))
+    for parameter, value in (
+        ("regex", regex),
+        ("json_schema", json_schema),
+        ("dtype", dtype),
+        ("stop_regex", stop_regex),
+    ):
+        if value is not None:
+            raise ConstraintError(
+                f"gen({parameter}={value!r}): constrained decoding is not available in this version; "
+                "use choices= or select() for a fixed set of answers, or stop= and parse the text"
+            )
+    given = _sampling.overrides(
+        {
+            "max_tokens": max_tokens,
+            "min_tokens": min_tokens,
+            "n": n,
+            "stop": stop,
+            "stop_token_ids": stop_token_ids,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+            "repetition_penalty": repetition_penalty,
+            "logit_bias": logit_bias,
+            "seed": seed,
+            "ignore_eos": ignore_eos,
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+        }
+    )
+    if choices is not None:
+        given.pop("temperature", None)
+        if given:
+            raise ParameterError(
+                f"gen(choices=...) takes no {', '.join(sorted(given))}: the answer is one of the choices as a whole"
+            )
+        return select(name, choices, choices_method=choices_method)
+    if choices_method is not None:
+        raise ParameterError(f"choices_method={choices_method!r} needs choices=[...]")
+    _check_alone(given)
+    return Gen(name, given, return_text_in_logprobs)
+
+
+def _unknown_option(name: str) -> ParameterError:
+    known = sorted(set(gen.__kwdefaults__) | {"name", "max_tokens"})
+    close = difflib.get_close_matches(name, known, n=1)
+    return ParameterError(
+        f"gen() has no option {name!r}; "
+        + (f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}")
+    )
+
+
+def _check_alone(given: Mapping[str, Any]) -> None:
+    """Validate what was given, without the fields that other layers may supply."""
+    fields = dict(given)
+    if "min_tokens" in fields and "max_tokens" not in fields:
+        fields["max_tokens"] = max(fields["min_tokens"], 1) if isinstance(fields["min_tokens"], int) else 1
+    _sampling.merge(fields)
+
+
+def select(
+    name: str | None = None,
+    choices: Iterable[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | None = None,
+) -> Select:
+    """Choose the most likely of `choices` as the continuation, store it under `name` and append it.
+
+    Methods (as in SGLang): `token_length_normalized` compares the mean log-probability per token,
+    `greedy_token_selection` goes token by token, `unconditional_likelihood_normalized` subtracts
+    what each choice would score without the prompt.
+
+    Raises:
+        ParameterError: no choices, a choice that is not a non-empty string, duplicates, an unknown method,
+            or a temperature other than 0.
+    """
+    _check_name(name)
+    if choices is None or isinstance(choices, str):
+        raise ParameterError(f"select({name!r}) needs choices=[...], a list of strings; got {choices!r}")
+    options = tuple(choices)
+    if not options:
+        raise ParameterError(f"select({name!r}): choices is empty; give at least one string")
+    for option in options:
+        if not isinstance(option, str) or not option:
+            raise ParameterError(f"select({name!r}): a choice must be a non-empty string, got {option!r}")
+    if len(set(options)) != len(options):
+        raise ParameterError(
+            f"select({name!r}): choices repeat: {sorted({o for o in options if options.count(o) > 1})}"
+        )
+    if (
+        isinstance(temperature, bool)
+        or not isinstance(temperature, int | float)
+        or temperature > 1e-5
+        or temperature < 0
+    ):
+        raise ParameterError(f"select({name!r}): temperature={temperature!r}; the most likely choice is taken, write 0")
+    method = choices_method or "token_length_normalized"
+    if method not in CHOICES_METHODS:
+        raise ParameterError(f"unknown choices_method {method!r}; write one of {', '.join(CHOICES_METHODS)}")
+    return Select(name, options, method)
+
+
+def image(source: Any) -> Image:  # Any: see Image.source
+    """An image at this place of the prompt."""
+    return Image(source)
+
+
+def video(source: Any, num_frames: int) -> Video:
+    """`num_frames` frames of a clip at this place of the prompt."""
+    if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
+        raise ParameterError(f"video num_frames={num_frames!r}; write an integer of at least 1")
+    return Video(source, num_frames)
+
+
+def system(content: object = None) -> Op:
+    """A system turn with this content."""
+    return _role("system", content)
+
+
+def user(content: object = None) -> Op:
+    """A user turn with this content."""
+    return _role("user", content)
+
+
+def assistant(content: object = None) -> Op:
+    """An assistant turn with this content, usually `gen(...)`."""
+    return _role("assistant", content)
+
+
+def role(name: str, content: object) -> Op:
+    """A turn of any role the model's chat template knows, such as "tool" or "developer"."""
+    return _role(name, content)
+
+
+def _role(name: str, content: object) -> Op:
+    if name not in ROLES:
+        raise ParameterError(f"unknown role {name!r}; write one of {', '.join(ROLES)}")
+    if content is None:
+        raise ParameterError(f"{name}() needs its content; to open a turn without closing it write {name}_begin()")
+    return Sequence((RoleBegin(name), *_flatten(expression(content)), RoleEnd(name)))
+
+
+def system_begin() -> Op:
+    return RoleBegin("system")
+
+
+def system_end() -> Op:
+    return RoleEnd("system")
+
+
+def user_begin() -> Op:
+    return RoleBegin("user")
+
+
+def user_end() -> Op:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> Op:
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> Op:
+    return RoleEnd("assistant")
+
+
+# How models mark their thinking; the opening tag may be missing because the template wrote it.
+REASONING_TAGS: Mapping[str, tuple[str, str]] = {
+    "deepseek-r1": ("<think>", "</think>"),
+    "qwen3": ("<think>", "</think>"),
+    "kimi": ("◁think▷", "◁/think▷"),
+    "gpt-oss": ("<|channel|>analysis<|message|>", "<|end|>"),
+}
+
+
+def separate_reasoning(content: object, model_type: str = "qwen3") -> Op:
+    """Split thinking off what `content` generates.
+
+    `s += separate_reasoning(gen("answer"), model_type="qwen3")` sets `s["answer"]` to the answer alone
+    and `s["answer_reasoning_content"]` to the thinking; the running text keeps the answer only.
+
+    Raises:
+        ParameterError: an unknown model type.
+    """
+    if model_type not in REASONING_TAGS:
+        raise ParameterError(f"unknown model_type {model_type!r}; write one of {', '.join(REASONING_TAGS)}")
+    return SeparateReasoning(expression(content), *REASONING_TAGS[model_type])
+
+
+def gen_int(name: str | None = None, **options: Any) -> Gen | Select:  # Any: sampling options, checked by gen
+    """An integer; `gen(dtype=int)`."""
+    return gen(name, dtype=int, **options)
+
+
+def gen_string(name: str | None = None, **options: Any) -> Gen | Select:
+    """A double-quoted string; `gen(dtype=str)`."""
+    return gen(name, dtype=str, **options)
+
+
+def _check_name(name: object) -> None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ParameterError(f"a variable name must be a non-empty string, got {name!r}")
+
+
+ForkBody = Callable[[int], object]

@@ -1,0 +1,86 @@
+"""Prompts: persistent linked parts, so that appending and forking cost O(1).
+
+A part says where its characters come from, because that decides how they are tokenized:
+constant text is tokenized in maximal runs, template scaffolding may become control tokens,
+and text that the runtime generated travels as the token ids that produced it.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import msgspec
+
+
+class Text(msgspec.Struct, frozen=True, tag="t", array_like=True):
+    """Constant text. Only template scaffolding has `control=True` and may become special tokens."""
+
+    text: str
+    control: bool = False
+
+
+class Generated(msgspec.Struct, frozen=True, tag="g", array_like=True):
+    """Text that this runtime generated, with the ids whose KV it still has."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class Media(msgspec.Struct, frozen=True, tag="m", array_like=True):
+    """An image or a clip. The receiver checks `digest` against the bytes; it never trusts it as a cache key."""
+
+    kind: str  # "image" or "video"
+    digest: str  # SHA-256 of data, hexadecimal
+    data: bytes
+    num_frames: int = 0  # of a video
+
+
+Part = Text | Generated | Media
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A prompt is its parent and one more part. The empty prompt has neither."""
+
+    parent: "Prompt | None" = None
+    part: Part | None = None
+    length: int = field(default=0)  # parts from the root to here
+
+    def append(self, part: Part) -> "Prompt":
+        """This prompt with one more part; the receiver is unchanged."""
+        return Prompt(self, part, self.length + 1)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Parts in order; neighbouring Text of one kind is joined."""
+        chain: list[Part] = []
+        node: Prompt | None = self
+        while node is not None and node.part is not None:
+            chain.append(node.part)
+            node = node.parent
+        joined: list[Part] = []
+        run: list[str] = []
+        control = False
+        for part in reversed(chain):
+            if isinstance(part, Text):
+                if run and part.control != control:
+                    joined.append(Text("".join(run), control))
+                    run = []
+                control = part.control
+                if part.text:
+                    run.append(part.text)
+                continue
+            if run:
+                joined.append(Text("".join(run), control))
+                run = []
+            joined.append(part)
+        if run:
+            joined.append(Text("".join(run), control))
+        return tuple(joined)
+
+    @property
+    def text(self) -> str:
+        """The prompt as a person reads it; media appear as <image> and <video>."""
+        return "".join(f"<{part.kind}>" if isinstance(part, Media) else part.text for part in self.parts)
+
+
+EMPTY = Prompt()

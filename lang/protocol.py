@@ -1,0 +1,242 @@
+"""The one page that programs and backends agree on, in process or on the wire.
+
+Requests go down, events come back. Every request ends exactly once: with `Final`, `Scored`,
+`Done` or `Failure`. Chunks may come before, in order. All structs are msgpack (msgspec), unknown
+fields are refused, and nothing here is ever pickled.
+"""
+
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from .chat_template import ChatTemplate
+from .errors import WIRE_ERRORS, BackendError, UmbelError
+from .prompt import Part
+from .sampling import SamplingParams
+
+
+class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
+    """Base of everything that travels."""
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens of one request, or the sum over a run.
+
+    `cached_tokens` are prompt tokens whose KV was reused; 0 is 0, never "unknown".
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    calls: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.calls + other.calls,
+        )
+
+
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a request comes from, for scheduling and isolation."""
+
+    program_id: str = ""
+    fork_group: str = ""  # siblings of one fork share it
+    salt: str = ""  # a namespace of the prefix cache, never shared with another
+    priority: int = 0  # higher runs earlier
+    timeout: float | None = None  # seconds left when the request was sent
+
+
+# ---------------------------------------------------------------------------------------------- down
+
+
+class GenRequest(_Wire):
+    """Continue a prompt. Answered by `Chunk`s (when `stream`) and one `Final`."""
+
+    id: str
+    prompt: tuple[Part, ...]
+    sampling: SamplingParams = SamplingParams()
+    stream: bool = False
+    origin: Origin = Origin()
+
+
+class ScoreRequest(_Wire):
+    """Log-probabilities of each choice as a continuation of one prompt. Answered by one `Scored`.
+
+    `unconditional` asks also for the log-probability of every choice token without the prompt
+    (after the BOS token alone), which the unconditional-normalised method needs.
+    """
+
+    id: str
+    prompt: tuple[Part, ...]
+    choices: tuple[str, ...]
+    unconditional: bool = False
+    origin: Origin = Origin()
+
+
+class Hint(_Wire):
+    """This prefix will be needed by several requests soon: compute it once. Never answered."""
+
+    id: str
+    prompt: tuple[Part, ...]
+    origin: Origin = Origin()
+
+
+class Abort(_Wire):
+    """Stop the sender's request with exactly this id. Answered by the request's own ending."""
+
+    id: str
+
+
+class Control(_Wire):
+    """An administrative question, by verb: "flush_cache" or "info". Answered by `Done`."""
+
+    id: str
+    verb: str
+
+
+ToBackend = GenRequest | ScoreRequest | Hint | Abort | Control
+
+# ---------------------------------------------------------------------------------------------- back
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence, a stop string or a stop token
+    LENGTH = "length"  # max_tokens, or the end of the context
+    ABORT = "abort"  # cancelled by its sender
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One token, its log-probability (natural logarithm) and the most likely alternatives."""
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+class Chunk(_Wire):
+    """More text of one continuation. Text is never cut inside a character, nor inside a possible stop string."""
+
+    id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finished continuation.
+
+    `text` is all of it, the stop string cut away. The first `kept` of `token_ids` are exactly the
+    tokens that lie wholly inside `text`; their KV can be reused when the text is sent again as
+    `Generated`. What of `text` lies behind them is `tail` (a stop string that began inside a token).
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    kept: int
+    tail: str
+    finish_reason: FinishReason
+    matched_stop: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Final(_Wire):
+    """The end of a GenRequest: its continuations in order, and what they cost."""
+
+    id: str
+    completions: tuple[Completion, ...]
+    usage: Usage
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class ScoredChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens of one choice behind the tokens it shares with the prompt, and their log-probabilities.
+
+    `unconditional` has one number per token when it was asked for, else it is empty.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    unconditional: tuple[float, ...] = ()
+
+
+class Scored(_Wire):
+    """The end of a ScoreRequest: one entry per choice, in order."""
+
+    id: str
+    choices: tuple[ScoredChoice, ...]
+    usage: Usage
+
+
+class Done(_Wire):
+    """The end of a Control: the answer as a JSON-like mapping."""
+
+    id: str
+    result: dict[str, str | int | float | bool | None | list[int] | list[str]] = {}
+
+
+class Failure(_Wire):
+    """The end of any request that could not be served. `kind` names a class of `errors.WIRE_ERRORS`."""
+
+    id: str
+    kind: str
+    message: str
+
+    def error(self) -> UmbelError:
+        return WIRE_ERRORS.get(self.kind, BackendError)(self.message)
+
+
+Ending = Final | Scored | Done | Failure
+FromBackend = Chunk | Ending
+
+# ------------------------------------------------------------------------------------------- the seam
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a backend can do. The interpreter checks before it sends; nothing is dropped in silence."""
+
+    name: str  # for messages: "runtime gemma3-270m", "openai gpt-4o"
+    score: bool = False  # log-probabilities of given choices
+    hint: bool = False  # a prefix can be computed ahead
+    token_ids: bool = False  # accepts Generated parts by id
+    images: bool = False
+    logprobs: bool = False
+    max_context: int | None = None  # tokens
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What runs requests. All calls are made on the interpreter's event loop.
+
+    The fake is `umbel.interpreter.backends.echo.Echo`. `tests/conformance.py` exercises every hook.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def chat_template(self) -> ChatTemplate: ...
+
+    async def start(self) -> None:
+        """Make ready (idempotent). Called before the first request; may take seconds and show progress."""
+
+    def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
+        """Chunks when `request.stream`, then exactly one Final. Raises an UmbelError instead of Final.
+
+        Closing the iterator early aborts the request.
+        """
+
+    async def score(self, request: ScoreRequest) -> Scored: ...
+
+    def hint(self, hint: Hint) -> None:
+        """Returns at once; a backend without the capability is never called."""
+
+    async def control(self, verb: str) -> Done: ...
+
+    async def close(self) -> None: ...

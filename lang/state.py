@@ -1,0 +1,317 @@
+"""The prompt state a program writes to and reads from.
+
+`State` says what; a `Sink` decides when: the interpreter's sink runs operations, the compiler's
+records them, and the user's function cannot tell. A state is one stream of operations; `fork`
+makes more of them that share everything said so far.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
+
+from .errors import ParameterError
+from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, expression, role
+from .protocol import Usage
+
+JoinMode = Literal["gather_variable", "concate_and_append"]
+JOIN_MODES: tuple[JoinMode, ...] = ("gather_variable", "concate_and_append")
+
+# Values of variables are str, list[str] (n > 1), lists with None (after a join), or what the program assigned.
+Value = Any
+
+
+class Sink(Protocol):
+    """Where operations go and variables come from. Reads take a timeout in seconds; None waits for the run's deadline."""
+
+    def submit(self, op: Op) -> None:
+        """Queue an operation; returns at once."""
+
+    def fork(self, size: int) -> list["Sink"]:
+        """`size` streams that begin with everything submitted so far; returns at once."""
+
+    def join(self, children: list["Sink"], mode: JoinMode) -> None:
+        """Bring the children's variables (aligned, None where unset) or text into this stream; returns at once."""
+
+    def assign(self, name: str, value: Value) -> None: ...
+
+    def has(self, name: str) -> bool: ...
+
+    def names(self) -> list[str]: ...
+
+    def read(self, name: str, timeout: float | None) -> Value: ...
+
+    def read_async(self, name: str, timeout: float | None) -> Awaitable[Value]: ...
+
+    def meta(self, name: str, timeout: float | None) -> dict[str, Any]: ...
+
+    def meta_async(self, name: str, timeout: float | None) -> Awaitable[dict[str, Any]]: ...
+
+    def text(self, timeout: float | None) -> str: ...
+
+    def text_async(self, timeout: float | None) -> Awaitable[str]: ...
+
+    def messages(self, timeout: float | None) -> list[dict[str, str]]: ...
+
+    def sync(self, timeout: float | None) -> None: ...
+
+    def sync_async(self, timeout: float | None) -> Awaitable[None]: ...
+
+    def error(self) -> BaseException | None: ...
+
+    def usage(self) -> Usage: ...
+
+    def cancel(self) -> None: ...
+
+    def iterate(self, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]: ...
+
+    def iterate_async(self, name: str | None) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
+
+
+S = TypeVar("S", bound="BaseState")
+
+
+class BaseState:
+    """What sync and async programs share: everything that only appends."""
+
+    __slots__ = ("_sink", "ret_value")
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.ret_value: Any = None  # what the user's function returned
+
+    # -------------------------------------------------------------------------------- saying
+
+    def __iadd__(self, other: object) -> Self:
+        """Append a string, an operation, or a list of them.
+
+        Raises:
+            ParameterError: anything else, None in particular.
+        """
+        self._sink.submit(expression(other))
+        return self
+
+    def copy(self) -> Self:
+        """An independent state that begins with everything said so far. O(1)."""
+        return type(self)(self._sink.fork(1)[0])
+
+    def fork(self, size: int = 1) -> "StateGroup[Self]":
+        """`size` branches that share everything said so far, run in parallel. Returns at once.
+
+        Raises:
+            ParameterError: `size` is not an integer of at least 1.
+        """
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ParameterError(f"fork({size!r}): write a number of branches of at least 1")
+        return StateGroup(self, [type(self)(sink) for sink in self._sink.fork(size)])
+
+    def system(self, content: object = None) -> Any:  # a context manager without content, else nothing
+        return self._role("system", content)
+
+    def user(self, content: object = None) -> Any:
+        return self._role("user", content)
+
+    def assistant(self, content: object = None) -> Any:
+        return self._role("assistant", content)
+
+    def _role(self, name: str, content: object) -> Any:
+        if content is not None:
+            self._sink.submit(role(name, content))
+            return None
+        return self._block(RoleBegin(name), RoleEnd(name))
+
+    def var_scope(self, name: str) -> Any:
+        """`with s.var_scope("x"):` — variable x is the text appended inside."""
+        return self._block(VarScopeBegin(name), VarScopeEnd(name))
+
+    @contextmanager
+    def _block(self, begin: Op, end: Op) -> Iterator[None]:
+        self._sink.submit(begin)
+        try:
+            yield
+        finally:  # closed also when the body raises: the state stays well formed
+            self._sink.submit(end)
+
+    # -------------------------------------------------------------------------------- variables
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        self._sink.assign(name, value)
+
+    def set_var(self, name: str, value: Value) -> None:
+        self._sink.assign(name, value)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the program has asked for this variable, its value known or not."""
+        return isinstance(name, str) and self._sink.has(name)
+
+    def variables(self) -> list[str]:
+        """Names in the order in which the program first used them."""
+        return self._sink.names()
+
+    # -------------------------------------------------------------------------------- the run
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and calls of this run so far, branches included."""
+        return self._sink.usage()
+
+    def error(self) -> BaseException | None:
+        """The first error of this stream, or None. Does not wait."""
+        return self._sink.error()
+
+    def cancel(self) -> None:
+        """Stop the whole run: requests in flight are aborted, later reads raise CancelledError."""
+        self._sink.cancel()
+
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """Pieces of a variable, or of everything after the start, as they come; any number of readers."""
+        return _async_pieces(self._sink.iterate_async(var_name), return_meta_data)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} variables={self.variables()} error={self.error()!r}>"
+
+
+class State(BaseState):
+    """The state of a sync program: reading a variable waits for it."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Value:
+        """The variable's latest value; waits until it is known.
+
+        Raises:
+            VariableError: the program never sets it.
+            DeadlineError: the run's deadline passed.
+            Whatever made the step fail, with its traceback.
+        """
+        return self._sink.read(name, None)
+
+    def get_var(self, name: str, timeout: float | None = None) -> Value:
+        """`s[name]` with a timeout in seconds."""
+        return self._sink.read(name, timeout)
+
+    def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
+        """About the call that set `name`: prompt_tokens, cached_tokens, completion_tokens, finish_reason,
+        log-probabilities when asked for; for `select` the scores of every choice. A list for n above 1."""
+        return self._sink.meta(name, timeout)
+
+    meta = get_meta_info
+
+    def text(self, timeout: float | None = None) -> str:
+        """All text of this state; waits for what was appended."""
+        return self._sink.text(timeout)
+
+    def messages(self, timeout: float | None = None) -> list[dict[str, str]]:
+        """The conversation as role and content; waits for what was appended."""
+        return self._sink.messages(timeout)
+
+    def sync(self, timeout: float | None = None) -> None:
+        """Wait until everything appended has run. Raises the stream's error if it failed."""
+        self._sink.sync(timeout)
+
+    @overload
+    def text_iter(self, var_name: str | None = None, return_meta_data: Literal[False] = False) -> Iterator[str]: ...
+
+    @overload
+    def text_iter(
+        self, var_name: str | None = None, *, return_meta_data: Literal[True]
+    ) -> Iterator[tuple[str, dict[str, Any]]]: ...
+
+    def text_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> Iterator[Any]:
+        """Pieces of a variable, or of everything after the start, as they come; any number of readers."""
+        for text, meta in self._sink.iterate(var_name):
+            yield (text, meta) if return_meta_data else text
+
+
+class AsyncState(BaseState):
+    """The state of an `async def` program: `await s["x"]`."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Awaitable[Value]:
+        return self._sink.read_async(name, None)
+
+    def get_var(self, name: str, timeout: float | None = None) -> Awaitable[Value]:
+        return self._sink.read_async(name, timeout)
+
+    def get_meta_info(self, name: str, timeout: float | None = None) -> Awaitable[dict[str, Any]]:
+        return self._sink.meta_async(name, timeout)
+
+    meta = get_meta_info
+
+    def text(self, timeout: float | None = None) -> Awaitable[str]:
+        return self._sink.text_async(timeout)
+
+    def sync(self, timeout: float | None = None) -> Awaitable[None]:
+        return self._sink.sync_async(timeout)
+
+
+class StateGroup(Generic[S]):
+    """The branches of a fork. `forks += x` appends to each; a list gives one item per branch, a function is called
+    with the branch number."""
+
+    __slots__ = ("_parent", "_states")
+
+    def __init__(self, parent: S, states: list[S]) -> None:
+        self._parent = parent
+        self._states = states
+
+    def __iadd__(self, other: object) -> Self:
+        """Raises ParameterError when a list is not as long as the group."""
+        if isinstance(other, list | tuple):
+            if len(other) != len(self._states):
+                raise ParameterError(
+                    f"forks += a list of {len(other)} for {len(self._states)} branches; give one item per branch, "
+                    "or one expression for all"
+                )
+            contents: list[object] = list(other)
+        elif callable(other):
+            contents = [_call(other, index) for index in range(len(self._states))]
+        else:
+            contents = [other] * len(self._states)
+        operations = [expression(content) for content in contents]  # all or none
+        for state, operation in zip(self._states, operations, strict=True):
+            state += operation
+        return self
+
+    def __getitem__(self, index: int) -> S:
+        return self._states[index]
+
+    def __setitem__(self, index: int, state: S) -> None:
+        """Makes `forks[i] += x` work; a branch cannot be replaced by another state."""
+        if state is not self._states[index]:
+            raise ParameterError("a branch cannot be replaced; write forks[i] += ...")
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._states)
+
+    def join(self, mode: JoinMode = "gather_variable") -> None:
+        """Bring the branches back into the state they came from. Returns at once; reads wait.
+
+        `gather_variable`: every variable a branch set becomes a list on the parent, one entry per branch,
+        None where that branch did not set it. `concate_and_append`: the text each branch appended is
+        appended to the parent, in order.
+
+        Raises:
+            ParameterError: an unknown mode.
+        """
+        if mode not in JOIN_MODES:
+            raise ParameterError(f"unknown join mode {mode!r}; write one of {', '.join(JOIN_MODES)}")
+        self._parent._sink.join([state._sink for state in self._states], mode)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.join()
+
+
+def _call(function: Callable[[int], object], index: int) -> object:
+    return function(index)
+
+
+async def _async_pieces(pieces: AsyncIterator[tuple[str, dict[str, Any]]], meta: bool) -> AsyncIterator[Any]:
+    async for text, data in pieces:
+        yield (text, data) if meta else text

@@ -1,0 +1,140 @@
+"""What gateway and engine say to each other: token ids down, token ids back. No text, no sockets.
+
+Every `EngineGenerate`, `EngineScore` and `EngineControl` is ended exactly once, by `Ended`, `ScoreEnded`,
+`ControlEnded` or `EngineFailed` with its id. Ids are made by the gateway and never reused.
+"""
+
+import msgspec
+
+from ..lang.protocol import FinishReason
+from ..lang.sampling import SamplingParams
+
+
+class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):
+    pass
+
+
+class Schedule(msgspec.Struct, frozen=True, array_like=True):
+    """What the scheduler may use to order and to isolate requests."""
+
+    program_id: str = ""
+    fork_group: str = ""
+    salt: str = ""
+    priority: int = 0
+    timeout: float | None = None  # seconds from arrival at the engine
+
+
+# ---- to the engine
+
+
+class EngineGenerate(_Wire):
+    """One continuation (the gateway splits `n`; `seed` is always set). max_tokens=0 computes the prompt only."""
+
+    id: int
+    token_ids: list[int]
+    sampling: SamplingParams
+    stream: bool  # send Tokens as they come, else only with Ended
+    schedule: Schedule = Schedule()
+
+
+class EngineScore(_Wire):
+    """Log-probabilities of tokens [start, len) of each sequence; all of them share tokens [0, start)."""
+
+    id: int
+    sequences: list[list[int]]
+    start: int
+    schedule: Schedule = Schedule()
+
+
+class EnginePrefill(_Wire):
+    """A hint: compute this prefix and keep it. Never answered."""
+
+    id: int
+    token_ids: list[int]
+    schedule: Schedule = Schedule()
+
+
+class EngineAbort(_Wire):
+    id: int
+
+
+class EngineControl(_Wire):
+    """verb: "flush_cache" or "info"."""
+
+    id: int
+    verb: str
+
+
+ToEngine = EngineGenerate | EngineScore | EnginePrefill | EngineAbort | EngineControl
+
+# ---- from the engine
+
+
+class IdLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Tokens(_Wire):
+    """New tokens of a streaming request, in order."""
+
+    id: int
+    token_ids: list[int]
+    logprobs: list[IdLogprob] = []
+
+
+class Ended(_Wire):
+    """The end of an EngineGenerate.
+
+    `token_ids` are those not sent by `Tokens`. End-of-sequence and stop tokens are the last of them when they
+    ended the text. `text_bytes`: length in bytes of the whole generated text without the stop string.
+    """
+
+    id: int
+    token_ids: list[int]
+    finish_reason: FinishReason
+    matched_stop: str | int | None
+    text_bytes: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    logprobs: list[IdLogprob] = []
+    prompt_logprobs: list[IdLogprob] = []
+
+
+class ScoreEnded(_Wire):
+    """Per sequence the log-probabilities of tokens [start, len)."""
+
+    id: int
+    logprobs: list[list[float]]
+    prompt_tokens: int  # summed over the sequences
+    cached_tokens: int
+
+
+class ControlEnded(_Wire):
+    id: int
+    result: dict[str, str | int | float | bool | None | list[int] | list[str]]
+
+
+class EngineFailed(_Wire):
+    """`kind` names a class of lang.errors.WIRE_ERRORS."""
+
+    id: int
+    kind: str
+    message: str
+
+
+class Heartbeat(_Wire):
+    """Sent when the engine is ready, then at least once a second also during long steps' gaps.
+
+    `counters` are cumulative; see `Scheduler.counters`.
+    """
+
+    step: int
+    running: int
+    waiting: int
+    counters: dict[str, float] = {}
+
+
+FromEngine = Tokens | Ended | ScoreEnded | ControlEnded | EngineFailed | Heartbeat
