@@ -226,7 +226,7 @@ def gen(
 
 
 def _unknown_option(name: str) -> ParameterError:
-    known = sorted(set(gen.__kwdefaults__) | {"name", "max_tokens"})
+    known = sorted({*(gen.__kwdefaults__ or {}), "name", "max_tokens"})
     close = difflib.get_close_matches(name, known, n=1)
     return ParameterError(
         f"gen() has no option {name!r}; "

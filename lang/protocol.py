@@ -54,7 +54,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 # ---------------------------------------------------------------------------------------------- down
 
 
-class GenRequest(_Wire):
+class GenRequest(_Wire, frozen=True):
     """Continue a prompt. Answered by `Chunk`s (when `stream`) and one `Final`."""
 
     id: str
@@ -64,7 +64,7 @@ class GenRequest(_Wire):
     origin: Origin = Origin()
 
 
-class ScoreRequest(_Wire):
+class ScoreRequest(_Wire, frozen=True):
     """Log-probabilities of each choice as a continuation of one prompt. Answered by one `Scored`.
 
     `unconditional` asks also for the log-probability of every choice token without the prompt
@@ -78,7 +78,7 @@ class ScoreRequest(_Wire):
     origin: Origin = Origin()
 
 
-class Hint(_Wire):
+class Hint(_Wire, frozen=True):
     """This prefix will be needed by several requests soon: compute it once. Never answered."""
 
     id: str
@@ -86,13 +86,13 @@ class Hint(_Wire):
     origin: Origin = Origin()
 
 
-class Abort(_Wire):
+class Abort(_Wire, frozen=True):
     """Stop the sender's request with exactly this id. Answered by the request's own ending."""
 
     id: str
 
 
-class Control(_Wire):
+class Control(_Wire, frozen=True):
     """An administrative question, by verb: "flush_cache" or "info". Answered by `Done`."""
 
     id: str
@@ -119,7 +119,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, str, float], ...] = ()
 
 
-class Chunk(_Wire):
+class Chunk(_Wire, frozen=True):
     """More text of one continuation. Text is never cut inside a character, nor inside a possible stop string."""
 
     id: str
@@ -146,7 +146,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Final(_Wire):
+class Final(_Wire, frozen=True):
     """The end of a GenRequest: its continuations in order, and what they cost."""
 
     id: str
@@ -166,7 +166,7 @@ class ScoredChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     unconditional: tuple[float, ...] = ()
 
 
-class Scored(_Wire):
+class Scored(_Wire, frozen=True):
     """The end of a ScoreRequest: one entry per choice, in order."""
 
     id: str
@@ -174,14 +174,14 @@ class Scored(_Wire):
     usage: Usage
 
 
-class Done(_Wire):
+class Done(_Wire, frozen=True):
     """The end of a Control: the answer as a JSON-like mapping."""
 
     id: str
     result: dict[str, str | int | float | bool | None | list[int] | list[str]] = {}
 
 
-class Failure(_Wire):
+class Failure(_Wire, frozen=True):
     """The end of any request that could not be served. `kind` names a class of `errors.WIRE_ERRORS`."""
 
     id: str

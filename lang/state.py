@@ -270,7 +270,7 @@ class StateGroup(Generic[S]):
             contents = [other] * len(self._states)
         operations = [expression(content) for content in contents]  # all or none
         for state, operation in zip(self._states, operations, strict=True):
-            state += operation
+            state._sink.submit(operation)
         return self
 
     def __getitem__(self, index: int) -> S:

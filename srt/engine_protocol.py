@@ -27,7 +27,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True):
 # ---- to the engine
 
 
-class EngineGenerate(_Wire):
+class EngineGenerate(_Wire, frozen=True):
     """One continuation (the gateway splits `n`; `seed` is always set). max_tokens=0 computes the prompt only."""
 
     id: int
@@ -37,7 +37,7 @@ class EngineGenerate(_Wire):
     schedule: Schedule = Schedule()
 
 
-class EngineScore(_Wire):
+class EngineScore(_Wire, frozen=True):
     """Log-probabilities of tokens [start, len) of each sequence; all of them share tokens [0, start)."""
 
     id: int
@@ -46,7 +46,7 @@ class EngineScore(_Wire):
     schedule: Schedule = Schedule()
 
 
-class EnginePrefill(_Wire):
+class EnginePrefill(_Wire, frozen=True):
     """A hint: compute this prefix and keep it. Never answered."""
 
     id: int
@@ -54,11 +54,11 @@ class EnginePrefill(_Wire):
     schedule: Schedule = Schedule()
 
 
-class EngineAbort(_Wire):
+class EngineAbort(_Wire, frozen=True):
     id: int
 
 
-class EngineControl(_Wire):
+class EngineControl(_Wire, frozen=True):
     """verb: "flush_cache" or "info"."""
 
     id: int
@@ -76,7 +76,7 @@ class IdLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Tokens(_Wire):
+class Tokens(_Wire, frozen=True):
     """New tokens of a streaming request, in order."""
 
     id: int
@@ -84,7 +84,7 @@ class Tokens(_Wire):
     logprobs: list[IdLogprob] = []
 
 
-class Ended(_Wire):
+class Ended(_Wire, frozen=True):
     """The end of an EngineGenerate.
 
     `token_ids` are those not sent by `Tokens`. End-of-sequence and stop tokens are the last of them when they
@@ -103,7 +103,7 @@ class Ended(_Wire):
     prompt_logprobs: list[IdLogprob] = []
 
 
-class ScoreEnded(_Wire):
+class ScoreEnded(_Wire, frozen=True):
     """Per sequence the log-probabilities of tokens [start, len)."""
 
     id: int
@@ -112,12 +112,12 @@ class ScoreEnded(_Wire):
     cached_tokens: int
 
 
-class ControlEnded(_Wire):
+class ControlEnded(_Wire, frozen=True):
     id: int
     result: dict[str, str | int | float | bool | None | list[int] | list[str]]
 
 
-class EngineFailed(_Wire):
+class EngineFailed(_Wire, frozen=True):
     """`kind` names a class of lang.errors.WIRE_ERRORS."""
 
     id: int
@@ -125,7 +125,7 @@ class EngineFailed(_Wire):
     message: str
 
 
-class Heartbeat(_Wire):
+class Heartbeat(_Wire, frozen=True):
     """Sent when the engine is ready, then at least once a second also during long steps' gaps.
 
     `counters` are cumulative; see `Scheduler.counters`.
