@@ -92,7 +92,9 @@ class ChatTemplate:
             whole = self._render(self._messages(turns), generation=True)
         else:
             index = len(turns)
-            rendered = self._try([*self._messages(turns), _message(role, index)])
+            following = [*self._messages(turns), _message(role, index)]
+            # A lone system turn may be refused because it is merged into the user turn that comes next.
+            rendered = self._try(following) if role == "system" else self._render(following, generation=False)
             mark = _PLACEHOLDER.format(index)
             if rendered is None or mark not in rendered:
                 return ()  # the template shows this turn only together with the next one
@@ -108,6 +110,8 @@ class ChatTemplate:
         if mark not in rendered:
             return ()
         self._check_content(turns)
+        if turns[-1].role == "assistant":
+            self._check_generation_prompt(turns, rendered)
         return self._parts(rendered[rendered.index(mark) + len(mark) :], turns)
 
     @cached_property
@@ -156,7 +160,8 @@ class ChatTemplate:
                 )
             )
         except jinja2.TemplateError as error:
-            raise TemplateError(f"chat template of {self.name}: {error}") from error
+            roles = ", ".join(message["role"] for message in messages)
+            raise TemplateError(f"chat template of {self.name} refuses the turns {roles}: {error}") from error
 
     def _try(self, messages: list[Mapping[str, str]]) -> str | None:
         """Rendered text, or None where the template refuses (a lone system turn, say)."""
@@ -204,6 +209,16 @@ class ChatTemplate:
                     f"the chat template of {self.name} rewrites the content of turn {index} ({turn.role}); "
                     "umbel keeps the text as the program wrote it"
                 )
+
+    def _check_generation_prompt(self, turns: Sequence[Turn], rendered: str) -> None:
+        """Does history show what the generation prompt wrote? Qwen 3 writes an empty thought that history omits."""
+        generation = self._render(self._messages(turns[:-1]), generation=True)
+        if not rendered.startswith(generation):
+            self._warn(
+                f"the chat template of {self.name} is not prefix-stable: its generation prompt ends in "
+                f"{generation[-24:]!r}, which it leaves out of turn {len(turns) - 1} (assistant) afterwards; "
+                "umbel keeps the text as it was generated"
+            )
 
     def _parts(self, text: str, turns: Sequence[Turn]) -> tuple[Part, ...]:
         """Scaffolding with placeholders → parts: content is plain text, the rest may be special tokens."""

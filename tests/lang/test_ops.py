@@ -1,0 +1,109 @@
+"""What a program may say, and what it hears when it says something else."""
+
+import pytest
+from umbel.lang.errors import ConstraintError, ParameterError
+from umbel.lang.ops import (
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Sequence,
+    Text,
+    assistant,
+    expression,
+    gen,
+    gen_int,
+    gen_string,
+    role,
+    select,
+    separate_reasoning,
+    user,
+    video,
+)
+
+
+def test_strings_and_operations_add_up_in_order() -> None:
+    assert "Q: " + gen("a") + "\n" == Sequence((Text("Q: "), Gen("a"), Text("\n")))
+    assert gen("a") + gen("b") + ["x", gen("c")] == Sequence((Gen("a"), Gen("b"), Text("x"), Gen("c")))
+
+
+def test_a_role_wraps_its_content() -> None:
+    assert user("hi") == Sequence((RoleBegin("user"), Text("hi"), RoleEnd("user")))
+    assert assistant(gen("x")) == Sequence((RoleBegin("assistant"), Gen("x"), RoleEnd("assistant")))
+    assert role("tool", "42") == Sequence((RoleBegin("tool"), Text("42"), RoleEnd("tool")))
+
+
+@pytest.mark.parametrize("value", [None, 5, {"a": 1}, object()])
+def test_what_cannot_be_appended_says_what_can(value: object) -> None:
+    with pytest.raises(ParameterError, match="cannot append"):
+        expression(value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"regex": "a+"}, {"json_schema": "{}"}, {"dtype": int}, {"stop_regex": "a"}],
+)
+def test_constraints_are_refused_by_name_and_offer_a_way_out(options: dict[str, object]) -> None:
+    with pytest.raises(ConstraintError, match=f"{next(iter(options))}.*select"):
+        gen("x", **options)
+
+
+def test_typed_shortcuts_are_the_same_constraint() -> None:
+    for shortcut in (gen_int, gen_string):
+        with pytest.raises(ConstraintError, match="dtype"):
+            shortcut("x")
+
+
+def test_an_unknown_option_suggests_the_nearest() -> None:
+    with pytest.raises(ParameterError, match="did you mean 'temperature'"):
+        gen("x", temprature=0)
+
+
+def test_values_are_checked_when_the_operation_is_made() -> None:
+    with pytest.raises(ParameterError, match="max_tokens=-1"):
+        gen("x", max_tokens=-1)
+    assert gen("x", min_tokens=500) == Gen("x", {"min_tokens": 500})  # max_tokens may come from the run
+
+
+def test_choices_make_gen_a_select() -> None:
+    assert gen("x", choices=["a", "b"]) == Select("x", ("a", "b"))
+    assert gen("x", choices=["a"], temperature=0) == Select("x", ("a",))
+    with pytest.raises(ParameterError, match=r"choices=\.\.\.\) takes no max_tokens"):
+        gen("x", choices=["a"], max_tokens=3)
+    with pytest.raises(ParameterError, match="needs choices"):
+        gen("x", choices_method="greedy_token_selection")
+
+
+@pytest.mark.parametrize(
+    ("choices", "problem"),
+    [
+        ([], "empty"),
+        (None, "needs choices"),
+        ("ab", "list of strings"),
+        (["a", ""], "non-empty"),
+        (["a", "a"], "repeat"),
+        ([1], "non-empty string"),
+    ],
+)
+def test_bad_choices_are_named(choices: object, problem: str) -> None:
+    with pytest.raises(ParameterError, match=problem):
+        select("x", choices=choices)
+
+
+def test_select_takes_the_most_likely_only() -> None:
+    with pytest.raises(ParameterError, match="temperature"):
+        select("x", choices=["a"], temperature=0.7)
+    with pytest.raises(ParameterError, match="unknown choices_method"):
+        select("x", choices=["a"], choices_method="best")
+
+
+def test_names_and_counts_are_checked() -> None:
+    for name in ("", 3):
+        with pytest.raises(ParameterError, match="variable name"):
+            gen(name)
+    with pytest.raises(ParameterError, match="num_frames"):
+        video("clip.mp4", 0)
+    with pytest.raises(ParameterError, match="unknown model_type"):
+        separate_reasoning(gen("x"), model_type="nobody")
+    with pytest.raises(ParameterError, match="needs its content"):
+        user()

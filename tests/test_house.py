@@ -1,0 +1,81 @@
+"""Facts about the repository itself: what ships, what is imported, what is forbidden."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_SHIPPED = {"tests", "examples", "benchmarks", "docs"}
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return [ROOT / name for name in names if name.endswith(suffixes) and (ROOT / name).is_file()]
+
+
+def project() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_list_of_packages_is_the_folders() -> None:
+    folders = {
+        ".".join(("umbel", *path.parent.relative_to(ROOT).parts))
+        for path in tracked("__init__.py")
+        if path.relative_to(ROOT).parts[0] not in NOT_SHIPPED
+    }
+    assert set(project()["tool"]["setuptools"]["packages"]) == folders
+
+
+def test_no_other_module_lies_at_the_root() -> None:
+    assert [path.name for path in tracked(".py") if path.parent == ROOT] == ["__init__.py"]
+
+
+def test_import_umbel_is_light() -> None:
+    """Nothing heavy is imported; the time itself is printed by benchmarks/quick.py."""
+    code = "import sys, umbel; print(sorted(m for m in sys.modules if '.' not in m))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for heavy in ("torch", "transformers", "numpy", "tokenizers", "zmq", "httpx", "rich"):
+        assert f"'{heavy}'" not in modules
+
+
+def test_every_public_name_exists() -> None:
+    import umbel
+
+    for name in umbel.__all__:
+        assert getattr(umbel, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = umbel.no_such_name
+
+
+FORBIDDEN = re.compile(
+    r"\b(pickle|dill|marshal|shelve|diskcache)\b|recv_pyobj|send_pyobj|torch\.load|trust_remote_code\s*=\s*True"
+    r"|(?<![\w.])eval\("
+)
+
+
+def test_nothing_that_runs_foreign_code_is_used() -> None:
+    """R1, R3 of the reliability rules; words in comments and docstrings that forbid it are fine."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in tracked(".py")
+        if path.relative_to(ROOT).parts[0] != "tests"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if FORBIDDEN.search(line.split("#")[0])
+        and not re.search(r"\b(no|never|without|not)\b", line.lower())
+        and "allow_pickle=False" not in line
+    ]
+    assert found == []
+
+
+def test_wall_clock_time_is_not_used_for_decisions() -> None:
+    """F7: `time.time()` jumps when someone sets the clock; `srt.clock` and `time.monotonic` do not."""
+    found = [
+        str(path.relative_to(ROOT))
+        for path in tracked(".py")
+        if path.relative_to(ROOT).parts[0] not in NOT_SHIPPED and "time.time()" in path.read_text()
+    ]
+    assert found == []
