@@ -192,7 +192,7 @@ class ChatTemplate:
         turn = len(_FIND_PLACEHOLDER.findall(before[:common]))
         self._warn(
             f"the chat template of {self.name} is not prefix-stable: what follows rewrites turn {turn} "
-            f"({turns[min(turn, len(turns) - 1)].role}); the text already sent is kept, and differs there from the template"
+            f"({turns[min(turn, len(turns) - 1)].role}); the text already sent is kept as it was"
         )
         last = _PLACEHOLDER.format(len(turns) - 1)
         return whole[whole.index(last) + len(last) :] if last in whole else whole[common:]

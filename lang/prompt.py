@@ -62,12 +62,13 @@ class Prompt:
         control = False
         for part in reversed(chain):
             if isinstance(part, Text):
+                if not part.text:
+                    continue
                 if run and part.control != control:
                     joined.append(Text("".join(run), control))
                     run = []
                 control = part.control
-                if part.text:
-                    run.append(part.text)
+                run.append(part.text)
                 continue
             if run:
                 joined.append(Text("".join(run), control))

@@ -178,7 +178,7 @@ class Done(_Wire, frozen=True):
     """The end of a Control: the answer as a JSON-like mapping."""
 
     id: str
-    result: dict[str, str | int | float | bool | None | list[int] | list[str]] = {}
+    result: dict[str, str | int | float | bool | list[int] | list[str] | None] = {}
 
 
 class Failure(_Wire, frozen=True):

@@ -21,7 +21,10 @@ Value = Any
 
 
 class Sink(Protocol):
-    """Where operations go and variables come from. Reads take a timeout in seconds; None waits for the run's deadline."""
+    """Where operations go and variables come from.
+
+    Reads take a timeout in seconds; None waits for the run's deadline.
+    """
 
     def submit(self, op: Op) -> None:
         """Queue an operation; returns at once."""

@@ -114,7 +114,7 @@ class ScoreEnded(_Wire, frozen=True):
 
 class ControlEnded(_Wire, frozen=True):
     id: int
-    result: dict[str, str | int | float | bool | None | list[int] | list[str]]
+    result: dict[str, str | int | float | bool | list[int] | list[str] | None]
 
 
 class EngineFailed(_Wire, frozen=True):
