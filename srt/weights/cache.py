@@ -1,0 +1,126 @@
+"""The cache folder: converted models and vocabularies, each made once whoever asks for it first.
+
+<cache>/models/<name>/           a finished model: safetensors, config, tokenizer
+<cache>/models/.<name>.making-*  one being made; renamed when it is whole
+<cache>/models/.<name>.lock      held by the process that makes it
+<cache>/vocabularies/<digest>    byte tables, see srt/vocabulary.py
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from ...lang.errors import ModelError
+
+LOCK_SECONDS = 1800.0  # longest wait for another process that converts the same model
+_LOCK_POLL = 0.1
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """`$UMBEL_CACHE`, or "umbel" in the platform's folder for caches. It is not made here."""
+    given = environment.get("UMBEL_CACHE")
+    if given:
+        return Path(given).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "umbel"
+    base = environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "umbel"
+
+
+def make_private(folder: Path) -> Path:
+    """Make a folder (and its parents) that only this user can write to.
+
+    Raises:
+        ModelError: it cannot be made, or others may write to it: a model there would not be ours.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.stat()
+    except OSError as error:
+        raise ModelError(
+            f"the cache folder {folder} cannot be made ({error.strerror}); set UMBEL_CACHE to a folder of yours"
+        ) from error
+    if stat.S_IMODE(state.st_mode) & 0o022 or state.st_uid not in (os.getuid(), 0):
+        raise ModelError(
+            f"other users may write to the cache folder {folder}; run: chmod go-w {folder}, "
+            "or set UMBEL_CACHE to a new folder"
+        )
+    return folder
+
+
+def build_once(
+    target: Path, build: Callable[[Path], None], *, complete: Callable[[Path], bool], seconds: float = LOCK_SECONDS
+) -> bool:
+    """Make the folder `target` by calling `build` on a new sibling, unless it is complete already.
+
+    The sibling is renamed when `build` returns, so a half-made folder never has the name. Processes that
+    ask at the same time wait for the first one. Returns whether this call made it.
+    """
+    if complete(target):
+        return False
+    make_private(target.parent)
+    with locked(target.parent / f".{target.name}.lock", seconds=seconds):
+        _remove_stale(target)
+        if complete(target):
+            return False
+        making = Path(tempfile.mkdtemp(prefix=f".{target.name}.making-", dir=target.parent))
+        try:
+            build(making)
+            if target.exists():  # an older format, or damaged
+                shutil.rmtree(target)
+            making.rename(target)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold a lock file. The system drops the lock when its holder dies.
+
+    Raises:
+        ModelError: another process held it for longer than `seconds`.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise ModelError(
+                        f"another process has held {path} for {seconds:.0f} s; "
+                        "end it, or set UMBEL_CACHE to another folder"
+                    ) from None
+                time.sleep(_LOCK_POLL)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(target: Path) -> None:
+    """Folders that a killed process left. The caller holds the lock, so nobody is making one."""
+    for stale in target.parent.glob(f".{target.name}.making-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Readers see the old file or the new one, never a part."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise

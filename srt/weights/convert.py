@@ -1,0 +1,111 @@
+"""A GGUF file → a model folder: one safetensors file in bfloat16, config, tokenizer, and a manifest.
+
+The manifest comes last. It holds the length of every file, so a folder that was damaged since is
+noticed when it is opened and made again.
+"""
+
+import json
+import shutil
+import struct
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from ...lang.errors import ModelError
+from .gguf_config import Config, architecture_of, config_of
+from .gguf_file import GgufFile
+from .gguf_tensors import Parameter, parameters_of, pieces
+from .gguf_tokenizer import Json, eos_ids, tokenizer_config, tokenizer_json
+
+MANIFEST = "umbel.json"
+FORMAT = 1  # of the folder; an older one is converted again
+
+Progress = Callable[[str, float], None]  # what is being done, share done of the whole
+
+
+def convert(gguf: GgufFile, folder: Path, *, source: str, progress: Progress) -> None:
+    """Write the model into an empty folder.
+
+    Args:
+        source: identifies the GGUF file's content, kept in the manifest.
+
+    Raises:
+        ModelError: the file cannot be converted, or the disk is too small. Checked before anything is written.
+    """
+    architecture = architecture_of(gguf)
+    config = config_of(gguf)
+    parameters = parameters_of(gguf, architecture, config)
+    _check_disk(gguf, folder, parameters)
+    progress("tokenizer", 0.0)
+    tokenizer = tokenizer_json(gguf)
+    ends = eos_ids(gguf)
+    if ends:
+        config["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    _write_json(folder / "tokenizer.json", tokenizer)
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf))
+    _write_json(folder / "generation_config.json", _generation_config(config))
+    digest = _write_weights(gguf, folder / "model.safetensors", parameters, progress)
+    _write_json(folder / "config.json", config)
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    _write_json(folder / MANIFEST, {"format": FORMAT, "source": source, "weights_sha256": digest, "files": files})
+    progress("done", 1.0)
+
+
+def read_manifest(folder: Path) -> Mapping[str, object] | None:
+    """The manifest of a folder that is whole and of this format; None otherwise."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        files = manifest["files"]
+        whole = manifest["format"] == FORMAT and "config.json" in files
+        sizes_fit = all((folder / name).stat().st_size == size for name, size in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return manifest if whole and sizes_fit else None
+
+
+def _generation_config(config: Config) -> Json:
+    return {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
+
+
+def _check_disk(gguf: GgufFile, folder: Path, parameters: list[Parameter]) -> None:
+    needed = sum(parameter.num_bytes for parameter in parameters) + (64 << 20)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ModelError(
+            f"{gguf.path} needs {needed / 2**30:.1f} GiB in {folder.parent} to be converted, {free / 2**30:.1f} GiB "
+            "are free; make room, or set UMBEL_CACHE to a folder on a larger disk"
+        )
+
+
+def _write_weights(gguf: GgufFile, path: Path, parameters: list[Parameter], progress: Progress) -> str:
+    """Header, then every parameter's bytes one after the other. Returns the SHA-256 of the file.
+
+    Our own few lines, since the library's writer wants all tensors in memory at once.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for parameter in parameters:
+        start, end = end, end + parameter.num_bytes
+        header[parameter.name] = {"dtype": "BF16", "shape": list(parameter.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = sha256()
+    written = 0
+    with path.open("wb") as file:
+        for piece in (struct.pack("<Q", len(text)), text):
+            file.write(piece)
+            digest.update(piece)
+        for parameter in parameters:
+            progress(parameter.name, written / end)
+            for piece in pieces(gguf, parameter):
+                file.write(piece)
+                digest.update(piece)
+                written += len(piece)
+    assert written == end, "the header promises another length"
+    return digest.hexdigest()
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    compact = path.name == "tokenizer.json"  # megabytes
+    text = json.dumps(content, ensure_ascii=False, indent=None if compact else 2)
+    path.write_text(text + "\n", encoding="utf-8")

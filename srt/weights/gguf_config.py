@@ -1,0 +1,259 @@
+"""GGUF metadata → a Hugging Face config dict, for the architectures whose tensors we know.
+
+GGUF writes what llama.cpp needs to run a model; what llama.cpp derives (layer types of Gemma 3, the
+parameters behind Llama 3's precomputed RoPE factors) is derived here again and, where the file holds
+the result, checked against it.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...lang.errors import ModelError
+from .gguf_file import GgufFile, Metadata
+
+Config = dict[str, object]
+
+GEMMA3_SLIDING_PATTERN = 6  # every sixth layer attends to everything
+GEMMA3_27B_LAYERS = 62  # the one size whose queries are not scaled by head_dim
+GEMMA3_LOCAL_ROPE = 10_000.0
+LLAMA3_CONTEXTS = (8192, 4096, 16384)  # what Llama 3 scaling may have started from
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How one llama.cpp architecture differs from the others."""
+
+    name: str  # in general.architecture
+    model_type: str
+    model_class: str
+    rotates_pairs: bool = False  # llama.cpp interleaved the rows of q and k
+    adds_one_to_norms: bool = False  # the file holds 1 + w where Hugging Face holds w
+    query_key_bias: bool = False
+    query_key_norm: bool = False
+    post_norms: bool = False  # norms also behind attention and feed-forward
+
+
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (
+        Architecture("llama", "llama", "LlamaForCausalLM", rotates_pairs=True),
+        Architecture("mistral", "mistral", "MistralForCausalLM", rotates_pairs=True),
+        Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", query_key_bias=True),
+        Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", query_key_norm=True),
+        Architecture(
+            "gemma3",
+            "gemma3_text",
+            "Gemma3ForCausalLM",
+            adds_one_to_norms=True,
+            query_key_norm=True,
+            post_norms=True,
+        ),
+    )
+}
+
+
+def architecture_of(gguf: GgufFile) -> Architecture:
+    """Raises ModelError for an architecture (or a mixture of experts) whose tensors have no names here."""
+    name = gguf.architecture
+    found = ARCHITECTURES.get(name)
+    if found is None:
+        raise ModelError(
+            f"{gguf.path}: architecture {name!r} is not supported as GGUF; supported are "
+            f"{', '.join(ARCHITECTURES)}. Use the model's safetensors folder instead"
+        )
+    if gguf.metadata.integer(f"{name}.expert_count", 0) > 0:
+        raise ModelError(
+            f"{gguf.path}: mixtures of experts are not supported as GGUF; use the model's safetensors folder instead"
+        )
+    return found
+
+
+def config_of(gguf: GgufFile) -> Config:
+    """The config.json that Hugging Face would have for this file."""
+    architecture = architecture_of(gguf)
+    read = _Keys(gguf.metadata, architecture.name)
+    hidden = read.integer("embedding_length")
+    heads = read.integer("attention.head_count")
+    if heads < 1 or hidden < 1:
+        raise ModelError(f"{gguf.path} is damaged: {heads} attention heads of a width of {hidden}")
+    head_dim = read.integer("attention.key_length", read.integer("rope.dimension_count", hidden // heads))
+    _check_head_dim(gguf, read, head_dim)
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelError(f"{gguf.path} holds no embedding 'token_embd.weight'; give a GGUF of a whole language model")
+    config: Config = {
+        "architectures": [architecture.model_class],
+        "model_type": architecture.model_type,
+        "torch_dtype": "bfloat16",
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": read.integer("feed_forward_length"),
+        "num_hidden_layers": read.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": read.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": read.integer("context_length"),
+        "rms_norm_eps": _decimal(read.number("attention.layer_norm_rms_epsilon")),
+        "rope_theta": _decimal(read.number("rope.freq_base", 10_000.0)),
+        "rope_scaling": rope_scaling(gguf, head_dim),
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
+    }
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        key = f"tokenizer.ggml.{theirs}_token_id"
+        if key in gguf.metadata:
+            config[f"{ours}_token_id"] = gguf.metadata.integer(key)
+    config.update(_particulars(architecture, read, config))
+    return config
+
+
+class _Keys:
+    """Metadata under the architecture's name."""
+
+    def __init__(self, metadata: Metadata, prefix: str) -> None:
+        self.metadata, self.prefix = metadata, prefix
+
+    def has(self, key: str) -> bool:
+        return f"{self.prefix}.{key}" in self.metadata
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return self.metadata.integer(f"{self.prefix}.{key}", default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return self.metadata.number(f"{self.prefix}.{key}", default)
+
+    def text(self, key: str, default: str) -> str:
+        return self.metadata.text(f"{self.prefix}.{key}", default)
+
+
+def _particulars(architecture: Architecture, read: _Keys, config: Config) -> Config:
+    match architecture.model_type:
+        case "llama":
+            return {"hidden_act": "silu", "mlp_bias": False}
+        case "mistral":
+            window = read.integer("attention.sliding_window", 0)
+            return {"hidden_act": "silu", "sliding_window": window or None}
+        case "qwen2" | "qwen3":
+            return {"hidden_act": "silu", "use_sliding_window": False, "sliding_window": None}
+        case "gemma3_text":
+            return _gemma3(read, config)
+        case other:
+            raise AssertionError(f"no particulars for {other}")
+
+
+def _gemma3(read: _Keys, config: Config) -> Config:
+    layers = read.integer("block_count")
+    heads = read.integer("attention.head_count")
+    whole_width_scale = layers == GEMMA3_27B_LAYERS
+    softcap = read.number("final_logit_softcapping", 0.0)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": read.integer("embedding_length") // heads if whole_width_scale else config["head_dim"],
+        "sliding_window": read.integer("attention.sliding_window"),
+        "layer_types": [
+            "full_attention" if (layer + 1) % GEMMA3_SLIDING_PATTERN == 0 else "sliding_attention"
+            for layer in range(layers)
+        ],
+        "rope_local_base_freq": read.number("rope.freq_base_swa", GEMMA3_LOCAL_ROPE),
+        "rope_theta": read.number("rope.freq_base", 1_000_000.0),
+        "final_logit_softcapping": softcap or None,
+        "attn_logit_softcapping": None,
+    }
+
+
+def _check_head_dim(gguf: GgufFile, read: _Keys, head_dim: int) -> None:
+    value_dim = read.integer("attention.value_length", head_dim)
+    rotated = read.integer("rope.dimension_count", head_dim)
+    if head_dim < 2 or head_dim % 2 or value_dim != head_dim or rotated != head_dim:
+        raise ModelError(
+            f"{gguf.path}: heads of {head_dim} for keys, {value_dim} for values and {rotated} rotated dimensions; "
+            "umbel runs models where the three are one even number"
+        )
+
+
+# ------------------------------------------------------------------------------------------ RoPE
+
+
+def rope_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
+    """The `rope_scaling` of the Hugging Face config, or None for plain RoPE."""
+    read = _Keys(gguf.metadata, gguf.architecture)
+    factors = gguf.tensors.get("rope_freqs.weight")
+    if factors is not None:
+        return _llama3_scaling(gguf, head_dim)
+    if any(name.startswith("rope_factors_") for name in gguf.tensors):
+        raise ModelError(f"{gguf.path}: LongRoPE scaling is not supported; use a model with YaRN, linear or no scaling")
+    match read.text("rope.scaling.type", "none"):
+        case "none":
+            factor = read.number("rope.scale_linear", 1.0)  # the older spelling of linear scaling
+            return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+        case "linear":
+            factor = read.number("rope.scaling.factor", 1.0)
+            return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+        case "yarn":
+            return _yarn_scaling(read)
+        case other:
+            raise ModelError(
+                f"{gguf.path}: RoPE scaling {other!r} is not supported; supported are none, linear, yarn and llama3"
+            )
+
+
+def _yarn_scaling(read: _Keys) -> Config:
+    factor = read.number("rope.scaling.factor")
+    scaling: Config = {"rope_type": "yarn", "factor": factor}
+    if read.has("rope.scaling.original_context_length"):
+        scaling["original_max_position_embeddings"] = read.integer("rope.scaling.original_context_length")
+    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        if read.has(f"rope.scaling.{key}"):
+            scaling[name] = read.number(f"rope.scaling.{key}")
+    multiplier = read.number("rope.scaling.attn_factor", 1.0)
+    if multiplier != 1.0:  # llama.cpp multiplies YaRN's own attention factor by it
+        scaling["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
+    return scaling
+
+
+def _llama3_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
+    """The parameters whose factors the file holds in `rope_freqs.weight`; found by trying, then checked."""
+    tensor = gguf.tensors["rope_freqs.weight"]
+    if tensor.type_name != "F32" or tensor.shape != (head_dim // 2,):
+        raise ModelError(f"{gguf.path} is damaged: rope_freqs.weight is {tensor.type_name} of shape {tensor.shape}")
+    found = struct.unpack_from(f"<{head_dim // 2}f", gguf.data, tensor.offset)
+    factor = max(found)
+    if factor == min(found) == 1.0:
+        return None
+    read = _Keys(gguf.metadata, gguf.architecture)
+    theta = read.number("rope.freq_base", 10_000.0)
+    stated = (read.integer("rope.scaling.original_context_length", 0),)
+    for context in (*stated, *LLAMA3_CONTEXTS):
+        if context and _close(found, llama3_factors(theta, head_dim, factor, context)):
+            return {
+                "rope_type": "llama3",
+                "factor": _decimal(factor),
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": context,
+            }
+    raise ModelError(
+        f"{gguf.path}: the factors in rope_freqs.weight are not those of Llama 3 scaling; use the safetensors folder"
+    )
+
+
+def llama3_factors(theta: float, head_dim: int, factor: float, context: int) -> list[float]:
+    """By how much Llama 3 divides each RoPE frequency: nothing for short waves, `factor` for long ones."""
+    low, high = 1.0, 4.0
+    factors = []
+    for pair in range(head_dim // 2):
+        turns = context / (2 * math.pi * theta ** (2 * pair / head_dim))  # of this wave in the original context
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return factors
+
+
+def _close(found: Sequence[float], expected: Sequence[float]) -> bool:
+    return all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(found, expected, strict=True))
+
+
+def _decimal(value: float) -> float:
+    """The short decimal that was rounded to float32: 1e-06, not 9.999999974752427e-07."""
+    return float(f"{value:.7g}")

@@ -1,0 +1,276 @@
+"""GGUF metadata → tokenizer.json and tokenizer_config.json, as the `tokenizers` library reads them.
+
+Two kinds are known. `llama`: SentencePiece BPE, of which GGUF keeps pieces and scores but no merges;
+they are recovered by cutting each piece into two known pieces. `gpt2`: byte-level BPE with merges, of
+which GGUF names the pre-tokenizer's expression instead of holding it.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from ...lang.errors import ModelError
+from .gguf_file import GgufFile
+
+Json = dict[str, object]
+
+SPACE = "\u2581"  # how SentencePiece writes a space
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# The expressions that cut text before byte-level merges, by the name GGUF uses.
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_EXPRESSIONS: dict[str, str | None] = {
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "tekken": _TEKKEN,
+    "gpt-2": None,  # the expression built into ByteLevel
+    "default": None,
+}
+_BOS_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
+_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})  # a word in the vocabulary skips merges
+_COMPOSES = frozenset({"qwen2", "deepseek-r1-qwen"})  # Qwen normalises to NFC
+
+
+def tokenizer_json(gguf: GgufFile) -> Json:
+    """The content of tokenizer.json.
+
+    Raises:
+        ModelError: a kind of tokenizer, or a pre-tokenizer, that is not known.
+    """
+    metadata = gguf.metadata
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    types = _types(gguf, len(tokens))
+    match metadata.text("tokenizer.ggml.model"):
+        case "llama":
+            return _sentencepiece(gguf, tokens, types)
+        case "gpt2":
+            return _byte_level(gguf, tokens, types)
+        case other:
+            raise ModelError(
+                f"{gguf.path}: tokenizer model {other!r} is not supported as GGUF (supported: llama, gpt2); "
+                "use the model's safetensors folder, which holds tokenizer.json"
+            )
+
+
+def tokenizer_config(gguf: GgufFile) -> Json:
+    """The content of tokenizer_config.json."""
+    metadata = gguf.metadata
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    config: Json = {"add_bos_token": adds_bos(gguf), "clean_up_tokenization_spaces": False}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        full = f"tokenizer.ggml.{key}_token_id"
+        if full in metadata:
+            config[f"{name}_token"] = tokens[_id(gguf, full, len(tokens))]
+    if "tokenizer.chat_template" in metadata:
+        config["chat_template"] = metadata.text("tokenizer.chat_template")
+    return config
+
+
+def eos_ids(gguf: GgufFile) -> list[int]:
+    """Every token that ends a text or a turn, ascending."""
+    size = len(gguf.metadata.texts("tokenizer.ggml.tokens"))
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    return sorted({_id(gguf, key, size) for key in keys if key in gguf.metadata})
+
+
+def adds_bos(gguf: GgufFile) -> bool:
+    """Does this tokenizer begin every sequence with BOS? Older files do not say; then its kind decides."""
+    metadata = gguf.metadata
+    sentencepiece = metadata.text("tokenizer.ggml.model") == "llama"
+    usual = sentencepiece or metadata.text("tokenizer.ggml.pre", "default") in _BOS_BY_DEFAULT
+    return metadata.flag("tokenizer.ggml.add_bos_token", usual) and "tokenizer.ggml.bos_token_id" in metadata
+
+
+def _id(gguf: GgufFile, key: str, size: int) -> int:
+    token = gguf.metadata.integer(key)
+    if not 0 <= token < size:
+        raise ModelError(f"{gguf.path} is damaged: {key} is {token}, the vocabulary has {size} tokens")
+    return token
+
+
+def _types(gguf: GgufFile, size: int) -> list[int]:
+    if "tokenizer.ggml.token_type" not in gguf.metadata:
+        return [TokenType.NORMAL] * size
+    types = [int(number) for number in gguf.metadata.numbers("tokenizer.ggml.token_type")]
+    if len(types) != size:
+        raise ModelError(f"{gguf.path} is damaged: {len(types)} token types for {size} tokens")
+    return types
+
+
+# --------------------------------------------------------------------------------- SentencePiece
+
+
+def _sentencepiece(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
+    gemma = gguf.architecture.startswith("gemma")
+    if gemma:  # the file writes runs of spaces as spaces, and only those
+        tokens = [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    order = _merge_order(gguf, tokens, by_position=gemma)
+    merges = recover_merges(tokens, types, order)
+    prefix = gguf.metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    replace: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prepend: Json = {"type": "Prepend", "prepend": SPACE}
+    decoders: list[Json] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = next((tokens[i] for i, kind in enumerate(types) if kind == TokenType.UNKNOWN), None)
+    if "tokenizer.ggml.unknown_token_id" in gguf.metadata:
+        unknown = tokens[_id(gguf, "tokenizer.ggml.unknown_token_id", len(tokens))]
+    return {
+        **_frame(gguf, tokens, types),
+        "normalizer": {"type": "Sequence", "normalizers": [prepend, replace]} if prefix else replace,
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _bpe(vocabulary, merges, unknown=unknown, byte_fallback=TokenType.BYTE in types),
+    }
+
+
+def _merge_order(gguf: GgufFile, tokens: Sequence[str], *, by_position: bool) -> list[float]:
+    """A number per token; of two merges the one that makes the token with the higher number comes first.
+
+    Gemma's scores do not follow its merges, the positions of its tokens do.
+    """
+    if by_position or "tokenizer.ggml.scores" not in gguf.metadata:
+        return [-float(index) for index in range(len(tokens))]
+    scores = gguf.metadata.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise ModelError(f"{gguf.path} is damaged: {len(scores)} scores for {len(tokens)} tokens")
+    return scores
+
+
+def recover_merges(tokens: Sequence[str], types: Sequence[int], order: Sequence[float]) -> list[list[str]]:
+    """Every way to make a token of two others, best first.
+
+    Control tokens and bytes take no part, so that text which spells one is never merged into it.
+    """
+    excluded = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, TokenType.UNUSED}
+    ids = {token: index for index, token in enumerate(tokens) if types[index] not in excluded}
+    merges: list[tuple[float, int, int, str, str]] = []
+    for token, index in ids.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids:
+                merges.append((-order[index], -len(left), -len(right), left, right))
+    merges.sort(key=lambda merge: (merge[0], merge[1], merge[2], ids[merge[3]], ids[merge[4]]))
+    return [[left, right] for _, _, _, left, right in merges]
+
+
+# ------------------------------------------------------------------------------------ byte level
+
+
+def _byte_level(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
+    name = gguf.metadata.text("tokenizer.ggml.pre", "default")
+    if name not in _EXPRESSIONS:
+        raise ModelError(
+            f"{gguf.path}: pre-tokenizer {name!r} is not supported as GGUF (supported: {', '.join(_EXPRESSIONS)}); "
+            "use the model's safetensors folder, which holds tokenizer.json"
+        )
+    expression = _EXPRESSIONS[name]
+    bytes_only: Json = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": expression is None,
+    }
+    splitter: Json = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+    merges = [merge.split(" ") for merge in gguf.metadata.texts("tokenizer.ggml.merges")]
+    broken = next((merge for merge in merges if len(merge) != 2), None)
+    if broken is not None:
+        raise ModelError(f"{gguf.path} is damaged: merge {' '.join(broken)[:40]!r} is not two pieces")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    return {
+        **_frame(gguf, tokens, types),
+        "normalizer": {"type": "NFC"} if name in _COMPOSES else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [splitter, bytes_only]} if expression else bytes_only,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        "model": _bpe(vocabulary, merges, unknown=None, byte_fallback=False, whole=name in _WHOLE_WORDS_FIRST),
+    }
+
+
+# ------------------------------------------------------------------------------------ both kinds
+
+
+def _frame(gguf: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> Json:
+    """What is the same for every kind: added tokens, and BOS where the tokenizer adds it."""
+    special = {TokenType.CONTROL, TokenType.UNKNOWN}
+    # Runs of spaces are user-defined too, but text reaches the vocabulary with other spaces: merges make them.
+    added = [
+        {
+            "id": index,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind in special,
+        }
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if token.strip(SPACE) and (kind in special or kind == TokenType.USER_DEFINED)
+    ]
+    post_processor: Json | None = None
+    if adds_bos(gguf):
+        bos_id = _id(gguf, "tokenizer.ggml.bos_token_id", len(tokens))
+        bos = tokens[bos_id]
+        start: Json = {"SpecialToken": {"id": bos, "type_id": 0}}
+        text = [{"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B")]
+        post_processor = {
+            "type": "TemplateProcessing",
+            "single": [start, text[0]],
+            "pair": [start, text[0], text[1]],
+            "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
+        }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "post_processor": post_processor,
+    }
+
+
+def _bpe(
+    vocabulary: dict[str, int],
+    merges: list[list[str]],
+    *,
+    unknown: str | None,
+    byte_fallback: bool,
+    whole: bool = False,
+) -> Json:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unknown,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": byte_fallback,
+        "byte_fallback": byte_fallback,
+        "ignore_merges": whole,
+        "vocab": vocabulary,
+        "merges": merges,
+    }

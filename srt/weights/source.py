@@ -1,0 +1,257 @@
+"""A model by name or path → its weights, configuration and tokenizer, checked before any work is done."""
+
+import difflib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...lang.errors import ModelError
+from ..hf_tokenizer import HFTokenizer
+from ..tokenizer_file import read_tokenizer_file, token_table
+from ..vocabulary import Vocabulary
+from .cache import build_once, cache_folder, make_private, write_atomically
+from .configs import chat_template_of, read_config
+from .convert import MANIFEST, convert, read_manifest
+from .default_model import DEFAULT, DEFAULT_NAMES, FOLDER_NAME, make_default_model
+from .gguf_file import GgufFile, open_gguf
+from .progress import conversion_progress
+from .safetensors_folder import TensorFolder, open_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SAMPLES = 64  # pieces of a file that its fingerprint looks at
+SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One model on this disk. Opening it reads configuration and headers; tensors are mapped when they are read."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any] = field(repr=False)  # Any: config.json as Hugging Face writes it
+    tensors: "Mapping[str, Tensor]" = field(repr=False)  # Hugging Face parameter names
+    cache: Path = field(repr=False)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a text, by generation_config.json or else config.json."""
+        for stated in (read_config(self.folder / "generation_config.json"), self.config, self._text_config):
+            value = stated.get("eos_token_id")
+            ids = value if isinstance(value, list) else [value]
+            if value is not None and all(isinstance(token, int) for token in ids):
+                return frozenset(ids)
+        return frozenset()
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Rows of the embedding by the config; 0 when it does not say."""
+        size = self._text_config.get("vocab_size", 0)
+        return size if isinstance(size, int) else 0
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the weights. Converted models carry the SHA-256 of theirs; of other files the header and
+        samples are hashed with length and time of change, since hashing gigabytes at every start takes minutes."""
+        digest = sha256(json.dumps(self.config, sort_keys=True).encode())
+        manifest = read_manifest(self.folder)
+        if manifest is not None:
+            digest.update(str(manifest["weights_sha256"]).encode())
+        else:
+            assert isinstance(self.tensors, TensorFolder), "open_model made it"
+            for path in self.tensors.files:
+                digest.update(sample_digest(path))
+        return digest.hexdigest()
+
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of every token, padded to the model's matrix. Kept in the cache folder."""
+        content, path = self._tokenizer_content()
+        key = sha256(content)
+        key.update(f"/{self.vocab_size}".encode())
+        kept = self.cache / "vocabularies" / key.hexdigest()
+        if kept.is_file():
+            try:
+                return Vocabulary.load(kept)
+            except ModelError:
+                pass  # damaged: it is made again and replaced
+        vocabulary = Vocabulary.of(token_table(read_tokenizer_file(content, path), path, size=self.vocab_size))
+        try:
+            write_atomically(make_private(kept.parent) / kept.name, vocabulary.to_bytes())
+        except (OSError, ModelError) as error:
+            warnings.warn(f"the vocabulary of {self.name} is not kept for the next start: {error}", stacklevel=2)
+        return vocabulary
+
+    def tokenizer(self) -> HFTokenizer:
+        """The model's tokenizer with its chat template."""
+        content, path = self._tokenizer_content()
+        config = {**read_config(self.folder / "special_tokens_map.json"), **self._tokenizer_config}
+        return HFTokenizer(
+            read_tokenizer_file(content, path),
+            vocabulary=self.vocabulary(),
+            config=config,
+            chat_template=self.chat_template,
+            eos_ids=self.eos_ids,
+            name=self.name,
+            path=path,
+        )
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """Jinja source, or None for models without roles."""
+        return chat_template_of(self._tokenizer_config, self.folder)
+
+    @cached_property
+    def _tokenizer_config(self) -> dict[str, Any]:
+        return read_config(self.folder / "tokenizer_config.json")
+
+    @cached_property
+    def _text_config(self) -> Mapping[str, Any]:
+        nested = self.config.get("text_config")  # of models that also see
+        return nested if isinstance(nested, dict) else self.config
+
+    def _tokenizer_content(self) -> tuple[bytes, Path]:
+        path = self.folder / "tokenizer.json"
+        try:
+            return path.read_bytes(), path
+        except OSError as error:
+            raise ModelError(
+                f"{self.folder} has no readable tokenizer.json ({error.strerror}); download it from the model's page"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """One line of `umbel models`."""
+
+    name: str
+    size: int  # bytes on disk
+    folder: Path
+    family: str  # model_type of its config
+
+
+def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None) -> ModelSource:
+    """Open a model: "default", the name of one in the cache folder, a safetensors folder or a .gguf file.
+
+    A GGUF file is converted into the cache folder the first time.
+
+    Raises:
+        ModelError: there is no such model, or its files cannot be used; the message says which and what to do.
+        MissingExtraError: a package that it needs is not installed.
+    """
+    cache = cache or cache_folder()
+    name = str(name_or_path)
+    if name in DEFAULT_NAMES:
+        return _open_folder(_default_folder(cache), FOLDER_NAME, cache)
+    if not name or "\0" in name:
+        raise ModelError(f'{name!r} names no model; write "default", a folder or a .gguf file')
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _open_file(path, cache)
+    if path.is_dir():
+        return _open_folder(path, path.resolve().name, cache)
+    cached = cache / "models" / name
+    if path.name == name and not name.startswith(".") and cached.is_dir():
+        return _open_folder(cached, name, cache)
+    raise _unknown(name, cache)
+
+
+def list_models(*, cache: Path | None = None) -> list[CachedModel]:
+    """The finished models of the cache folder, by name."""
+    folder = (cache or cache_folder()) / "models"
+    if not folder.is_dir():
+        return []
+    found = []
+    for model in sorted(folder.iterdir()):
+        if model.name.startswith(".") or not (model / "config.json").is_file():
+            continue
+        size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
+        family = str(read_config(model / "config.json").get("model_type", "unknown"))
+        found.append(CachedModel(model.name, size, model, family))
+    return found
+
+
+def sample_digest(path: Path) -> bytes:
+    """SHA-256 over a file's length, time of change and evenly spaced samples, the first and last bytes among them."""
+    state = path.stat()
+    digest = sha256(f"{state.st_size}/{state.st_mtime_ns}".encode())
+    with path.open("rb") as file:
+        for index in range(SAMPLES):
+            file.seek(max(0, state.st_size - SAMPLE_BYTES) * index // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.digest()
+
+
+# ------------------------------------------------------------------------------------------ how
+
+
+def _default_folder(cache: Path) -> Path:
+    target = cache / "models" / FOLDER_NAME
+
+    def build(folder: Path) -> None:
+        with conversion_progress("the default model, Gemma 3 270M") as progress:
+            make_default_model(folder, progress)
+
+    build_once(target, build, complete=lambda folder: read_manifest(folder) is not None)
+    return target
+
+
+def _open_file(path: Path, cache: Path) -> ModelSource:
+    if path.suffix == ".safetensors":
+        raise ModelError(
+            f"{path} is one file of a model; give its folder {path.parent}, with config.json and tokenizer"
+        )
+    gguf = open_gguf(path)
+    digest = sample_digest(path).hex()
+    name = f"{path.stem}-{digest[:8]}"
+    target = cache / "models" / name
+    source = f"sampled:{digest}"
+
+    def complete(folder: Path) -> bool:
+        manifest = read_manifest(folder)
+        return manifest is not None and manifest["source"] == source
+
+    def build(folder: Path) -> None:
+        _convert_shown(gguf, folder, path.name, source)
+
+    build_once(target, build, complete=complete)
+    return _open_folder(target, path.stem, cache)
+
+
+def _convert_shown(gguf: GgufFile, folder: Path, name: str, source: str) -> None:
+    with conversion_progress(name) as progress:
+        convert(gguf, folder, source=source, progress=progress)
+
+
+def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
+    if (folder / MANIFEST).is_file() and read_manifest(folder) is None:
+        raise ModelError(f"{folder} was changed or damaged since it was converted; delete it and open the model again")
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(file.name for file in folder.glob("*.gguf"))
+        hint = f"give the file {folder / ggufs[0]}" if ggufs else "give the folder of a downloaded model"
+        raise ModelError(f"{folder} holds no config.json; {hint}")
+    config = read_config(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{folder / 'config.json'} names no model_type; download it again")
+    if "quantization_config" in config:
+        kind = config["quantization_config"]
+        method = kind.get("quant_method") if isinstance(kind, dict) else kind
+        raise ModelError(f"{folder} is quantised with {method!r}; use the unquantised safetensors, or a GGUF file")
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelError(f"{folder} holds no tokenizer.json; download it from the model's page into this folder")
+    return ModelSource(name, folder, config, open_tensors(folder), cache)
+
+
+def _unknown(name: str, cache: Path) -> ModelError:
+    known = [DEFAULT, *(model.name for model in list_models(cache=cache))]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    known_text = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known names: {', '.join(known)}."
+    hint = ""
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        hint = f" To use a Hugging Face model, run: hf download {name} --local-dir FOLDER, and give that folder."
+    return ModelError(f"there is no model, folder or file {name!r}; {known_text}{hint}")
