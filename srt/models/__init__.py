@@ -1,1 +1,1 @@
-"""."""
+"""Decoders: our own for the common families, transformers' for the rest, one protocol for both."""

@@ -1,0 +1,122 @@
+"""Attention in plain torch: the oracle of the other backends, and the one that runs anywhere.
+
+Logits, softmax and the merge of partial results are float32 whatever the dtype of the pool. No call makes a tensor
+of more than `workspace_bytes`: the C library keeps blocks up to 32 MiB for reuse, larger ones are mapped and
+page-faulted anew each time (about 7 ms per 32 MiB).
+"""
+
+import torch
+
+from ...lang.errors import ParameterError
+from ..batch import Batch
+from ..kv_pool import KVPool
+from .backend import AttentionGeometry
+from .plan import make_plan
+from .torch_groups import ItemGroup, TorchPlan, group_items
+
+
+class TorchBackend:
+    """Gathers the keys of a group of items, multiplies, masks, sums.
+
+    Args:
+        geometry: heads of the model.
+        device: where pool and queries are.
+        block_rows: most query rows of one item.
+        split: most keys of one item; None takes what the workspace holds.
+        workspace_bytes: largest temporary tensor.
+    """
+
+    def __init__(
+        self,
+        geometry: AttentionGeometry,
+        device: torch.device | str,
+        *,
+        block_rows: int = 128,
+        split: int | None = None,
+        workspace_bytes: int = 16 << 20,
+    ) -> None:
+        if block_rows < 1 or (split is not None and split < 1):
+            raise ParameterError(f"block_rows={block_rows}, split={split}: write numbers of at least 1")
+        self.geometry = geometry
+        self.device = torch.device(device)
+        self.block_rows = block_rows
+        self.max_keys = max(1, workspace_bytes // (geometry.kv_heads * geometry.head_dim * 4))
+        self.max_cells = max(1, workspace_bytes // (geometry.heads * 4))
+        fitting = max(1, min(self.max_keys, self.max_cells // block_rows))
+        self.split = fitting if split is None else split
+
+    def plan(self, batch: Batch, window: int | None) -> TorchPlan:
+        plan = make_plan(batch, window, block_rows=self.block_rows, split=self.split)
+        return group_items(plan, max_keys=self.max_keys, max_cells=self.max_cells, device=self.device)
+
+    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
+        pool.keys[layer].index_copy_(0, slots, keys)
+        pool.values[layer].index_copy_(0, slots, values)
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        pool: KVPool,
+        plan: TorchPlan,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        heads, head_dim = queries.shape[1:]
+        if out is None:
+            out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        # One place more than there are parts: it stays empty (weight 0) and pads rows with fewer parts.
+        part_out = torch.zeros((plan.partials + 1, heads, head_dim), device=self.device)
+        part_lse = torch.full((plan.partials + 1, heads), float("-inf"), device=self.device)
+        keys, values = pool.keys[layer], pool.values[layer]
+        for group in plan.groups:
+            attended, lse = self._attend_group(group, queries, keys, values, scale=scale, softcap=softcap)
+            if group.direct_from is None:
+                out.index_copy_(0, group.direct_to, attended.to(out.dtype))
+                continue
+            out.index_copy_(0, group.direct_to, attended.index_select(0, group.direct_from).to(out.dtype))
+            part_out.index_copy_(0, group.partial_to, attended.index_select(0, group.partial_from))
+            part_lse.index_copy_(0, group.partial_to, lse.index_select(0, group.partial_from))
+        if plan.partials:
+            out.index_copy_(0, plan.merge_rows, _merge(part_out, part_lse, plan.merge_from).to(out.dtype))
+        return out
+
+    def _attend_group(
+        self,
+        group: ItemGroup,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Float32 results [G*N, heads, head_dim] and the log-sum-exp of the logits [G*N, heads]."""
+        items, kv_heads, head_dim = group.items, self.geometry.kv_heads, self.geometry.head_dim
+        packed = (items, -1, kv_heads, self.geometry.group, head_dim)  # [G, N, kv_heads, group, head_dim]
+        query = queries.index_select(0, group.rows).float().mul_(scale).view(packed).transpose(1, 2)
+        query = query.reshape(items, kv_heads, -1, head_dim)  # [G, kv_heads, N*group, head_dim]
+        gathered = (items, -1, kv_heads, head_dim)  # [G, L, kv_heads, head_dim]
+        key = keys.index_select(0, group.keys).float().view(gathered).transpose(1, 2)
+        value = values.index_select(0, group.keys).float().view(gathered).transpose(1, 2)
+
+        logits = query @ key.transpose(2, 3)  # [G, kv_heads, N*group, L]
+        if softcap:
+            logits = logits.div_(softcap).tanh_().mul_(softcap)
+        if group.mask is not None:
+            grouped = logits.view(items, kv_heads, -1, self.geometry.group, logits.shape[-1])
+            grouped += group.mask
+        lse = logits.logsumexp(-1) if len(group.partial_from) else logits.new_zeros(logits.shape[:-1])
+        attended = logits.softmax(-1) @ value  # [G, kv_heads, N*group, head_dim]
+
+        attended = attended.view(items, kv_heads, -1, self.geometry.group, head_dim).transpose(1, 2)
+        lse = lse.view(items, kv_heads, -1, self.geometry.group).transpose(1, 2)
+        return attended.reshape(-1, self.geometry.heads, head_dim), lse.reshape(-1, self.geometry.heads)
+
+
+def _merge(part_out: torch.Tensor, part_lse: torch.Tensor, merge_from: torch.Tensor) -> torch.Tensor:
+    """Weighted mean of the parts of each row: weights are softmax of their log-sum-exps. [M, heads, head_dim]"""
+    weights = part_lse[merge_from].softmax(1)  # [M, parts, heads]
+    return (part_out[merge_from] * weights[..., None]).sum(1)

@@ -1,0 +1,64 @@
+"""The KV pool: keys and values of every cached token, by slot. One pool for cache and running requests.
+
+Slots are handed out elsewhere; here they are only memory. Slot 0 (`batch.DUMMY_SLOT`) belongs to nobody: rows
+whose key is already in the pool write there.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..lang.errors import ParameterError
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """What one token costs."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVPool:
+    """`keys[layer]` and `values[layer]`, each [slots, kv_heads, head_dim]. On the CPU memory is touched when used."""
+
+    def __init__(self, geometry: KVGeometry, num_slots: int, device: torch.device | str) -> None:
+        if num_slots < 2:
+            raise ParameterError(f"num_slots={num_slots}: write at least 2, the dummy slot and one token")
+        self.geometry = geometry
+        self.num_slots = num_slots
+        self.device = torch.device(device)
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything. The old memory goes back first: two pools may not fit."""
+        self.keys.clear()
+        self.values.clear()
+        shape = (self.num_slots, self.geometry.kv_heads, self.geometry.head_dim)
+        for _ in range(self.geometry.layers):
+            self.keys.append(torch.zeros(shape, dtype=self.geometry.dtype, device=self.device))
+            self.values.append(torch.zeros(shape, dtype=self.geometry.dtype, device=self.device))
+
+
+def slots_for_bytes(geometry: KVGeometry, budget: int, *, minimum_tokens: int = 256) -> int:
+    """The number of slots, the dummy included, that fit into `budget` bytes.
+
+    Raises:
+        ParameterError: fewer than `minimum_tokens` fit; the message says how many bytes to give.
+    """
+    slots = budget // geometry.bytes_per_slot
+    if slots < minimum_tokens + 1:
+        needed = (minimum_tokens + 1) * geometry.bytes_per_slot
+        raise ParameterError(
+            f"a KV pool of {budget} bytes holds {max(slots - 1, 0)} tokens of this model "
+            f"({geometry.bytes_per_slot} bytes each); write at least {needed} bytes for {minimum_tokens} tokens"
+        )
+    return slots

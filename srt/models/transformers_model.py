@@ -1,0 +1,177 @@
+"""Any other causal model of transformers, with our attention in place of its own.
+
+transformers looks attention functions up by name. Ours reads the step from a keyword argument that the model hands
+through, stores keys and values into our pool and attends there: the rows of all sequences are a batch of one.
+That works for models whose only state is the keys and values of plain attention. Whether a given model is one is
+not guessed: when it is built, two short sequences run through the pool in pieces, and the logits must equal those
+of transformers' own attention. A model that fails is refused with the reason.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoConfig
+
+from ...lang.errors import ModelError, UmbelError
+from ..attention.backend import AttentionStep
+from ..kv_pool import KVGeometry
+from .checkpoint import listing
+from .decoder_config import Config
+from .model import Rows, Tensors
+from .transformers_probe import AttentionRecord, Recorder, check_logits
+
+NAME = "umbel"  # of our attention function in transformers' registry
+STEP = "umbel_attention"  # keyword argument that carries the step through the model
+
+# Configuration keys that would make transformers run or fetch code, or replace our attention.
+DROPPED_KEYS = (
+    "auto_map",
+    "attn_implementation",
+    "_attn_implementation",
+    "quantization_config",
+    "dtype",
+    "torch_dtype",
+)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, R, head_dim]
+    key: torch.Tensor,  # [1, kv_heads, R, head_dim]
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    # Any: whatever else a model passes; what matters of it shows in the logits, which are compared.
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls instead of its own attention. Returns [1, R, heads, head_dim]."""
+    step = others.get(STEP)
+    if step is None:
+        raise ModelError("it does not hand keyword arguments through to its attention")
+    if attention_mask is not None or dropout or not getattr(module, "is_causal", True):
+        raise ModelError("its attention is not plain causal attention (a mask, dropout or an encoder)")
+    attended = step.attend(
+        module.layer_idx,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        window=sliding_window,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap or 0.0,
+    )
+    return attended[None], None
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+class TransformersModel:
+    """A transformers module whose keys and values live in our pool. Made by `build_transformers_model`."""
+
+    def __init__(self, module: Any, record: AttentionRecord, *, dtype: torch.dtype, device: torch.device) -> None:
+        config = module.config
+        self._module = module  # Any: transformers is untyped
+        self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._pool_layer = {layer: place for place, layer in enumerate(record.layers)}
+        self.device = device
+        self.vocab_size: int = config.vocab_size
+        self.context_length: int = config.max_position_embeddings
+        self.heads = record.heads
+        self.kv_geometry = KVGeometry(len(record.layers), record.kv_heads, record.head_dim, dtype)
+        self.windows = record.windows
+
+    def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
+        kept = {"logits_to_keep": rows.logit_rows} if self._keeps_rows else {}
+        result = self._module(
+            input_ids=rows.token_ids[None],
+            position_ids=rows.positions[None],
+            use_cache=False,
+            **{STEP: _LayerMap(attention, self._pool_layer)},
+            **kept,
+        )
+        logits = result.logits[0]
+        return out.copy_(logits if self._keeps_rows else logits.index_select(0, rows.logit_rows))
+
+
+class _LayerMap:
+    """A step that numbers layers as the pool does: layers without attention have no keys there."""
+
+    def __init__(self, attention: AttentionStep, pool_layer: dict[int, int]) -> None:
+        self._attention = attention
+        self._pool_layer = pool_layer
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        window: int | None,
+        scale: float,
+        softcap: float,
+    ) -> torch.Tensor:
+        place = self._pool_layer[layer]
+        return self._attention.attend(place, queries, keys, values, window=window, scale=scale, softcap=softcap)
+
+
+def build_transformers_model(
+    config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device
+) -> TransformersModel:
+    """Load a model of transformers and check that it runs on our pool. Raises ModelError when it does not."""
+    module = _load(config, tensors, dtype=dtype, device=device)
+    name = type(module).__name__
+    try:
+        with torch.inference_mode():
+            recorder = Recorder()
+            module(
+                input_ids=torch.zeros((1, 2), dtype=torch.int64, device=device),
+                position_ids=torch.arange(2, device=device)[None],
+                use_cache=False,
+                **{STEP: recorder},
+            )
+            model = TransformersModel(module, recorder.record(module.config), dtype=dtype, device=device)
+            check_logits(model, module, NAME)
+    except UmbelError as error:
+        raise ModelError(f"{name} cannot run on our KV pool: {error}") from error
+    except Exception as error:  # a foreign model may fail in any way; each of them means that it is not usable
+        raise ModelError(f"{name} cannot run on our KV pool: {type(error).__name__}: {error}") from error
+    return model
+
+
+def _load(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device) -> Any:
+    """The transformers module with our attention. Any: transformers is untyped."""
+    model_type = config.get("model_type")
+    values = {key: value for key, value in config.items() if key not in (*DROPPED_KEYS, "model_type")}
+    try:
+        parsed = AutoConfig.for_model(model_type, **values)
+    except Exception as error:  # unknown type, or any of the validation errors of configurations
+        raise ModelError(
+            f"transformers does not accept the configuration of model_type {model_type!r}: {error}"
+        ) from error
+    if type(parsed) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"transformers has no causal language model for model_type {model_type!r}")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)]
+    if isinstance(model_class, tuple):
+        model_class = model_class[0]
+    try:
+        module, report = model_class.from_pretrained(
+            None,
+            config=parsed,
+            state_dict=dict(tensors),
+            dtype=dtype,
+            attn_implementation=NAME,
+            output_loading_info=True,
+        )
+    except Exception as error:  # shapes that do not fit, attention that cannot be replaced, and more
+        raise ModelError(f"{model_class.__name__} cannot be loaded: {error}") from error
+    for kind in ("missing_keys", "unexpected_keys"):
+        if report[kind]:
+            names = listing(list(report[kind]))
+            raise ModelError(f"{model_class.__name__}: {kind.replace('_keys', '')} tensors {names}; check config.json")
+    return module.eval().to(device)
