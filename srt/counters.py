@@ -1,0 +1,63 @@
+"""What the engine counts: cumulative and monotonic, so that rates and shares can be computed by whoever asks.
+
+The paper's cache hit rate is cached_tokens / prompt_tokens; for requests that end well
+prompt_tokens = cached_tokens + computed_prompt_tokens.
+"""
+
+from dataclasses import asdict, dataclass
+from types import TracebackType
+
+from .clock import Clock
+
+
+@dataclass(slots=True)
+class Counters:
+    steps: int = 0  # that ran a forward pass
+    failed_steps: int = 0
+    requests: int = 0  # messages accepted: generate, score and hints
+    refused: int = 0  # messages that could not be served
+    hints: int = 0
+    dropped_hints: int = 0
+    finished: int = 0
+    failed: int = 0
+    aborted: int = 0
+    expired: int = 0
+    retractions: int = 0
+    prompt_tokens: int = 0  # of requests when they are first admitted
+    cached_tokens: int = 0  # prompt tokens whose keys were found in the tree
+    in_step_tokens: int = 0  # those of them that another request of the same step was about to compute
+    computed_prompt_tokens: int = 0  # prompt rows run, each position of a request counted once
+    recomputed_tokens: int = 0  # rows run again after a retraction or a failed step
+    duplicate_rows: int = 0  # rows run for their logits although their key was in the pool
+    completion_tokens: int = 0
+    forward_rows: int = 0
+    logit_rows: int = 0
+    evicted_tokens: int = 0
+    pool_rebuilds: int = 0  # after failed steps and failed integrity checks
+    integrity_failures: int = 0
+    tree_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+class Stopwatch:
+    """Adds the time of a `with` block to `seconds`; not re-entrant."""
+
+    __slots__ = ("_clock", "_started", "seconds")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started = 0.0
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._started = self._clock.now()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds += self._clock.now() - self._started

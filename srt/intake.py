@@ -1,0 +1,108 @@
+"""From a message to requests: everything that can be wrong with a message is found here, before it holds anything."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..fsm.stop import StopAutomaton
+from ..lang.errors import RequestError
+from .engine_protocol import EngineGenerate, EnginePrefill, EngineScore, Schedule
+from .request import Generation, Prefilling, Request, ScoreGroup, Scoring
+
+
+class Intake:
+    """Checks messages against the model's limits and makes requests of them.
+
+    Args:
+        vocab_size: token ids are below it.
+        context_length, pool_size: a sequence may have as many tokens as the smaller of the two.
+        eos_ids: tokens with which the model ends its text.
+    """
+
+    def __init__(self, *, vocab_size: int, context_length: int, pool_size: int, eos_ids: frozenset[int]) -> None:
+        self.longest = min(context_length, pool_size)
+        self._limit = (
+            f"the context of {context_length} tokens"
+            if context_length <= pool_size
+            else f"the KV pool of {pool_size} tokens; start the runtime with a larger pool"
+        )
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._arrived = 0
+
+    def generate(self, message: EngineGenerate, now: float) -> Request:
+        sampling = message.sampling
+        tokens = self._tokens(message.token_ids, "the prompt")
+        room = 1 if sampling.max_tokens else 0
+        if len(tokens) + room > self.longest:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and {room} must fit behind it, more than"
+                f" {self._limit}; shorten it"
+            )
+        self._known("stop_token_ids", sampling.stop_token_ids)
+        self._known("logit_bias", tuple(sampling.logit_bias))
+        start = sampling.prompt_logprobs_from
+        if start is not None and start > len(tokens):
+            raise RequestError(
+                f"prompt_logprobs_from={start}, but the prompt has {len(tokens)} tokens; write 0 to that"
+            )
+        if sampling.seed is None and not sampling.greedy:
+            raise RequestError("the request has no seed; the gateway sets one for every continuation")
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
+        job = Generation(
+            sampling=sampling,
+            seed=sampling.seed or 0,
+            stream=message.stream,
+            ends=ends,
+            automaton=StopAutomaton(sampling.stop) if sampling.stop else None,
+        )
+        return self._request(message.id, tokens, job, message.schedule, now)
+
+    def score(self, message: EngineScore, now: float) -> list[Request]:
+        if not message.sequences:
+            raise RequestError("a score request without sequences; give at least one choice")
+        if message.start < 1:
+            raise RequestError(f"start={message.start}: the first token has no log-probability; write 1 or more")
+        group = ScoreGroup(message.start)
+        arrays = [self._tokens(ids, f"sequence {i}") for i, ids in enumerate(message.sequences)]
+        for i, tokens in enumerate(arrays):
+            if len(tokens) > self.longest:
+                raise RequestError(f"sequence {i} has {len(tokens)} tokens, more than {self._limit}; shorten it")
+            if len(tokens) < message.start or not np.array_equal(tokens[: message.start], arrays[0][: message.start]):
+                raise RequestError(f"sequence {i} does not share its first {message.start} tokens with sequence 0")
+        group.members.extend(
+            self._request(message.id, tokens, Scoring(group), message.schedule, now) for tokens in arrays
+        )
+        return group.members
+
+    def prefill(self, message: EnginePrefill, now: float) -> Request:
+        tokens = self._tokens(message.token_ids, "the hinted prefix")
+        if len(tokens) > self.longest:
+            raise RequestError(f"the hinted prefix has {len(tokens)} tokens, more than {self._limit}")
+        return self._request(message.id, tokens, Prefilling(), message.schedule, now)
+
+    def _request(
+        self,
+        message_id: int,
+        tokens: NDArray[np.int32],
+        job: Generation | Scoring | Prefilling,
+        schedule: Schedule,
+        now: float,
+    ) -> Request:
+        if schedule.timeout is not None and math.isnan(schedule.timeout):
+            raise RequestError("timeout is not a number; write seconds or nothing")
+        self._arrived += 1
+        return Request(self._arrived, message_id, tokens, job, schedule, now)
+
+    def _tokens(self, ids: Sequence[int], what: str) -> NDArray[np.int32]:
+        if not ids:
+            raise RequestError(f"{what} is empty; give at least one token")
+        self._known(what, ids)
+        return np.array(ids, dtype=np.int32)
+
+    def _known(self, what: str, ids: Sequence[int]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise RequestError(f"{what}: token id {wrong} is outside the vocabulary; write 0 to {self._vocab_size - 1}")

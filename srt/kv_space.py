@@ -1,0 +1,179 @@
+"""Where a request's keys live: the pool and the radix tree seen from one request.
+
+Every change of who owns a slot goes through here: found in the tree, allocated, handed to the tree, given back.
+
+    open     lock what the tree knows            place    give it slots for its next rows
+    advance  lock what it has learnt since       adopt    hand private slots to the tree
+    close    hand over what is computed, free the rest, unlock
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .clock import Clock
+from .counters import Counters, Stopwatch
+from .faults import FaultHook
+from .memory import SlotPool, Slots
+from .radix_cache import Match, RadixCache
+from .request import Request
+from .scheduler_config import SchedulerConfig
+
+_NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+
+
+class KVSpace:
+    """Pool and tree together; free + tree + private = total at any time between its calls."""
+
+    def __init__(
+        self, num_slots: int, config: SchedulerConfig, counters: Counters, clock: Clock, faults: FaultHook
+    ) -> None:
+        self.pool = SlotPool(num_slots, faults)
+        self.cache = RadixCache(self.pool)
+        self.tree_time = Stopwatch(clock)
+        self._counters = counters
+        self._reuse = config.radix_cache
+        self._share_in_step = config.radix_cache and config.in_step_sharing
+        self._step = 0
+        self._placed_in = np.zeros(num_slots, dtype=np.int64)  # slot → step that placed it
+
+    @property
+    def available(self) -> int:
+        """Slots that can be had at once: free ones and all that the cache can give."""
+        return self.pool.free + self.cache.evictable_tokens
+
+    def begin_step(self) -> None:
+        self._step += 1
+
+    def peek(self, request: Request) -> int:
+        """Tokens of a waiting request that the tree knows."""
+        if not self._reuse:
+            return 0
+        with self.tree_time:
+            return self.cache.peek(request.tokens, request.schedule.salt)
+
+    # ---------------------------------------------------------------------------------------- requests
+
+    def open(self, request: Request) -> None:
+        """Finds and locks the cached prefix. Undo with `close`."""
+        assert request.match is None, "a request is opened once"
+        known = request.tokens if self._reuse else request.tokens[:0]
+        with self.tree_time:
+            match = self.cache.match(known, request.schedule.salt)
+            self.cache.lock(match)
+        self._take_match(request, match)
+
+    def advance(self, request: Request) -> None:
+        """Takes over what others have put into the tree since, while this request was computing its prompt."""
+        if not self._reuse or request.match is None or request.tree_length < request.kv_length:
+            return  # private slots lie behind the match: nothing of the tree can follow them
+        with self.tree_time:
+            match = self.cache.advance(request.match, request.tokens)
+            self.cache.move_lock(request.match, match)
+        self._take_match(request, match)
+
+    def skip_cached_rows(self, request: Request) -> None:
+        """Rows whose keys are in the pool and whose logits nobody needs are not run."""
+        following = min(request.kv_length, request.first_logit_row)
+        if following <= request.computed:
+            return
+        first = max(request.computed, request.reached)
+        last = min(following, request.prompt_length)
+        if first < last:
+            request.cached_tokens += last - first
+            self._counters.cached_tokens += last - first
+            fresh = self._placed_in[request.slots(first, last)] == self._step
+            self._counters.in_step_tokens += int(np.count_nonzero(fresh))
+        request.computed = following
+        request.reached = max(request.reached, following)
+
+    def missing(self, request: Request, end: int) -> int:
+        """Slots to allocate before rows up to `end` can run."""
+        return max(0, end - request.kv_length)
+
+    def make_room(self, count: int) -> bool:
+        """Evicts until `count` slots are free; False if even an empty cache would not do."""
+        if count > self.available:
+            return False
+        if count > self.pool.free:
+            with self.tree_time:
+                self._counters.evicted_tokens += self.cache.evict(count - self.pool.free)
+        return True
+
+    def allocate(self, count: int) -> Slots:
+        """Free slots, ascending; room has been made."""
+        return self.pool.allocate(count) if count else _NO_SLOTS
+
+    def place(self, request: Request, slots: Slots) -> None:
+        """Slots for the rows behind kv_length. Prompt tokens go into the tree at once: every layer stores its keys
+        before it attends, so a request planned later in this step may already read them."""
+        if not len(slots):
+            return
+        self._placed_in[slots] = self._step
+        request.set_slots(request.kv_length, slots)
+        request.kv_length += len(slots)
+        if self._share_in_step and not request.decoding:
+            self.adopt(request, request.kv_length)
+
+    def adopt(self, request: Request, end: int) -> None:
+        """Hands private slots before `end` to the tree; where it has the same tokens already, ours are freed."""
+        if not self._reuse or request.match is None or request.tree_length >= end:
+            return
+        held = request.match
+        tokens = request.tokens[:end]
+        with self.tree_time:
+            match = self.cache.advance(held, tokens)
+            self.cache.move_lock(held, match)
+            if match.length > held.length:
+                self.pool.release(request.slots(held.length, match.length))
+                request.set_slots(held.length, match.slots(held.length))
+            if match.length < end:
+                own = request.slots(match.length, end)
+                match = self.cache.extend(match, tokens[match.length :], own, priority=request.schedule.priority)
+        request.match = match
+
+    def close(self, request: Request) -> None:
+        """The request holds nothing any more; what it has computed stays in the tree, evictable."""
+        if request.match is None:
+            return
+        self.adopt(request, min(request.computed, request.kv_length))
+        self.pool.release(request.private_slots)
+        with self.tree_time:
+            self.cache.unlock(request.match)
+        self.detach(request)
+
+    @staticmethod
+    def detach(request: Request) -> None:
+        """Forgets the request's place without giving it back (it was given back, or the pool was cleared)."""
+        request.match = None
+        request.kv_length = request.computed = 0
+
+    def _take_match(self, request: Request, match: Match) -> None:
+        if match.length > request.kv_length:
+            request.set_slots(request.kv_length, match.slots(request.kv_length))
+            request.kv_length = match.length
+        request.match = match
+
+    # ------------------------------------------------------------------------------------------ whole
+
+    def flush(self) -> int:
+        """Evicts everything that no running request holds."""
+        with self.tree_time:
+            given = self.cache.clear()
+        self._counters.evicted_tokens += given
+        return given
+
+    def clear(self) -> None:
+        """Forgets everything; the caller detaches the running requests."""
+        self.pool.clear()
+        self.cache.forget()
+
+    def check(self, running: Sequence[Request]) -> None:
+        """free + tree + private = total, locks are those of the running requests.
+
+        Raises:
+            IntegrityError: what contradicts what.
+        """
+        self.cache.check([request.match for request in running if request.match is not None])
+        in_tree = [node.slots for _, node in self.cache.walk()]
+        self.pool.check(in_tree + [request.private_slots for request in running])

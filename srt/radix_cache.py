@@ -1,0 +1,333 @@
+"""Prefix cache: token sequences → KV slots, as a radix tree (the paper's section 3, RadixAttention).
+
+A node owns a run of tokens and the slots of their keys and values; children are keyed by their first token.
+Locked nodes (lock count > 0) are never evicted; a lock covers the whole path, so ancestors have at least the
+locks of their children. Eviction takes least recently used leaves first.
+
+    root(salt) ── "You are helpful." ─┬─ "Hello" ── "Hi!"          every salt has a root of its own:
+                                      └─ "What is 2+2?"            two salts never share a node
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .memory import IntegrityError, SlotPool, Slots
+
+Tokens = NDArray[np.int32]
+
+_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
+
+
+class RadixNode:
+    """One edge of the tree with the point it leads to. Changed only by RadixCache."""
+
+    __slots__ = ("children", "id", "last_use", "locks", "parent", "priority", "queued", "salt", "slots", "tokens")
+
+    def __init__(self, node_id: int, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots) -> None:
+        self.id = node_id
+        self.salt = salt
+        self.parent = parent  # None: a root, or no longer in the tree
+        self.tokens = tokens
+        self.slots = slots
+        self.children: dict[int, RadixNode] = {}
+        self.locks = 0
+        self.last_use = 0
+        self.priority = 0  # lower ones are evicted first
+        self.queued = False  # has its one entry in the eviction queue
+
+    @property
+    def is_root(self) -> bool:
+        return not len(self.tokens)
+
+    @property
+    def evictable(self) -> bool:
+        return not self.locks and not self.children and self.parent is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix: it ends at the end of `node`. Lock it before anything else changes the tree.
+
+    `fresh`: the holder made `node` itself, so while nobody else uses it, it may grow in place.
+    """
+
+    node: RadixNode
+    length: int  # tokens from the root to the end of node
+    fresh: bool = False
+
+    @property
+    def path(self) -> tuple[tuple[int, int, int], ...]:
+        """Root first: (node id, position of its first token, number of tokens)."""
+        steps = []
+        end = self.length
+        for node in ascend(self.node):
+            steps.append((node.id, end - len(node.tokens), len(node.tokens)))
+            end -= len(node.tokens)
+        return tuple(reversed(steps))
+
+    def slots(self, start: int = 0) -> Slots:
+        """The slots of tokens [start, length)."""
+        runs = []
+        end = self.length
+        for node in ascend(self.node):
+            if end <= start:
+                break
+            first = end - len(node.tokens)
+            runs.append(node.slots[max(0, start - first) :])
+            end = first
+        return np.concatenate(runs[::-1]) if runs else np.empty(0, dtype=np.int32)
+
+
+def ascend(node: RadixNode) -> Iterator[RadixNode]:
+    """The node and its ancestors, without the root."""
+    current: RadixNode | None = node
+    while current is not None and not current.is_root:
+        yield current
+        current = current.parent
+
+
+def common_length(left: Tokens, right: Tokens) -> int:
+    """How many first tokens two sequences share."""
+    length = min(len(left), len(right))
+    different = left[:length] != right[:length]
+    return int(different.argmax()) if different.any() else length
+
+
+class RadixCache:
+    """The tree. It takes slots from the caller at `extend` and gives them to the pool at `evict`.
+
+    Costs: match and extend O(tokens compared + nodes on the path); lock and unlock O(nodes on the path);
+    evict O(log n) per node, by a queue whose entries are checked when they are taken (no walk of the tree).
+    """
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self._next_id = 0
+        self._time = 0  # counts uses; the order is all that matters
+        self.evicted_tokens = 0  # cumulative
+        self.queue_operations = 0  # cumulative pushes and pops of the eviction queue
+        self.forget()
+
+    def forget(self) -> None:
+        """An empty tree. Slots are not given back: the caller clears the pool too, or has counted them."""
+        self._roots: dict[str, RadixNode] = {}
+        self._queue: list[tuple[int, int, int, RadixNode]] = []  # (priority, last use, node id, node)
+        self._tokens = 0
+        self._locked_tokens = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self._tokens
+
+    @property
+    def evictable_tokens(self) -> int:
+        """Tokens in nodes without a lock: all of them can be had by evicting leaf after leaf."""
+        return self._tokens - self._locked_tokens
+
+    # ------------------------------------------------------------------------------------------ find
+
+    def peek(self, tokens: Tokens, salt: str) -> int:
+        """Length of the longest cached prefix; nothing is touched."""
+        node = self._roots.get(salt)
+        position = 0
+        while node is not None and position < len(tokens):
+            node = node.children.get(int(tokens[position]))
+            if node is None:
+                break
+            shared = common_length(node.tokens, tokens[position:])
+            position += shared
+            if shared < len(node.tokens):
+                break
+        return position
+
+    def match(self, tokens: Tokens, salt: str) -> Match:
+        """The longest cached prefix; it counts as a use. A node that is matched in part is split there."""
+        return self.advance(Match(self._root(salt), 0), tokens)
+
+    def advance(self, match: Match, tokens: Tokens) -> Match:
+        """Goes on from `match` (locked by the caller) along `tokens`, the whole sequence from its beginning."""
+        node, position = match.node, match.length
+        self._time += 1
+        for used in ascend(node):
+            used.last_use = self._time
+        while position < len(tokens):
+            child = node.children.get(int(tokens[position]))
+            if child is None:
+                break
+            shared = common_length(child.tokens, tokens[position:])
+            if shared < len(child.tokens):
+                child = self._split(child, shared)
+            child.last_use = self._time
+            node = child
+            position += shared
+        return match if node is match.node else Match(node, position)
+
+    # ---------------------------------------------------------------------------------------- change
+
+    def extend(self, match: Match, tokens: Tokens, slots: Slots, *, priority: int = 0) -> Match:
+        """Puts `tokens` behind a match that ends where the tree does not know the next token.
+
+        The tree takes the slots over. The caller holds a lock on `match`; the result is locked in its place.
+        """
+        assert len(tokens) == len(slots) > 0, "every token has one slot"
+        node = match.node
+        assert int(tokens[0]) not in node.children, "advance the match first: the tree knows this token"
+        self._time += 1
+        if match.fresh and node.locks == 1 and not node.children:
+            node.tokens = np.concatenate([node.tokens, tokens])
+            node.slots = np.concatenate([node.slots, slots])
+            node.last_use = self._time
+            self._tokens += len(tokens)
+            self._locked_tokens += len(tokens)
+            return Match(node, match.length + len(tokens), fresh=True)
+        leaf = self._node(node.salt, node, tokens.copy(), slots.copy())
+        leaf.last_use = self._time
+        leaf.priority = priority
+        node.children[int(tokens[0])] = leaf
+        self._tokens += len(tokens)
+        leaf.locks = 1  # the caller's lock reaches one node further; the ancestors have it already
+        self._locked_tokens += len(tokens)
+        return Match(leaf, match.length + len(tokens), fresh=True)
+
+    def lock(self, match: Match) -> None:
+        """Keeps the path from eviction until `unlock`."""
+        for node in ascend(match.node):
+            if not node.locks:
+                self._locked_tokens += len(node.tokens)
+            node.locks += 1
+        self._root(match.node.salt).locks += 1
+
+    def unlock(self, match: Match) -> None:
+        for node in ascend(match.node):
+            assert node.locks > 0, "unlock without lock"
+            node.locks -= 1
+            if not node.locks:
+                self._locked_tokens -= len(node.tokens)
+                self._enqueue(node)
+        root = self._root(match.node.salt)
+        assert root.locks > 0, "unlock without lock"
+        root.locks -= 1
+        self._drop_if_empty(root)
+
+    def move_lock(self, held: Match, wanted: Match) -> None:
+        """The holder of `held` holds `wanted` instead; what both share stays locked throughout."""
+        if held.node is not wanted.node:
+            self.lock(wanted)
+            self.unlock(held)
+
+    def evict(self, count: int) -> int:
+        """Gives at least `count` tokens' slots to the pool if so many are without a lock; says how many it gave.
+
+        Whole leaves, of the lowest priority and least recently used first.
+        """
+        given = 0
+        while given < count and self._queue:
+            _, last_use, _, node = heapq.heappop(self._queue)
+            self.queue_operations += 1
+            node.queued = False
+            if not node.evictable:
+                continue  # locked, grown children or gone since; it is queued again when that ends
+            if node.last_use != last_use:
+                self._enqueue(node)  # used since: at most once per use
+                continue
+            given += self._remove(node)
+        self.evicted_tokens += given
+        return given
+
+    def clear(self) -> int:
+        """Evicts all that is without a lock."""
+        return self.evict(self.evictable_tokens)
+
+    # ---------------------------------------------------------------------------------------- inside
+
+    def _node(self, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots) -> RadixNode:
+        self._next_id += 1
+        return RadixNode(self._next_id, salt, parent, tokens, slots)
+
+    def _root(self, salt: str) -> RadixNode:
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = self._node(salt, None, _NO_TOKENS, _NO_TOKENS)
+        return root
+
+    def _drop_if_empty(self, root: RadixNode) -> None:
+        """Salts come from callers: a root without children and holders must not stay for ever."""
+        if not root.children and not root.locks:
+            self._roots.pop(root.salt, None)
+
+    def _split(self, node: RadixNode, length: int) -> RadixNode:
+        """parent ── node   becomes   parent ── upper ── node: `node` keeps its end, so matches that end there hold."""
+        assert node.parent is not None
+        upper = self._node(node.salt, node.parent, node.tokens[:length], node.slots[:length])
+        upper.locks, upper.last_use, upper.priority = node.locks, node.last_use, node.priority
+        upper.children[int(node.tokens[length])] = node
+        node.parent.children[int(node.tokens[0])] = upper
+        node.parent = upper
+        node.tokens, node.slots = node.tokens[length:], node.slots[length:]
+        return upper
+
+    def _remove(self, leaf: RadixNode) -> int:
+        parent = leaf.parent
+        assert parent is not None, "a leaf that left the tree is never evictable"
+        assert not leaf.locks, "evicting a locked node frees slots in use"
+        del parent.children[int(leaf.tokens[0])]
+        leaf.parent = None
+        self._tokens -= len(leaf.tokens)
+        self._pool.release(leaf.slots)
+        if parent.is_root:
+            self._drop_if_empty(parent)
+        else:
+            self._enqueue(parent)
+        return len(leaf.tokens)
+
+    def _enqueue(self, node: RadixNode) -> None:
+        if node.evictable and not node.queued:
+            heapq.heappush(self._queue, (node.priority, node.last_use, node.id, node))
+            self.queue_operations += 1
+            node.queued = True
+
+    # ------------------------------------------------------------------------------------------ look
+
+    def walk(self) -> Iterator[tuple[int, RadixNode]]:
+        """(depth, node) of every node without the roots, parents before children."""
+        stack = [(0, child) for root in reversed(self._roots.values()) for child in reversed(root.children.values())]
+        while stack:
+            depth, node = stack.pop()
+            yield depth, node
+            stack.extend((depth + 1, child) for child in reversed(node.children.values()))
+
+    def check(self, holders: list[Match]) -> None:
+        """The tree is whole, its sums are true, and its locks are exactly those of `holders`.
+
+        Raises:
+            IntegrityError: naming the node.
+        """
+        locks: dict[int, int] = {}
+        for match in holders:
+            for node in ascend(match.node):
+                locks[node.id] = locks.get(node.id, 0) + 1
+        tokens = locked = 0
+        for _, node in self.walk():
+            tokens += len(node.tokens)
+            locked += len(node.tokens) if node.locks else 0
+            if node.locks != locks.pop(node.id, 0):
+                raise IntegrityError(f"node {node.id} has {node.locks} locks that its holders do not explain")
+            if not 0 < len(node.tokens) == len(node.slots):
+                raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens and {len(node.slots)} slots")
+            if node.evictable and not node.queued:
+                raise IntegrityError(f"leaf {node.id} can never be evicted: it is not in the queue")
+            for first, child in node.children.items():
+                if child.parent is not node or int(child.tokens[0]) != first or child.salt != node.salt:
+                    raise IntegrityError(f"node {child.id} is in the wrong place under node {node.id}")
+        if locks:
+            raise IntegrityError(f"locked nodes {sorted(locks)} are not in the tree")
+        if (tokens, locked) != (self._tokens, self._locked_tokens):
+            raise IntegrityError(
+                f"the tree holds {tokens} tokens ({locked} locked), its sums say {self._tokens} ({self._locked_tokens})"
+            )

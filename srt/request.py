@@ -1,0 +1,221 @@
+"""What the scheduler runs: one token sequence with its place in the KV pool, and the job it is run for.
+
+position      0            match.length          kv_length            length
+slots         [── tree, locked by us ──|── private ──|── none yet ──)
+rows          [────────── computed ──────────|───── to compute ─────)
+
+match.length ≤ kv_length        the tree owns the slots before match.length; we own those behind it
+computed ≤ kv_length            rows before `computed` have run; a row whose key is already in the pool
+                                (it was found in the tree, but its logits are needed) writes to no slot
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..fsm.stop import StopAutomaton, StopMatcher
+from ..lang.sampling import SamplingParams
+from .engine_protocol import IdLogprob, Schedule
+from .radix_cache import Match
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # holds nothing
+    RUNNING = "running"  # holds slots and a lock on its path in the tree
+    ENDED = "ended"  # holds nothing, has been answered
+
+
+@dataclass(slots=True)
+class Generation:
+    """Continue the sequence. Owned by one request; filled as its tokens are sampled."""
+
+    sampling: SamplingParams
+    seed: int
+    stream: bool
+    ends: frozenset[int]  # tokens that end the text
+    automaton: StopAutomaton | None  # stop strings
+    matcher: StopMatcher | None = field(init=False)
+    matcher_base: int = 0  # bytes fed before the current matcher was made
+    text_bytes: int = 0  # of all generated tokens
+    sent: int = 0  # generated tokens that went out with Tokens
+    logprobs: list[IdLogprob] = field(default_factory=list)
+    prompt_logprobs: list[IdLogprob] = field(default_factory=list)
+    counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences
+
+    def __post_init__(self) -> None:
+        self.matcher = self.automaton.matcher() if self.automaton else None
+
+
+@dataclass(slots=True)
+class ScoreGroup:
+    """One EngineScore: ends when every member has its log-probabilities."""
+
+    start: int
+    members: list[Request] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Scoring:
+    """Log-probabilities of tokens [group.start, length) of this sequence."""
+
+    group: ScoreGroup
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Prefilling:
+    """A hint: keys and values, no answer."""
+
+
+Job = Generation | Scoring | Prefilling
+
+
+class Request:
+    """One sequence. The scheduler changes it, between and during steps; nobody else does.
+
+    Args:
+        number: order of arrival; ties of rank are broken by it.
+        message_id: the id under which its ending is sent.
+        token_ids: the prompt.
+        job: what is wanted.
+        arrival: clock at submit.
+    """
+
+    __slots__ = (
+        "_slots",
+        "_tokens",
+        "admitted",
+        "arrival",
+        "cached_tokens",
+        "computed",
+        "deadline",
+        "job",
+        "kv_length",
+        "length",
+        "match",
+        "message_id",
+        "number",
+        "phase",
+        "prompt_length",
+        "reached",
+        "schedule",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        message_id: int,
+        token_ids: NDArray[np.int32],
+        job: Job,
+        schedule: Schedule,
+        arrival: float,
+    ) -> None:
+        self.number = number
+        self.message_id = message_id
+        self.job = job
+        self.schedule = schedule
+        self.arrival = arrival
+        self.deadline = None if schedule.timeout is None else arrival + schedule.timeout
+        self.phase = Phase.WAITING
+        self.admitted = False  # has been running at least once
+        self._tokens = token_ids
+        self._slots = np.zeros(0, dtype=np.int32)  # as long as _tokens while running
+        self.prompt_length = self.length = len(token_ids)
+        self.match: Match | None = None
+        self.kv_length = 0
+        self.computed = 0
+        self.reached = 0  # most rows ever computed or found: behind it rows are new, before it repeated
+        self.cached_tokens = 0  # prompt tokens that this request never computed
+
+    # ---------------------------------------------------------------------------------------- tokens
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Prompt and generated tokens."""
+        return self._tokens[: self.length]
+
+    @property
+    def generated(self) -> int:
+        return self.length - self.prompt_length
+
+    @property
+    def generated_ids(self) -> list[int]:
+        ids: list[int] = self._tokens[self.prompt_length : self.length].tolist()
+        return ids
+
+    def append(self, token: int) -> None:
+        if self.length == len(self._tokens):
+            grown = np.zeros(2 * self.length + 16, dtype=np.int32)
+            grown[: self.length] = self._tokens
+            self._tokens = grown
+        self._tokens[self.length] = token
+        self.length += 1
+
+    # ----------------------------------------------------------------------------------------- slots
+
+    def slots(self, start: int, end: int) -> NDArray[np.int32]:
+        return self._slots[start:end]
+
+    def set_slots(self, start: int, slots: NDArray[np.int32]) -> None:
+        end = start + len(slots)
+        if end > len(self._slots):
+            grown = np.zeros(max(end, len(self._tokens)), dtype=np.int32)
+            grown[: self.kv_length] = self._slots[: self.kv_length]
+            self._slots = grown
+        self._slots[start:end] = slots
+
+    @property
+    def tree_length(self) -> int:
+        return self.match.length if self.match else 0
+
+    @property
+    def private_slots(self) -> NDArray[np.int32]:
+        return self._slots[self.tree_length : self.kv_length]
+
+    # ------------------------------------------------------------------------------------------ rows
+
+    @property
+    def remaining_rows(self) -> int:
+        return self.length - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """Only the row of the newest token is missing."""
+        return self.generated > 0 and self.remaining_rows == 1
+
+    @property
+    def samples(self) -> bool:
+        """The last row's logits choose a token."""
+        return isinstance(self.job, Generation) and self.job.sampling.max_tokens > self.generated
+
+    @property
+    def first_logit_row(self) -> int:
+        """Rows from here on must run even if their keys are cached, because their logits are needed."""
+        last = self.length - 1 if self.samples else self.length
+        match self.job:
+            case Generation(sampling=sampling, prompt_logprobs=collected):
+                if sampling.prompt_logprobs_from is None:
+                    return last
+                wanted = max(sampling.prompt_logprobs_from, 1) - 1 + len(collected)
+                return min(last, wanted) if wanted < self.prompt_length - 1 else last
+            case Scoring(group=group, logprobs=collected):
+                wanted = group.start - 1 + len(collected)
+                return wanted if wanted < self.length - 1 else last
+            case Prefilling():
+                return last
+
+    def logit_rows(self, start: int, end: int) -> tuple[int, int]:
+        """Of rows [start, end) those whose logits are needed: one interval, since they lie at the end."""
+        first = max(start, self.first_logit_row)
+        if isinstance(self.job, Scoring) or not self.samples:
+            end = min(end, self.length - 1)  # the last row predicts nothing that is asked for
+        return (first, end) if first < end else (end, end)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller keeps its slots longer."""
+        return (-self.schedule.priority, self.number)

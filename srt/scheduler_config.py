@@ -1,0 +1,57 @@
+"""Settings of the scheduler, each with its reason; validated when made."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..lang.errors import ParameterError
+
+
+class PolicyName(StrEnum):
+    LPM = "lpm"  # longest prefix match first
+    FCFS = "fcfs"  # first come, first served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How the engine shares its step and its pool.
+
+    Attributes:
+        max_running: sequences that hold slots at once.
+        max_step_tokens: rows of one step; decode rows come first, prompts are cut into chunks that fit
+            in the rest (at least one row, so that prompts advance under any load). None: no chunks.
+        max_step_logits: rows of one step whose logits are computed; log-probabilities of long prompts would
+            otherwise ask for gigabytes at a vocabulary of 262,144. At least max_running.
+        policy: order of waiting requests.
+        policy_window: waiting requests that are compared by their match; those behind keep their order of arrival.
+        radix_cache: keep and reuse keys and values of finished and running requests.
+        in_step_sharing: a request may use keys that another request computes in the same step.
+        max_wait: a request that has waited so many seconds goes before all cache-aware order.
+        headroom: slots left for every running sequence when another one is admitted, against early retraction.
+        check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
+    """
+
+    max_running: int = 64
+    max_step_tokens: int | None = 512
+    max_step_logits: int = 256
+    policy: PolicyName = PolicyName.LPM
+    policy_window: int = 256
+    radix_cache: bool = True
+    in_step_sharing: bool = True
+    max_wait: float = 10.0
+    headroom: int = 8
+    check_every_step: bool = False
+
+    def __post_init__(self) -> None:
+        least = {"max_running": 1, "max_step_logits": self.max_running, "policy_window": 1, "headroom": 0}
+        if self.max_step_tokens is not None:
+            least["max_step_tokens"] = 1
+        for name, low in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ParameterError(f"{name}={value!r}; write an integer of at least {low}")
+        if not isinstance(self.policy, PolicyName):
+            known = ", ".join(f"PolicyName.{name.name}" for name in PolicyName)
+            raise ParameterError(f"policy={self.policy!r}; write one of {known}")
+        if not math.isfinite(self.max_wait) or self.max_wait < 0:
+            raise ParameterError(f"max_wait={self.max_wait!r}; write seconds, 0 or more")
