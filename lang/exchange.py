@@ -1,0 +1,158 @@
+"""Messages ↔ calls: the half of a `Backend` that is the same in process and over a socket.
+
+A backend that talks in the messages of `protocol` sends requests down one channel and gets events from
+another. `Exchange` keeps a mailbox per request, so that each caller awaits its own answer: chunks in
+order, exactly one ending, an abort when the caller loses interest. It owns no channel and does no I/O;
+it lives on one event loop.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar
+
+from .errors import BackendError, DeadlineError, ParameterError, UmbelError
+from .protocol import (
+    Abort,
+    Chunk,
+    Control,
+    Done,
+    Failure,
+    Final,
+    FromBackend,
+    GenRequest,
+    Hint,
+    Origin,
+    Scored,
+    ScoreRequest,
+    ToBackend,
+)
+
+# The other side ends every request by its deadline; this much later we stop believing that it will.
+GRACE = 5.0  # seconds
+LONGEST = 600.0  # seconds for a request without a deadline of its own; the gateway's limit is the same
+
+T = TypeVar("T")
+_Box = asyncio.Queue[FromBackend | UmbelError]
+
+
+class Exchange:
+    """Mailboxes of the requests in flight.
+
+    Args:
+        send: hands one message to the other side; must not block.
+        window: most requests in flight; more of them wait here in the order of their calls, so that a
+            program that starts thousands of requests at once is slowed down, not refused.
+        longest: seconds after which a request without a timeout is given up.
+    """
+
+    def __init__(self, send: Callable[[ToBackend], None], *, window: int = 1024, longest: float = LONGEST) -> None:
+        self._send = send
+        self._longest = longest
+        self._slots = asyncio.Semaphore(window)
+        self._boxes: dict[str, _Box] = {}
+        self._controls = 0
+        self._broken: Callable[[], UmbelError] | None = None
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for their ending."""
+        return len(self._boxes)
+
+    # ------------------------------------------------------------------ what the other side says
+
+    def deliver(self, message: FromBackend) -> None:
+        """An event of the other side. Events of requests nobody waits for any more are late, not wrong."""
+        box = self._boxes.get(message.id)
+        if box is not None:
+            box.put_nowait(message)
+
+    def fail(self, make_error: Callable[[], UmbelError]) -> None:
+        """The other side is gone: every request in flight and every later one ends with this error."""
+        self._broken = make_error
+        for box in self._boxes.values():
+            box.put_nowait(make_error())
+
+    # ------------------------------------------------------------------ what callers ask for
+
+    async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
+        """Chunks, then one Final; closing the iterator early aborts the request."""
+        async with self._slots:
+            box = self._open(request.id)
+            deadline = self._deadline(request.origin)
+            ended = False
+            try:
+                self._send(request)
+                while not ended:
+                    message = await self._receive(request.id, box, deadline)
+                    ended = not isinstance(message, Chunk)
+                    yield _generated(message)
+            finally:
+                self._close(request.id, ended)
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        message = await self._ask(request, request.origin)
+        return _expect(message, Scored)
+
+    async def control(self, verb: str) -> Done:
+        self._controls += 1
+        message = await self._ask(Control(f"control-{self._controls}", verb), Origin())
+        return _expect(message, Done)
+
+    def hint(self, hint: Hint) -> None:
+        """Sent when the channel is whole; a hint that is lost costs time only."""
+        if self._broken is None:
+            self._send(hint)
+
+    # ------------------------------------------------------------------ how
+
+    async def _ask(self, request: ScoreRequest | Control, origin: Origin) -> FromBackend:
+        async with self._slots:
+            box = self._open(request.id)
+            ended = False
+            try:
+                self._send(request)
+                message = await self._receive(request.id, box, self._deadline(origin))
+                ended = True
+                return message
+            finally:
+                self._close(request.id, ended)
+
+    def _open(self, id: str) -> _Box:
+        if self._broken is not None:
+            raise self._broken()
+        if id in self._boxes:
+            raise ParameterError(f"request id {id!r} is in use; give every request its own id")
+        box: _Box = asyncio.Queue()
+        self._boxes[id] = box
+        return box
+
+    def _close(self, id: str, ended: bool) -> None:
+        del self._boxes[id]
+        if not ended and self._broken is None:
+            self._send(Abort(id))
+
+    def _deadline(self, origin: Origin) -> float:
+        seconds = self._longest if origin.timeout is None else min(origin.timeout, self._longest)
+        return asyncio.get_running_loop().time() + seconds + GRACE
+
+    async def _receive(self, id: str, box: _Box, deadline: float) -> FromBackend:
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await box.get()
+        except TimeoutError:
+            raise DeadlineError(f"request {id!r}: no answer by its deadline") from None
+        if isinstance(message, UmbelError):
+            raise message
+        return message
+
+
+def _expect(message: FromBackend, kind: type[T]) -> T:
+    if isinstance(message, kind):
+        return message
+    if isinstance(message, Failure):
+        raise message.error()
+    raise BackendError(f"request {message.id!r} was answered by a {type(message).__name__}")
+
+
+def _generated(message: FromBackend) -> Chunk | Final:
+    return message if isinstance(message, Chunk) else _expect(message, Final)

@@ -1,0 +1,137 @@
+"""How a program's process and the gateway talk: the messages of `protocol`, and a few of the link itself.
+
+A frame is one msgpack list of messages, preceded by its number. Both directions are typed, capped in
+size and refuse unknown fields; nothing is pickled. The link adds what a socket does not tell: that the
+other side is alive, how far its start has come, and that it leaves.
+"""
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from .protocol import FromBackend, ToBackend
+
+MAX_FRAME = 32 * 2**20  # bytes
+SEQUENCE_BYTES = 8
+
+Scalar = str | int | float | bool | None
+
+
+class _Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+# ---- to the gateway
+
+
+class Hello(_Link, frozen=True):
+    """Who is there? Answered by `Progress` until the engine has made a token, then by `Welcome` or `StartFailed`."""
+
+
+class Ping(_Link, frozen=True):
+    """I am alive and listening. Answered by `Pong`."""
+
+
+class Bye(_Link, frozen=True):
+    """I leave: abort my requests. Never answered, and nothing depends on its arrival."""
+
+
+ToGateway = ToBackend | Hello | Ping | Bye
+
+# ---- from the gateway
+
+
+class Progress(_Link, frozen=True):
+    """A phase of the start, in words for a person."""
+
+    phase: str
+
+
+class Welcome(_Link, frozen=True):
+    """The runtime is ready."""
+
+    model: str
+    context_length: int
+    vocab_size: int
+    pool_tokens: int
+    max_queue: int
+    request_timeout: float
+    chat_template: str | None
+    template_tokens: dict[str, str]
+
+
+class StartFailed(_Link, frozen=True):
+    """The runtime cannot start. `kind` names a class of `errors.WIRE_ERRORS`."""
+
+    kind: str
+    message: str
+
+
+class Pong(_Link, frozen=True):
+    pass
+
+
+FromGateway = FromBackend | Progress | Welcome | StartFailed | Pong
+
+# ---- frames
+
+T = TypeVar("T")
+
+
+class FrameError(Exception):
+    """A frame that is not what its type says. Carries the labels of the messages in it, as far as they can be read."""
+
+    def __init__(self, reason: str, labels: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.labels = labels
+
+
+class Codec(Generic[T]):
+    """Encodes and decodes frames of one direction.
+
+    Args:
+        kind: the union of message types; given as an object, because a union is not a class.
+        max_bytes: a larger frame is refused before it is decoded.
+    """
+
+    def __init__(self, kind: Any, max_bytes: int = MAX_FRAME) -> None:  # Any: a union type is no `type`
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(list[kind])
+        self.max_bytes = max_bytes
+
+    def encode(self, messages: list[T]) -> bytes:
+        return self._encoder.encode(messages)
+
+    def decode(self, frame: bytes) -> list[T]:
+        """Raises FrameError, and nothing else, whatever the bytes are."""
+        if len(frame) > self.max_bytes:
+            raise FrameError(f"a frame of {len(frame)} bytes is larger than the limit of {self.max_bytes}")
+        try:
+            messages: list[T] = self._decoder.decode(frame)
+        except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
+            raise FrameError(str(error), _labels(frame)) from None
+        return messages
+
+
+def _labels(frame: bytes) -> tuple[str, ...]:
+    """The ids in a frame that does not fit its type, so that its sender can be told which request failed."""
+    try:
+        loose = msgspec.msgpack.decode(frame)
+    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
+        return ()
+    if not isinstance(loose, list):
+        return ()
+    labels = (item.get("id") for item in loose if isinstance(item, dict))
+    return tuple(label for label in labels if isinstance(label, str) and len(label) <= 256)
+
+
+def encode_sequence(number: int) -> bytes:
+    """The frame's number, counted from 0 per direction and peer."""
+    return number.to_bytes(SEQUENCE_BYTES, "big")
+
+
+def decode_sequence(data: bytes) -> int:
+    """Raises FrameError when the data is no frame number."""
+    if len(data) != SEQUENCE_BYTES:
+        raise FrameError(f"a frame number of {len(data)} bytes")
+    return int.from_bytes(data, "big")

@@ -1,0 +1,137 @@
+"""How a local runtime is to be started: one validated description that crosses the process boundary.
+
+The user's process makes it, the gateway and the engine read it. It lives here because both sides may
+import `lang` and neither may import the other.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import msgspec
+
+from .errors import ParameterError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+Policy = Literal["lpm", "fcfs"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+ORACLE = "oracle"  # the name of the model that checks the runtime: no weights, answers are a hash of the prompt
+DEFAULT = "default"  # the embedded model
+
+
+class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything gateway and engine are told when they start.
+
+    Attributes:
+        model: "default", a name in the cache, a folder of safetensors, a GGUF file, or "oracle".
+        dtype: of weights and KV cache; "auto" takes what this machine computes fastest.
+        device: "auto" takes a GPU when there is one.
+        context_length: most tokens of prompt and answer together; None takes the model's own.
+        max_running: requests computed together in one step.
+        chunk_size: most prompt tokens computed in one step; None computes prompts whole.
+        pool_tokens: tokens the KV pool holds; None derives it from pool_memory.
+        pool_memory: bytes for the KV pool; None takes a share of what is free.
+        policy: order of waiting requests, "lpm" (longest cached prefix first) or "fcfs".
+        radix_cache: keep and reuse prefixes.
+        in_step_sharing: requests of the same step share a new prefix too.
+        max_wait: seconds after which a waiting request goes before cache-aware order.
+        max_queue: requests the gateway holds; more are refused with OverloadedError.
+        request_timeout: seconds after which a request without an earlier deadline ends.
+        seed: of the generator that draws seeds for requests without one; None draws it.
+        threads: CPU threads of the engine; None takes torch's choice.
+        check_every_step: check the integrity of pool and tree after every step (slow; for tests).
+        step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
+        log_level: of gateway and engine, on standard error.
+    """
+
+    model: str = DEFAULT
+    dtype: DType = "auto"
+    device: Device = "auto"
+    context_length: int | None = None
+    max_running: int = 64
+    chunk_size: int | None = 512
+    pool_tokens: int | None = None
+    pool_memory: int | None = None
+    policy: Policy = "lpm"
+    radix_cache: bool = True
+    in_step_sharing: bool = True
+    max_wait: float = 10.0
+    max_queue: int = 1024
+    request_timeout: float = 600.0
+    seed: int | None = None
+    threads: int | None = None
+    check_every_step: bool = False
+    step_delay: float = 0.0
+    log_level: LogLevel = "warning"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ParameterError(f"model={self.model!r}; write a name or a path, or leave it out for the default model")
+        _choice("dtype", self.dtype, get_args(DType))
+        _choice("device", self.device, get_args(Device))
+        _choice("policy", self.policy, get_args(Policy))
+        _choice("log_level", self.log_level, get_args(LogLevel))
+        _integer("context_length", self.context_length, 2, 1 << 24, optional=True)
+        _integer("max_running", self.max_running, 1, 1 << 14)
+        _integer("chunk_size", self.chunk_size, 1, 1 << 20, optional=True)
+        _integer("pool_tokens", self.pool_tokens, 2, 1 << 31, optional=True)
+        _integer("pool_memory", self.pool_memory, 1, 1 << 50, optional=True)
+        if self.pool_tokens is not None and self.pool_memory is not None:
+            raise ParameterError("pool_tokens and pool_memory both say how large the KV pool is; give one of them")
+        _integer("max_queue", self.max_queue, 1, 1 << 20)
+        _integer("seed", self.seed, 0, 2**63 - 1, optional=True)
+        _integer("threads", self.threads, 1, 1024, optional=True)
+        _seconds("max_wait", self.max_wait, 0.0, 3600.0)
+        _seconds("request_timeout", self.request_timeout, 0.001, 86400.0)
+        _seconds("step_delay", self.step_delay, 0.0, 60.0)
+        for name in ("radix_cache", "in_step_sharing", "check_every_step"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.step_delay and self.model != ORACLE:
+            raise ParameterError(f"step_delay slows the oracle model only; model={self.model!r} takes none")
+
+
+def unknown_option(owner: str, name: str, known: Iterable[str]) -> ParameterError:
+    """The error for an option that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    remedy = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+    return ParameterError(f"{owner} has no option {name!r}; {remedy}")
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        remedy = f"did you mean {close[0]!r}?" if close else f"write one of {', '.join(choices)}"
+        raise ParameterError(f"{name}={value!r} is not known; {remedy}")
+
+
+def _integer(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterError(f"{name} must be an integer, got {type(value).__name__} {value!r}")
+    if not low <= value <= high:
+        raise ParameterError(f"{name}={value} is out of range; write {low} to {high}")
+
+
+def _seconds(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ParameterError(f"{name} must be a number of seconds, got {type(value).__name__} {value!r}")
+    if not low <= value <= high:
+        raise ParameterError(f"{name}={value} is out of range; write {low} to {high} seconds")
+
+
+class GatewayStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line a gateway reads on its standard input, as JSON; the pipe then is its lifeline."""
+
+    folder: str  # of the sockets, 0700; the gateway removes it when it ends
+    parent: int  # process id
+    options: RuntimeOptions
+
+
+CLIENTS_SOCKET = "clients"  # in the folder; the gateway's ROUTER
+LOCK_FILE = "lock"  # held by the living; a folder whose lock is free is stale

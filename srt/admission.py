@@ -1,0 +1,216 @@
+"""Admission: a request from outside → checked engine messages, or an error that says what to write.
+
+Everything a caller can get wrong is found here, before any work: numbers that index something are
+compared with what they index, texts are tokenized, the prompt is measured against the context.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from ..fsm.stop import StopAutomaton
+from ..lang.errors import CapabilityError, ParameterError, RequestError
+from ..lang.prompt import Generated, Part, Text
+from ..lang.protocol import GenRequest, Hint, Origin, ScoreRequest
+from ..lang.sampling import SamplingParams
+from .calls import GenCall, ScoreCall
+from .config import Limits
+from .engine_protocol import EngineGenerate, EnginePrefill, EngineScore, Schedule
+from .tokenizer import PromptEncoder, Tokenizer
+
+_SALT = re.compile(r"[A-Za-z0-9_-]*")
+_SEEDS = 2**63
+# Texts that models without BOS were trained to see between documents: the nearest thing to a beginning.
+_DOCUMENT_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
+
+
+class Admission:
+    """Checks and tokenizes requests for one tokenizer.
+
+    Args:
+        ids: numbers for engine requests, never the same twice.
+        draw_seed: a fresh seed for a request that names none.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, limits: Limits, *, ids: Iterator[int], draw_seed: Callable[[], int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer)
+        self._limits = limits
+        self._ids = ids
+        self._draw_seed = draw_seed
+        self._start = _start_token(tokenizer)
+        self._automaton = lru_cache(maxsize=256)(StopAutomaton)  # by the tuple of stops; bounded
+
+    # ------------------------------------------------------------------ the three kinds of requests
+
+    def generate(self, request: GenRequest, *, peer: bytes, now: float) -> GenCall:
+        """Raises an UmbelError that says what is wrong with the request."""
+        self._check(request.id, request.origin, request.prompt)
+        self._check_sampling(request.sampling)
+        token_ids = self._encode(request.prompt)
+        first = request.sampling.seed
+        seed = self._draw_seed() if first is None else first
+        schedule = _schedule(request.origin)
+        return GenCall(
+            peer,
+            request.id,
+            tuple(
+                EngineGenerate(
+                    next(self._ids),
+                    token_ids,
+                    msgspec.structs.replace(request.sampling, n=1, seed=(seed + index) % _SEEDS),
+                    request.stream,
+                    schedule,
+                )
+                for index in range(request.sampling.n)
+            ),
+            self._deadline(request.origin, now),
+            request.stream,
+            self.token_bytes,
+            self._automaton(request.sampling.stop) if request.sampling.stop else None,
+        )
+
+    def score(self, request: ScoreRequest, *, peer: bytes, now: float) -> ScoreCall:
+        """Raises an UmbelError that says what is wrong with the request."""
+        self._check(request.id, request.origin, request.prompt)
+        self._check_choices(request.choices)
+        sequences, start = self._choice_tokens(request.prompt, request.choices)
+        choices = tuple(tuple(sequence[start:]) for sequence in sequences)
+        schedule = _schedule(request.origin)
+        messages = [EngineScore(next(self._ids), sequences, start, schedule)]
+        if request.unconditional:
+            beginning = self._beginning("the unconditional log-probability of a choice")
+            alone = [[beginning, *choice] for choice in choices]
+            messages.append(EngineScore(next(self._ids), alone, 1, schedule))
+        return ScoreCall(peer, request.id, tuple(messages), self._deadline(request.origin, now), choices)
+
+    def hint(self, hint: Hint) -> EnginePrefill:
+        """Raises an UmbelError when the prefix can never be used."""
+        self._check(hint.id, hint.origin, hint.prompt)
+        return EnginePrefill(next(self._ids), self._encode(hint.prompt), _schedule(hint.origin))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Models may have more rows than their tokenizer has tokens; the rest stand for nothing."""
+        return self._tokenizer.token_bytes(token_id) if token_id < self._tokenizer.vocab_size else b""
+
+    def check_length(self, call: GenCall | ScoreCall, context_length: int, model: str) -> None:
+        """Raises RequestError when a prompt, and one token when one is asked for, do not fit the context."""
+        for message in call.messages:
+            if isinstance(message, EngineGenerate):
+                length, room = len(message.token_ids), min(1, message.sampling.max_tokens)
+                what = "the prompt"
+            else:
+                assert isinstance(message, EngineScore)
+                length, room = max(map(len, message.sequences)), 0
+                what = "the prompt with its longest choice"
+            if length + room > context_length:
+                raise RequestError(
+                    f"{what} has {length} tokens and the context of {model} holds {context_length}; "
+                    f"shorten it to at most {context_length - room} tokens or load a model with a longer context"
+                )
+
+    # ------------------------------------------------------------------ tokens
+
+    def _encode(self, prompt: Sequence[Part]) -> list[int]:
+        return self._encoder.encode(prompt) or [self._beginning("an empty prompt")]
+
+    def _choice_tokens(self, prompt: Sequence[Part], choices: Sequence[str]) -> tuple[list[list[int]], int]:
+        """Each choice appended as the program would append it → token sequences and where they are scored from.
+
+        prompt            | B O S | T h e | ca |
+        prompt + "t"      | B O S | T h e | cat |          the boundary may merge: scoring starts
+        prompt + "bin"    | B O S | T h e | ca | bin |     behind what prompt and all choices share
+                                          ^ start
+        """
+        alone = self._encoder.encode(prompt)
+        sequences = [self._encoder.encode((*prompt, Text(choice))) for choice in choices]
+        start = min(_common(alone, sequence) for sequence in sequences)
+        if start == 0:  # no BOS, and nothing before the choices that they leave alone
+            beginning = self._beginning("a choice at the very beginning of a prompt")
+            return [[beginning, *sequence] for sequence in sequences], 1
+        return sequences, start
+
+    def _beginning(self, what: str) -> int:
+        if self._start is None:
+            raise CapabilityError(
+                f"{what} needs a token that begins a text, and {self._tokenizer.name} has none; "
+                "begin the prompt with some text"
+            )
+        return self._start
+
+    # ------------------------------------------------------------------ checks
+
+    def _check(self, label: str, origin: Origin, prompt: Sequence[Part]) -> None:
+        limits = self._limits
+        for name, text in (("id", label), ("program_id", origin.program_id), ("fork_group", origin.fork_group)):
+            if len(text) > limits.max_label_length:
+                raise ParameterError(f"{name} has {len(text)} characters; write at most {limits.max_label_length}")
+        if len(origin.salt) > limits.max_salt_length or not _SALT.fullmatch(origin.salt):
+            raise ParameterError(
+                f"salt {origin.salt[:40]!r} is not allowed; write at most {limits.max_salt_length} "
+                "letters, digits, - or _"
+            )
+        if abs(origin.priority) > limits.max_priority:
+            raise ParameterError(
+                f"priority={origin.priority} is out of range; write -{limits.max_priority} to {limits.max_priority}"
+            )
+        timeout = origin.timeout
+        if timeout is not None and not 0 <= timeout < float("inf"):
+            raise ParameterError(f"timeout={timeout} is not a number of seconds; write at least 0, or None")
+        if len(prompt) > limits.max_prompt_parts:
+            raise RequestError(f"the prompt has {len(prompt)} parts; at most {limits.max_prompt_parts} are accepted")
+        for part in prompt:
+            if isinstance(part, Generated):
+                self._check_tokens("a generated token", part.token_ids)
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        self._check_tokens("logit_bias token", sampling.logit_bias)
+        self._check_tokens("stop_token_ids token", sampling.stop_token_ids)
+
+    def _check_tokens(self, what: str, token_ids: Sequence[int] | dict[int, float]) -> None:
+        if not token_ids:
+            return
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self._tokenizer.vocab_size:
+            wrong = low if low < 0 else high
+            raise ParameterError(
+                f"{what} {wrong} is outside the vocabulary; write 0 to {self._tokenizer.vocab_size - 1}"
+            )
+
+    def _check_choices(self, choices: Sequence[str]) -> None:
+        limits = self._limits
+        if not choices or not all(choices):
+            raise ParameterError("choices must be non-empty strings; give at least one")
+        if len(choices) > limits.max_choices:
+            raise RequestError(f"{len(choices)} choices given; at most {limits.max_choices} are accepted")
+        longest = max(map(len, choices))
+        if longest > limits.max_choice_length:
+            raise RequestError(f"a choice has {longest} characters; write at most {limits.max_choice_length}")
+
+    def _deadline(self, origin: Origin, now: float) -> float:
+        longest = self._limits.request_timeout
+        return now + (longest if origin.timeout is None else min(origin.timeout, longest))
+
+
+def _start_token(tokenizer: Tokenizer) -> int | None:
+    """BOS, or what stands between documents where the model was trained without BOS."""
+    if tokenizer.bos_id is not None:
+        return tokenizer.bos_id
+    for text in _DOCUMENT_SEPARATORS:
+        if text in tokenizer.special_ids:
+            return tokenizer.special_ids[text]
+    return min(tokenizer.eos_ids, default=None)
+
+
+def _schedule(origin: Origin) -> Schedule:
+    """Without the timeout: it is filled in when the message is sent, with the time left then."""
+    return Schedule(origin.program_id, origin.fork_group, origin.salt, origin.priority)
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

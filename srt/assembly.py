@@ -1,0 +1,161 @@
+"""Options → a tokenizer for the gateway, a scheduler with its model for the engine.
+
+The one place that knows which classes make up a runtime. torch and the tokenizers library are imported
+only by the function that needs them, so the gateway process stays without torch.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..lang.errors import MissingExtraError, ParameterError
+from ..lang.runtime_options import ORACLE, RuntimeOptions
+from .batch import Runner
+from .clock import Clock
+from .engine_protocol import Heartbeat
+from .faults import FaultHook
+from .tokenizer import ByteTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
+    from .weights import ModelSource
+
+ORACLE_CONTEXT = 4096
+ORACLE_POOL = 1 << 16
+# Letters and spaces: the oracle's texts can be printed. They seldom end by themselves.
+ORACLE_FAVOURITES = (*range(ord("a"), ord("z") + 1), ord(" "))
+CPU_POOL_BYTES = 2 << 30  # at most, unless asked for: the machine is somebody's
+CPU_POOL_SHARE = 0.25  # of the free memory
+GPU_POOL_SHARE = 0.85  # of what the weights leave
+
+Phase = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A scheduler and what it runs."""
+
+    scheduler: "Scheduler"
+    runner: Runner
+    first_token: int  # a token that may begin a text, for the warm-up
+
+    def heartbeat(self) -> Heartbeat:
+        """The engine's state, to be sent with the next sign of life."""
+        scheduler = self.scheduler
+        counters = scheduler.counters
+        return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters)
+
+
+def open_tokenizer(options: RuntimeOptions) -> tuple[str, Tokenizer]:
+    """The model's name and its tokenizer. Raises ModelError or MissingExtraError."""
+    if options.model == ORACLE:
+        return ORACLE, ByteTokenizer()
+    source = _open_source(options)
+    return source.name, source.tokenizer()
+
+
+def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, phase: Phase) -> Engine:
+    """Loads the model and makes its scheduler.
+
+    Raises:
+        ModelError: the model cannot be used.
+        ParameterError: options that do not fit it or this machine.
+        MissingExtraError: a package is not installed.
+    """
+    from .oracle import OracleRunner
+    from .scheduler import Scheduler
+    from .scheduler_config import PolicyName, SchedulerConfig
+    from .slow import Slowed
+
+    config = SchedulerConfig(
+        max_running=options.max_running,
+        max_step_tokens=options.chunk_size,
+        max_step_logits=max(256, options.max_running),
+        policy=PolicyName(options.policy),
+        radix_cache=options.radix_cache,
+        in_step_sharing=options.in_step_sharing,
+        max_wait=options.max_wait,
+        check_every_step=options.check_every_step,
+    )
+    oracle: OracleRunner | None = None
+    if options.model == ORACLE:
+        tokenizer = ByteTokenizer()
+        oracle = OracleRunner(
+            tokenizer.vocab_size,
+            options.context_length or ORACLE_CONTEXT,
+            (options.pool_tokens or ORACLE_POOL) + 1,
+            favourites=ORACLE_FAVOURITES,
+        )
+        runner: Runner = Slowed(oracle, options.step_delay) if options.step_delay else oracle
+        vocabulary, eos_ids, first = tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.bos_id
+    else:
+        source = _open_source(options)
+        phase(f"loading {source.name}")
+        runner = _model_runner(options, source)
+        vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults)
+    if oracle is not None:
+        oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
+    return Engine(scheduler, runner, first if isinstance(first, int) else 0)
+
+
+def _open_source(options: RuntimeOptions) -> "ModelSource":
+    try:
+        from .weights import open_model
+    except ImportError as error:
+        raise MissingExtraError(error.name or "torch", "runtime") from error
+    return open_model(options.model)
+
+
+def _model_runner(options: RuntimeOptions, source: "ModelSource") -> Runner:
+    import torch
+
+    from .model_runner import build_runner
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
+    runner = build_runner(
+        source.config,
+        source.tensors,
+        num_slots=slots,
+        kv_bytes=(options.pool_memory or _pool_bytes(device, source.tensors)) if slots is None else None,
+        dtype=options.dtype,
+        device=device,
+    )
+    if options.context_length is not None:
+        if options.context_length > runner.context_length:
+            raise ParameterError(
+                f"context_length={options.context_length} is more than the {runner.context_length} tokens "
+                f"{source.name} was made for; write at most that"
+            )
+        runner.context_length = options.context_length
+    return runner
+
+
+def _pool_bytes(device: str, tensors: Mapping[str, Any]) -> int:  # Any: tensors, of which only names are counted here
+    """A share of the memory that is free now, before the weights are loaded."""
+    import torch
+
+    if device == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        return int(GPU_POOL_SHARE * max(0, free - _weight_bytes(tensors)))
+    return min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory()))
+
+
+def _weight_bytes(tensors: Mapping[str, Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _free_memory() -> int:
+    """Bytes that can be had without swapping; half of all where the system does not tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

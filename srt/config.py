@@ -1,0 +1,68 @@
+"""Limits of the runtime, in one place, each with its reason; and the only reader of the environment here.
+
+Every number is pinned by tests/srt/test_gateway_limits.py: changing one is a decision, not an accident.
+"""
+
+import os
+from dataclasses import dataclass
+
+from .faults import FaultHook, no_faults
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one gateway accepts, and how long it waits."""
+
+    request_timeout: float = 600.0  # seconds; no request outlives it
+    max_queue: int = 1024  # calls in flight; the next one is refused at once
+    max_choices: int = 1024  # of one select
+    max_choice_length: int = 16_384  # characters
+    max_prompt_parts: int = 100_000
+    max_label_length: int = 256  # characters of ids, programs and fork groups
+    max_salt_length: int = 128
+    max_priority: int = 1_000_000  # either side of 0
+    # A request is given up this long after its deadline, should the engine not have ended it by itself.
+    deadline_grace: float = 1.0
+    # A client that says nothing for so long has gone without a word; its requests are aborted.
+    peer_silence: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionLimits:
+    """When an engine counts as dead, and how it is brought back."""
+
+    heartbeat_period: float = 0.5  # seconds between signs of life
+    heartbeat_silence: float = 4.0  # without any: stopped or gone. Health must be right within 5 s
+    longest_step: float = 300.0  # the same step for longer: hung. A long prefill is none
+    start_timeout: float = 600.0  # the first start may convert a model
+    back_off: tuple[float, ...] = (0.0, 0.5, 2.0)  # seconds before the 1st, 2nd, 3rd restart in a row
+    stable_life: float = 60.0  # seconds; who lived so long starts again without waiting
+    max_start_failures: int = 3  # in a row; then the cause is told and nothing more is tried
+    tick: float = 0.05  # seconds between looks at deadlines
+
+
+MAX_ENGINE_FRAME = 256 * 2**20  # bytes; a select repeats its prompt for every choice
+MAX_SOCKET_PATH = 100  # bytes; the system's own limit is 104 to 108
+
+
+def fault_hook() -> FaultHook:
+    """The fault point named by UMBEL_FAULT as `point:k`: the process dies at the k-th visit, as if killed.
+
+    For tests of supervision: they wait for the point, not for time.
+    """
+    text = os.environ.get("UMBEL_FAULT", "")
+    if not text:
+        return no_faults
+    point, _, count = text.partition(":")
+    wanted = int(count or "1")
+    visits = 0
+
+    def die(visited: str) -> None:
+        nonlocal visits
+        if visited != point:
+            return
+        visits += 1
+        if visits == wanted:
+            os._exit(70)
+
+    return die

@@ -1,0 +1,377 @@
+"""The gateway without its sockets: text in, text out; tokens down to the engine, tokens back up.
+
+It owns every call from its arrival to its one ending, and lets go of it in exactly one place (`_end`).
+Who carries its messages, and what time it is, are arguments, so the same code runs behind ZeroMQ, in
+the user's process, and under a virtual clock in a simulation. It is used from one thread.
+"""
+
+import heapq
+import itertools
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import assert_never
+
+from ..lang.errors import (
+    WIRE_ERRORS,
+    BackendError,
+    CancelledError,
+    DeadlineError,
+    EngineError,
+    OverloadedError,
+    ParameterError,
+    UmbelError,
+)
+from ..lang.protocol import (
+    Abort,
+    Control,
+    Done,
+    Failure,
+    FromBackend,
+    GenRequest,
+    Hint,
+    ScoreRequest,
+    ToBackend,
+)
+from .admission import Admission
+from .calls import Call, ControlCall, GenCall, Phase, ScoreCall
+from .clock import Clock
+from .config import Limits
+from .engine_protocol import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
+from .faults import FaultHook, no_faults
+from .tokenizer import Tokenizer
+
+log = logging.getLogger("umbel.gateway")
+
+VERBS = ("flush_cache", "info")
+Facts = dict[str, str | int | float | bool | list[int] | list[str] | None]
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"  # calls are held
+    READY = "ready"
+    FAILED = "failed"  # given up: calls fail at once, with the cause
+
+
+class Gateway:
+    """Calls of all peers, and the engine they are sent to.
+
+    Args:
+        tokenizer: of the model the engine runs.
+        model: its name, for messages.
+        to_engine: carries a message to the engine. May raise; that call then fails.
+        to_peer: carries a message to a peer; must not raise (a peer that is gone is reported by `peer_lost`).
+        seed: of the generator of seeds for requests that name none; None takes the system's entropy.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        model: str,
+        to_engine: Callable[[ToEngine], None],
+        to_peer: Callable[[bytes, FromBackend], None],
+        clock: Clock,
+        limits: Limits,
+        faults: FaultHook = no_faults,
+        seed: int | None = None,
+    ) -> None:
+        self._model = model
+        self._to_engine = to_engine
+        self._to_peer = to_peer
+        self._clock = clock
+        self._limits = limits
+        self._faults = faults
+        seeds = random.Random(seed)
+        self._ids: Iterator[int] = itertools.count(1)
+        self._admission = Admission(tokenizer, limits, ids=self._ids, draw_seed=lambda: seeds.getrandbits(63))
+        self._calls: dict[int, Call] = {}  # by engine request id; a call stands here once per open request
+        self._labels: dict[tuple[bytes, str], list[Call]] = {}
+        self._live: dict[Call, None] = {}  # a set in order of arrival
+        self._deadlines: list[tuple[float, int, Call]] = []  # a heap; ended calls are skipped when they surface
+        self._deadline_order = itertools.count()
+        self._state = EngineState.STARTING
+        self._cause = ""
+        self._context_length: int | None = None
+        self._heartbeat: Heartbeat | None = None
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def in_flight(self) -> int:
+        """Calls without an ending."""
+        return len(self._live)
+
+    # ------------------------------------------------------------------ from peers
+
+    def receive(self, peer: bytes, message: ToBackend) -> None:
+        """One message of one peer. Whatever it holds, it ends with an answer, not with an exception."""
+        match message:
+            case GenRequest() | ScoreRequest() | Control():
+                self._accept(peer, message)
+            case Hint():
+                self._hint(message)
+            case Abort(label):
+                for call in tuple(self._labels.get((peer, label), ())):
+                    self._abort(call)
+            case _:
+                assert_never(message)
+
+    def refuse(self, peer: bytes, label: str, reason: str) -> None:
+        """A frame of this peer could not be read; what is known of it is the label."""
+        self.counters["refused"] += 1
+        self._to_peer(peer, Failure(label, ParameterError.__name__, reason))
+
+    def peer_lost(self, peer: bytes) -> None:
+        """Nobody hears this peer's answers any more: stop computing them."""
+        for key in [key for key in self._labels if key[0] == peer]:
+            for call in tuple(self._labels[key]):
+                self._abort_engine_requests(call)
+                self._end(call, None)
+                self.counters["orphaned"] += 1
+
+    # ------------------------------------------------------------------ from the engine
+
+    def engine_ready(self, context_length: int) -> None:
+        """The engine takes requests from now on; those that waited for it go out in the order they came."""
+        self._context_length = context_length
+        self._state = EngineState.READY
+        for call in tuple(self._live):
+            if call.phase is Phase.HELD:
+                self._dispatch(call)
+
+    def engine_event(self, event: FromEngine) -> None:
+        """One event of the engine. An event that makes no sense ends its own call only."""
+        if isinstance(event, Heartbeat):
+            self._heartbeat = event
+            return
+        call = self._calls.get(event.id)
+        if call is None:
+            self.counters["late_events"] += 1
+            return
+        if isinstance(event, EngineFailed):
+            call.open.discard(event.id)
+            self._calls.pop(event.id, None)
+            self._abort_engine_requests(call)
+            kind = event.kind if event.kind in WIRE_ERRORS else EngineError.__name__
+            self._end(call, Failure(call.label, kind, event.message))
+            return
+        try:
+            messages = call.accept(event)
+        except Exception:
+            self._internal(call, "reading the engine's answer")
+            return
+        if event.id not in call.open:
+            self._calls.pop(event.id, None)
+        if call.open:
+            for message in messages:
+                self._to_peer(call.peer, message)
+            return
+        *chunks, ending = messages
+        for message in chunks:
+            self._to_peer(call.peer, message)
+        self._end(call, ending)
+
+    def engine_lost(self, reason: str) -> None:
+        """The engine died: what it was computing ends now; what it has not seen waits for its successor."""
+        self._state = EngineState.STARTING
+        self._heartbeat = None
+        self.counters["engine_losses"] += 1
+        for call in tuple(self._live):
+            if call.phase is Phase.DISPATCHED:
+                self._fail(call, EngineError(f"the engine died while the request was running: {reason}; run it again"))
+
+    def engine_given_up(self, cause: str) -> None:
+        """The engine cannot be brought back: nothing waits for it any more."""
+        self._state = EngineState.FAILED
+        self._cause = cause
+        for call in tuple(self._live):
+            self._fail(call, self._dead())
+
+    # ------------------------------------------------------------------ time
+
+    def tick(self) -> None:
+        """Ends calls whose deadline has passed and that the engine did not end by itself."""
+        now = self._clock.now()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, call = heapq.heappop(self._deadlines)
+            if call not in self._live:
+                continue
+            due = call.deadline + (self._limits.deadline_grace if call.phase is Phase.DISPATCHED else 0.0)
+            if due > now:
+                self._watch(call, due)
+                continue
+            self._abort_engine_requests(call)
+            waited = "waiting for the engine to start" if call.phase is Phase.HELD else "before the answer was complete"
+            self._fail(call, DeadlineError(f"the deadline passed {waited}"))
+
+    def info(self) -> Facts:
+        """Facts of the gateway, and the engine's counters from its last sign of life."""
+        facts: Facts = {
+            "model": self._model,
+            "engine": self._state.value,
+            "engine_cause": self._cause,
+            "context_length": self._context_length,
+            "in_flight": self.in_flight,
+        }
+        facts |= {f"gateway_{name}": count for name, count in sorted(self.counters.items())}
+        if self._heartbeat is not None:
+            facts |= {"running": self._heartbeat.running, "waiting": self._heartbeat.waiting}
+            facts |= self._heartbeat.counters
+        return facts
+
+    # ------------------------------------------------------------------ arrival
+
+    def _accept(self, peer: bytes, message: GenRequest | ScoreRequest | Control) -> None:
+        self.counters["requests"] += 1
+        try:
+            self._check_open(message)
+            call = self._admit(peer, message)
+        except UmbelError as error:
+            self.counters["refused"] += 1
+            self._to_peer(peer, _failure(message.id, error))
+            return
+        except Exception:
+            log.exception("a request could not be admitted")
+            self.counters["internal_errors"] += 1
+            self._to_peer(
+                peer, _failure(message.id, BackendError("internal error while reading the request; see the log"))
+            )
+            return
+        if call is None:
+            self._to_peer(peer, Done(message.id, self.info()))
+            return
+        for request in call.messages:
+            self._calls[request.id] = call
+        self._labels.setdefault((peer, message.id), []).append(call)
+        self._live[call] = None
+        self._watch(call, call.deadline)
+        if self._state is EngineState.READY:
+            self._dispatch(call)
+
+    def _check_open(self, message: GenRequest | ScoreRequest | Control) -> None:
+        if self._state is EngineState.FAILED and not isinstance(message, Control):
+            raise self._dead()
+        if self.in_flight >= self._limits.max_queue:
+            raise OverloadedError(
+                f"{self._limits.max_queue} requests are in flight, the most this runtime holds; "
+                "try again when some have ended, or raise max_queue"
+            )
+
+    def _admit(self, peer: bytes, message: GenRequest | ScoreRequest | Control) -> Call | None:
+        """A call, or None for a question that the gateway answers alone."""
+        self._faults("gateway.tokenize")
+        now = self._clock.now()
+        match message:
+            case GenRequest():
+                call: Call = self._admission.generate(message, peer=peer, now=now)
+            case ScoreRequest():
+                call = self._admission.score(message, peer=peer, now=now)
+            case Control(label, verb):
+                if verb not in VERBS:
+                    raise ParameterError(f"unknown control verb {verb!r}; write one of {', '.join(VERBS)}")
+                if self._state is not EngineState.READY:
+                    if verb == "info":
+                        return None
+                    if self._state is EngineState.FAILED:
+                        raise self._dead()
+                question = EngineControl(next(self._ids), verb)
+                facts = self.info if verb == "info" else dict
+                call = ControlCall(peer, label, (question,), now + self._limits.request_timeout, facts)
+            case _:
+                assert_never(message)
+        self._check_length(call)
+        return call
+
+    def _check_length(self, call: Call) -> None:
+        if self._context_length is not None and isinstance(call, GenCall | ScoreCall):
+            self._admission.check_length(call, self._context_length, self._model)
+
+    def _hint(self, hint: Hint) -> None:
+        """Hints are never answered: one that cannot be used costs nothing and is counted."""
+        try:
+            if self._state is not EngineState.READY:
+                self.counters["hints_unused"] += 1
+                return
+            message = self._admission.hint(hint)
+            if self._context_length is not None and len(message.token_ids) > self._context_length:
+                self.counters["hints_unused"] += 1
+                return
+            self._faults("gateway.send")
+            self._to_engine(message)
+            self.counters["hints"] += 1
+        except Exception as error:
+            self.counters["hints_unused"] += 1
+            log.info("a hint was not used: %s", type(error).__name__)
+
+    # ------------------------------------------------------------------ on the way and at the end
+
+    def _dispatch(self, call: Call) -> None:
+        try:
+            self._check_length(call)  # the context was not known while the first engine started
+            call.phase = Phase.DISPATCHED
+            for message in call.outgoing(self._clock.now()):
+                self._faults("gateway.send")
+                self._to_engine(message)
+        except UmbelError as error:
+            self._abort_engine_requests(call)
+            self._fail(call, error)
+        except Exception:
+            self._internal(call, "sending the request to the engine")
+
+    def _abort(self, call: Call) -> None:
+        """A call the engine has is ended by the engine, with what it has so far; another ends here."""
+        self.counters["aborts"] += 1
+        if call.phase is Phase.HELD:
+            self._fail(call, CancelledError("the request was cancelled before the engine had it"))
+        else:
+            self._abort_engine_requests(call)
+
+    def _abort_engine_requests(self, call: Call) -> None:
+        if call.phase is Phase.HELD:
+            return
+        for id in call.open:
+            try:
+                self._to_engine(EngineAbort(id))
+            except Exception:
+                log.exception("abort of engine request %d could not be sent", id)
+
+    def _internal(self, call: Call, doing: str) -> None:
+        """Our mistake: it ends this call, and only this call."""
+        log.exception("internal error while %s", doing)
+        self.counters["internal_errors"] += 1
+        self._abort_engine_requests(call)
+        self._fail(call, BackendError(f"internal error while {doing}; see the log"))
+
+    def _fail(self, call: Call, error: UmbelError) -> None:
+        self._end(call, _failure(call.label, error))
+
+    def _end(self, call: Call, ending: FromBackend | None) -> None:
+        """The one place where a call is let go. Its peer hears the ending, unless the peer is gone."""
+        del self._live[call]
+        for message in call.messages:
+            self._calls.pop(message.id, None)
+        key = (call.peer, call.label)
+        calls = self._labels[key]
+        calls.remove(call)
+        if not calls:
+            del self._labels[key]
+        if ending is None:
+            return
+        self.counters["failed" if isinstance(ending, Failure) else "finished"] += 1
+        self._to_peer(call.peer, ending)
+
+    def _watch(self, call: Call, when: float) -> None:
+        heapq.heappush(self._deadlines, (when, next(self._deadline_order), call))
+
+    def _dead(self) -> EngineError:
+        return EngineError(f"the engine could not be restarted: {self._cause}; make a new Runtime")
+
+
+def _failure(label: str, error: UmbelError) -> Failure:
+    return Failure(label, type(error).__name__, str(error))

@@ -1,0 +1,197 @@
+"""The whole runtime in the caller's process: gateway and scheduler on one event loop, no sockets.
+
+For tests, simulations and tiny uses. By default it runs the oracle model, which fails loudly when the
+engine reuses a wrong key. Steps of a real model run in a thread, so that the loop stays awake; steps of
+the oracle run on the loop, so that a test is deterministic.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ..lang.chat_template import ChatTemplate
+from ..lang.errors import BackendError, EngineError
+from ..lang.exchange import Exchange
+from ..lang.protocol import (
+    Capabilities,
+    Chunk,
+    Done,
+    Final,
+    FromBackend,
+    GenRequest,
+    Hint,
+    Scored,
+    ScoreRequest,
+    ToBackend,
+)
+from ..lang.runtime_options import ORACLE, RuntimeOptions
+from .assembly import Engine, open_engine, open_tokenizer
+from .clock import Clock, SystemClock
+from .config import Limits
+from .engine_protocol import ToEngine
+from .faults import FaultHook, no_faults
+from .gateway import Gateway
+
+_PEER = b"local"
+
+
+class LocalBackend:
+    """A `protocol.Backend` without processes.
+
+    Args:
+        model: as for `Runtime`; "oracle" by default.
+        chat_template: Jinja source that replaces the model's own.
+        clock, faults: for tests.
+        options: those of `RuntimeOptions`. With the oracle every step is checked unless said otherwise.
+    """
+
+    def __init__(
+        self,
+        model: str = ORACLE,
+        *,
+        chat_template: str | None = None,
+        clock: Clock | None = None,
+        faults: FaultHook = no_faults,
+        **options: object,
+    ) -> None:
+        if model == ORACLE:
+            options.setdefault("check_every_step", True)
+        self.options = RuntimeOptions(model=model, **options)  # type: ignore[arg-type]  # checked by RuntimeOptions
+        self._clock = clock or SystemClock()
+        self._faults = faults
+        self._given_template = chat_template
+        self._template: ChatTemplate | None = None
+        self._name = model
+        self._engine: Engine | None = None
+        self._gateway: Gateway | None = None
+        self._exchange: Exchange | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: deque[ToEngine] = deque()
+        self._pump: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ Backend
+
+    @property
+    def capabilities(self) -> Capabilities:
+        context = self._engine.runner.context_length if self._engine is not None else None
+        return Capabilities(
+            name=f"local {self._name}", score=True, hint=True, token_ids=True, logprobs=True, max_context=context
+        )
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise BackendError("the backend has not started; await backend.start() first")
+        return self._template
+
+    @property
+    def engine(self) -> Engine:
+        """The scheduler and its model, for tests that look inside."""
+        if self._engine is None:
+            raise BackendError("the backend has not started; await backend.start() first")
+        return self._engine
+
+    async def start(self) -> None:
+        if self._engine is None:
+            if self.options.model == ORACLE:
+                self._open()
+            else:
+                await asyncio.to_thread(self._open)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # a new loop, such as the next asyncio.run of a test
+            assert self._gateway is not None
+            self._gateway.peer_lost(_PEER)
+            self._loop, self._pump = loop, None
+            self._exchange = Exchange(self._send, window=self.options.max_queue, longest=self.options.request_timeout)
+
+    async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
+        await self.start()
+        async with aclosing(self._calls.generate(request)) as events:
+            async for event in events:
+                yield event
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        await self.start()
+        return await self._calls.score(request)
+
+    def hint(self, hint: Hint) -> None:
+        if self._exchange is not None:
+            self._exchange.hint(hint)
+
+    async def control(self, verb: str) -> Done:
+        await self.start()
+        return await self._calls.control(verb)
+
+    async def close(self) -> None:
+        """Ends what is running; the next `start` begins anew."""
+        if self._gateway is not None:
+            self._gateway.peer_lost(_PEER)
+        if self._exchange is not None:
+            self._exchange.fail(lambda: BackendError("the backend was closed"))
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+        self._engine = self._gateway = self._exchange = self._loop = None
+        self._inbox.clear()
+
+    # ------------------------------------------------------------------ how
+
+    @property
+    def _calls(self) -> Exchange:
+        assert self._exchange is not None, "start() made it"
+        return self._exchange
+
+    def _open(self) -> None:
+        self._name, tokenizer = open_tokenizer(self.options)
+        self._engine = open_engine(self.options, clock=self._clock, faults=self._faults, phase=lambda _: None)
+        source = self._given_template if self._given_template is not None else tokenizer.chat_template
+        self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name)
+        self._gateway = Gateway(
+            tokenizer,
+            model=self._name,
+            to_engine=self._to_engine,
+            to_peer=self._to_peer,
+            clock=self._clock,
+            limits=Limits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout),
+            faults=self._faults,
+            seed=self.options.seed,
+        )
+        self._gateway.engine_ready(self._engine.runner.context_length)
+
+    def _send(self, message: ToBackend) -> None:
+        assert self._gateway is not None, "start() made it"
+        self._gateway.receive(_PEER, message)
+
+    def _to_peer(self, peer: bytes, message: FromBackend) -> None:
+        if self._exchange is not None:
+            self._exchange.deliver(message)
+
+    def _to_engine(self, message: ToEngine) -> None:
+        self._inbox.append(message)
+        if self._loop is not None and (self._pump is None or self._pump.done()):
+            self._pump = self._loop.create_task(self._run(), name="local engine")
+
+    async def _run(self) -> None:
+        """Steps until nothing is left to do. Gateway and scheduler are never touched by two threads at once."""
+        engine, gateway = self._engine, self._gateway
+        assert engine is not None, "start() made it"
+        assert gateway is not None, "start() made it"
+        scheduler = engine.scheduler
+        try:
+            while self._inbox or not scheduler.idle:
+                while self._inbox:
+                    scheduler.submit(self._inbox.popleft())
+                if self.options.model == ORACLE:
+                    events = scheduler.step()
+                    await asyncio.sleep(0)  # others run between two steps
+                else:
+                    events = await asyncio.to_thread(scheduler.step)
+                for event in events:
+                    gateway.engine_event(event)
+                gateway.tick()
+        except Exception as error:  # outside a request's business: the engine is gone, as a process would be
+            gateway.engine_lost(f"{type(error).__name__}: {error}")
+            gateway.engine_given_up(f"{type(error).__name__}: {error}")
+            raise EngineError("the local engine ended") from error

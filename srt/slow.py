@@ -1,0 +1,23 @@
+"""A runner that takes its time: for tests of what others do meanwhile."""
+
+import time
+
+from .batch import Batch, Runner
+
+
+class Slowed:
+    """Sleeps before every step of another runner. A `batch.Runner`."""
+
+    def __init__(self, runner: Runner, seconds: float) -> None:
+        self._runner = runner
+        self._seconds = seconds
+        self.vocab_size = runner.vocab_size
+        self.context_length = runner.context_length
+        self.num_slots = runner.num_slots
+
+    def forward(self, batch: Batch) -> object:
+        time.sleep(self._seconds)
+        return self._runner.forward(batch)
+
+    def clear(self) -> None:
+        self._runner.clear()

@@ -1,0 +1,122 @@
+"""Frames between gateway and engine: typed msgpack, capped in size, counted.
+
+    gateway ──── [number][list of ToEngine] ────▶ engine          one PAIR per life of the engine,
+    gateway ◀─── [number][list of EngineFrame] ── engine          so nothing of a dead one is ever read
+
+A frame that cannot be read costs what was in it and nothing else: it is counted, the reader lives on,
+and requests whose messages were lost end by their deadline.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ..lang.link import Codec, FrameError, FromGateway, ToGateway, decode_sequence, encode_sequence
+from ..lang.runtime_options import RuntimeOptions
+from .config import MAX_ENGINE_FRAME
+from .engine_protocol import FromEngine, ToEngine
+
+
+class EngineStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line an engine reads on its standard input, as JSON; the pipe then is its lifeline."""
+
+    parent: int
+    events: str  # address of the gateway's PAIR
+    pulse: str  # address of the gateway's PULL for signs of life
+    options: RuntimeOptions
+
+
+class _Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):
+    """Base of what an engine says before it takes requests."""
+
+
+class EnginePhase(_Start, frozen=True):
+    """How far the start has come, in words for a person."""
+
+    phase: str
+
+
+class EngineReady(_Start, frozen=True):
+    """A real token came out of the warm-up."""
+
+    context_length: int
+    vocab_size: int
+    pool_tokens: int
+
+
+class EngineStartFailed(_Start, frozen=True):
+    """`kind` names a class of lang.errors.WIRE_ERRORS, or MissingExtraError. The engine waits to be ended."""
+
+    kind: str
+    message: str
+
+
+EngineFrame = FromEngine | EnginePhase | EngineReady | EngineStartFailed
+
+T = TypeVar("T")
+
+
+class Inbound(Generic[T]):
+    """The reading end of one direction of one peer: order, repetition, loss, malformed frames.
+
+    Attributes:
+        counters: "malformed", "repeated", "lost" frames.
+    """
+
+    def __init__(self, codec: Codec[T], counters: Counter[str]) -> None:
+        self._codec = codec
+        self._next = 0
+        self.counters = counters
+
+    def read(self, frames: Sequence[bytes]) -> list[T]:
+        """Frames of one socket message → its messages. A repeated frame has none.
+
+        Raises:
+            FrameError: and nothing else; with the labels of the messages as far as they can be read.
+        """
+        try:
+            if len(frames) != 2:
+                raise FrameError(f"a message of {len(frames)} frames instead of a number and a payload")
+            number = decode_sequence(frames[0])
+            if number < self._next:
+                self.counters["repeated"] += 1
+                return []
+            messages = self._codec.decode(frames[1])
+        except FrameError:
+            self.counters["malformed"] += 1
+            raise
+        self.counters["lost"] += number - self._next
+        self._next = number + 1
+        return messages
+
+
+class Outbound(Generic[T]):
+    """The writing end of one direction of one peer."""
+
+    def __init__(self, codec: Codec[T]) -> None:
+        self._codec = codec
+        self._next = 0
+
+    def write(self, messages: list[T]) -> tuple[bytes, bytes]:
+        """Messages → the frames of one socket message."""
+        frames = encode_sequence(self._next), self._codec.encode(messages)
+        self._next += 1
+        return frames
+
+
+def to_engine_codec() -> Codec[ToEngine]:
+    return Codec(ToEngine, MAX_ENGINE_FRAME)
+
+
+def from_engine_codec() -> Codec[EngineFrame]:
+    return Codec(EngineFrame, MAX_ENGINE_FRAME)
+
+
+def to_gateway_codec() -> Codec[ToGateway]:
+    return Codec(ToGateway)
+
+
+def from_gateway_codec() -> Codec[FromGateway]:
+    return Codec(FromGateway)
