@@ -1,3 +1,138 @@
-"""umbel: programs that call language models many times."""
+"""umbel: programs that call language models many times.
+
+    import umbel as ul
+
+    @ul.function
+    def ask(s, question):
+        s += ul.user(question) + ul.assistant(ul.gen("answer", max_tokens=64))
+
+    ul.set_default_backend(ul.Runtime())
+    print(ask.run(question="What is an umbel?")["answer"])
+
+Names are imported when they are first used, so `import umbel` is fast and needs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .interpreter.backends.echo import Echo as Echo
+    from .interpreter.backends.echo import FailCall as FailCall
+    from .interpreter.backends.gate import Gate as Gate
+    from .interpreter.backends.runtime import Runtime as Runtime
+    from .interpreter.batch import Failure as Failure
+    from .interpreter.default import default_backend as default_backend
+    from .interpreter.default import flush_cache as flush_cache
+    from .interpreter.default import get_server_info as get_server_info
+    from .interpreter.default import set_default_backend as set_default_backend
+    from .interpreter.program import Program as Program
+    from .interpreter.program import function as function
+    from .lang.chat_template import ChatTemplate as ChatTemplate
+    from .lang.chat_template import TemplateWarning as TemplateWarning
+    from .lang.errors import BackendError as BackendError
+    from .lang.errors import CancelledError as CancelledError
+    from .lang.errors import CapabilityError as CapabilityError
+    from .lang.errors import ConnectionLostError as ConnectionLostError
+    from .lang.errors import ConstraintError as ConstraintError
+    from .lang.errors import DeadlineError as DeadlineError
+    from .lang.errors import EngineError as EngineError
+    from .lang.errors import MissingExtraError as MissingExtraError
+    from .lang.errors import ModelError as ModelError
+    from .lang.errors import OverloadedError as OverloadedError
+    from .lang.errors import ParameterError as ParameterError
+    from .lang.errors import ProgramError as ProgramError
+    from .lang.errors import RequestError as RequestError
+    from .lang.errors import TemplateError as TemplateError
+    from .lang.errors import UmbelError as UmbelError
+    from .lang.errors import VariableError as VariableError
+    from .lang.ops import assistant as assistant
+    from .lang.ops import assistant_begin as assistant_begin
+    from .lang.ops import assistant_end as assistant_end
+    from .lang.ops import gen as gen
+    from .lang.ops import gen_int as gen_int
+    from .lang.ops import gen_string as gen_string
+    from .lang.ops import image as image
+    from .lang.ops import role as role
+    from .lang.ops import select as select
+    from .lang.ops import separate_reasoning as separate_reasoning
+    from .lang.ops import system as system
+    from .lang.ops import system_begin as system_begin
+    from .lang.ops import system_end as system_end
+    from .lang.ops import user as user
+    from .lang.ops import user_begin as user_begin
+    from .lang.ops import user_end as user_end
+    from .lang.ops import video as video
+    from .lang.protocol import Usage as Usage
+    from .lang.sampling import SamplingParams as SamplingParams
+    from .lang.state import AsyncState as AsyncState
+    from .lang.state import State as State
+    from .lang.state import StateGroup as StateGroup
+
+# Public name → the module it lives in. The block above says the same to type checkers; a test compares them.
+_HOMES = {
+    "interpreter.backends.echo": ("Echo", "FailCall"),
+    "interpreter.backends.gate": ("Gate",),
+    "interpreter.backends.runtime": ("Runtime",),
+    "interpreter.batch": ("Failure",),
+    "interpreter.default": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
+    "interpreter.program": ("Program", "function"),
+    "lang.chat_template": ("ChatTemplate", "TemplateWarning"),
+    "lang.errors": (
+        "BackendError",
+        "CancelledError",
+        "CapabilityError",
+        "ConnectionLostError",
+        "ConstraintError",
+        "DeadlineError",
+        "EngineError",
+        "MissingExtraError",
+        "ModelError",
+        "OverloadedError",
+        "ParameterError",
+        "ProgramError",
+        "RequestError",
+        "TemplateError",
+        "UmbelError",
+        "VariableError",
+    ),
+    "lang.ops": (
+        "assistant",
+        "assistant_begin",
+        "assistant_end",
+        "gen",
+        "gen_int",
+        "gen_string",
+        "image",
+        "role",
+        "select",
+        "separate_reasoning",
+        "system",
+        "system_begin",
+        "system_end",
+        "user",
+        "user_begin",
+        "user_end",
+        "video",
+    ),
+    "lang.protocol": ("Usage",),
+    "lang.sampling": ("SamplingParams",),
+    "lang.state": ("AsyncState", "State", "StateGroup"),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_MODULE_OF)]  # strings, as the mapping above shows
+
+
+def __getattr__(name: str) -> object:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'umbel' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{module}", __name__), name)
+    globals()[name] = value  # found directly from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -114,6 +114,10 @@ class ChatTemplate:
             self._check_generation_prompt(turns, rendered)
         return self._parts(rendered[rendered.index(mark) + len(mark) :], turns)
 
+    def shows(self, turns: Sequence[Turn]) -> bool:
+        """Whether the last of `turns` is written where it stands, and not only together with the next turn."""
+        return self.source is None or _PLACEHOLDER.format(len(turns) - 1) in self._closed_text(turns)
+
     @cached_property
     def trims(self) -> bool:
         """Whether the template strips white space around content, as Gemma's does."""

@@ -1,0 +1,141 @@
+"""The arguments of a call of a program: its own parameters, options of the run, sampling defaults.
+
+They share one list of keywords, and the program goes first: a parameter called `stop` or `timeout`
+receives its own value. The option of that name can then be given in `sampling={...}`.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..lang import sampling
+from ..lang.errors import ParameterError
+from ..lang.protocol import Backend
+from .default import chosen_backend
+
+RUN_OPTIONS = ("backend", "stream", "timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of one run, checked."""
+
+    backend: Backend
+    stream: bool = False
+    timeout: float | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Arguments:
+    """The parameters of a program behind its state.
+
+    Args:
+        name: of the program, for messages.
+        function: the user's function.
+        leading: how many parameters come before the program's own: the state, and `self` for a method.
+        bound: values fixed by `bind`; a call may give others.
+
+    Raises:
+        ParameterError: the function has no parameter for the state, or `bound` names one that it does not have.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], leading: int, bound: Mapping[str, Any] | None = None
+    ) -> None:
+        self.name = name
+        self.bound = dict(bound or {})
+        parameters = list(inspect.signature(function).parameters.values())
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(positional) < leading:
+            raise ParameterError(
+                f"program {name}{inspect.signature(function)} has no parameter for the state; write def {name}(s, ...)"
+            )
+        self._parameters = parameters[leading:]
+        self._signature = inspect.Signature(self._parameters)
+        self._named = {p.name for p in self._parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
+        for given in self.bound:
+            if given not in self._named and not self._takes_any:
+                raise ParameterError(f"program {name}{self._signature} has no parameter {given!r} to bind")
+
+    def __str__(self) -> str:
+        return f"{self.name}{self._signature}"
+
+    def split(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], RunOptions]:
+        """Keywords of `run` → the program's own, and the options.
+
+        Raises:
+            ParameterError: a keyword that is neither, or an option with a wrong value.
+        """
+        own: dict[str, Any] = {}
+        options: dict[str, Any] = {}
+        for name, value in keywords.items():
+            if name in self._named:
+                own[name] = value
+            elif name in RUN_OPTIONS or name in sampling.OPTIONS or name == "sampling":
+                options[name] = value
+            elif self._takes_any:
+                own[name] = value
+            else:
+                raise ParameterError(
+                    f"{self} has no parameter {name!r}, and neither has run(); beside sampling parameters it takes "
+                    f"{', '.join(RUN_OPTIONS)} and sampling"
+                )
+        return own, run_options(options)
+
+    def bind(self, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The arguments of the user's function behind its state. Positions count the parameters not bound.
+
+        Raises:
+            ParameterError: a missing, unknown or repeated argument; the message shows the signature.
+        """
+        given = {name: value for name, value in self.bound.items() if name not in keywords}
+        visible = [p for p in self._parameters if p.name not in given]
+        try:
+            bound = inspect.Signature(visible).bind(*positional, **keywords)
+        except TypeError as error:
+            raise ParameterError(f"{self}: {error}") from None
+        extra = {name: value for name, value in given.items() if name not in self._named}
+        arguments = {**given, **bound.arguments}
+        ordered = {p.name: arguments[p.name] for p in self._parameters if p.name in arguments}
+        if extra:
+            catch_all = next(p.name for p in self._parameters if p.kind is p.VAR_KEYWORD)
+            ordered[catch_all] = {**extra, **ordered.get(catch_all, {})}
+        return inspect.BoundArguments(self._signature, ordered)
+
+
+def run_options(options: Mapping[str, Any]) -> RunOptions:
+    """Options by keyword, and those inside `sampling={...}`, which win.
+
+    Raises:
+        ParameterError: an unknown option or a wrong value.
+    """
+    inner = options.get("sampling")
+    if inner is not None and not isinstance(inner, Mapping):
+        raise ParameterError(f"sampling={inner!r}; write a dict such as sampling={{'temperature': 0}}")
+    merged = {name: value for name, value in options.items() if name != "sampling"} | dict(inner or {})
+    stream, timeout = merged.pop("stream", False), merged.pop("timeout", None)
+    backend = chosen_backend(merged.pop("backend", None))
+    if not isinstance(stream, bool):
+        raise ParameterError(f"stream={stream!r}; write True or False")
+    return RunOptions(backend, stream, checked_timeout(timeout), sampling_defaults(merged))
+
+
+def checked_timeout(timeout: object) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+        raise ParameterError(f"timeout={timeout!r}; write seconds above 0, or None for no limit")
+    return float(timeout)
+
+
+def sampling_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Validated sampling fields of one layer. Fields that must fit together are checked when all layers are known."""
+    fields = sampling.overrides(options)
+    for name, value in fields.items():
+        alone = {name: value}
+        if name == "min_tokens":
+            alone["max_tokens"] = sampling.MAX_TOKENS
+        sampling.merge(alone)
+    return fields

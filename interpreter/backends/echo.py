@@ -1,0 +1,403 @@
+"""Echo: a backend without a model. Scripted, deterministic, and honest about tokens; made for tests.
+
+It ships with umbel, for tests of your own programs:
+
+    echo = Echo({"capital of France?": " Paris."}, scores={"yes": -0.1, "no": -2.0})
+    state = program.run(backend=echo)
+    assert echo.requests[0].sampling.max_tokens == 16
+
+What a script gives is what a model would have said if nothing stopped it: `stop`, `stop_token_ids`,
+`max_tokens`, `min_tokens`, `ignore_eos` and `n` are then applied as a real backend does. Parameters that
+choose among tokens (temperature, penalties, logit_bias, seed) have nothing to choose from here.
+"""
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+from ...lang.chat_template import ChatTemplate
+from ...lang.errors import CapabilityError, ParameterError, RequestError
+from ...lang.prompt import Part, Text
+from ...lang.protocol import (
+    Capabilities,
+    Chunk,
+    Completion,
+    Done,
+    Final,
+    FinishReason,
+    GenRequest,
+    Hint,
+    Scored,
+    ScoredChoice,
+    ScoreRequest,
+    TokenLogprob,
+    Usage,
+)
+from ...lang.sampling import SamplingParams
+from .echo_tokens import PrefixCache, pieces, prompt_tokens, token_id
+from .gate import Gate
+
+Answer = str | Sequence[str]
+Script = Mapping[str, Answer] | Sequence[Answer] | Callable[[str], Answer]
+Scores = Mapping[str, float | Sequence[float]]
+Faults = Callable[[str, int], None]
+
+# ChatML, which is prefix-stable: role blocks with control tokens around them.
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class FailCall:
+    """Raises `error` at the k-th call of the backend, once. `calls` counts them, by verb and in all.
+
+    Verbs: start, generate, chunk (each streamed piece), score, hint, control.
+    """
+
+    def __init__(self, k: int, error: BaseException, verbs: Sequence[str] = ("generate", "score")) -> None:
+        if k < 1:
+            raise ParameterError(f"k={k}: calls are counted from 1")
+        self.k, self.error, self.verbs = k, error, tuple(verbs)
+        self.calls = 0
+
+    def __call__(self, verb: str, number: int) -> None:
+        if verb in self.verbs:
+            self.calls += 1
+            if self.calls == self.k:
+                raise self.error
+
+
+class Echo:
+    """A scripted backend.
+
+    Args:
+        script: what is answered.
+            A dict: the answer whose key stands last in the prompt. A list: one answer per continuation, in the
+            order of the calls. A function of the prompt's text. An answer may be a list, one text per
+            continuation of `n`; one text serves them all. None: the last piece of text that the program itself
+            wrote is given back.
+        scores: log-probability per token for choices (a number for all its tokens, or one for each); other
+            choices get a hash of prompt and choice.
+        unconditional_scores: the same without the prompt.
+        chat_template: of the roles; ChatML if None.
+        capabilities: to play a backend that can do less.
+        cache_tokens: size of the simulated prefix cache; 0 for none.
+        delay: seconds before each call and each streamed piece, slept by `sleep`.
+        sleep: `asyncio.sleep`, or that of a virtual clock.
+        gate: if given, every call and every streamed piece waits at it.
+        faults: called with verb and its number before each call; what it raises, the call raises.
+        record: how many requests `requests` keeps.
+    """
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        scores: Scores | None = None,
+        unconditional_scores: Scores | None = None,
+        chat_template: ChatTemplate | None = None,
+        capabilities: Capabilities | None = None,
+        cache_tokens: int = 20_000,
+        delay: float = 0.0,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        gate: Gate | None = None,
+        faults: Faults | None = None,
+        record: int = 1000,
+    ) -> None:
+        if isinstance(script, str):
+            raise ParameterError(f"Echo({script!r}): write a list of answers, a dict, or a function of the prompt")
+        self._script = deque(script) if isinstance(script, Sequence) else script
+        self._scores = dict(scores or {})
+        self._unconditional = dict(unconditional_scores or {})
+        self._template = chat_template or ChatTemplate(_CHATML, name="Echo")
+        self._capabilities = capabilities or Capabilities(
+            "Echo", score=True, hint=True, token_ids=True, images=True, logprobs=True
+        )
+        self._cache = PrefixCache(cache_tokens)
+        self._delay = delay
+        self._sleep = sleep
+        self._gate = gate
+        self._faults = faults
+        self._visits: dict[str, int] = {}
+        self.requests: deque[GenRequest | ScoreRequest | Hint] = deque(maxlen=record)
+        self.calls = 0  # generate and score
+        self.active: set[str] = set()  # ids of requests in flight
+        self.aborted: list[str] = []  # ids of requests that were left before their end
+        self.closed = False
+
+    # -------------------------------------------------------------------------------- the Backend protocol
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._template
+
+    async def start(self) -> None:
+        self._visit("start")
+
+    async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
+        self._enter(request)
+        try:
+            await self._pause("generate")
+            completions, texts = self._complete(request)
+            if request.stream:
+                for chunk in _chunks(request.id, completions, texts):
+                    await self._pause("chunk")
+                    yield chunk
+            self.active.discard(request.id)
+            yield self._final(request, completions)
+        finally:
+            self._leave(request.id)
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        self._enter(request)
+        try:
+            await self._pause("score")
+            result = self._scored(request)
+            self.active.discard(request.id)
+            return result
+        finally:
+            self._leave(request.id)
+
+    def hint(self, hint: Hint) -> None:
+        self._visit("hint")
+        self.requests.append(hint)
+        self._cache.insert(hint.origin.salt, [token for token, _ in prompt_tokens(hint.prompt)])
+
+    async def control(self, verb: str) -> Done:
+        self._visit("control")
+        match verb:
+            case "flush_cache":
+                self._cache.clear()
+                return Done("echo")
+            case "info":
+                counts = {"calls": self.calls, "active": len(self.active), "cached_tokens": len(self._cache)}
+                return Done("echo", {"model": "Echo", **counts})
+            case _:
+                raise CapabilityError(f"Echo has no control verb {verb!r}; write 'flush_cache' or 'info'")
+
+    async def close(self) -> None:
+        self.closed = True
+
+    # -------------------------------------------------------------------------------- calls
+
+    def _enter(self, request: GenRequest | ScoreRequest) -> None:
+        self.calls += 1
+        self.requests.append(request)
+        self.active.add(request.id)
+
+    def _leave(self, request_id: str) -> None:
+        """A request that is still active here was cancelled, failed, or its iterator was closed."""
+        if request_id in self.active:
+            self.active.discard(request_id)
+            self.aborted.append(request_id)
+
+    async def _pause(self, verb: str) -> None:
+        if self._delay:
+            await self._sleep(self._delay)
+        if self._gate is not None:
+            await self._gate.passes()
+        self._visit(verb)
+
+    def _visit(self, verb: str) -> None:
+        number = self._visits[verb] = self._visits.get(verb, 0) + 1
+        if self._faults is not None:
+            self._faults(verb, number)
+
+    # -------------------------------------------------------------------------------- text
+
+    def answer(self, prompt: str, parts: tuple[Part, ...], n: int) -> list[str]:
+        """What is said to a prompt, `n` times. Subclasses may say something else.
+
+        Raises:
+            RequestError: the script has no answer.
+        """
+        script = self._script
+        match script:
+            case None:
+                said: Answer = _last_words(parts)
+            case Mapping():
+                key = max((key for key in script if key in prompt), key=prompt.rfind, default=None)
+                if key is None:
+                    raise RequestError(f"Echo's dict has no key that stands in the prompt ending with {prompt[-60:]!r}")
+                said = script[key]
+            case deque():
+                if len(script) < n:
+                    raise RequestError(f"Echo's list of answers is used up; prompt ending with {prompt[-60:]!r}")
+                if not isinstance(script[0], str):
+                    said = script.popleft()
+                else:
+                    return [str(script.popleft()) for _ in range(n)]
+            case _:
+                said = script(prompt)
+        if isinstance(said, str):
+            return [said] * n
+        if len(said) != n:
+            raise RequestError(f"Echo's script gives {len(said)} answers where n={n} are asked for")
+        return list(said)
+
+    def _complete(self, request: GenRequest) -> tuple[list[Completion], list[list[str]]]:
+        """Completions, and the texts of their tokens."""
+        prompt = "".join(f"<{part.kind}>" if not hasattr(part, "text") else part.text for part in request.prompt)
+        said = self.answer(prompt, request.prompt, request.sampling.n)
+        cut = [_cut(text, request.sampling) for text in said]
+        seed = zlib.crc32(prompt.encode("utf-8", "surrogatepass"))
+        completions = []
+        for completion, texts in cut:
+            if request.sampling.logprobs or request.sampling.top_logprobs:
+                tokens = zip(completion.token_ids, texts, strict=True)
+                logprobs = _logprobs(seed, tokens, request.sampling.top_logprobs)
+                completion = Completion(
+                    completion.text,
+                    completion.token_ids,
+                    completion.kept,
+                    completion.tail,
+                    completion.finish_reason,
+                    completion.matched_stop,
+                    logprobs,
+                )
+            completions.append(completion)
+        return completions, [texts for _, texts in cut]
+
+    def _final(self, request: GenRequest, completions: list[Completion]) -> Final:
+        tokens = prompt_tokens(request.prompt)
+        ids = [token for token, _ in tokens]
+        salt = request.origin.salt
+        cached = self._cache.match(salt, ids)
+        for completion in completions:
+            self._cache.insert(salt, [*ids, *completion.token_ids])
+        start = request.sampling.prompt_logprobs_from
+        return Final(
+            request.id,
+            tuple(completions),
+            Usage(len(ids), cached, sum(len(c.token_ids) for c in completions), 1),
+            () if start is None else _logprobs(0, tokens[start:], request.sampling.top_logprobs),
+        )
+
+    def _scored(self, request: ScoreRequest) -> Scored:
+        tokens = prompt_tokens(request.prompt)
+        ids = [token for token, _ in tokens]
+        seed = zlib.crc32(repr(ids).encode())
+        cached = self._cache.match(request.origin.salt, ids)
+        choices = []
+        for choice in request.choices:
+            texts = pieces(choice)
+            self._cache.insert(request.origin.salt, [*ids, *map(token_id, texts)])
+            choices.append(
+                ScoredChoice(
+                    tuple(map(token_id, texts)),
+                    _given_or_hashed(self._scores.get(choice), choice, texts, seed),
+                    _given_or_hashed(self._unconditional.get(choice), choice, texts, 0)
+                    if request.unconditional
+                    else (),
+                )
+            )
+        return Scored(request.id, tuple(choices), Usage(len(ids), cached, 0, 1))
+
+
+def _last_words(parts: tuple[Part, ...]) -> str:
+    """The last text of a prompt that is not scaffolding."""
+    said = [part.text for part in parts if isinstance(part, Text) and not part.control and part.text.strip()]
+    return said[-1].strip() if said else "echo"
+
+
+def _cut(said: str, sampling: SamplingParams) -> tuple[Completion, list[str]]:
+    """What a model would have said → what is left of it, as tokens. Returns the completion and its tokens' texts."""
+    texts = pieces(said)
+    wanted = sampling.max_tokens if sampling.ignore_eos else min(sampling.min_tokens, sampling.max_tokens)
+    while len(texts) < wanted:  # said again until it is long enough
+        texts.extend(pieces(" " + said) if said.strip() else [" echo"])
+    token_ends: list[int] = []  # in characters
+    for piece in texts:
+        token_ends.append((token_ends[-1] if token_ends else 0) + len(piece))
+    for count in range(1, min(len(texts), sampling.max_tokens) + 1):
+        if count < sampling.min_tokens:
+            continue
+        if token_id(texts[count - 1]) in sampling.stop_token_ids:
+            matched = token_id(texts[count - 1])
+            return _completion(texts[:count], sum(map(len, texts[: count - 1])), FinishReason.STOP, matched), texts[
+                :count
+            ]
+        found = _first_stop("".join(texts[:count]), sampling, token_ends)
+        if found is not None:
+            place, stop = found
+            return _completion(texts[:count], place, FinishReason.STOP, stop), texts[:count]
+    if len(texts) > sampling.max_tokens or sampling.ignore_eos:
+        texts = texts[: sampling.max_tokens]
+        return _completion(texts, sum(map(len, texts)), FinishReason.LENGTH, None), texts
+    return _completion(texts, sum(map(len, texts)), FinishReason.STOP, None), texts
+
+
+def _first_stop(text: str, sampling: SamplingParams, token_ends: list[int]) -> tuple[int, str] | None:
+    """The stop that ends first behind the tokens that no stop may end; the longest of those that end together."""
+    free = token_ends[sampling.min_tokens - 1] if sampling.min_tokens else 0
+    found: list[tuple[int, int, str]] = []
+    for stop in sampling.stop:
+        place = text.find(stop, max(0, free - len(stop) + 1) if free else 0)
+        if place >= 0:
+            found.append((place + len(stop), place, stop))
+    if not found:
+        return None
+    _, place, stop = min(found)
+    return place, stop
+
+
+def _completion(texts: list[str], length: int, reason: FinishReason, matched: str | int | None) -> Completion:
+    """`length` characters of the tokens are text; the tokens wholly inside are kept."""
+    kept = end = 0
+    for piece in texts:
+        if end + len(piece) > length:
+            break
+        end, kept = end + len(piece), kept + 1
+    text = "".join(texts)[:length]
+    return Completion(text, tuple(map(token_id, texts)), kept, text[end:], reason, matched)
+
+
+def _chunks(request_id: str, completions: list[Completion], texts: list[list[str]]) -> list[Chunk]:
+    """One chunk per kept token, the continuations in turn; a tail comes with the last."""
+    chunks: list[Chunk] = []
+    for place in range(max((c.kept for c in completions), default=0) + 1):
+        for index, completion in enumerate(completions):
+            logprobs = completion.logprobs[place : place + 1]
+            if place < completion.kept:
+                ids = completion.token_ids[place : place + 1]
+                chunks.append(Chunk(request_id, index, texts[index][place], ids, logprobs))
+            elif place == completion.kept and completion.tail:
+                chunks.append(Chunk(request_id, index, completion.tail))
+    return chunks
+
+
+def _logprobs(seed: int, tokens: object, top: int) -> tuple[TokenLogprob, ...]:
+    """A hash of what came before, as numbers that could be log-probabilities."""
+    result: list[TokenLogprob] = []
+    history = seed
+    for token, text in tokens:  # type: ignore[attr-defined]
+        history = zlib.crc32(f"{history}.{token}".encode())
+        own = -(history % 2000) / 1000
+        others = [(token_id(f"{text}{i}"), f"{text}{i}", own - i) for i in range(1, top)]
+        result.append(TokenLogprob(token, text, own, tuple([(token, text, own), *others][:top])))
+    return tuple(result)
+
+
+def _given_or_hashed(
+    given: float | Sequence[float] | None, choice: str, texts: list[str], seed: int
+) -> tuple[float, ...]:
+    match given:
+        case None:
+            history = seed
+            result = []
+            for piece in texts:
+                history = zlib.crc32(f"{history}.{piece}".encode("utf-8", "surrogatepass"))
+                result.append(-(history % 5000 + 1) / 1000)
+            return tuple(result)
+        case int() | float():
+            return (float(given),) * len(texts)
+        case _:
+            if len(given) != len(texts):
+                raise ParameterError(f"Echo's scores for {choice!r} are {len(given)} numbers for tokens {texts}")
+            return tuple(given)

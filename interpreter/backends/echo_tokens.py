@@ -1,0 +1,81 @@
+"""Echo's idea of tokens, and a prefix cache that counts as a real one does.
+
+A token is a word with the space before it, or one other character. Its id is a checksum of its text,
+so that the same text has the same ids in every process.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable
+
+from ...lang.prompt import Generated, Media, Part
+
+_TOKEN = re.compile(r" ?\w+|\n|.", re.DOTALL)
+_MEDIA_TOKENS = 4
+
+
+def pieces(text: str) -> list[str]:
+    """Text → the texts of its tokens; their concatenation is the text."""
+    return _TOKEN.findall(text)
+
+
+def token_id(piece: str) -> int:
+    return zlib.crc32(piece.encode("utf-8", "surrogatepass"))
+
+
+def token_ids(text: str) -> list[int]:
+    return [token_id(piece) for piece in pieces(text)]
+
+
+def prompt_tokens(parts: Iterable[Part]) -> list[tuple[int, str]]:
+    """A prompt → (id, text) per token. Generated parts keep the ids they came with."""
+    tokens: list[tuple[int, str]] = []
+    for part in parts:
+        match part:
+            case Generated(text, ids):
+                texts = pieces(text)
+                tokens.extend(zip(ids, texts if len(texts) == len(ids) else [""] * len(ids), strict=True))
+            case Media(kind, digest):
+                tokens.extend((token_id(f"{digest}{i}"), f"<{kind}>" if i == 0 else "") for i in range(_MEDIA_TOKENS))
+            case _:
+                tokens.extend((token_id(piece), piece) for piece in pieces(part.text))
+    return tokens
+
+
+class PrefixCache:
+    """Which prefixes have been seen: a tree of tokens as one dict. When it is full it is emptied.
+
+    (node, token) → node; the root of a salt is a negative node of its own
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._next: dict[tuple[int, int], int] = {}
+        self._roots: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._next)
+
+    def match(self, salt: str, ids: list[int]) -> int:
+        """How many tokens of this prompt were there. At least one is computed always, as its result is needed."""
+        node, matched = self._root(salt), 0
+        for token in ids[:-1]:
+            following = self._next.get((node, token))
+            if following is None:
+                break
+            node, matched = following, matched + 1
+        return matched
+
+    def insert(self, salt: str, ids: list[int]) -> None:
+        if len(self._next) + len(ids) > self.capacity:
+            self.clear()
+        node = self._root(salt)
+        for token in ids[: self.capacity]:
+            node = self._next.setdefault((node, token), len(self._next) + 1)
+
+    def clear(self) -> None:
+        self._next.clear()
+        self._roots.clear()
+
+    def _root(self, salt: str) -> int:
+        return self._roots.setdefault(salt, -1 - len(self._roots))

@@ -1,0 +1,87 @@
+"""A gate for tests: what Echo does waits at it until the test says so. No sleeps, no timing."""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+
+_PATIENCE = 30.0  # seconds a test waits for what it expects before it fails
+
+
+class Gate:
+    """Closed at first. Every call to the backend, and every streamed piece, passes it once.
+
+    `step` lets so many through, in the order in which they came; `open` lets everything through.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._permits = 0
+        self._open = False
+        self._arrived = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many wait at the gate now."""
+        with self._condition:
+            return len(self._waiting)
+
+    @property
+    def arrived(self) -> int:
+        """How many have come to the gate so far, those that passed included."""
+        with self._condition:
+            return self._arrived
+
+    def step(self, count: int = 1) -> None:
+        """Let `count` pass: those that wait, then those that come."""
+        with self._condition:
+            self._permits += count
+            self._release()
+
+    def open(self) -> None:
+        with self._condition:
+            self._open = True
+            self._release()
+
+    def close(self) -> None:
+        with self._condition:
+            self._open = False
+
+    def wait_for(self, arrived: int) -> None:
+        """Block until so many have come to the gate in all.
+
+        Raises:
+            AssertionError: they do not come.
+        """
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._arrived >= arrived, _PATIENCE):
+                raise AssertionError(f"{self._arrived} came to the gate, {arrived} were expected")
+
+    async def passes(self) -> None:
+        """On the backend's loop: wait for the turn. Cancelled, it gives its place up."""
+        loop = asyncio.get_running_loop()
+        with self._condition:
+            self._arrived += 1
+            self._condition.notify_all()
+            if self._open:
+                return
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiting.append((loop, future))
+            self._release()
+        try:
+            await future
+        finally:
+            with self._condition, contextlib.suppress(ValueError):
+                self._waiting.remove((loop, future))
+
+    def _release(self) -> None:
+        while self._waiting and (self._open or self._permits):
+            loop, future = self._waiting.popleft()
+            self._permits -= 0 if self._open else 1
+            loop.call_soon_threadsafe(_settle, future)
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

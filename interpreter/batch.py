@@ -1,0 +1,241 @@
+"""Many runs of one program: bounded in number, in order, one failure at a time.
+
+    not started → body running (a thread of the pool, or a coroutine) → calls running → finished → given out
+                  at most `threads`                                     at most `limit` at once
+
+A thread is held while a body runs, not while the last calls of its program do. In generator form the
+programs that are finished and not given out count too, so a slow reader slows the batch and not the memory.
+"""
+
+import inspect
+import itertools
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sized
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from ..lang.errors import ParameterError
+from ..lang.state import State
+from .arguments import Arguments, RunOptions
+from .progress import Bar
+from .run import Run
+
+Item = Mapping[str, Any] | tuple[Any, ...] | list[Any]  # arguments of one program: its own values
+OnError = Literal["raise", "return"]
+
+MAX_THREADS = 32  # bodies mostly wait
+MAX_IN_FLIGHT = 256  # programs, when the user sets no limit; far below the queue of a runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A program of a batch that failed: its place, what it was given, why, and what it had done."""
+
+    index: int
+    arguments: Item
+    error: BaseException
+    state: State
+
+
+@dataclass(slots=True)
+class Member:
+    """One program of a batch from its start until its result is given out."""
+
+    index: int
+    arguments: Item
+    run: Run
+    state: State
+    error: BaseException | None = None  # what the body raised, or what stopped the program's own stream
+    finished: bool = False
+
+
+class Launch(Protocol):
+    """Starts one body. Calls `body_ended` with what it raised, then `finished` when the whole run has ended."""
+
+    def __call__(
+        self,
+        call: inspect.BoundArguments,
+        options: RunOptions,
+        pool: ThreadPoolExecutor,
+        *,
+        body_ended: Callable[[BaseException | None], None],
+        finished: Callable[[], None],
+    ) -> tuple[Run, State]: ...
+
+
+class Job:
+    """One call of run_batch.
+
+    Args:
+        launch: starts one program.
+        arguments: the program's parameters.
+        items: arguments of every program.
+        num_threads: most programs at once, or "auto".
+        on_error: what a failing program does to the others.
+        options: of every run.
+
+    Raises:
+        ParameterError: a wrong option, or arguments that do not fit. Those of an iterator are looked at as they come.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        arguments: Arguments,
+        items: Iterable[Item],
+        *,
+        num_threads: int | Literal["auto"],
+        on_error: OnError,
+        options: RunOptions,
+    ) -> None:
+        if on_error not in ("raise", "return"):
+            raise ParameterError(f"on_error={on_error!r}; write 'raise' or 'return'")
+        if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+            raise ParameterError(f"run_batch() takes a list of dicts or tuples, got {type(items).__name__}")
+        self._launch = launch
+        self._arguments = arguments
+        self._options = options
+        self._limit = _checked_limit(num_threads)
+        self._threads = MAX_THREADS if num_threads == "auto" else self._limit
+        self._keeps_going = on_error == "return"
+        self.total = len(items) if isinstance(items, Sized) else None
+        calls = (self._call(index, item) for index, item in enumerate(items))
+        self._calls = calls if self.total is None else iter(list(calls))  # a list is checked before anything runs
+        self._window: dict[int, Member] = {}  # started, not given out
+        self._news = threading.Condition()  # guards the counters below
+        self._bodies = 0
+        self._running = 0
+        self._finished = 0
+        self._changes = 0
+        self._failed = False
+
+    def collect(self, *, progress_bar: bool) -> list[State | Failure]:
+        """All results. The first error by position is raised when the programs that run have ended."""
+        return list(self._outcomes(progress_bar=progress_bar, bounded=False))
+
+    def generate(self, *, progress_bar: bool) -> Generator[State | Failure, None, None]:
+        """Results one by one. An error is raised in its place; closing cancels what runs."""
+        return self._outcomes(progress_bar=progress_bar, bounded=True)
+
+    # -------------------------------------------------------------------------------- how
+
+    def _outcomes(self, *, progress_bar: bool, bounded: bool) -> Generator[State | Failure, None, None]:
+        states: dict[int, State] = {}  # for the error, in list form
+        with ExitStack() as stack:
+            pool = ThreadPoolExecutor(self._threads, thread_name_prefix="umbel-batch")
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            stack.callback(self._cancel_rest)
+            bar = stack.enter_context(Bar(self.total)) if progress_bar else None
+            for index in itertools.count():
+                member = self._await(index, pool, bar, bounded)
+                if member is None:
+                    return
+                if member.error is None:
+                    if not bounded:
+                        states[index] = member.state
+                    yield member.state
+                elif self._keeps_going:
+                    yield Failure(index, member.arguments, member.error, member.state)
+                else:
+                    if not bounded:
+                        self._await_rest(states)
+                    raise _annotated(member, self.total, None if bounded else states)
+
+    def _await(self, index: int, pool: ThreadPoolExecutor, bar: Bar | None, bounded: bool) -> Member | None:
+        """The program at `index` when it has finished, others being started meanwhile; None behind the last."""
+        while True:
+            with self._news:
+                seen = self._changes
+            self._fill(pool, bounded)
+            member = self._window.get(index)
+            if member is None:
+                return None
+            if bar is not None:
+                bar.show(self._finished)
+            with self._news:
+                if member.finished:
+                    return self._window.pop(index)
+                if self._changes == seen:
+                    self._news.wait()
+
+    def _fill(self, pool: ThreadPoolExecutor, bounded: bool) -> None:
+        """Start programs while there is room. Without the lock: the caller's iterator may take its time."""
+        while not (self._failed and not self._keeps_going):
+            if self._bodies >= self._threads or self._running >= self._limit:
+                return
+            if bounded and len(self._window) >= 2 * self._limit:
+                return
+            following = next(self._calls, None)
+            if following is None:
+                return
+            self._start(*following, pool)
+
+    def _start(self, index: int, item: Item, call: inspect.BoundArguments, pool: ThreadPoolExecutor) -> None:
+        with self._news:
+            self._bodies += 1
+            self._running += 1
+
+        def body_ended(error: BaseException | None) -> None:
+            with self._news:
+                self._bodies -= 1
+                self._changes += 1
+                errors.append(error)
+                self._news.notify_all()
+
+        def finished() -> None:
+            with self._news:
+                member = self._window[index]
+                member.error = errors[0] or member.state.error()
+                member.finished = True
+                self._failed = self._failed or member.error is not None
+                self._running -= 1
+                self._finished += 1
+                self._changes += 1
+                self._news.notify_all()
+
+        errors: list[BaseException | None] = []
+        with self._news:  # so that `finished` finds the member
+            run, state = self._launch(call, self._options, pool, body_ended=body_ended, finished=finished)
+            self._window[index] = Member(index, item, run, state)
+
+    def _await_rest(self, states: dict[int, State]) -> None:
+        with self._news:
+            self._news.wait_for(lambda: self._running == 0)
+        states.update({index: member.state for index, member in self._window.items() if member.error is None})
+
+    def _cancel_rest(self) -> None:
+        for member in self._window.values():
+            if not member.finished:
+                member.run.cancel()
+
+    def _call(self, index: int, item: Item) -> tuple[int, Item, inspect.BoundArguments]:
+        match item:
+            case Mapping():
+                return index, item, self._arguments.bind((), item)
+            case tuple() | list():
+                return index, item, self._arguments.bind(tuple(item), {})
+            case _:
+                raise ParameterError(
+                    f"run_batch() item {index} is {item!r}; write a dict of keywords or a tuple of positions"
+                )
+
+
+def _checked_limit(num_threads: object) -> int:
+    if num_threads == "auto":
+        return MAX_IN_FLIGHT
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+        raise ParameterError(f"num_threads={num_threads!r}; write an integer of at least 1, or 'auto'")
+    return num_threads
+
+
+def _annotated(member: Member, total: int | None, states: dict[int, State] | None) -> BaseException:
+    """The program's own error, saying which program it was, with the states of the others when they are at hand."""
+    error = member.error
+    assert error is not None, "only a failed member is annotated"
+    of = "" if total is None else f" of {total}"
+    error.add_note(f"program {member.index}{of} of the batch; on_error='return' gives a Failure in its place")
+    if states is not None:
+        error.batch_results = states  # type: ignore[attr-defined]  # documented in run_batch; its type is the user's
+    return error

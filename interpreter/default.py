@@ -1,0 +1,83 @@
+"""Which backend a program runs on when none is given, and the two questions one asks any backend.
+
+`set_default_backend` is for the process; `default_backend` is for a block, and follows the context:
+two threads, or two tasks, with a block each do not see each other's.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, cast
+
+from ..lang.errors import ParameterError
+from ..lang.protocol import Backend, Done
+from . import loop
+
+_HOOKS = ("start", "generate", "score", "hint", "control", "close")
+
+_in_context: ContextVar[Backend | None] = ContextVar("umbel_default_backend", default=None)
+_lock = threading.Lock()
+_of_process: list[Backend] = []  # at most one
+
+
+def set_default_backend(backend: Backend | None) -> None:
+    """Programs of this process run on `backend` unless they are given another; None sets none.
+
+    Raises:
+        ParameterError: not a backend.
+    """
+    chosen = [] if backend is None else [checked(backend)]
+    with _lock:
+        _of_process[:] = chosen
+
+
+@contextmanager
+def default_backend(backend: Backend) -> Iterator[Backend]:
+    """`with default_backend(backend):` — programs started inside the block run on it."""
+    token = _in_context.set(checked(backend))
+    try:
+        yield backend
+    finally:
+        _in_context.reset(token)
+
+
+def chosen_backend(given: object = None) -> Backend:
+    """The backend given to a run, else that of the block, else that of the process.
+
+    Raises:
+        ParameterError: none of the three, or not a backend.
+    """
+    if given is not None:
+        return checked(given)
+    found = _in_context.get() or next(iter(_of_process), None)
+    if found is None:
+        raise ParameterError(
+            "no backend to run on; write umbel.set_default_backend(umbel.Runtime()), or pass backend= to run()"
+        )
+    return found
+
+
+def checked(backend: object) -> Backend:
+    """Looks at the class, since properties of a backend may need it to be started."""
+    if isinstance(backend, type) or not all(callable(getattr(type(backend), hook, None)) for hook in _HOOKS):
+        raise ParameterError(f"{backend!r} is not a backend; write an instance such as umbel.Runtime() or umbel.Echo()")
+    return cast(Backend, backend)
+
+
+def flush_cache(backend: Backend | None = None) -> None:
+    """Forget every cached prefix of the backend, or of the default one."""
+    _ask(chosen_backend(backend), "flush_cache")
+
+
+def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
+    """What the backend, or the default one, says of itself: model, sizes, counters."""
+    return dict(_ask(chosen_backend(backend), "info").result)
+
+
+def _ask(backend: Backend, verb: str) -> Done:
+    async def ask() -> Done:
+        await backend.start()
+        return await backend.control(verb)
+
+    return loop.streams.run(ask())

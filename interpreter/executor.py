@@ -1,0 +1,306 @@
+"""Executes the steps of one stream, in order, on the streams' loop: steps → requests → bindings.
+
+Each kind of operation has one method; an operation without one is an error, never skipped.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from ..lang import ops
+from ..lang.errors import BackendError, CapabilityError, ProgramError, UmbelError
+from ..lang.prompt import Generated, Part, Text
+from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint, ScoreRequest
+from . import choices, media, meta, reasoning
+from .position import Position, Reached, media_text, since, text_of
+from .run import Run
+from .steps import BranchOff, Concatenate, Gather, Mark, Step
+from .variables import Binding, Feed, Meta
+from .waiting import wait_until_async
+
+
+class Executor:
+    """One stream's place in its run.
+
+    Args:
+        run: gives backend, deadline and ledger.
+        spoken: receives all text that this stream appends.
+        position: where the stream begins; owned by the executor from now on.
+        fork_group: what siblings of one fork share, for the scheduler.
+        ready: whether the backend has been started for this stream's ancestors.
+    """
+
+    __slots__ = ("_ready", "_start", "_start_turns", "fork_group", "position", "run", "spoken", "streaming")
+
+    def __init__(
+        self, run: Run, spoken: Feed, position: Position, *, fork_group: str = "", ready: bool = False
+    ) -> None:
+        self.run = run
+        self.spoken = spoken
+        self.position = position
+        self._start = position.prompt  # what this stream did not say itself
+        self._start_turns = len(position.turns)
+        self.fork_group = fork_group
+        self.streaming = False  # someone reads pieces
+        self._ready = ready
+
+    async def execute(self, step: Step) -> None:
+        """Raises whatever makes the step fail; its bindings are then failed by the stream."""
+        method = _METHODS.get(type(step.op))
+        if method is None:
+            raise ProgramError(f"the interpreter cannot run {type(step.op).__name__}; its operations are in umbel.lang")
+        await method(self, step.op, step)
+
+    # -------------------------------------------------------------------------------- text and roles
+
+    async def text(self, op: ops.Text, step: Step) -> None:
+        self.spoken.append(self.position.say(op.text), {})
+
+    async def role_begin(self, op: ops.RoleBegin, step: Step) -> None:
+        await self._start_backend()
+        self._speak(self.position.open_turn(self.run.backend.chat_template, op.role))
+
+    async def role_end(self, op: ops.RoleEnd, step: Step) -> None:
+        self._speak(self.position.close_turn(self.run.backend.chat_template))
+
+    async def scope_begin(self, op: ops.VarScopeBegin, step: Step) -> None:
+        self.position.scopes = (*self.position.scopes, (op.name, self.position.prompt))
+
+    async def scope_end(self, op: ops.VarScopeEnd, step: Step) -> None:
+        *rest, (name, start) = self.position.scopes
+        assert name == op.name, "the stream checks scopes when they are submitted"
+        self.position.scopes = tuple(rest)
+        _given(step.binding).resolve(text_of(since(start, self.position.prompt)))
+
+    async def media(self, op: ops.Image | ops.Video, step: Step) -> None:
+        capabilities = await self._start_backend()
+        kind = type(op).__name__.lower()
+        if not capabilities.images:
+            raise CapabilityError(
+                f"{capabilities.name} takes no images; remove {kind}(...) or run the program on a vision model"
+            )
+        part = await asyncio.to_thread(media.load, op)
+        self.spoken.append(self.position.settle(f"{kind}()"), {})
+        self.position.append(part)
+        self.spoken.append(media_text(part), {})
+
+    # -------------------------------------------------------------------------------- calls
+
+    async def generate(self, op: ops.Gen, step: Step) -> None:
+        capabilities = await self._start_backend()
+        sampling = step.sampling
+        assert sampling is not None, "a Gen is submitted with its merged parameters"
+        if (sampling.logprobs or sampling.top_logprobs or sampling.prompt_logprobs_from is not None) and (
+            not capabilities.logprobs
+        ):
+            raise CapabilityError(
+                f"{capabilities.name} gives no log-probabilities; remove return_logprob, top_logprobs_num and "
+                "logprob_start_len"
+            )
+        self.spoken.append(self.position.settle("gen()"), {})
+        request = GenRequest(
+            self.run.request_id(),
+            self.position.prompt.parts,
+            sampling,
+            stream=self.run.streaming or self.streaming,
+            origin=self.run.origin(self.fork_group),
+        )
+        delivery = _Delivery(self, step)
+        final = await self._converse(request, delivery)
+        self.run.spend(final.usage)
+        if len(final.completions) != sampling.n:
+            raise BackendError(
+                f"asked for n={sampling.n} continuations, {capabilities.name} gave {len(final.completions)}"
+            )
+        delivery.finish(final, op, capabilities)
+
+    async def _converse(self, request: GenRequest, delivery: "_Delivery") -> Final:
+        """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend."""
+        final: Final | None = None
+        events = self.run.backend.generate(request)
+        try:
+            async for event in events:
+                if isinstance(event, Chunk):
+                    delivery.piece(event)
+                else:
+                    final = event
+        finally:
+            close = getattr(events, "aclose", None)  # every async generator has it; a bare iterator need not
+            if close is not None:
+                await close()
+        if final is None:
+            raise BackendError(f"{self.run.backend.capabilities.name} ended request {request.id} without a result")
+        return final
+
+    async def select(self, op: ops.Select, step: Step) -> None:
+        capabilities = await self._start_backend()
+        if not capabilities.score:
+            raise CapabilityError(
+                f"{capabilities.name} cannot score choices, which select() and gen(choices=...) need; "
+                "use gen() and compare the text"
+            )
+        self.spoken.append(self.position.settle("select()"), {})
+        scored = await self.run.backend.score(
+            ScoreRequest(
+                self.run.request_id(),
+                self.position.prompt.parts,
+                op.choices,
+                unconditional=op.method == "unconditional_likelihood_normalized",
+                origin=self.run.origin(self.fork_group),
+            )
+        )
+        self.run.spend(scored.usage)
+        if len(scored.choices) != len(op.choices):
+            raise BackendError(f"{len(op.choices)} choices given, {capabilities.name} scored {len(scored.choices)}")
+        decision = choices.decide(op.method, scored.choices)
+        chosen = op.choices[decision.index]
+        facts = meta.of_select(scored, op, decision)
+        self.position.append(Text(chosen))
+        self.spoken.append(chosen, facts)
+        _given(step.binding).resolve(chosen, facts)
+
+    # -------------------------------------------------------------------------------- branches
+
+    async def branch_off(self, op: BranchOff, step: Step) -> None:
+        if len(op.branches) > 1 and self.position.prompt.parts:
+            capabilities = await self._start_backend()
+            if capabilities.hint:
+                self._hint(op.branches[0].fork_group)
+        for branch in op.branches:
+            branch.begin(self.position.copy(), ready=self._ready)
+
+    def _hint(self, fork_group: str) -> None:
+        """Advice to the backend. When it is refused the branches still say what is wrong, if anything is."""
+        with contextlib.suppress(UmbelError):
+            self.run.backend.hint(
+                Hint(self.run.request_id(), self.position.prompt.parts, origin=self.run.origin(fork_group))
+            )
+
+    async def mark(self, op: Mark, step: Step) -> None:
+        _given(step.binding).resolve(Reached(self._start, self._start_turns, self.position.copy()))
+
+    async def gather(self, op: Gather, step: Step) -> None:
+        for mark in op.marks:
+            await self._reached(mark)
+        for gathered, branches in op.columns:
+            values = [branch.value() if branch is not None else None for branch in branches]
+            gathered.resolve_gathered(values, [branch.meta if branch is not None else {} for branch in branches])
+
+    async def concatenate(self, op: Concatenate, step: Step) -> None:
+        for mark in op.marks:
+            reached = await self._reached(mark)
+            self.spoken.append(self.position.take_over(reached.parts, reached.turns), {})
+            self.spoken.append(text_of(reached.parts), {})
+
+    async def _reached(self, mark: Binding) -> Reached:
+        await wait_until_async(lambda: mark.done, (mark.settled,), None, "a branch")
+        return cast(Reached, mark.value())
+
+    # -------------------------------------------------------------------------------- helpers
+
+    def _speak(self, scaffolding: tuple[Part, ...]) -> None:
+        self.spoken.append(text_of(list(scaffolding)), {})
+
+    async def _start_backend(self) -> Capabilities:
+        """Shielded: a run that gives up does not tear down the start that other runs wait for."""
+        if not self._ready:
+            start = asyncio.ensure_future(self.run.backend.start())
+            start.add_done_callback(_retrieve)
+            await asyncio.shield(start)
+            self._ready = True
+        return self.run.backend.capabilities
+
+
+class _Delivery:
+    """The way of one request's text to the readers: pieces as they come, then the rest of it."""
+
+    __slots__ = ("_executor", "_said", "_splitter", "_step", "_tail")
+
+    def __init__(self, executor: Executor, step: Step) -> None:
+        self._executor = executor
+        self._step = step
+        self._tail = ""
+        self._splitter: reasoning.Splitter | None = None
+        if step.tags is not None:
+            self._tail = executor.position.prompt.text[-len(step.tags.open) - 16 :]
+            self._splitter = reasoning.Splitter(step.tags, self._tail)
+        self._said = 0  # characters of the running text that readers have
+
+    def piece(self, chunk: Chunk) -> None:
+        """Readers follow the continuation that the program goes on with, the first."""
+        if chunk.index != 0:
+            return
+        facts = meta.of_chunk(chunk)
+        text = chunk.text
+        if self._splitter is not None:
+            split = self._splitter.feed(text)
+            _given(self._step.reasoning).feed.append(split.reasoning, facts)
+            text = split.answer
+        self._say(text, facts)
+        _given(self._step.binding).feed.append(text, facts)
+
+    def finish(self, final: Final, op: ops.Gen, capabilities: Capabilities) -> None:
+        """Append the text to the prompt and resolve the bindings."""
+        facts = [meta.of_completion(final, c, with_text=op.text_in_logprobs) for c in final.completions]
+        values = [completion.text for completion in final.completions]
+        if self._step.tags is not None:
+            splits = [reasoning.split(self._step.tags, self._tail, value) for value in values]
+            values = [split.answer for split in splits]
+            _resolve(_given(self._step.reasoning), [split.reasoning for split in splits], facts)
+        self._append(final.completions[0], values[0], capabilities)
+        self._say(values[0][self._said :], facts[0])
+        _resolve(_given(self._step.binding), values, facts)
+
+    def _append(self, completion: Completion, text: str, capabilities: Capabilities) -> None:
+        """Text that the backend still has the tokens of goes back to it as tokens."""
+        position = self._executor.position
+        if capabilities.token_ids and completion.kept and text == completion.text:
+            kept = completion.text[: len(completion.text) - len(completion.tail)]
+            position.append(Generated(kept, completion.token_ids[: completion.kept]))
+            text = completion.tail
+        if text:
+            position.append(Text(text))
+
+    def _say(self, text: str, facts: Meta) -> None:
+        self._said += len(text)
+        self._executor.spoken.append(text, facts)
+
+
+def _resolve(binding: Binding, values: list[str], facts: list[Meta]) -> None:
+    if len(values) == 1:
+        binding.resolve(values[0], facts[0])
+    else:
+        binding.resolve(values, facts)
+
+
+def _given(binding: Binding | None) -> Binding:
+    assert binding is not None, "this kind of step is submitted with its binding"
+    return binding
+
+
+def _retrieve(start: "asyncio.Future[None]") -> None:
+    """Its error has been raised where it was awaited, or nobody waits any more."""
+    if not start.cancelled():
+        start.exception()
+
+
+# Operation → method. Any: each method takes its own kind of operation, which the key guarantees.
+_METHODS = cast(
+    dict[type[ops.Op], Callable[[Executor, Any, Step], Awaitable[None]]],
+    {
+        ops.Text: Executor.text,
+        ops.Gen: Executor.generate,
+        ops.Select: Executor.select,
+        ops.RoleBegin: Executor.role_begin,
+        ops.RoleEnd: Executor.role_end,
+        ops.VarScopeBegin: Executor.scope_begin,
+        ops.VarScopeEnd: Executor.scope_end,
+        ops.Image: Executor.media,
+        ops.Video: Executor.media,
+        BranchOff: Executor.branch_off,
+        Mark: Executor.mark,
+        Gather: Executor.gather,
+        Concatenate: Executor.concatenate,
+    },
+)

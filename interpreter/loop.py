@@ -1,0 +1,159 @@
+"""The event loops of a process: one for streams and backends, one for the bodies of async programs.
+
+A stream is a queue and a task, not a thread, so ten thousand programs need one thread here. Loops
+start on first use and end with the process. User code never runs on the streams' loop: a blocking
+call there would stall every program.
+"""
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar
+
+from ..lang.errors import ProgramError
+
+T = TypeVar("T")
+
+_SHUTDOWN_SECONDS = 2.0
+
+
+class LoopThread:
+    """An event loop in a daemon thread, started when it is first needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop
+        return loop if loop is not None else self._start()
+
+    @property
+    def current(self) -> bool:
+        """Whether the caller runs on this loop's thread."""
+        return threading.current_thread() is self._thread
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run a plain function on the loop, soon."""
+        self.loop.call_soon_threadsafe(function, *arguments)
+
+    def spawn(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> "concurrent.futures.Future[T]":
+        """Start a coroutine on the loop, in `context` when given. Cancelling the future cancels it."""
+        result: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def start() -> None:
+            task = loop.create_task(work, context=context)
+            _alive.add(task)
+            task.add_done_callback(finish)
+            result.add_done_callback(lambda _: result.cancelled() and loop.call_soon_threadsafe(task.cancel))
+
+        def finish(task: "asyncio.Task[T]") -> None:
+            _alive.discard(task)
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # its holder cancelled it
+                if task.cancelled():
+                    result.cancel()
+                elif (error := task.exception()) is not None:
+                    result.set_exception(error)
+                else:
+                    result.set_result(task.result())
+
+        loop = self.loop
+        loop.call_soon_threadsafe(start)
+        return result
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine on the loop and wait for its result.
+
+        Raises:
+            ProgramError: called from the loop's own thread, which would wait for itself.
+            TimeoutError: no result in time; the coroutine is cancelled.
+        """
+        if self.current:
+            work.close()
+            raise ProgramError("a blocking call on the event loop's own thread would wait for itself; await it instead")
+        future = self.spawn(work)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread. A later use starts a new loop."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None or self.current:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            loop.call_soon_threadsafe(_cancel_all, loop)
+        thread.join(_SHUTDOWN_SECONDS)
+
+    def forget(self) -> None:
+        """In a forked child the thread does not exist: start anew on next use."""
+        self._lock = threading.Lock()
+        self._loop = self._thread = None
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_serve, args=(loop,), name=self._name, daemon=True)
+                self._thread.start()
+                self._loop = loop
+            return self._loop
+
+
+# asyncio keeps only weak references to tasks.
+_alive: "set[asyncio.Task[Any]]" = set()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel every task, give each a chance to end, then stop the loop."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+
+    async def leave() -> None:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await loop.shutdown_asyncgens()
+        loop.stop()
+
+    _alive.add(loop.create_task(leave()))
+    loop.call_later(_SHUTDOWN_SECONDS / 2, loop.stop)  # a task that refuses to end does not keep the process
+
+
+streams = LoopThread("umbel-streams")  # backends, streams, requests
+programs = LoopThread("umbel-programs")  # bodies of async programs that were started from sync code
+
+
+def _close_all() -> None:
+    programs.close()
+    streams.close()
+
+
+def _forget_all() -> None:
+    _alive.clear()
+    programs.forget()
+    streams.forget()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

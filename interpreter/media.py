@@ -1,0 +1,70 @@
+"""Images and clips → prompt parts: bytes, their digest, and limits that hold before anything is read whole.
+
+Whether the bytes are a picture that the model can take is for the backend to say, which decodes them.
+"""
+
+import hashlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from ..lang.errors import ParameterError
+from ..lang.ops import Image, Video
+from ..lang.prompt import Media
+
+MAX_MEDIA_BYTES = 20 * 1024 * 1024  # of one image or clip
+
+
+def check(op: Image | Video) -> None:
+    """What can be said of a source without reading it, while the program's line is still on the stack.
+
+    Raises:
+        ParameterError: a URL, a path that is no file, a file or bytes over the limit, a wrong type.
+    """
+    kind, source = type(op).__name__.lower(), op.source
+    if isinstance(source, str) and "://" in source:
+        raise ParameterError(f"{kind}({source!r}): URLs are not fetched; download it and pass the path or its bytes")
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        if not path.is_file():
+            raise ParameterError(f"{kind}({str(source)!r}): there is no such file; pass a path or the bytes themselves")
+        _check_size(kind, path.stat().st_size)
+    elif isinstance(source, bytes):
+        _check_size(kind, len(source))
+    elif isinstance(op, Video) or not callable(getattr(source, "save", None)):
+        raise ParameterError(
+            f"{kind}() takes a path or bytes{'' if isinstance(op, Video) else ', or a PIL image'}; "
+            f"got {type(source).__name__}"
+        )
+
+
+def load(op: Image | Video) -> Media:
+    """Read the source. Blocks: called on a worker thread.
+
+    Raises:
+        ParameterError: the file cannot be read or is over the limit.
+    """
+    kind = type(op).__name__.lower()
+    data = _read(kind, op.source)
+    _check_size(kind, len(data))
+    return Media(kind, hashlib.sha256(data).hexdigest(), data, op.num_frames if isinstance(op, Video) else 0)
+
+
+def _read(kind: str, source: Any) -> bytes:  # Any: a PIL image, which is not imported to name it
+    if isinstance(source, bytes):
+        return source
+    if isinstance(source, str | os.PathLike):
+        try:
+            with open(source, "rb") as file:
+                return file.read(MAX_MEDIA_BYTES + 1)
+        except OSError as error:
+            raise ParameterError(f"{kind}({str(source)!r}) cannot be read: {error.strerror}") from error
+    buffer = io.BytesIO()
+    source.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _check_size(kind: str, size: int) -> None:
+    if not 0 < size <= MAX_MEDIA_BYTES:
+        raise ParameterError(f"{kind}() of {size} bytes; write 1 to {MAX_MEDIA_BYTES}")

@@ -1,0 +1,187 @@
+"""Where a stream stands: its prompt, the conversation so far, and the scopes that are open.
+
+Owned by one stream and changed only on the streams' loop. Prompt and turns are persistent, so a
+copy for a branch costs the same however long the text is.
+"""
+
+from dataclasses import dataclass, replace
+
+from ..lang.chat_template import ChatTemplate, Turn
+from ..lang.errors import TemplateError
+from ..lang.prompt import EMPTY, Generated, Media, Part, Prompt, Text
+
+
+@dataclass(slots=True)
+class OpenTurn:
+    """A role block that is not closed yet.
+
+    prompt   ... scaffolding | content ...
+                             ^ start
+    """
+
+    role: str
+    start: Prompt
+    deferred: list[str] | None  # content of a turn that the template shows only together with the next one
+    trims: bool  # the template strips white space around content, so we do as it is written
+    blank: bool = True  # no content yet
+    held: str = ""  # white space that is dropped if the turn ends here
+
+
+@dataclass(slots=True)
+class Position:
+    prompt: Prompt = EMPTY
+    turns: tuple[Turn, ...] = ()
+    turn: OpenTurn | None = None
+    owed: bool = False  # the last closed turn is not in the prompt yet
+    scopes: tuple[tuple[str, Prompt], ...] = ()  # open var_scopes: name, prompt at the beginning
+
+    def copy(self) -> "Position":
+        turn = self.turn
+        if turn is not None:
+            turn = replace(turn, deferred=None if turn.deferred is None else list(turn.deferred))
+        return replace(self, turn=turn)
+
+    # -------------------------------------------------------------------------------- roles
+
+    def open_turn(self, template: ChatTemplate, role: str) -> tuple[Part, ...]:
+        """Begin a block; the scaffolding that was appended."""
+        scaffolding = template.open(self.turns, role)
+        deferred = not template.shows((*self.turns, Turn(role, ""))) if role != "assistant" else False
+        if not deferred:
+            self.owed = False
+        for part in scaffolding:
+            self.prompt = self.prompt.append(part)
+        self.turn = OpenTurn(role, self.prompt, [] if deferred else None, template.trims)
+        return scaffolding
+
+    def close_turn(self, template: ChatTemplate) -> tuple[Part, ...]:
+        """End the block; the scaffolding that was appended. White space at its end is dropped if the template trims."""
+        turn = self.turn
+        assert turn is not None, "the stream checks roles when they are submitted"
+        content = "".join(turn.deferred) if turn.deferred is not None else text_of(since(turn.start, self.prompt))
+        self.turns = (*self.turns, Turn(turn.role, content))
+        self.turn = None
+        self.owed = turn.deferred is not None
+        scaffolding = () if self.owed else template.close(self.turns)
+        for part in scaffolding:
+            self.prompt = self.prompt.append(part)
+        return scaffolding
+
+    # -------------------------------------------------------------------------------- content
+
+    def say(self, text: str) -> str:
+        """Append constant text; what of it was appended now."""
+        turn = self.turn
+        if turn is None:
+            self._check_owed()
+        elif turn.trims:
+            if turn.blank:
+                text = text.lstrip()
+            text = turn.held + text
+            turn.held = text[len(text.rstrip()) :]
+            text = text.rstrip()
+        if not text:
+            return ""
+        if turn is not None:
+            turn.blank = False
+            if turn.deferred is not None:
+                turn.deferred.append(text)
+                return ""
+        self.prompt = self.prompt.append(Text(text))
+        return text
+
+    def settle(self, what: str) -> str:
+        """Before anything but constant text: append white space that was held back; what was appended.
+
+        Raises:
+            TemplateError: the template does not show this turn, or the one before it, here.
+        """
+        self._check_owed()
+        turn = self.turn
+        if turn is not None and turn.deferred is not None:
+            raise TemplateError(
+                f"the chat template writes a {turn.role} turn only together with the next turn, so {what} cannot "
+                f"stand inside it; move it out of {turn.role}(...)"
+            )
+        return self._release()
+
+    def take_over(self, parts: list[Part], turns: tuple[Turn, ...]) -> str:
+        """Append what a branch said, and the turns it closed; what of it is text held back before."""
+        held = self._release() if parts else ""
+        for part in parts:
+            self.prompt = self.prompt.append(part)
+        self.turns += turns
+        self.owed = self.owed and not turns
+        return held
+
+    def _release(self) -> str:
+        turn = self.turn
+        if turn is None:
+            return ""
+        held, turn.held, turn.blank = turn.held, "", False
+        if held:
+            self.prompt = self.prompt.append(Text(held))
+        return held
+
+    def append(self, part: Part) -> None:
+        self.prompt = self.prompt.append(part)
+
+    def _check_owed(self) -> None:
+        if self.owed:
+            raise TemplateError(
+                f"the chat template writes a {self.turns[-1].role} turn only together with the next turn; "
+                "add a user(...) turn before anything else"
+            )
+
+    # -------------------------------------------------------------------------------- reading
+
+    def messages(self) -> list[dict[str, str]]:
+        """Closed turns, and the open one if it has content."""
+        result = [{"role": turn.role, "content": turn.content or ""} for turn in self.turns]
+        turn = self.turn
+        if turn is not None:
+            content = "".join(turn.deferred) if turn.deferred is not None else text_of(since(turn.start, self.prompt))
+            if content:
+                result.append({"role": turn.role, "content": content})
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Where a stream stood when it came to a mark, and where it had begun."""
+
+    start: Prompt
+    start_turns: int
+    position: Position
+
+    @property
+    def parts(self) -> list[Part]:
+        """What the stream has said itself."""
+        return since(self.start, self.position.prompt)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns that it has closed itself."""
+        return self.position.turns[self.start_turns :]
+
+
+def since(start: Prompt, end: Prompt) -> list[Part]:
+    """The parts that made `end` out of `start`."""
+    parts: list[Part] = []
+    node: Prompt | None = end
+    while node is not start:
+        assert node is not None, "end does not begin with start"
+        assert node.part is not None, "only the empty prompt has no part"
+        parts.append(node.part)
+        node = node.parent
+    parts.reverse()
+    return parts
+
+
+def text_of(parts: list[Part]) -> str:
+    """Parts as a person reads them."""
+    return "".join(part.text if isinstance(part, Text | Generated) else f"<{part.kind}>" for part in parts)
+
+
+def media_text(part: Media) -> str:
+    return f"<{part.kind}>"

@@ -1,0 +1,181 @@
+"""One run of a program: its identity, backend, deadline, cost, and the switch that ends all of it.
+
+Every stream of the run (the program's own and those of its branches) belongs to one `Run`.
+"""
+
+import asyncio
+import itertools
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from ..lang.errors import CancelledError, DeadlineError, ProgramError
+from ..lang.protocol import Backend, Origin, Usage
+from . import loop
+from .waiting import Signal, seconds_left
+
+# The runs whose bodies the current thread or task is in, innermost last. Reads use it to tell a
+# program that asks for a name it never set from an observer that is early.
+_inside: ContextVar[tuple["Run", ...]] = ContextVar("umbel_runs", default=())
+
+
+class Run:
+    """What the streams of one run share.
+
+    Args:
+        backend: serves every request of the run.
+        timeout: seconds from now until everything pending fails with DeadlineError; None for no limit.
+        streaming: requests ask for chunks, and readers may wait for names that are not set yet.
+    """
+
+    def __init__(self, backend: Backend, *, timeout: float | None = None, streaming: bool = False) -> None:
+        self.id = secrets.token_hex(8)
+        self.backend = backend
+        self.streaming = streaming
+        self.timeout = timeout
+        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self.usage = Usage()
+        self.reason: BaseException | None = None  # why everything was stopped
+        self.ended = False  # the body has returned or raised
+        self.body: asyncio.Future[None] | None = (
+            None  # of an async program that nobody awaits; asyncio does not hold it
+        )
+        self.changed = Signal()  # fired when the body ends, and when the run falls idle
+        self._process = os.getpid()
+        self._requests = itertools.count(1)
+        self._lock = threading.Lock()
+        self._busy = 0  # streams with work
+        self._tasks: set[asyncio.Task[None]] = set()  # touched on the streams' loop only
+        if timeout is not None:
+            loop.streams.call(_set_alarm, weakref.ref(self), timeout)
+
+    # -------------------------------------------------------------------------------- requests
+
+    def request_id(self) -> str:
+        return f"{self.id}-{next(self._requests)}"
+
+    def origin(self, fork_group: str) -> Origin:
+        return Origin(program_id=self.id, fork_group=fork_group, timeout=seconds_left(self.deadline))
+
+    def spend(self, usage: Usage) -> None:
+        """Called on the streams' loop only."""
+        self.usage = self.usage + usage
+
+    # -------------------------------------------------------------------------------- the body
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Around the body of the program: marks the current thread or task as the program's own."""
+        token = _inside.set((*_inside.get(), self))
+        try:
+            yield
+        finally:
+            _inside.reset(token)
+
+    @property
+    def is_inside(self) -> bool:
+        return any(run is self for run in _inside.get())
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The body has returned, or raised `error`, which then ends what is still in flight."""
+        if error is not None:
+            self.stop(error)
+        with self._lock:
+            self.ended = True
+            self._release_deadline()
+        self.changed.fire()
+
+    # -------------------------------------------------------------------------------- stopping
+
+    def stop(self, reason: BaseException) -> None:
+        """End the run: requests in flight are aborted, pending and later steps fail with `reason`.
+
+        The first reason wins; a run that has finished has nothing to stop.
+        """
+        with self._lock:
+            if self.reason is not None or (self.ended and self._busy == 0):
+                return
+            self.reason = reason
+        loop.streams.call(self._cancel_tasks)
+
+    def cancel(self) -> None:
+        self.stop(CancelledError("the run was cancelled"))
+
+    def _cancel_tasks(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def expire(self) -> None:
+        self.stop(DeadlineError(f"the run did not end within timeout={self.timeout} seconds"))
+
+    # -------------------------------------------------------------------------------- work
+
+    def track(self, task: "asyncio.Task[None]") -> None:
+        """On the streams' loop: `task` serves a stream of this run."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def begin_work(self) -> None:
+        with self._lock:
+            self._busy += 1
+
+    def end_work(self) -> None:
+        with self._lock:
+            self._busy -= 1
+            idle = self._busy == 0
+            self._release_deadline()
+        if idle:
+            self.changed.fire()
+
+    def _release_deadline(self) -> None:
+        """With the lock held. What is said to a state after its run has finished is not late."""
+        if self.finished:
+            self.deadline = None
+
+    @property
+    def idle(self) -> bool:
+        return self._busy == 0
+
+    @property
+    def finished(self) -> bool:
+        """The body has ended and every stream has done what it was given."""
+        return self.ended and self._busy == 0
+
+    def when_finished(self, function: Callable[[], Any]) -> None:
+        """Call `function` once, now or from whichever thread ends the last work."""
+        called = threading.Lock()  # taken by the first caller, never released
+
+        def check() -> None:
+            if not self.finished:
+                self.changed.add(check)
+                if not self.finished:
+                    return
+                self.changed.discard(check)
+            if called.acquire(blocking=False):
+                function()
+
+        check()
+
+    def check_process(self) -> None:
+        """Raises ProgramError in a forked child, where the loop that serves this run does not exist."""
+        if self._process != os.getpid():
+            raise ProgramError(
+                "this state belongs to the parent process; read it before forking, or run the program in the child"
+            )
+
+
+def _set_alarm(reference: "weakref.ref[Run]", timeout: float) -> None:
+    """On the streams' loop. The reference is weak: a run that nobody holds any more is not kept until its deadline."""
+    asyncio.get_running_loop().call_later(timeout, _ring, reference)
+
+
+def _ring(reference: "weakref.ref[Run]") -> None:
+    run = reference()
+    if run is not None and not run.finished:
+        run.expire()

@@ -1,0 +1,73 @@
+"""Steps: what waits in a stream's queue. An operation of the program together with the bindings it resolves.
+
+Beside the operations of the language there are four of the interpreter's own, which tie streams
+together. A stream runs its steps in order, so "everything said so far" is a place in the queue.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..lang.ops import Op
+from ..lang.sampling import SamplingParams
+from .variables import Binding
+
+if TYPE_CHECKING:
+    from .stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class BranchOff(Op):
+    """Here branches begin: they take over the prompt as it is at this place."""
+
+    branches: tuple["Stream", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(Op):
+    """Resolves its binding with the stream's position: all steps before it have run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather(Op):
+    """Wait for `marks` of the branches, then resolve one list per column: (list, a binding or None per branch)."""
+
+    marks: tuple[Binding, ...]
+    columns: tuple[tuple[Binding, tuple[Binding | None, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenate(Op):
+    """Wait for `marks` of the branches, then append what each of them said."""
+
+    marks: tuple[Binding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTags:
+    """How the model marks its thinking, inside `separate_reasoning`."""
+
+    open: str
+    close: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do, the bindings that it resolves or fails, and what was in force when it was said."""
+
+    op: Op
+    binding: Binding | None = None
+    sampling: SamplingParams | None = None  # of a Gen: all layers merged
+    reasoning: Binding | None = None  # of a Gen inside separate_reasoning
+    tags: ReasoningTags | None = None
+
+    def fail(self, error: BaseException) -> None:
+        for binding in (self.binding, self.reasoning):
+            if binding is not None:
+                binding.fail(error)
+        match self.op:
+            case BranchOff(branches):
+                for branch in branches:
+                    branch.begin_failed(error)
+            case Gather(_, columns):
+                for gathered, _ in columns:
+                    gathered.fail(error)

@@ -1,0 +1,140 @@
+"""Variables: write-once bindings of names.
+
+A name is bound when the operation that sets it is submitted, in program order and in the program's
+thread. So a read finds the binding that the program text means, also when a loop uses one name again
+and again, and it cannot miss a value that is computed later. The streams' loop resolves the binding.
+"""
+
+import difflib
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from ..lang.errors import VariableError
+from ..lang.state import Value
+from .waiting import Signal
+
+Meta = dict[str, Any]  # JSON-like facts about a call; see State.get_meta_info
+Facts = Meta | list[Any]  # of a variable: a list for n above 1, and one entry per branch after a join
+Piece = tuple[str, Meta]
+
+
+class Feed:
+    """Text as it comes: pieces that any number of readers walk, each at its own pace."""
+
+    __slots__ = ("changed", "length", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.length = 0  # characters
+        self.changed = Signal()
+
+    def append(self, text: str, meta: Meta) -> None:
+        if text:
+            self.pieces.append((text, meta))
+            self.length += len(text)
+            self.changed.fire()
+
+
+class Binding:
+    """One value that will be known: unresolved, then resolved or failed, once.
+
+    Resolved and failed by the streams' loop (or at once, for values that the program assigns); read
+    by anyone. Value and error are recorded before anybody is woken.
+    """
+
+    __slots__ = ("_error", "_traceback", "_value", "done", "feed", "meta", "name", "settled")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.feed = Feed()
+        self.done = False
+        self.settled = Signal()
+        self.meta: Facts = {}
+        self._value: Value = None
+        self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
+
+    def resolve(self, value: Value, meta: Facts | None = None) -> None:
+        """Record the value. What of a text has not been streamed becomes its last piece; of several texts (n above
+        1) the first is streamed, with which the program goes on."""
+        assert not self.done, f"variable {self.name!r} is written once"
+        self._value = value
+        self.meta = {} if meta is None else meta
+        first = value[0] if isinstance(value, list) and value else value
+        if isinstance(first, str):
+            last = self.meta[0] if isinstance(self.meta, list) and self.meta else self.meta
+            self.feed.append(first[self.feed.length :], last if isinstance(last, dict) else {})
+        self._finish()
+
+    def resolve_gathered(self, values: list[Value], metas: list[Facts]) -> None:
+        """Record what the branches of a fork found, one entry per branch. It has no pieces."""
+        assert not self.done, f"variable {self.name!r} is written once"
+        self._value, self.meta = values, list(metas)
+        self._finish()
+
+    def fail(self, error: BaseException) -> None:
+        """Record the error that every read raises; a binding that is done stays as it is."""
+        if self.done:
+            return
+        self._error = error
+        self._traceback = error.__traceback__
+        self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+        self.settled.fire()
+        self.feed.changed.fire()  # readers of pieces wait there
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
+    def value(self) -> Value:
+        """The value of a done binding, or its error with the traceback of where it happened."""
+        assert self.done, f"variable {self.name!r} is not known yet"
+        if self._error is not None:
+            raise self._error.with_traceback(self._traceback)
+        return self._value
+
+
+class VariableTable:
+    """The names of one stream: its own, and those bound before it was forked off.
+
+    own    names bound by this stream, in order of first use
+    base   names of the parent at the fork; one dict, shared by all siblings, never changed
+    """
+
+    __slots__ = ("_base", "bound", "own")
+
+    def __init__(self, base: Mapping[str, Binding] | None = None) -> None:
+        self._base: Mapping[str, Binding] = base if base is not None else {}
+        self.own: dict[str, Binding] = {}
+        self.bound = Signal()
+
+    def bind(self, binding: Binding) -> None:
+        self.own[binding.name] = binding
+        self.bound.fire()
+
+    def get(self, name: str) -> Binding | None:
+        found = self.own.get(name)
+        return found if found is not None else self._base.get(name)
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys((*self._base, *self.own)))
+
+    def snapshot(self) -> dict[str, Binding]:
+        """What branches begin with: one copy for all of them."""
+        return {**self._base, **self.own}
+
+    def unknown(self, name: str) -> VariableError:
+        """The error for a name the program has not set, naming what it may have meant."""
+        names = self.names()
+        close = difflib.get_close_matches(str(name), names, n=3)
+        if close:
+            hint = f"did you mean {' or '.join(map(repr, close))}?"
+        elif names:
+            hint = f"it sets {', '.join(map(repr, names[:20]))}"
+        else:
+            hint = "it has set none so far"
+        return VariableError(f"the program sets no variable {name!r}; {hint}")

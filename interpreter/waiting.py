@@ -1,0 +1,108 @@
+"""Waiting, from threads and from coroutines, for something that another thread makes true.
+
+A `Signal` is fired after the state that it announces has changed. A waiter registers first and looks
+second, so no wake-up is lost; every waiter has a callback of its own, so none is stolen.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from ..lang.errors import DeadlineError
+
+Wake = Callable[[], object]
+
+
+class Signal:
+    """One-shot callbacks, called from whichever thread fires."""
+
+    __slots__ = ("_lock", "_wakes")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wakes: dict[Wake, None] = {}
+
+    def add(self, wake: Wake) -> None:
+        with self._lock:
+            self._wakes[wake] = None
+
+    def discard(self, wake: Wake) -> None:
+        with self._lock:
+            self._wakes.pop(wake, None)
+
+    def fire(self) -> None:
+        if not self._wakes:
+            return
+        with self._lock:
+            wakes = list(self._wakes)
+            self._wakes.clear()
+        for wake in wakes:
+            wake()
+
+
+def earliest(timeout: float | None, deadline: float | None) -> float | None:
+    """A timeout in seconds from now and a deadline on `time.monotonic` → the nearer point in time."""
+    if timeout is None:
+        return deadline
+    limit = time.monotonic() + timeout
+    return limit if deadline is None else min(limit, deadline)
+
+
+def seconds_left(deadline: float | None) -> float | None:
+    """A deadline on `time.monotonic` → seconds from now, not below 0."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def wait_until(ready: Callable[[], bool], signals: tuple[Signal, ...], limit: float | None, what: str) -> None:
+    """Block this thread until `ready`.
+
+    Raises:
+        DeadlineError: `limit` passed first; the message says `what` was waited for.
+    """
+    while not ready():
+        event = threading.Event()
+        for signal in signals:
+            signal.add(event.set)
+        try:
+            if ready():
+                return
+            remaining = None if limit is None else limit - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                raise DeadlineError(f"{what} was not known in time; give more with timeout=")
+            event.wait(remaining)
+        finally:
+            for signal in signals:
+                signal.discard(event.set)
+
+
+async def wait_until_async(
+    ready: Callable[[], bool], signals: tuple[Signal, ...], limit: float | None, what: str
+) -> None:
+    """`wait_until` for a coroutine on any loop."""
+    loop = asyncio.get_running_loop()
+    while not ready():
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake(future: "asyncio.Future[None]" = future) -> None:
+            with contextlib.suppress(RuntimeError):  # the waiter's loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, future)
+
+        for signal in signals:
+            signal.add(wake)
+        try:
+            if ready():
+                return
+            remaining = None if limit is None else limit - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                raise DeadlineError(f"{what} was not known in time; give more with timeout=")
+            await asyncio.wait((future,), timeout=remaining)
+        finally:
+            for signal in signals:
+                signal.discard(wake)
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
