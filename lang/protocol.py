@@ -174,11 +174,14 @@ class Scored(_Wire, frozen=True):
     usage: Usage
 
 
+Facts = dict[str, str | int | float | bool | list[int | str] | None]  # a JSON-like mapping
+
+
 class Done(_Wire, frozen=True):
     """The end of a Control: the answer as a JSON-like mapping."""
 
     id: str
-    result: dict[str, str | int | float | bool | list[int] | list[str] | None] = {}
+    result: Facts = {}
 
 
 class Failure(_Wire, frozen=True):

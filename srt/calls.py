@@ -21,6 +21,7 @@ from ..lang.protocol import (
     Chunk,
     Completion,
     Done,
+    Facts,
     Final,
     FinishReason,
     FromBackend,
@@ -246,7 +247,7 @@ class ScoreCall(Call):
 class ControlCall(Call):
     """A Control: the engine's answer, and with `info` the gateway's own facts beside it."""
 
-    facts: Callable[[], dict[str, str | int | float | bool | list[int] | list[str] | None]]
+    facts: Callable[[], Facts]
 
     def accept(self, event: FromEngine) -> list[FromBackend]:
         if not isinstance(event, ControlEnded):

@@ -18,6 +18,7 @@ class Limits:
     max_choices: int = 1024  # of one select
     max_choice_length: int = 16_384  # characters
     max_prompt_parts: int = 100_000
+    max_peers: int = 1024  # client sockets
     max_label_length: int = 256  # characters of ids, programs and fork groups
     max_salt_length: int = 128
     max_priority: int = 1_000_000  # either side of 0

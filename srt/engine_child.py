@@ -12,10 +12,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ..lang.link import FrameError
+from ..lang.link import FrameError, Inbound, Outbound
 from ..lang.runtime_options import RuntimeOptions
 from .engine_protocol import ToEngine
-from .wire import EngineFrame, EngineStart, Inbound, Outbound, from_engine_codec, to_engine_codec
+from .wire import EngineFrame, EngineStart, from_engine_codec, to_engine_codec
 
 READ_AT_ONCE = 256  # frames; then others get their turn
 POLL = 200  # milliseconds: no receive without a timeout
@@ -44,7 +44,7 @@ class EngineChild:
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "umbel.srt.engine_process"),
             stdin=asyncio.subprocess.PIPE,
-            stdout=sys.stderr.fileno(),
+            stdout=2,  # what libraries print is no part of the program's output
         )
         assert self._process.stdin is not None
         start = EngineStart(os.getpid(), events, pulse, options)

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from ..lang.errors import EngineError, UmbelError
-from ..lang.link import FrameError
+from ..lang.link import FrameError, Inbound, Outbound
 from ..lang.sampling import SamplingParams
 from . import lifeline
 from .assembly import Engine, open_engine
@@ -39,8 +39,6 @@ from .wire import (
     EngineReady,
     EngineStart,
     EngineStartFailed,
-    Inbound,
-    Outbound,
     from_engine_codec,
     to_engine_codec,
 )

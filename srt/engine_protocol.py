@@ -6,7 +6,7 @@ Every `EngineGenerate`, `EngineScore` and `EngineControl` is ended exactly once,
 
 import msgspec
 
-from ..lang.protocol import FinishReason
+from ..lang.protocol import Facts, FinishReason
 from ..lang.sampling import SamplingParams
 
 
@@ -114,7 +114,7 @@ class ScoreEnded(_Wire, frozen=True):
 
 class ControlEnded(_Wire, frozen=True):
     id: int
-    result: dict[str, str | int | float | bool | list[int] | list[str] | None]
+    result: Facts
 
 
 class EngineFailed(_Wire, frozen=True):

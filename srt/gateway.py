@@ -28,6 +28,7 @@ from ..lang.protocol import (
     Abort,
     Control,
     Done,
+    Facts,
     Failure,
     FromBackend,
     GenRequest,
@@ -46,7 +47,6 @@ from .tokenizer import Tokenizer
 log = logging.getLogger("umbel.gateway")
 
 VERBS = ("flush_cache", "info")
-Facts = dict[str, str | int | float | bool | list[int] | list[str] | None]
 
 
 class EngineState(StrEnum):

@@ -34,7 +34,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class StartFailure:
     """Why an engine could not start: a class of lang.errors by name, and its message."""
 
     kind: str
@@ -56,8 +56,8 @@ class Supervisor:
         self._step = -1
         self._step_since = clock.now()
         self._killing = False
-        self._told: Failure | None = None
-        self.failure: Failure | None = None  # set with GIVEN_UP
+        self._told: StartFailure | None = None
+        self.failure: StartFailure | None = None  # set with GIVEN_UP
 
     @property
     def life(self) -> EngineLife:
@@ -71,7 +71,7 @@ class Supervisor:
         self._told = None
         self._killing = False
 
-    def start_failed(self, failure: Failure) -> None:
+    def start_failed(self, failure: StartFailure) -> None:
         """The engine says why it cannot start; its exit follows."""
         self._told = failure
 
@@ -96,7 +96,7 @@ class Supervisor:
             self._failures += 1
             # A typed cause (an unknown model, a broken file) will not go away by trying again.
             if self._told is not None or self._failures >= self._limits.max_start_failures:
-                self.failure = self._told or Failure("EngineError", f"the engine ended while it started: {reason}")
+                self.failure = self._told or StartFailure("EngineError", f"the engine ended while it started: {reason}")
                 self._enter(EngineLife.GIVEN_UP)
                 return
         elif now - self._since > self._limits.stable_life:

@@ -1,0 +1,319 @@
+"""`Runtime`: a model on this machine, run by a gateway and an engine process that live as long as we do.
+
+Making one checks what was written and starts nothing; the first use starts the processes. Each event
+loop that uses it gets a socket of its own, so one runtime serves the interpreter's streams, a test's
+`asyncio.run` and blocking helpers alike.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Self
+
+import msgspec
+
+from ...lang.chat_template import ChatTemplate
+from ...lang.errors import BackendError, DeadlineError, MissingExtraError, ParameterError
+from ...lang.exchange import Exchange
+from ...lang.link import Welcome
+from ...lang.prompt import Text
+from ...lang.protocol import Capabilities, Chunk, Done, Facts, Final, GenRequest, Hint, Scored, ScoreRequest
+from ...lang.runtime_options import (
+    DEFAULT,
+    ORACLE,
+    Device,
+    DType,
+    LogLevel,
+    Policy,
+    RuntimeOptions,
+    unknown_option,
+)
+from ...lang.sampling import merge, overrides
+from ..loop import streams
+from .runtime_link import Link
+from .runtime_process import GatewayProcess
+
+STARTUP_TIMEOUT = 900.0  # seconds; the first start of a GGUF file converts it
+NEEDED = ("numpy", "torch")  # by every engine
+NEEDED_BY_MODELS = ("tokenizers", "safetensors", "gguf")
+
+Show = Callable[[str], None]
+
+
+class Runtime:
+    """A local model as a backend.
+
+    Args:
+        model: "default" (Gemma 3 270M, embedded), a name in the cache, a folder of safetensors or a GGUF file.
+        model_path: the same, under SGLang's name.
+        chat_template: Jinja source, or a ChatTemplate, that replaces the model's own.
+        template_options: extra variables of the template, such as `enable_thinking`.
+        startup_timeout: seconds until a start counts as failed.
+        progress: print the phases of a start to standard error; None does so when it is a terminal.
+
+    The other parameters are those of `lang.runtime_options.RuntimeOptions`, where each is described.
+
+    Raises:
+        ParameterError: an unknown option, a wrong type or range; the message names the nearest option.
+        MissingExtraError: torch or another package of the `runtime` extra is not installed.
+        TemplateError: the chat template does not compile.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        model_path: str | None = None,
+        chat_template: str | ChatTemplate | None = None,
+        template_options: Mapping[str, Any] | None = None,  # Any: whatever the template understands
+        startup_timeout: float = STARTUP_TIMEOUT,
+        progress: bool | None = None,
+        dtype: DType = "auto",
+        device: Device = "auto",
+        context_length: int | None = None,
+        max_running: int = 64,
+        chunk_size: int | None = 512,
+        pool_tokens: int | None = None,
+        pool_memory: int | None = None,
+        policy: Policy = "lpm",
+        radix_cache: bool = True,
+        in_step_sharing: bool = True,
+        max_wait: float = 10.0,
+        max_queue: int = 1024,
+        request_timeout: float = 600.0,
+        seed: int | None = None,
+        threads: int | None = None,
+        check_every_step: bool = False,
+        step_delay: float = 0.0,
+        log_level: LogLevel = "warning",
+        **unknown: object,
+    ) -> None:
+        if unknown:
+            raise unknown_option("Runtime()", next(iter(unknown)), _option_names())
+        if model is not None and model_path is not None and model != model_path:
+            raise ParameterError(f"model={model!r} and model_path={model_path!r} name two models; give one")
+        chosen = model if model is not None else model_path
+        self.options = RuntimeOptions(
+            model=DEFAULT if chosen is None else chosen,
+            dtype=dtype,
+            device=device,
+            context_length=context_length,
+            max_running=max_running,
+            chunk_size=chunk_size,
+            pool_tokens=pool_tokens,
+            pool_memory=pool_memory,
+            policy=policy,
+            radix_cache=radix_cache,
+            in_step_sharing=in_step_sharing,
+            max_wait=max_wait,
+            max_queue=max_queue,
+            request_timeout=request_timeout,
+            seed=seed,
+            threads=threads,
+            check_every_step=check_every_step,
+            step_delay=step_delay,
+            log_level=log_level,
+        )
+        if isinstance(startup_timeout, bool) or not isinstance(startup_timeout, int | float) or not startup_timeout > 0:
+            raise ParameterError(f"startup_timeout={startup_timeout!r}; write a number of seconds above 0")
+        self._startup_timeout = startup_timeout
+        self._template_options = dict(template_options or {})
+        self._template = self._given(chat_template)
+        self._show: Show = _print_phase if (sys.stderr.isatty() if progress is None else progress) else _say_nothing
+        self._lock = threading.Lock()  # over the process and the links: loops of several threads may start us
+        self._process: GatewayProcess | None = None
+        self._links: dict[asyncio.AbstractEventLoop, Link] = {}
+        self._welcome: Welcome | None = None
+        self._closed = False
+        _check_extras(self.options.model)
+
+    # ------------------------------------------------------------------ Backend
+
+    @property
+    def capabilities(self) -> Capabilities:
+        welcome = self._welcome
+        return Capabilities(
+            name=f"runtime {welcome.model if welcome else self.options.model}",
+            score=True,
+            hint=True,
+            token_ids=True,
+            logprobs=True,
+            max_context=welcome.context_length if welcome else None,
+        )
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's own template, or the given one. The model's is known once the runtime has started."""
+        if self._template is None:
+            welcome = self._welcome
+            if welcome is None:
+                raise BackendError("the chat template is known once the runtime has started; call wait_ready() first")
+            self._template = ChatTemplate(
+                welcome.chat_template,
+                tokens=welcome.template_tokens,
+                options=self._template_options,
+                name=welcome.model,
+            )
+        return self._template
+
+    async def start(self) -> None:
+        """Start the processes unless they run, and wait for the first token. Again is allowed, from any loop.
+
+        Raises:
+            ModelError, ParameterError, MissingExtraError: what kept gateway or engine from starting.
+            DeadlineError: not ready within the startup timeout.
+        """
+        await self._connect()
+
+    async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
+        """Chunks when `request.stream`, then one Final. Closing the generator early aborts the request."""
+        exchange = await self._connect()
+        async with aclosing(exchange.generate(request)) as events:
+            async for event in events:
+                yield event
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        return await (await self._connect()).score(request)
+
+    def hint(self, hint: Hint) -> None:
+        """Sent when this loop has a socket; a hint never starts anything."""
+        with contextlib.suppress(RuntimeError):  # no running loop
+            link = self._links.get(asyncio.get_running_loop())
+            if link is not None and link.exchange is not None:
+                link.exchange.hint(hint)
+
+    async def control(self, verb: str) -> Done:
+        return await (await self._connect()).control(verb)
+
+    async def close(self) -> None:
+        """End the processes; what is in flight ends with an error. A closed runtime is not started again."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._closed = True
+            links, self._links = self._links, {}
+            process, self._process = self._process, None
+        for owner, link in links.items():
+            if owner is loop:
+                await link.close()
+            elif not owner.is_closed():
+                asyncio.run_coroutine_threadsafe(link.close(), owner)
+        if process is not None:
+            await asyncio.to_thread(process.close)
+
+    # ------------------------------------------------------------------ blocking helpers
+
+    def wait_ready(self) -> Self:
+        """Block until the runtime is ready. Raises what `start` raises."""
+        streams.run(self.start())
+        return self
+
+    def complete(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> Final:  # Any: see overrides
+        """One prompt outside of any program → its completions and what they cost. Blocks."""
+        sampling = merge(overrides(sampling_params or {}))
+
+        async def last() -> Final:
+            request = GenRequest(f"complete-{id(sampling)}", (Text(prompt),), sampling)
+            async with aclosing(self.generate(request)) as events:
+                async for event in events:
+                    if isinstance(event, Final):
+                        return event
+            raise BackendError("the request ended without an answer")
+
+        return streams.run(last())
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no running request uses."""
+        streams.run(self.control("flush_cache"))
+
+    def get_server_info(self) -> Facts:
+        """Facts and counters of gateway and engine, with the options they were started with."""
+        done = streams.run(self.control("info"))
+        return {**{f"option_{k}": v for k, v in msgspec.structs.asdict(self.options).items()}, **done.result}
+
+    def shutdown(self) -> None:
+        """Block until both processes have ended."""
+        streams.run(self.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # ------------------------------------------------------------------ how
+
+    async def _connect(self) -> Exchange:
+        """This loop's socket, ready. A gateway that died is replaced."""
+        loop = asyncio.get_running_loop()
+        link = self._links.get(loop)
+        if link is None or link.broken:
+            link = self._open_link(loop)
+        try:
+            async with asyncio.timeout(self._startup_timeout):
+                exchange = await link.ready()
+        except TimeoutError:
+            await self._stop_failed_start(link)
+            raise DeadlineError(
+                f"the runtime was not ready within {self._startup_timeout:g} s; raise startup_timeout, "
+                "or set log_level='info' to see where it stays"
+            ) from None
+        except BaseException:
+            if link.welcome is None and link.broken:
+                await self._stop_failed_start(link)
+            raise
+        self._welcome = link.welcome
+        return exchange
+
+    def _open_link(self, loop: asyncio.AbstractEventLoop) -> Link:
+        with self._lock:
+            if self._closed:
+                raise BackendError("this runtime was closed; make a new Runtime()")
+            for other in [other for other in self._links if other.is_closed() or other is loop]:
+                self._links.pop(other).abandon()
+            process = self._process
+            if process is not None and process.exit_reason() is not None:
+                process.close()
+                process = None
+            if process is None:
+                process = self._process = GatewayProcess(self.options)
+            link = self._links[loop] = Link(process, self._show)
+            return link
+
+    async def _stop_failed_start(self, link: Link) -> None:
+        """A start that failed leaves nothing behind; the next one begins anew."""
+        with self._lock:
+            process = self._process if self._process is link.process else None
+            if process is not None:
+                self._process = None
+        if process is not None:
+            await asyncio.to_thread(process.close)
+
+    def _given(self, template: str | ChatTemplate | None) -> ChatTemplate | None:
+        if template is None or isinstance(template, ChatTemplate):
+            return template
+        if not isinstance(template, str):
+            raise ParameterError(f"chat_template must be Jinja source or a ChatTemplate, got {template!r}")
+        return ChatTemplate(template, options=self._template_options, name="chat_template=")
+
+
+def _option_names() -> list[str]:
+    names = Runtime.__init__.__kwdefaults__ or {}
+    return ["model", *names]
+
+
+def _check_extras(model: str) -> None:
+    for package in NEEDED if model == ORACLE else (*NEEDED, *NEEDED_BY_MODELS):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "runtime")
+
+
+def _print_phase(phase: str) -> None:
+    print(f"umbel: {phase} …", file=sys.stderr, flush=True)
+
+
+def _say_nothing(phase: str) -> None:
+    """Progress is not shown."""

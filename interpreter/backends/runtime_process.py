@@ -1,0 +1,142 @@
+"""The gateway process as its parent sees it: a private folder, a pipe, and the certainty that both go away.
+
+folder/lock      held by the gateway as long as it lives; a folder whose lock is free is stale
+folder/clients   the socket
+standard input   the gateway's lifeline: closing it, or dying, ends the gateway and its engine
+"""
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from pathlib import Path
+
+import msgspec
+
+from ...lang.errors import BackendError
+from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, GatewayStart, RuntimeOptions
+
+PREFIX = "umbel-"
+MAX_FOLDER = 80  # bytes of path; a socket's whole path may have about 104
+EXIT_SECONDS = 1.0  # to go by itself once its pipe is closed; then it is killed
+
+_living: "weakref.WeakSet[GatewayProcess]" = weakref.WeakSet()
+
+
+class GatewayProcess:
+    """A gateway and its engine. Started when made; `close` ends both and removes the folder.
+
+    Raises:
+        BackendError: the process or its folder could not be made.
+    """
+
+    def __init__(self, options: RuntimeOptions) -> None:
+        remove_stale_folders()
+        self.owner = os.getpid()  # a process forked from us has this object, but it is not its own to end
+        try:
+            self.folder = _private_folder()
+            lock = _hold_lock(self.folder)
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "umbel.srt.gateway_process"],
+                    stdin=subprocess.PIPE,
+                    stdout=2,  # what libraries print is no part of the program's output
+                    pass_fds=(lock,),
+                    start_new_session=True,  # Ctrl-C in the terminal is for the program
+                )
+            finally:
+                os.close(lock)
+        except OSError as error:
+            raise BackendError(f"the runtime's process could not be started: {error}") from error
+        _living.add(self)
+        assert self._process.stdin is not None, "a pipe was asked for"
+        with contextlib.suppress(BrokenPipeError):  # it died already; `exit_reason` says so
+            start = GatewayStart(str(self.folder), self.owner, options)
+            self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+            self._process.stdin.flush()
+
+    @property
+    def address(self) -> str:
+        return f"ipc://{self.folder / CLIENTS_SOCKET}"
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def exit_reason(self) -> str | None:
+        """None while the process lives; else how it ended, in words."""
+        if os.getpid() != self.owner:
+            return "it belongs to the process that this one was forked from"
+        code = self._process.poll()
+        if code is None:
+            return None
+        return f"its process ended with status {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
+
+    def close(self) -> None:
+        """End gateway and engine, and remove the folder. Again is allowed."""
+        if os.getpid() != self.owner:
+            return
+        _living.discard(self)
+        assert self._process.stdin is not None, "a pipe was asked for"
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # a session of its own: gateway and engine
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def remove_stale_folders() -> None:
+    """Folders of gateways that were killed together with their parents. Only ours, only with a free lock."""
+    for place in {tempfile.gettempdir(), "/tmp"}:
+        for folder in Path(place).glob(f"{PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if folder.stat().st_uid == os.getuid() and _lock_is_free(folder / LOCK_FILE):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _private_folder() -> Path:
+    """A new folder, 0700, with a random name and a path short enough for sockets in it."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    if len(os.fsencode(folder)) > MAX_FOLDER:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
+    return folder
+
+
+def _hold_lock(folder: Path) -> int:
+    """The lock file, locked before it gets its name, so nobody finds it free. Returns a descriptor to hand on."""
+    unnamed = folder / f"{LOCK_FILE}.new"
+    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    unnamed.rename(folder / LOCK_FILE)
+    return descriptor
+
+
+def _lock_is_free(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _close_all() -> None:
+    for process in list(_living):
+        process.close()
+
+
+atexit.register(_close_all)

@@ -1,0 +1,369 @@
+"""The gateway process: sockets, the tokenizer, and the engine's supervision around a `Gateway`.
+
+    program ── DEALER ──▶ ROUTER ┐                     ┌ PAIR ◀─▶ PAIR ── engine process
+    program ── DEALER ──▶        ├─ Gateway (one loop) ┤
+                                 ┘                     └ PULL ◀── PUSH    its signs of life
+
+Everything runs on one event loop, so the `Gateway` is touched by one thread. The process ends when its
+standard input is closed, that is, when its parent closes it or dies; the folder of the sockets goes with it.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ..lang.errors import EngineError, OverloadedError, UmbelError
+from ..lang.link import (
+    Bye,
+    FrameError,
+    FromGateway,
+    Hello,
+    Ping,
+    Pong,
+    Progress,
+    StartFailed,
+    ToGateway,
+    Welcome,
+)
+from ..lang.protocol import Abort, Failure, FromBackend, Hint
+from ..lang.runtime_options import CLIENTS_SOCKET, GatewayStart
+from . import lifeline
+from .assembly import open_tokenizer
+from .clock import SystemClock
+from .config import Limits, SupervisionLimits, fault_hook
+from .engine_child import POLL, READ_AT_ONCE, EngineChild
+from .engine_protocol import Heartbeat, ToEngine
+from .gateway import Gateway
+from .peers import Peer, Peers
+from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
+from .tokenizer import Tokenizer
+from .wire import (
+    EngineFrame,
+    EnginePhase,
+    EngineReady,
+    EngineStartFailed,
+    from_gateway_codec,
+    to_gateway_codec,
+)
+
+log = logging.getLogger("umbel.gateway")
+
+
+class GatewayServer:
+    """One gateway: its clients, its engine, and what it says while both come up."""
+
+    def __init__(self, start: GatewayStart) -> None:
+        self._options = start.options
+        self._folder = Path(start.folder)
+        self._clock = SystemClock()
+        self._limits = Limits(max_queue=start.options.max_queue, request_timeout=start.options.request_timeout)
+        self._supervision = SupervisionLimits()
+        self._supervisor = Supervisor(self._clock, self._supervision)
+        self._context = zmq.asyncio.Context()
+        self._clients = self._bind()
+        self._counters: Counter[str] = Counter()
+        self._peers = Peers(to_gateway_codec(), from_gateway_codec(), self._counters, self._limits.max_peers)
+        self._core: Gateway | None = None  # from when the tokenizer is known
+        self._tokenizer: Tokenizer | None = None
+        self._model = start.options.model
+        self._ready: EngineReady | None = None  # the living engine's
+        self._trouble: StartFailure | None = None  # why there will be no engine
+        self._phase = "starting the engine"
+        self._engine: EngineChild | None = None
+        self._generation = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def engine_process_id(self) -> int | None:
+        return self._engine.process_id if self._engine is not None else None
+
+    async def run(self) -> None:
+        """Until the process ends. A task that fails takes the process with it: its parent sees that at once."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._load_tokenizer())
+            group.create_task(self._serve_clients())
+            group.create_task(self._supervise())
+
+    # ------------------------------------------------------------------ clients
+
+    def _bind(self) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.ROUTER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+            socket.setsockopt(option, 0)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a peer that is gone is an error, not a loss
+        socket.bind(f"ipc://{self._folder / CLIENTS_SOCKET}")
+        return socket
+
+    async def _serve_clients(self) -> None:
+        while True:
+            if not await self._clients.poll(POLL):
+                continue
+            for _ in range(READ_AT_ONCE):
+                try:
+                    identity, *frames = await self._clients.recv_multipart(flags=zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._read(identity, frames)
+            self._flush()
+
+    def _read(self, identity: bytes, frames: list[bytes]) -> None:
+        peer = self._peers.hear(identity, self._clock.now())
+        if peer is None:
+            return
+        try:
+            messages = peer.inbound.read(frames)
+        except FrameError as error:
+            log.warning("a frame of %d bytes could not be read", sum(map(len, frames)))
+            for label in error.labels:
+                peer.outbox.append(Failure(label, "ParameterError", f"the request could not be read: {error}"))
+            return
+        for message in messages:
+            self._receive(peer, message)
+
+    def _receive(self, peer: Peer, message: ToGateway) -> None:
+        match message:
+            case Ping():
+                peer.outbox.append(Pong())
+            case Hello():
+                peer.waits_for_welcome = True
+                peer.outbox.append(Progress(self._phase))
+                self._tell_start()
+            case Bye():
+                self._lose(peer)
+            case _ if self._core is not None:
+                self._core.receive(peer.identity, message)
+            case Hint() | Abort():
+                pass  # a hint is optional, and there is nothing yet to abort
+            case _:
+                reason = "the runtime is starting; send the request again when it is ready"
+                peer.outbox.append(Failure(message.id, OverloadedError.__name__, reason))
+
+    def _to_peer(self, identity: bytes, message: FromBackend) -> None:
+        peer = self._peers.get(identity)
+        if peer is not None:
+            peer.outbox.append(message)
+
+    def _flush(self) -> None:
+        """Everything that was said to anyone since the last time, one frame per peer; then the engine's share."""
+        for peer in self._peers.with_mail():
+            messages: list[FromGateway]
+            messages, peer.outbox = peer.outbox, []
+            sending: Any = self._clients.send_multipart(
+                [peer.identity, *peer.outbound.write(messages)], flags=zmq.NOBLOCK
+            )  # Any: a future
+            error = sending.exception() if sending.done() else None
+            if isinstance(error, zmq.ZMQError) and error.errno == errno.EHOSTUNREACH:
+                self._lose(peer)
+            elif error is not None:
+                raise error
+        if self._engine is not None:
+            self._engine.flush()
+
+    def _lose(self, peer: Peer) -> None:
+        self._peers.forget(peer.identity)
+        if self._core is not None:
+            self._core.peer_lost(peer.identity)
+
+    # ------------------------------------------------------------------ the start, told to those who ask
+
+    async def _load_tokenizer(self) -> None:
+        try:
+            self._model, tokenizer = await asyncio.to_thread(open_tokenizer, self._options)
+        except UmbelError as error:
+            self._give_up(StartFailure(type(error).__name__, str(error)))
+            return
+        except Exception as error:
+            log.exception("the tokenizer could not be loaded")
+            what = f"the tokenizer could not be loaded: {type(error).__name__}: {str(error)[:500]}"
+            self._give_up(StartFailure(EngineError.__name__, what))
+            return
+        self._tokenizer = tokenizer
+        self._core = Gateway(
+            tokenizer,
+            model=self._model,
+            to_engine=self._to_engine,
+            to_peer=self._to_peer,
+            clock=self._clock,
+            limits=self._limits,
+            faults=fault_hook(),
+            seed=self._options.seed,
+        )
+        if self._ready is not None:
+            self._core.engine_ready(self._ready.context_length)
+        elif self._trouble is not None:
+            self._core.engine_given_up(self._trouble.message)
+        self._tell_start()
+        self._flush()
+
+    def _tell_start(self) -> None:
+        """Whoever waits is told once: ready, or why not."""
+        answer: FromGateway
+        if self._trouble is not None:
+            answer = StartFailed(self._trouble.kind, self._trouble.message)
+        elif self._ready is not None and self._tokenizer is not None:
+            answer = Welcome(
+                model=self._model,
+                context_length=self._ready.context_length,
+                vocab_size=self._ready.vocab_size,
+                pool_tokens=self._ready.pool_tokens,
+                max_queue=self._limits.max_queue,
+                request_timeout=self._limits.request_timeout,
+                chat_template=self._tokenizer.chat_template,
+                template_tokens=self._tokenizer.template_tokens,
+            )
+        else:
+            return
+        for peer in self._peers.waiting():
+            peer.waits_for_welcome = False
+            peer.outbox.append(answer)
+
+    def _set_phase(self, phase: str) -> None:
+        self._phase = phase
+        for peer in self._peers.waiting():
+            peer.outbox.append(Progress(phase))
+
+    def _give_up(self, trouble: StartFailure) -> None:
+        self._trouble = trouble
+        if self._core is not None:
+            self._core.engine_given_up(trouble.message)
+        self._tell_start()
+        self._flush()
+
+    # ------------------------------------------------------------------ the engine
+
+    async def _supervise(self) -> None:
+        """Looks at the engine's life and at deadlines, many times a second."""
+        while True:
+            match self._supervisor.decide():
+                case Start() if self._trouble is None:
+                    await self._start_engine()
+                case Kill(reason):
+                    log.error("the engine is ended: %s", reason)
+                    assert self._engine is not None, "an engine that is up has a process"
+                    self._engine.kill()
+                case Start() | None:
+                    pass
+            if self._core is not None:
+                self._core.tick()
+            for peer in self._peers.silent_since(self._clock.now() - self._limits.peer_silence):
+                log.warning("a client has been silent for %.0f s; its requests are aborted", self._limits.peer_silence)
+                self._lose(peer)
+            self._flush()
+            await asyncio.sleep(self._supervision.tick)
+
+    async def _start_engine(self) -> None:
+        self._generation += 1
+        self._engine = EngineChild(self._context, self._folder, self._generation, self._counters)
+        self._supervisor.started()
+        try:
+            await self._engine.start(self._options)
+        except OSError as error:
+            self._engine_gone(self._engine, f"no process could be made: {error.strerror}")
+            return
+        for work in (self._read_events, self._read_beats, self._wait_for_exit):
+            task = asyncio.create_task(work(self._engine))
+            self._tasks.add(task)
+            task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("the gateway ends", exc_info=task.exception())
+            os._exit(1)
+
+    async def _read_events(self, engine: EngineChild) -> None:
+        while self._engine is engine:
+            for message in await engine.events():
+                if self._engine is engine:
+                    self._hear_engine(message)
+            self._flush()
+
+    async def _read_beats(self, engine: EngineChild) -> None:
+        while self._engine is engine:
+            for message in await engine.beats():
+                if self._engine is engine and isinstance(message, Heartbeat):
+                    self._supervisor.heartbeat(message.step, busy=message.running + message.waiting > 0)
+                    if self._core is not None:
+                        self._core.engine_event(message)
+
+    def _hear_engine(self, message: EngineFrame) -> None:
+        match message:
+            case EnginePhase(phase):
+                self._set_phase(phase)
+            case EngineReady():
+                self._ready = message
+                self._supervisor.ready()
+                if self._core is not None:
+                    self._core.engine_ready(message.context_length)
+                self._tell_start()
+            case EngineStartFailed(kind, text):
+                self._supervisor.start_failed(StartFailure(kind, text))
+            case _ if self._core is not None:
+                self._core.engine_event(message)
+            case _:
+                self._counters["late_events"] += 1
+
+    def _to_engine(self, message: ToEngine) -> None:
+        assert self._engine is not None, "the core sends only while an engine is ready"
+        self._engine.send(message)
+
+    async def _wait_for_exit(self, engine: EngineChild) -> None:
+        reason = await engine.exit_reason()
+        self._engine_gone(engine, reason)
+        self._flush()
+
+    def _engine_gone(self, engine: EngineChild, reason: str) -> None:
+        log.error("the engine is gone: %s", reason)
+        was_ready = self._supervisor.life is EngineLife.READY
+        self._engine = None
+        self._ready = None
+        engine.close()
+        self._supervisor.exited(reason)
+        if was_ready and self._core is not None:
+            self._core.engine_lost(reason)
+        if self._supervisor.failure is not None:
+            self._give_up(self._supervisor.failure)
+        else:
+            self._set_phase("starting the engine again")
+
+
+def main() -> None:
+    start = msgspec.json.decode(lifeline.read_line(), type=GatewayStart)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
+    os.umask(0o077)
+    logging.basicConfig(
+        level=start.options.log_level.upper(),
+        stream=sys.stderr,
+        format="umbel gateway[%(process)d] %(levelname)s %(message)s",
+    )
+    server: list[GatewayServer] = []
+
+    def before_exit() -> None:
+        process = server[0].engine_process_id() if server else None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        shutil.rmtree(start.folder, ignore_errors=True)
+
+    lifeline.watch(start.parent, before_exit)
+    server.append(GatewayServer(start))
+    try:
+        asyncio.run(server[0].run())
+    finally:
+        before_exit()
+        os._exit(1)  # `run` returns only by an error, which has been printed
+
+
+if __name__ == "__main__":
+    main()
