@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..lang.errors import DeadlineError, EngineError, ParameterError, RequestError, UmbelError
-from ..lang.protocol import FinishReason
+from ..lang.protocol import Facts, FinishReason
 from .batch import Runner
 from .clock import Clock
 from .counters import Counters
@@ -215,7 +215,7 @@ class Scheduler:
                     error = ParameterError(f'unknown verb {control.verb!r}; write "flush_cache" or "info"')
                     self._events.append(_failure(control.id, error))
 
-    def _info(self) -> dict[str, str | int | float | bool | list[int] | list[str] | None]:
+    def _info(self) -> Facts:
         return {
             **self.counters,
             "running": self.running,
