@@ -8,6 +8,7 @@
 
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import stat
@@ -109,7 +110,7 @@ def locked(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
 def _remove_stale(target: Path) -> None:
     """Folders that a killed process left. The caller holds the lock, so nobody is making one."""
-    for stale in target.parent.glob(f".{target.name}.making-*"):
+    for stale in target.parent.glob(f".{glob.escape(target.name)}.making-*"):
         shutil.rmtree(stale, ignore_errors=True)
 
 

@@ -38,6 +38,9 @@ def convert(gguf: GgufFile, folder: Path, *, source: str, progress: Progress) ->
     _check_disk(gguf, folder, parameters)
     progress("tokenizer", 0.0)
     tokenizer = tokenizer_json(gguf)
+    tokens, rows = len(gguf.metadata.texts("tokenizer.ggml.tokens")), gguf.tensors["token_embd.weight"].shape[0]
+    if tokens > rows:  # fewer is usual: matrices are padded
+        raise ModelError(f"{gguf.path} is damaged: {tokens} tokens for an embedding of {rows} rows; download it again")
     ends = eos_ids(gguf)
     if ends:
         config["eos_token_id"] = ends if len(ends) > 1 else ends[0]

@@ -76,8 +76,12 @@ def config_of(gguf: GgufFile) -> Config:
     read = _Keys(gguf.metadata, architecture.name)
     hidden = read.integer("embedding_length")
     heads = read.integer("attention.head_count")
-    if heads < 1 or hidden < 1:
-        raise ModelError(f"{gguf.path} is damaged: {heads} attention heads of a width of {hidden}")
+    layers = read.integer("block_count")
+    if heads < 1 or hidden < 1 or not 0 < layers <= len(gguf.tensors):
+        raise ModelError(
+            f"{gguf.path} is damaged: {layers} layers of {heads} attention heads and a width of {hidden} "
+            f"in {len(gguf.tensors)} tensors"
+        )
     head_dim = read.integer("attention.key_length", read.integer("rope.dimension_count", hidden // heads))
     _check_head_dim(gguf, read, head_dim)
     embedding = gguf.tensors.get("token_embd.weight")
@@ -90,13 +94,13 @@ def config_of(gguf: GgufFile) -> Config:
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": read.integer("feed_forward_length"),
-        "num_hidden_layers": read.integer("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": read.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": read.integer("context_length"),
-        "rms_norm_eps": _decimal(read.number("attention.layer_norm_rms_epsilon")),
-        "rope_theta": _decimal(read.number("rope.freq_base", 10_000.0)),
+        "rms_norm_eps": _decimal(read.positive("attention.layer_norm_rms_epsilon")),
+        "rope_theta": _decimal(read.positive("rope.freq_base", 10_000.0)),
         "rope_scaling": rope_scaling(gguf, head_dim),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
@@ -121,8 +125,12 @@ class _Keys:
     def integer(self, key: str, default: int | None = None) -> int:
         return self.metadata.integer(f"{self.prefix}.{key}", default)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        return self.metadata.number(f"{self.prefix}.{key}", default)
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number to divide by or to take the logarithm of."""
+        value = self.metadata.number(f"{self.prefix}.{key}", default)
+        if not 0 < value < math.inf:
+            raise ModelError(f"{self.metadata.path} is damaged: {self.prefix}.{key} is {value}; download it again")
+        return value
 
     def text(self, key: str, default: str) -> str:
         return self.metadata.text(f"{self.prefix}.{key}", default)
@@ -147,7 +155,7 @@ def _gemma3(read: _Keys, config: Config) -> Config:
     layers = read.integer("block_count")
     heads = read.integer("attention.head_count")
     whole_width_scale = layers == GEMMA3_27B_LAYERS
-    softcap = read.number("final_logit_softcapping", 0.0)
+    softcap = read.positive("final_logit_softcapping") if read.has("final_logit_softcapping") else None
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": read.integer("embedding_length") // heads if whole_width_scale else config["head_dim"],
@@ -156,9 +164,9 @@ def _gemma3(read: _Keys, config: Config) -> Config:
             "full_attention" if (layer + 1) % GEMMA3_SLIDING_PATTERN == 0 else "sliding_attention"
             for layer in range(layers)
         ],
-        "rope_local_base_freq": read.number("rope.freq_base_swa", GEMMA3_LOCAL_ROPE),
-        "rope_theta": read.number("rope.freq_base", 1_000_000.0),
-        "final_logit_softcapping": softcap or None,
+        "rope_local_base_freq": read.positive("rope.freq_base_swa", GEMMA3_LOCAL_ROPE),
+        "rope_theta": read.positive("rope.freq_base", 1_000_000.0),
+        "final_logit_softcapping": softcap,
         "attn_logit_softcapping": None,
     }
 
@@ -186,10 +194,10 @@ def rope_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
         raise ModelError(f"{gguf.path}: LongRoPE scaling is not supported; use a model with YaRN, linear or no scaling")
     match read.text("rope.scaling.type", "none"):
         case "none":
-            factor = read.number("rope.scale_linear", 1.0)  # the older spelling of linear scaling
+            factor = read.positive("rope.scale_linear", 1.0)  # the older spelling of linear scaling
             return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
         case "linear":
-            factor = read.number("rope.scaling.factor", 1.0)
+            factor = read.positive("rope.scaling.factor", 1.0)
             return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
         case "yarn":
             return _yarn_scaling(read)
@@ -200,14 +208,14 @@ def rope_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
 
 
 def _yarn_scaling(read: _Keys) -> Config:
-    factor = read.number("rope.scaling.factor")
+    factor = read.positive("rope.scaling.factor")
     scaling: Config = {"rope_type": "yarn", "factor": factor}
     if read.has("rope.scaling.original_context_length"):
         scaling["original_max_position_embeddings"] = read.integer("rope.scaling.original_context_length")
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if read.has(f"rope.scaling.{key}"):
-            scaling[name] = read.number(f"rope.scaling.{key}")
-    multiplier = read.number("rope.scaling.attn_factor", 1.0)
+            scaling[name] = read.positive(f"rope.scaling.{key}")
+    multiplier = read.positive("rope.scaling.attn_factor", 1.0)
     if multiplier != 1.0:  # llama.cpp multiplies YaRN's own attention factor by it
         scaling["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
     return scaling
@@ -223,7 +231,7 @@ def _llama3_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
     if factor == min(found) == 1.0:
         return None
     read = _Keys(gguf.metadata, gguf.architecture)
-    theta = read.number("rope.freq_base", 10_000.0)
+    theta = read.positive("rope.freq_base", 10_000.0)
     stated = (read.integer("rope.scaling.original_context_length", 0),)
     for context in (*stated, *LLAMA3_CONTEXTS):
         if context and _close(found, llama3_factors(theta, head_dim, factor, context)):

@@ -14,6 +14,7 @@ from .gguf_file import GgufFile
 Json = dict[str, object]
 
 SPACE = "\u2581"  # how SentencePiece writes a space
+LONGEST_MERGED = 512  # characters; a longer token is not one that merges make, and cutting it is quadratic
 
 
 class TokenType(IntEnum):
@@ -173,7 +174,7 @@ def recover_merges(tokens: Sequence[str], types: Sequence[int], order: Sequence[
     ids = {token: index for index, token in enumerate(tokens) if types[index] not in excluded}
     merges: list[tuple[float, int, int, str, str]] = []
     for token, index in ids.items():
-        for cut in range(1, len(token)):
+        for cut in range(1, len(token) if len(token) <= LONGEST_MERGED else 0):
             left, right = token[:cut], token[cut:]
             if left in ids and right in ids:
                 merges.append((-order[index], -len(left), -len(right), left, right))
@@ -218,7 +219,7 @@ def _byte_level(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
 
 def _frame(gguf: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> Json:
     """What is the same for every kind: added tokens, and BOS where the tokenizer adds it."""
-    special = {TokenType.CONTROL, TokenType.UNKNOWN}
+    special = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED}  # none of them stands for text
     # Runs of spaces are user-defined too, but text reaches the vocabulary with other spaces: merges make them.
     added = [
         {

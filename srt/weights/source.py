@@ -208,7 +208,7 @@ def _open_file(path: Path, cache: Path) -> ModelSource:
         )
     gguf = open_gguf(path)
     digest = sample_digest(path).hex()
-    name = f"{path.stem}-{digest[:8]}"
+    name = f"{path.stem.lstrip('.')[:100]}-{digest[:8]}"
     target = cache / "models" / name
     source = f"sampled:{digest}"
 
@@ -238,8 +238,8 @@ def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
     config = read_config(folder / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"{folder / 'config.json'} names no model_type; download it again")
-    if "quantization_config" in config:
-        kind = config["quantization_config"]
+    kind = config.get("quantization_config")
+    if kind is not None:
         method = kind.get("quant_method") if isinstance(kind, dict) else kind
         raise ModelError(f"{folder} is quantised with {method!r}; use the unquantised safetensors, or a GGUF file")
     if not (folder / "tokenizer.json").is_file():
