@@ -55,6 +55,8 @@ class Sink(Protocol):
 
     def messages(self, timeout: float | None) -> list[dict[str, str]]: ...
 
+    def messages_async(self, timeout: float | None) -> Awaitable[list[dict[str, str]]]: ...
+
     def sync(self, timeout: float | None) -> None: ...
 
     def sync_async(self, timeout: float | None) -> Awaitable[None]: ...
@@ -243,6 +245,9 @@ class AsyncState(BaseState):
 
     def text(self, timeout: float | None = None) -> Awaitable[str]:
         return self._sink.text_async(timeout)
+
+    def messages(self, timeout: float | None = None) -> Awaitable[list[dict[str, str]]]:
+        return self._sink.messages_async(timeout)
 
     def sync(self, timeout: float | None = None) -> Awaitable[None]:
         return self._sink.sync_async(timeout)

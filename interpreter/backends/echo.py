@@ -16,6 +16,8 @@ import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
+import msgspec
+
 from ...lang.chat_template import ChatTemplate
 from ...lang.errors import CapabilityError, ParameterError, RequestError
 from ...lang.prompt import Part, Text
@@ -25,17 +27,15 @@ from ...lang.protocol import (
     Completion,
     Done,
     Final,
-    FinishReason,
     GenRequest,
     Hint,
     Scored,
     ScoredChoice,
     ScoreRequest,
-    TokenLogprob,
     Usage,
 )
-from ...lang.sampling import SamplingParams
-from .echo_tokens import PrefixCache, pieces, prompt_tokens, token_id
+from .echo_answers import chunks, cut, hashed_logprobs, scores_of
+from .echo_tokens import PrefixCache, pieces, prompt_text, prompt_tokens, token_id
 from .gate import Gate
 
 Answer = str | Sequence[str]
@@ -144,13 +144,14 @@ class Echo:
         self._enter(request)
         try:
             await self._pause("generate")
+            tokens, cached = self._prefill(request)
             completions, texts = self._complete(request)
             if request.stream:
-                for chunk in _chunks(request.id, completions, texts):
+                for chunk in chunks(request.id, completions, texts):
                     await self._pause("chunk")
                     yield chunk
             self.active.discard(request.id)
-            yield self._final(request, completions)
+            yield self._final(request, completions, tokens, cached)
         finally:
             self._leave(request.id)
 
@@ -243,47 +244,49 @@ class Echo:
 
     def _complete(self, request: GenRequest) -> tuple[list[Completion], list[list[str]]]:
         """Completions, and the texts of their tokens."""
-        prompt = "".join(f"<{part.kind}>" if not hasattr(part, "text") else part.text for part in request.prompt)
+        prompt = prompt_text(request.prompt)
         said = self.answer(prompt, request.prompt, request.sampling.n)
-        cut = [_cut(text, request.sampling) for text in said]
-        seed = zlib.crc32(prompt.encode("utf-8", "surrogatepass"))
-        completions = []
-        for completion, texts in cut:
-            if request.sampling.logprobs or request.sampling.top_logprobs:
-                tokens = zip(completion.token_ids, texts, strict=True)
-                logprobs = _logprobs(seed, tokens, request.sampling.top_logprobs)
-                completion = Completion(
-                    completion.text,
-                    completion.token_ids,
-                    completion.kept,
-                    completion.tail,
-                    completion.finish_reason,
-                    completion.matched_stop,
-                    logprobs,
+        answers = [cut(text, request.sampling) for text in said]
+        if request.sampling.logprobs or request.sampling.top_logprobs:
+            seed = zlib.crc32(prompt.encode("utf-8", "surrogatepass"))
+            top = request.sampling.top_logprobs
+            answers = [
+                (
+                    msgspec.structs.replace(
+                        c, logprobs=hashed_logprobs(seed, zip(c.token_ids, texts, strict=True), top)
+                    ),
+                    texts,
                 )
-            completions.append(completion)
-        return completions, [texts for _, texts in cut]
+                for c, texts in answers
+            ]
+        return [completion for completion, _ in answers], [texts for _, texts in answers]
 
-    def _final(self, request: GenRequest, completions: list[Completion]) -> Final:
+    def _prefill(self, request: GenRequest | ScoreRequest) -> tuple[list[tuple[int, str]], int]:
+        """Tokens of the prompt, and how many of them were cached. They are cached from now on."""
         tokens = prompt_tokens(request.prompt)
         ids = [token for token, _ in tokens]
-        salt = request.origin.salt
-        cached = self._cache.match(salt, ids)
+        cached = self._cache.match(request.origin.salt, ids)
+        self._cache.insert(request.origin.salt, ids)
+        return tokens, cached
+
+    def _final(
+        self, request: GenRequest, completions: list[Completion], tokens: list[tuple[int, str]], cached: int
+    ) -> Final:
+        ids = [token for token, _ in tokens]
         for completion in completions:
-            self._cache.insert(salt, [*ids, *completion.token_ids])
+            self._cache.insert(request.origin.salt, [*ids, *completion.token_ids])
         start = request.sampling.prompt_logprobs_from
         return Final(
             request.id,
             tuple(completions),
             Usage(len(ids), cached, sum(len(c.token_ids) for c in completions), 1),
-            () if start is None else _logprobs(0, tokens[start:], request.sampling.top_logprobs),
+            () if start is None else hashed_logprobs(0, tokens[start:], request.sampling.top_logprobs),
         )
 
     def _scored(self, request: ScoreRequest) -> Scored:
-        tokens = prompt_tokens(request.prompt)
+        tokens, cached = self._prefill(request)
         ids = [token for token, _ in tokens]
         seed = zlib.crc32(repr(ids).encode())
-        cached = self._cache.match(request.origin.salt, ids)
         choices = []
         for choice in request.choices:
             texts = pieces(choice)
@@ -291,10 +294,8 @@ class Echo:
             choices.append(
                 ScoredChoice(
                     tuple(map(token_id, texts)),
-                    _given_or_hashed(self._scores.get(choice), choice, texts, seed),
-                    _given_or_hashed(self._unconditional.get(choice), choice, texts, 0)
-                    if request.unconditional
-                    else (),
+                    scores_of(self._scores.get(choice), choice, seed),
+                    scores_of(self._unconditional.get(choice), choice, 0) if request.unconditional else (),
                 )
             )
         return Scored(request.id, tuple(choices), Usage(len(ids), cached, 0, 1))
@@ -304,100 +305,3 @@ def _last_words(parts: tuple[Part, ...]) -> str:
     """The last text of a prompt that is not scaffolding."""
     said = [part.text for part in parts if isinstance(part, Text) and not part.control and part.text.strip()]
     return said[-1].strip() if said else "echo"
-
-
-def _cut(said: str, sampling: SamplingParams) -> tuple[Completion, list[str]]:
-    """What a model would have said → what is left of it, as tokens. Returns the completion and its tokens' texts."""
-    texts = pieces(said)
-    wanted = sampling.max_tokens if sampling.ignore_eos else min(sampling.min_tokens, sampling.max_tokens)
-    while len(texts) < wanted:  # said again until it is long enough
-        texts.extend(pieces(" " + said) if said.strip() else [" echo"])
-    token_ends: list[int] = []  # in characters
-    for piece in texts:
-        token_ends.append((token_ends[-1] if token_ends else 0) + len(piece))
-    for count in range(1, min(len(texts), sampling.max_tokens) + 1):
-        if count < sampling.min_tokens:
-            continue
-        if token_id(texts[count - 1]) in sampling.stop_token_ids:
-            matched = token_id(texts[count - 1])
-            return _completion(texts[:count], sum(map(len, texts[: count - 1])), FinishReason.STOP, matched), texts[
-                :count
-            ]
-        found = _first_stop("".join(texts[:count]), sampling, token_ends)
-        if found is not None:
-            place, stop = found
-            return _completion(texts[:count], place, FinishReason.STOP, stop), texts[:count]
-    if len(texts) > sampling.max_tokens or sampling.ignore_eos:
-        texts = texts[: sampling.max_tokens]
-        return _completion(texts, sum(map(len, texts)), FinishReason.LENGTH, None), texts
-    return _completion(texts, sum(map(len, texts)), FinishReason.STOP, None), texts
-
-
-def _first_stop(text: str, sampling: SamplingParams, token_ends: list[int]) -> tuple[int, str] | None:
-    """The stop that ends first behind the tokens that no stop may end; the longest of those that end together."""
-    free = token_ends[sampling.min_tokens - 1] if sampling.min_tokens else 0
-    found: list[tuple[int, int, str]] = []
-    for stop in sampling.stop:
-        place = text.find(stop, max(0, free - len(stop) + 1) if free else 0)
-        if place >= 0:
-            found.append((place + len(stop), place, stop))
-    if not found:
-        return None
-    _, place, stop = min(found)
-    return place, stop
-
-
-def _completion(texts: list[str], length: int, reason: FinishReason, matched: str | int | None) -> Completion:
-    """`length` characters of the tokens are text; the tokens wholly inside are kept."""
-    kept = end = 0
-    for piece in texts:
-        if end + len(piece) > length:
-            break
-        end, kept = end + len(piece), kept + 1
-    text = "".join(texts)[:length]
-    return Completion(text, tuple(map(token_id, texts)), kept, text[end:], reason, matched)
-
-
-def _chunks(request_id: str, completions: list[Completion], texts: list[list[str]]) -> list[Chunk]:
-    """One chunk per kept token, the continuations in turn; a tail comes with the last."""
-    chunks: list[Chunk] = []
-    for place in range(max((c.kept for c in completions), default=0) + 1):
-        for index, completion in enumerate(completions):
-            logprobs = completion.logprobs[place : place + 1]
-            if place < completion.kept:
-                ids = completion.token_ids[place : place + 1]
-                chunks.append(Chunk(request_id, index, texts[index][place], ids, logprobs))
-            elif place == completion.kept and completion.tail:
-                chunks.append(Chunk(request_id, index, completion.tail))
-    return chunks
-
-
-def _logprobs(seed: int, tokens: object, top: int) -> tuple[TokenLogprob, ...]:
-    """A hash of what came before, as numbers that could be log-probabilities."""
-    result: list[TokenLogprob] = []
-    history = seed
-    for token, text in tokens:  # type: ignore[attr-defined]
-        history = zlib.crc32(f"{history}.{token}".encode())
-        own = -(history % 2000) / 1000
-        others = [(token_id(f"{text}{i}"), f"{text}{i}", own - i) for i in range(1, top)]
-        result.append(TokenLogprob(token, text, own, tuple([(token, text, own), *others][:top])))
-    return tuple(result)
-
-
-def _given_or_hashed(
-    given: float | Sequence[float] | None, choice: str, texts: list[str], seed: int
-) -> tuple[float, ...]:
-    match given:
-        case None:
-            history = seed
-            result = []
-            for piece in texts:
-                history = zlib.crc32(f"{history}.{piece}".encode("utf-8", "surrogatepass"))
-                result.append(-(history % 5000 + 1) / 1000)
-            return tuple(result)
-        case int() | float():
-            return (float(given),) * len(texts)
-        case _:
-            if len(given) != len(texts):
-                raise ParameterError(f"Echo's scores for {choice!r} are {len(given)} numbers for tokens {texts}")
-            return tuple(given)

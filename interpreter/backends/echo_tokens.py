@@ -27,6 +27,11 @@ def token_ids(text: str) -> list[int]:
     return [token_id(piece) for piece in pieces(text)]
 
 
+def prompt_text(parts: Iterable[Part]) -> str:
+    """A prompt as a person reads it."""
+    return "".join(f"<{part.kind}>" if isinstance(part, Media) else part.text for part in parts)
+
+
 def prompt_tokens(parts: Iterable[Part]) -> list[tuple[int, str]]:
     """A prompt → (id, text) per token. Generated parts keep the ids they came with."""
     tokens: list[tuple[int, str]] = []

@@ -1,0 +1,120 @@
+"""What Echo makes of a scripted text: tokens, cut as a real backend cuts them, with numbers for every token."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+
+from ...lang.errors import ParameterError
+from ...lang.protocol import Chunk, Completion, FinishReason, TokenLogprob
+from ...lang.sampling import SamplingParams
+from .echo_tokens import pieces, token_id
+
+
+def cut(said: str, sampling: SamplingParams) -> tuple[Completion, list[str]]:
+    """What a model would have said if nothing stopped it → its completion, and the texts of the tokens."""
+    texts = _long_enough(said, sampling)
+    endings = [
+        ending
+        for ending in (_stop_token(texts, sampling), _stop_string(texts, sampling))
+        if ending is not None and ending[0] <= sampling.max_tokens
+    ]
+    if endings:
+        count, length, matched = min(endings, key=lambda ending: ending[0])  # a stop token goes before a string
+        return _completion(texts[:count], length, FinishReason.STOP, matched), texts[:count]
+    reason = FinishReason.STOP
+    if len(texts) > sampling.max_tokens or sampling.ignore_eos:
+        texts, reason = texts[: sampling.max_tokens], FinishReason.LENGTH
+    return _completion(texts, sum(map(len, texts)), reason, None), texts
+
+
+def _long_enough(said: str, sampling: SamplingParams) -> list[str]:
+    """Tokens; said again while the end of the text is not allowed yet."""
+    texts = pieces(said)
+    wanted = sampling.max_tokens if sampling.ignore_eos else sampling.min_tokens
+    while len(texts) < wanted:
+        texts.extend(pieces(" " + said) if said.strip() else [" echo"])
+    return texts
+
+
+# An ending: how many tokens there are then, how many characters of them are text, what matched.
+_Ending = tuple[int, int, str | int]
+
+
+def _stop_token(texts: list[str], sampling: SamplingParams) -> _Ending | None:
+    for place in range(max(0, sampling.min_tokens - 1), len(texts)):
+        if sampling.stop_token_ids and token_id(texts[place]) in sampling.stop_token_ids:
+            return place + 1, sum(map(len, texts[:place])), token_id(texts[place])
+    return None
+
+
+def _stop_string(texts: list[str], sampling: SamplingParams) -> _Ending | None:
+    """The stop that ends first; of those that end together the longest. None may end in the first min_tokens - 1."""
+    text = "".join(texts)
+    free = sum(map(len, texts[: max(0, sampling.min_tokens - 1)]))
+    found: list[tuple[int, int, str]] = []  # end, start, stop
+    for stop in sampling.stop:
+        start = text.find(stop, max(0, free - len(stop) + 1))
+        if start >= 0:
+            found.append((start + len(stop), start, stop))
+    if not found:
+        return None
+    end, start, stop = min(found)
+    count = length = 0
+    while length < end:
+        length, count = length + len(texts[count]), count + 1
+    return count, start, stop
+
+
+def _completion(texts: list[str], length: int, reason: FinishReason, matched: str | int | None) -> Completion:
+    """`length` characters of the tokens are text; the tokens wholly inside are kept."""
+    kept = end = 0
+    for piece in texts:
+        if end + len(piece) > length:
+            break
+        end, kept = end + len(piece), kept + 1
+    text = "".join(texts)[:length]
+    return Completion(text, tuple(map(token_id, texts)), kept, text[end:], reason, matched)
+
+
+def chunks(request_id: str, completions: list[Completion], texts: list[list[str]]) -> list[Chunk]:
+    """One chunk per kept token, the continuations in turn; a tail comes last."""
+    result: list[Chunk] = []
+    for place in range(max((completion.kept for completion in completions), default=0) + 1):
+        for index, completion in enumerate(completions):
+            if place < completion.kept:
+                ids, logprobs = completion.token_ids[place : place + 1], completion.logprobs[place : place + 1]
+                result.append(Chunk(request_id, index, texts[index][place], ids, logprobs))
+            elif place == completion.kept and completion.tail:
+                result.append(Chunk(request_id, index, completion.tail))
+    return result
+
+
+def hashed_logprobs(seed: int, tokens: Iterable[tuple[int, str]], top: int) -> tuple[TokenLogprob, ...]:
+    """A hash of what came before, as numbers that could be log-probabilities; the token itself is the best."""
+    result: list[TokenLogprob] = []
+    history = seed
+    for token, text in tokens:
+        history = zlib.crc32(f"{history}.{token}".encode())
+        own = -(history % 2000) / 1000
+        others = [(token_id(f"{text}{i}"), f"{text}{i}", own - i) for i in range(1, top)]
+        result.append(TokenLogprob(token, text, own, tuple([(token, text, own), *others][:top])))
+    return tuple(result)
+
+
+def scores_of(given: float | Sequence[float] | None, choice: str, seed: int) -> tuple[float, ...]:
+    """Log-probabilities of a choice: one number for all its tokens, one for each, or None for a hash.
+
+    Raises:
+        ParameterError: another number of them than of tokens.
+    """
+    texts = pieces(choice)
+    if given is None:
+        history, result = seed, []
+        for piece in texts:
+            history = zlib.crc32(f"{history}.{piece}".encode("utf-8", "surrogatepass"))
+            result.append(-(history % 5000 + 1) / 1000)
+        return tuple(result)
+    if isinstance(given, int | float):
+        return (float(given),) * len(texts)
+    if len(given) != len(texts):
+        raise ParameterError(f"Echo's scores for {choice!r} are {len(given)} numbers for the tokens {texts}")
+    return tuple(given)
