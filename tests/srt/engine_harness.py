@@ -1,0 +1,143 @@
+"""A scheduler on the oracle model under a virtual clock, and the judge of what it answers."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from umbel.lang.protocol import FinishReason
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.clock import VirtualClock
+from umbel.srt.engine_protocol import (
+    ControlEnded,
+    Ended,
+    EngineFailed,
+    EngineGenerate,
+    EnginePrefill,
+    EngineScore,
+    FromEngine,
+    Schedule,
+    ScoreEnded,
+    Tokens,
+)
+from umbel.srt.faults import FaultHook, no_faults
+from umbel.srt.oracle import OracleRunner, Reference, reference_generate
+from umbel.srt.scheduler import Scheduler, SchedulerConfig
+
+VOCABULARY = 24
+EOS = frozenset({0})
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+
+Ending = Ended | ScoreEnded | ControlEnded | EngineFailed
+
+
+def letters(token: int) -> bytes:
+    """Tokens of one to three bytes, so that stop strings begin and end inside tokens; end-of-sequence has none."""
+    return b"" if token in EOS else (b"abcab"[token % 3 : token % 3 + 1 + token % 3])
+
+
+class Engine:
+    """Drives a scheduler and keeps what it sends, by request."""
+
+    def __init__(
+        self,
+        pool: int = 200,
+        context: int = 120,
+        faults: FaultHook = no_faults,
+        vocabulary: int = VOCABULARY,
+        token_bytes: Callable[[int], bytes] = letters,
+        **settings: object,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.runner = OracleRunner(vocabulary, context, pool + 1)
+        config = SchedulerConfig(**{"check_every_step": True, **settings})  # type: ignore[arg-type]
+        self.scheduler = Scheduler(self.runner, token_bytes, EOS, config, self.clock, faults)
+        self.runner.expected = self.scheduler.planned_tokens
+        self.token_bytes = token_bytes
+        self.endings: dict[int, Ending] = {}
+        self.streamed: dict[int, list[int]] = {}
+        self.ended_in: dict[int, int] = {}  # id → step
+        self.steps = 0
+        self._next_id = 0
+
+    # -- requests
+
+    def generate(self, tokens: Iterable[int], sampling: SamplingParams = GREEDY, **schedule: object) -> int:
+        message_id, stream = self._id(), bool(schedule.pop("stream", False))
+        self.scheduler.submit(EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule)))  # type: ignore[arg-type]
+        return message_id
+
+    def score(self, sequences: Iterable[Iterable[int]], start: int, **schedule: object) -> int:
+        message_id = self._id()
+        wanted = [list(sequence) for sequence in sequences]
+        self.scheduler.submit(EngineScore(message_id, wanted, start, Schedule(**schedule)))  # type: ignore[arg-type]
+        return message_id
+
+    def hint(self, tokens: Iterable[int], **schedule: object) -> int:
+        message_id = self._id()
+        self.scheduler.submit(EnginePrefill(message_id, list(tokens), Schedule(**schedule)))  # type: ignore[arg-type]
+        return message_id
+
+    def _id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    # -- steps
+
+    def step(self) -> list[FromEngine]:
+        events = self.scheduler.step()
+        self.steps += 1
+        for event in events:
+            assert event.id not in self.endings, f"request {event.id} was answered after its end"
+            if isinstance(event, Tokens):
+                self.streamed.setdefault(event.id, []).extend(event.token_ids)
+            else:
+                self.endings[event.id] = event
+                self.ended_in[event.id] = self.steps
+        return events
+
+    def run(self, limit: int = 3000) -> "Engine":
+        for _ in range(limit):
+            if self.scheduler.idle:
+                self.scheduler.check()
+                return self
+            self.step()
+        raise AssertionError(f"not idle after {limit} steps")
+
+    # -- answers
+
+    def tokens(self, message_id: int) -> list[int]:
+        ending = self.endings[message_id]
+        assert isinstance(ending, Ended), f"request {message_id} ended with {ending}"
+        return self.streamed.get(message_id, []) + ending.token_ids
+
+    def cached(self, message_id: int) -> int:
+        ending = self.endings[message_id]
+        assert isinstance(ending, Ended | ScoreEnded), f"request {message_id} ended with {ending}"
+        return ending.cached_tokens
+
+    def count(self, name: str) -> float:
+        return self.scheduler.counters[name]
+
+    def reference(self, tokens: Iterable[int], sampling: SamplingParams = GREEDY) -> Reference:
+        longest = min(self.runner.context_length, self.scheduler.space.pool.total)
+        return reference_generate(
+            self.runner.model, list(tokens), sampling, eos_ids=EOS, token_bytes=self.token_bytes, longest=longest
+        )
+
+    def reference_score(self, sequence: list[int], start: int) -> list[float]:
+        values = []
+        for position in range(start, len(sequence)):
+            logits = self.runner.model.reference(sequence[:position]).astype(np.float64)
+            values.append(float(logits[sequence[position]] - np.log(np.exp(logits).sum())))
+        return values
+
+    def assert_equals_reference(self, message_id: int, tokens: list[int], sampling: SamplingParams = GREEDY) -> None:
+        ending = self.endings[message_id]
+        assert isinstance(ending, Ended), f"request {message_id} ended with {ending}"
+        truth = self.reference(tokens, sampling)
+        if ending.finish_reason is FinishReason.ABORT:
+            mine = self.tokens(message_id)
+            assert mine == truth.token_ids[: len(mine)]
+            return
+        assert self.tokens(message_id) == truth.token_ids
+        assert (ending.finish_reason, ending.text_bytes) == (truth.finish_reason, truth.text_bytes)
+        assert ending.completion_tokens == len(truth.token_ids)
