@@ -2,6 +2,7 @@
 
 import torch
 
+from ...lang.errors import ModelError, ParameterError
 from .decoder import build_decoder
 from .decoder_config import FAMILIES, Config
 from .layers import can_pack
@@ -23,16 +24,26 @@ def build_model(
         tensors: parameter name to tensor; may read each tensor when it is asked for.
         dtype: of weights, activations and KV pool.
         device: where all of it lives.
-        pack: lay weights out for oneDNN; None does so on a CPU that offers it for `dtype`. The transformers
-            path ignores no choice: it refuses `pack=True`.
+        pack: lay weights out for oneDNN; None does so on a CPU that offers it for `dtype`. Models that run in
+            transformers have no packed form.
 
     Raises:
         ModelError: a configuration or tensors that cannot be used; the message says why.
     """
     target = torch.device(device)
+    if config.get("quantization_config"):
+        raise ModelError(
+            f"quantization_config {config['quantization_config']!r}: packed weights cannot be read; "
+            "load the unquantised checkpoint, or a GGUF file"
+        )
     if config.get("model_type") in FAMILIES:
-        packed = (target.type == "cpu" and can_pack(dtype)) if pack is None else pack
+        offered = target.type == "cpu" and can_pack(dtype)
+        if pack and not offered:
+            raise ParameterError(f"pack=True: this machine cannot pack {dtype} on {target}; write pack=None")
+        packed = offered if pack is None else pack
         return build_decoder(config, tensors, dtype=dtype, device=target, pack=packed)
+    if pack:
+        raise ParameterError(f"pack=True: {config.get('model_type')!r} runs in transformers; write pack=None")
     from .transformers_model import build_transformers_model  # imports transformers: seconds, so only when needed
 
     return build_transformers_model(config, tensors, dtype=dtype, device=target)

@@ -1,17 +1,21 @@
 """Any other causal model of transformers, with our attention in place of its own.
 
-transformers looks attention functions up by name. Ours reads the step from a keyword argument that the model hands
-through, stores keys and values into our pool and attends there: the rows of all sequences are a batch of one.
+transformers looks attention functions up by name. Ours stores keys and values into our pool and attends there; the
+rows of all sequences are a batch of one. The step of the moment is found through the attention module, on which the
+model's channel was hung when it was built: not every model hands keyword arguments through to its attention.
 That works for models whose only state is the keys and values of plain attention. Whether a given model is one is
 not guessed: when it is built, two short sequences run through the pool in pieces, and the logits must equal those
 of transformers' own attention. A model that fails is refused with the reason.
 """
 
 import inspect
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoConfig
+from transformers.utils import logging
 
 from ...lang.errors import ModelError, UmbelError
 from ..attention.backend import AttentionStep
@@ -22,17 +26,52 @@ from .model import Rows, Tensors
 from .transformers_probe import AttentionRecord, Recorder, check_logits
 
 NAME = "umbel"  # of our attention function in transformers' registry
-STEP = "umbel_attention"  # keyword argument that carries the step through the model
+CHANNEL = "umbel_channel"  # attribute of attention modules
 
 # Configuration keys that would make transformers run or fetch code, or replace our attention.
 DROPPED_KEYS = (
     "auto_map",
     "attn_implementation",
     "_attn_implementation",
-    "quantization_config",
     "dtype",
     "torch_dtype",
 )
+
+
+class Step(Protocol):
+    """What attention needs of a step: an `AttentionStep`, or the recorder of the probe."""
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        window: int | None,
+        scale: float,
+        softcap: float,
+    ) -> torch.Tensor:
+        """See `AttentionStep.attend`."""
+
+
+class Channel:
+    """Carries the step of the moment to the attention modules of one model."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.step: Step | None = None
+        for part in module.modules():
+            if hasattr(part, "layer_idx"):
+                setattr(part, CHANNEL, self)
+
+    @contextmanager
+    def carry(self, step: Step) -> Iterator[None]:
+        assert self.step is None, "a model runs one step at a time"
+        self.step = step
+        try:
+            yield
+        finally:
+            self.step = None
 
 
 def _attention(
@@ -47,15 +86,15 @@ def _attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     # Any: whatever else a model passes; what matters of it shows in the logits, which are compared.
-    **others: Any,
+    **_others: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls instead of its own attention. Returns [1, R, heads, head_dim]."""
-    step = others.get(STEP)
-    if step is None:
-        raise ModelError("it does not hand keyword arguments through to its attention")
+    channel = getattr(module, CHANNEL, None)
+    if channel is None or channel.step is None:
+        raise ModelError(f"its {type(module).__name__} does not know which layer it is")
     if attention_mask is not None or dropout or not getattr(module, "is_causal", True):
         raise ModelError("its attention is not plain causal attention (a mask, dropout or an encoder)")
-    attended = step.attend(
+    attended = channel.step.attend(
         module.layer_idx,
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -73,9 +112,12 @@ AttentionInterface.register(NAME, _attention)
 class TransformersModel:
     """A transformers module whose keys and values live in our pool. Made by `build_transformers_model`."""
 
-    def __init__(self, module: Any, record: AttentionRecord, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, module: Any, channel: Channel, record: AttentionRecord, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         config = module.config
         self._module = module  # Any: transformers is untyped
+        self._channel = channel
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._pool_layer = {layer: place for place, layer in enumerate(record.layers)}
         self.device = device
@@ -87,13 +129,10 @@ class TransformersModel:
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
         kept = {"logits_to_keep": rows.logit_rows} if self._keeps_rows else {}
-        result = self._module(
-            input_ids=rows.token_ids[None],
-            position_ids=rows.positions[None],
-            use_cache=False,
-            **{STEP: _LayerMap(attention, self._pool_layer)},
-            **kept,
-        )
+        with self._channel.carry(_LayerMap(attention, self._pool_layer)):
+            result = self._module(
+                input_ids=rows.token_ids[None], position_ids=rows.positions[None], use_cache=False, **kept
+            )
         logits = result.logits[0]
         return out.copy_(logits if self._keeps_rows else logits.index_select(0, rows.logit_rows))
 
@@ -128,14 +167,12 @@ def build_transformers_model(
     name = type(module).__name__
     try:
         with torch.inference_mode():
-            recorder = Recorder()
-            module(
-                input_ids=torch.zeros((1, 2), dtype=torch.int64, device=device),
-                position_ids=torch.arange(2, device=device)[None],
-                use_cache=False,
-                **{STEP: recorder},
-            )
-            model = TransformersModel(module, recorder.record(module.config), dtype=dtype, device=device)
+            channel, recorder = Channel(module), Recorder()
+            positions = torch.arange(2, device=device)[None]
+            with channel.carry(recorder):
+                module(input_ids=torch.zeros_like(positions), position_ids=positions, use_cache=False)
+            record = recorder.record(module.config)
+            model = TransformersModel(module, channel, record, dtype=dtype, device=device)
             check_logits(model, module, NAME)
     except UmbelError as error:
         raise ModelError(f"{name} cannot run on our KV pool: {error}") from error
@@ -154,20 +191,22 @@ def _load(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch
         raise ModelError(
             f"transformers does not accept the configuration of model_type {model_type!r}: {error}"
         ) from error
+    _refuse_growing_rope(parsed)
     if type(parsed) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"transformers has no causal language model for model_type {model_type!r}")
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)]
     if isinstance(model_class, tuple):
         model_class = model_class[0]
     try:
-        module, report = model_class.from_pretrained(
-            None,
-            config=parsed,
-            state_dict=dict(tensors),
-            dtype=dtype,
-            attn_implementation=NAME,
-            output_loading_info=True,
-        )
+        with _no_progress_bar():
+            module, report = model_class.from_pretrained(
+                None,
+                config=parsed,
+                state_dict=dict(tensors),
+                dtype=dtype,
+                attn_implementation=NAME,
+                output_loading_info=True,
+            )
     except Exception as error:  # shapes that do not fit, attention that cannot be replaced, and more
         raise ModelError(f"{model_class.__name__} cannot be loaded: {error}") from error
     for kind in ("missing_keys", "unexpected_keys"):
@@ -175,3 +214,27 @@ def _load(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch
             names = listing(list(report[kind]))
             raise ModelError(f"{model_class.__name__}: {kind.replace('_keys', '')} tensors {names}; check config.json")
     return module.eval().to(device)
+
+
+def _refuse_growing_rope(config: Any) -> None:  # Any: transformers is untyped
+    """Frequencies that change with the longest sequence would make one request depend on another."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for entry in (parameters, *parameters.values()):
+        kind = entry.get("rope_type") if isinstance(entry, dict) else None
+        if kind in ("dynamic", "longrope"):
+            raise ModelError(
+                f"rope_type {kind!r} turns all keys anew when a sequence grows past a length, "
+                "so cached keys cannot be shared; load a checkpoint without it"
+            )
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Loading reports its progress elsewhere; transformers would print a bar into the user's output."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,105 @@
+"""Models of transformers on our KV pool: those that can run equal themselves, those that cannot are refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from umbel.lang.errors import ModelError
+from umbel.srt.model_runner import build_runner
+from umbel.srt.models.transformers_model import TransformersModel, build_transformers_model
+
+from .reference import (
+    Piece,
+    Sequences,
+    random_tokens,
+    reference_logits,
+    reference_model,
+    relative_error,
+    run_steps,
+    tensors_of,
+)
+
+NUM_SLOTS = 200
+LENGTHS = (23, 9, 31)
+CHUNKS = [
+    [Piece(0, 0, 5), Piece(2, 0, 1)],
+    [Piece(2, 1, 20), Piece(0, 5, 1), Piece(1, 0, 8)],
+    [Piece(0, 6, 17), Piece(2, 21, 10), Piece(1, 8, 1)],
+]
+
+ABLE: dict[str, dict[str, Any]] = {
+    "gpt_neox": {},
+    "phi": {},
+    "olmo2": {"eos_token_id": 1},
+    "stablelm": {"num_attention_heads": 3, "num_key_value_heads": 3},
+    "gpt2": {"n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 1},
+    "gemma2": {"head_dim": 12, "sliding_window": 6, "attn_logit_softcapping": 2.0},
+    "mixtral": {"num_local_experts": 4, "sliding_window": 5},
+}
+UNABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "mamba": ({}, "never called for attention"),
+    "bloom": ({"n_head": 4, "n_layer": 2}, "never called for attention"),
+    "falcon": ({}, "cannot be loaded"),
+    "deepseek_v3": ({}, "numbers per head"),
+    "gpt_oss": ({"num_local_experts": 4, "head_dim": 12, "eos_token_id": 1}, "differ from transformers' own"),
+    "lfm2": ({"full_attn_idxs": [1]}, "of type 'conv'"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("model_type", ABLE)
+def test_logits_equal_those_of_the_module_itself(model_type: str) -> None:
+    reference = reference_model(model_type, **ABLE[model_type])
+    runner = build_runner(reference.config.to_dict(), tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
+    assert isinstance(runner.model, TransformersModel)
+    sequences = Sequences([random_tokens(length, seed) for seed, length in enumerate(LENGTHS)], NUM_SLOTS)
+    for actual, ids in zip(run_steps(runner, sequences, CHUNKS), sequences.token_ids, strict=True):
+        assert relative_error(actual, reference_logits(reference, ids.tolist())) < 2e-5
+
+
+def test_a_family_of_ours_gives_the_same_logits_through_transformers() -> None:
+    reference = reference_model("gemma3_text", head_dim=16, sliding_window=5, sliding_window_pattern=3)
+    config, tensors = reference.config.to_dict(), tensors_of(reference)
+    model = build_transformers_model(config, tensors, dtype=torch.float32, device=torch.device("cpu"))
+    assert model.windows == (5, None)
+    assert (model.kv_geometry.layers, model.kv_geometry.kv_heads, model.kv_geometry.head_dim) == (3, 2, 16)
+
+
+@pytest.mark.parametrize("model_type", UNABLE)
+def test_a_model_that_cannot_run_on_our_pool_is_refused_with_the_reason(model_type: str) -> None:
+    changes, reason = UNABLE[model_type]
+    reference = reference_model(model_type, **changes)
+    with pytest.raises(ModelError, match=reason):
+        build_runner(reference.config.to_dict(), tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
+
+
+def test_rope_that_depends_on_the_longest_sequence_is_refused() -> None:
+    reference = reference_model("olmo2", eos_token_id=1)
+    config = reference.config.to_dict()
+    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(ModelError, match="turns all keys anew"):
+        build_runner(config, tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
+
+
+def test_missing_tensors_are_named() -> None:
+    reference = reference_model("olmo2", eos_token_id=1)
+    tensors = tensors_of(reference)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(ModelError, match=r"missing tensors model\.layers\.1\.mlp\.up_proj\.weight"):
+        build_runner(reference.config.to_dict(), tensors, num_slots=NUM_SLOTS, dtype="float32")
+
+
+def test_an_unknown_model_type_is_refused() -> None:
+    with pytest.raises(ModelError, match="'no_such_model'"):
+        build_runner({"model_type": "no_such_model"}, {}, num_slots=NUM_SLOTS)
+
+
+def test_a_configuration_cannot_make_transformers_run_code_of_a_checkpoint() -> None:
+    reference = reference_model("gpt_neox")
+    config = {**reference.config.to_dict(), "auto_map": {"AutoModelForCausalLM": "evil.Model"}}
+    runner = build_runner(config, tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
+    assert runner.vocab_size == 97
