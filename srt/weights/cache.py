@@ -42,7 +42,8 @@ def make_private(folder: Path) -> Path:
         ModelError: it cannot be made, or others may write to it: a model there would not be ours.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for missing in [path for path in (*reversed(folder.parents), folder) if not path.exists()]:
+            missing.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave the parents open to others
         state = folder.stat()
     except OSError as error:
         raise ModelError(

@@ -1,0 +1,252 @@
+"""Tiny models of every family: as transformers holds them, as safetensors folders, and as GGUF files.
+
+The GGUF files are written as llama.cpp's converter does it, with the `gguf` library's own table of
+names, so that reading them back is checked against somebody else's idea of the format.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ..toy_tokenizers import byte_level, gemma_like, prepend_bpe
+
+SIZES: dict[str, Any] = {  # Any: fields of several config classes
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family as transformers configures it and as llama.cpp names it."""
+
+    name: str
+    architecture: gguf.MODEL_ARCH
+    build: Callable[[int], PreTrainedModel]  # of a vocabulary size
+    tokenizer: Callable[[], Tokenizer]
+    rotates_pairs: bool = False
+    adds_one_to_norms: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)  # Any: values of GGUF metadata
+
+
+def _llama(**options: Any) -> Callable[[int], PreTrainedModel]:
+    return lambda size: LlamaForCausalLM(LlamaConfig(vocab_size=size, **{**SIZES, **options}))
+
+
+FAMILIES = (
+    Family("llama", gguf.MODEL_ARCH.LLAMA, _llama(), prepend_bpe, rotates_pairs=True),
+    Family("llama, tied", gguf.MODEL_ARCH.LLAMA, _llama(tie_word_embeddings=True), byte_level, rotates_pairs=True),
+    Family("llama, biased", gguf.MODEL_ARCH.LLAMA, _llama(attention_bias=True), prepend_bpe, rotates_pairs=True),
+    Family("llama, llama3 rope", gguf.MODEL_ARCH.LLAMA, _llama(rope_parameters=LLAMA3_ROPE), byte_level, True),
+    Family(
+        "llama, yarn",
+        gguf.MODEL_ARCH.LLAMA,
+        _llama(rope_parameters=YARN_ROPE),
+        byte_level,
+        rotates_pairs=True,
+        metadata={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+        },
+    ),
+    Family(
+        "llama, linear rope",
+        gguf.MODEL_ARCH.LLAMA,
+        _llama(rope_parameters=LINEAR_ROPE),
+        byte_level,
+        rotates_pairs=True,
+        metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
+    ),
+    Family(
+        "mistral, as llama",
+        gguf.MODEL_ARCH.LLAMA,
+        lambda size: MistralForCausalLM(MistralConfig(vocab_size=size, **{**SIZES, "sliding_window": None})),
+        prepend_bpe,
+        rotates_pairs=True,
+    ),
+    Family(
+        "qwen2",
+        gguf.MODEL_ARCH.QWEN2,
+        lambda size: Qwen2ForCausalLM(Qwen2Config(vocab_size=size, **SIZES)),
+        byte_level,
+    ),
+    Family(
+        "qwen3",
+        gguf.MODEL_ARCH.QWEN3,
+        lambda size: Qwen3ForCausalLM(Qwen3Config(vocab_size=size, **SIZES)),
+        byte_level,
+    ),
+    Family(
+        "gemma3",
+        gguf.MODEL_ARCH.GEMMA3,
+        lambda size: Gemma3ForCausalLM(
+            Gemma3TextConfig(
+                vocab_size=size,
+                sliding_window=8,
+                query_pre_attn_scalar=32,
+                **{**SIZES, "tie_word_embeddings": True, "num_hidden_layers": 7},
+            )
+        ),
+        gemma_like,
+        adds_one_to_norms=True,
+        metadata={"attention.sliding_window": 8},
+    ),
+)
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def random_model(family: Family) -> PreTrainedModel:
+    """A model whose every parameter, norms and biases too, is random and exact in bfloat16."""
+    torch.manual_seed(7)
+    model = family.build(family.tokenizer().get_vocab_size()).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter).mul(0.2).to(torch.bfloat16).float())
+    return model
+
+
+def write_folder(folder: Path, family: Family) -> PreTrainedModel:
+    """A safetensors folder as it is downloaded."""
+    model = random_model(family)
+    folder.mkdir()
+    tensors = {name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(model.config.to_dict(), default=str))
+    (folder / "tokenizer.json").write_text(family.tokenizer().to_str())
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    return model
+
+
+def write_gguf(path: Path, family: Family, *, kind: str = "F32") -> PreTrainedModel:
+    """A GGUF file as llama.cpp's converter writes it."""
+    model = random_model(family)
+    config = model.config
+    arch = gguf.MODEL_ARCH_NAMES[family.architecture]
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(_theta(model))
+    for key, value in family.metadata.items():
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+        add(f"{arch}.{key}", value)
+    add_tokenizer(writer, family.tokenizer())
+    _add_tensors(writer, family, model, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+    """A toy tokenizer as GGUF metadata."""
+    spec = json.loads(tokenizer.to_str())
+    byte_level_kind = spec["decoder"]["type"] == "ByteLevel"
+    pieces = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda entry: entry[1])
+    added = {token["id"]: token["special"] for token in spec["added_tokens"]}
+    types = []
+    for piece, token in pieces:
+        if token in added:
+            types.append(gguf.TokenType.CONTROL if added[token] else gguf.TokenType.USER_DEFINED)
+        else:
+            is_byte = not byte_level_kind and piece.startswith("<0x") and len(piece) == 6
+            types.append(gguf.TokenType.BYTE if is_byte else gguf.TokenType.NORMAL)
+    writer.add_tokenizer_model("gpt2" if byte_level_kind else "llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([piece for piece, _ in pieces])
+    writer.add_token_types(types)
+    merges = [tuple(merge) for merge in spec["model"]["merges"]]
+    if byte_level_kind:
+        writer.add_token_merges([" ".join(merge) for merge in merges])
+    else:  # SentencePiece keeps the rank of the merge as the score of what it makes
+        rank = {left + right: place for place, (left, right) in reversed(list(enumerate(merges)))}
+        writer.add_token_scores([-float(rank.get(piece, 1_000_000)) for piece, _ in pieces])
+        writer.add_unk_token_id(0)
+        writer.add_add_space_prefix("Prepend" in json.dumps(spec["normalizer"]))
+    writer.add_bos_token_id(tokenizer.token_to_id("<s>"))
+    writer.add_eos_token_id(tokenizer.token_to_id("</s>"))
+    writer.add_eot_token_id(tokenizer.token_to_id("<|im_end|>"))
+    writer.add_chat_template("{{ messages }}")
+
+
+def _theta(model: PreTrainedModel) -> float:
+    rope = model.config.rope_parameters
+    return float((rope.get("full_attention") or rope)["rope_theta"])
+
+
+def _add_tensors(writer: gguf.GGUFWriter, family: Family, model: PreTrainedModel, kind: str) -> None:
+    config = model.config
+    names = gguf.get_tensor_name_map(family.architecture, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.float().numpy()
+        if family.rotates_pairs and (".q_proj." in name or ".k_proj." in name):
+            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+            values = np.ascontiguousarray(
+                values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+                .swapaxes(1, 2)
+                .reshape(values.shape)
+            )
+        if family.adds_one_to_norms and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        stem, _, suffix = name.rpartition(".")
+        target = f"{names.get_name(stem)}.{suffix}"
+        quantised = kind if values.ndim == 2 else "F32"
+        raw_type = gguf.GGMLQuantizationType[quantised]
+        writer.add_tensor(target, gguf.quants.quantize(values, raw_type), raw_dtype=raw_type)
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        plain = rope["rope_theta"] ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / frequencies).float().numpy())
