@@ -76,8 +76,9 @@ class Sampler:
         chosen = [0] * len(draws)
         greedy = [i for i, draw in enumerate(draws) if draw.sampling.greedy]
         if greedy:
-            best = _rows(logits, [draws[i].row for i in greedy]).max(dim=-1).indices
-            for i, token in zip(greedy, best.tolist(), strict=True):
+            best = _rows(logits, [draws[i].row for i in greedy]).max(dim=-1)
+            _require_numbers(best.values)
+            for i, token in zip(greedy, best.indices.tolist(), strict=True):
                 chosen[i] = token
         for group, chooser in (
             ([i for i, draw in enumerate(draws) if not draw.sampling.greedy and _whole(draw)], self._from_all),
@@ -87,8 +88,6 @@ class Sampler:
                 tokens = chooser(_rows(logits, [draws[i].row for i in group]), [draws[i] for i in group])
                 for i, token in zip(group, tokens, strict=True):
                     chosen[i] = token
-        if not all(0 <= token < self.vocab_size for token in chosen):
-            raise EngineError("the model's logits are not numbers: no token can be chosen")
         return chosen
 
     # ------------------------------------------------------------------------------------ adjustments
@@ -121,6 +120,7 @@ class Sampler:
         weights = torch.nn.functional.pad(scaled.exp_(), (0, padding)).view(len(draws), -1, _BLOCK)
         masses = weights.sum(dim=-1, dtype=torch.float64)  # [n, blocks]
         ends = masses.cumsum(dim=-1)
+        _require_numbers(ends[:, -1])
         targets = _uniforms(draws, logits.device) * ends[:, -1]  # [n]
         blocks = _first_above(ends, targets, masses)
         row = torch.arange(len(draws), device=logits.device)
@@ -157,6 +157,7 @@ class Sampler:
         device = logits.device
         values, ids = _top(logits, count)  # [n, count], best first
         best = values[:, :1]
+        _require_numbers(best)
         temperature = _column([draw.sampling.temperature for draw in draws], device)
         scaled = (values.double() - best.double()) / temperature  # [n, count], the best is 0
         kept_by_k = torch.tensor([k or self.vocab_size for k in wanted], device=device)[:, None]
@@ -197,6 +198,12 @@ def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     if list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return logits[rows[0] : rows[0] + len(rows)]
     return logits[torch.tensor(rows, device=logits.device)]
+
+
+def _require_numbers(values: torch.Tensor) -> None:
+    """A NaN would choose some token in silence, and its keys may be wrong too: the step has failed."""
+    if not bool(values.isfinite().all()):
+        raise EngineError("the model's logits are not numbers: no token can be chosen")
 
 
 def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:

@@ -1,0 +1,232 @@
+"""The sampler against a plain numpy definition, and its uniform numbers against chance."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.lang.errors import EngineError
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.engine_protocol import IdLogprob
+from umbel.srt.logprobs import Wanted, describe
+from umbel.srt.sampler import Draw, Sampler, _top, uniform
+
+torch.set_num_threads(1)
+
+
+def draw(
+    sampling: SamplingParams,
+    *,
+    row: int = 0,
+    seed: int = 1,
+    position: int = 5,
+    counts: Mapping[int, int] | None = None,
+    prompt: tuple[int, ...] = (),
+    forbidden: frozenset[int] = frozenset(),
+) -> Draw:
+    return Draw(row, sampling, seed, position, counts or {}, np.array(prompt, dtype=np.int32), forbidden)
+
+
+def adjusted(logits: np.ndarray, wish: Draw) -> np.ndarray:
+    """Penalties, biases and forbidden tokens, token by token."""
+    result = logits.astype(np.float32).copy()
+    sampling = wish.sampling
+    for token in range(len(result)):
+        if token in wish.counts or token in wish.prompt:
+            penalty = np.float32(sampling.repetition_penalty)
+            result[token] = result[token] / penalty if result[token] > 0 else result[token] * penalty
+        shift = -sampling.frequency_penalty * wish.counts.get(token, 0)
+        shift -= sampling.presence_penalty if token in wish.counts else 0.0
+        shift += sampling.logit_bias.get(token, 0.0)
+        result[token] += np.float32(shift)
+        if token in wish.forbidden:
+            result[token] = -np.inf
+    return result
+
+
+def kept_probabilities(logits: np.ndarray, wish: Draw) -> np.ndarray:
+    """What the draw walks over, by the definition: a full sort, one filter after the other."""
+    values = adjusted(logits, wish)
+    sampling = wish.sampling
+    scaled = (values.astype(np.float64) - values.max()) / sampling.temperature
+    weights = np.exp(scaled)
+    if sampling.top_k > 0:
+        weights[values < np.sort(values)[::-1][min(sampling.top_k, len(values)) - 1]] = 0
+    if sampling.top_p < 1:
+        order = np.argsort(-values, kind="stable")
+        mass = np.cumsum(weights[order]) / weights.sum()
+        last = order[int(np.argmax(mass >= sampling.top_p - 1e-12))]
+        weights[values < values[last]] = 0
+    weights[scaled < (np.log(sampling.min_p) if sampling.min_p else -np.inf)] = 0
+    return weights / weights.sum()
+
+
+def definition(logits: np.ndarray, wish: Draw) -> int:
+    if wish.sampling.greedy:
+        return int(adjusted(logits, wish).argmax())
+    probabilities = kept_probabilities(logits, wish)
+    ends = np.cumsum(probabilities)
+    return int(np.searchsorted(ends, uniform(wish.seed, wish.position) * ends[-1], side="right"))
+
+
+def sample(logits: np.ndarray, *wishes: Draw) -> list[int]:
+    return Sampler(logits.shape[1]).sample(torch.from_numpy(logits.copy()), wishes)
+
+
+params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.2, 0.7, 1.0, 2.5]),
+    top_k=st.sampled_from([-1, 1, 2, 5, 40, 10_000]),
+    top_p=st.sampled_from([1.0, 0.99, 0.9, 0.5, 0.01]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.5, -1.0]),
+    presence_penalty=st.sampled_from([0.0, 1.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    logit_bias=st.dictionaries(st.integers(0, 19), st.floats(-5, 5), max_size=3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=st.sampled_from([20, 700, 3000]),
+    wishes=st.lists(st.tuples(params, st.integers(0, 2**40), st.integers(0, 10**6)), min_size=1, max_size=6),
+    ties=st.booleans(),
+    noise=st.integers(0, 1000),
+)
+def test_every_row_is_what_the_definition_gives(
+    shape: int, wishes: list[tuple[SamplingParams, int, int]], ties: bool, noise: int
+) -> None:
+    """Different parameters in one batch, ties included: bfloat16 models give many equal logits."""
+    logits = np.random.default_rng(noise).normal(0, 3, (len(wishes), shape)).astype(np.float32)
+    if ties:
+        logits = np.round(logits)
+    draws = [
+        draw(
+            sampling,
+            row=row,
+            seed=seed,
+            position=position,
+            counts={3: 2, 7: 1},
+            prompt=(1, 3),
+            forbidden=frozenset({2}),
+        )
+        for row, (sampling, seed, position) in enumerate(wishes)
+    ]
+    together = sample(logits, *draws)
+    for row, wish in enumerate(draws):
+        truth = definition(logits[row], wish)
+        if together[row] != truth:  # a uniform number within rounding of an edge
+            ends = np.cumsum(kept_probabilities(logits[row], wish))
+            u = uniform(wish.seed, wish.position)
+            assert abs(ends - u).min() < 1e-5
+            continue
+        alone = draw(
+            wish.sampling,
+            seed=wish.seed,
+            position=wish.position,
+            counts=wish.counts,
+            prompt=(1, 3),
+            forbidden=wish.forbidden,
+        )
+        assert sample(logits[row : row + 1], alone) == [truth], "a row does not depend on its batch"
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.6),
+        SamplingParams(top_k=4),
+        SamplingParams(top_p=0.8),
+        SamplingParams(min_p=0.2),
+        SamplingParams(top_k=12, top_p=0.9, min_p=0.02, temperature=1.3),
+    ],
+)
+def test_tokens_come_with_their_probabilities(sampling: SamplingParams) -> None:
+    """Chi-square over 4,000 draws of fixed seeds; the bound is the 0.1 % quantile."""
+    logits = np.random.default_rng(3).normal(0, 1.5, (1, 16)).astype(np.float32)
+    count = 4000
+    tokens = sample(logits, *(draw(sampling, seed=9, position=i) for i in range(count)))
+    seen = np.bincount(tokens, minlength=16)
+    expected = kept_probabilities(logits[0], draw(sampling)) * count
+    assert seen[expected == 0].sum() == 0
+    kinds = expected > 0
+    statistic = float(((seen[kinds] - expected[kinds]) ** 2 / expected[kinds]).sum())
+    freedom = int(kinds.sum()) - 1
+    # Wilson and Hilferty's approximation of the quantile.
+    bound = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3 if freedom else 1e-6
+    assert statistic <= bound
+
+
+def test_uniform_numbers_are_uniform_along_seeds_and_positions() -> None:
+    for numbers in ([uniform(s, 7) for s in range(5000)], [uniform(7, p) for p in range(5000)]):
+        assert min(numbers) >= 0
+        assert max(numbers) < 1
+        counts = np.bincount((np.array(numbers) * 20).astype(int), minlength=20)
+        assert ((counts - 250) ** 2 / 250).sum() < 43.8, "chi-square, 19 degrees of freedom, 0.1 %"
+    assert uniform(1, 2) != uniform(2, 1)
+    assert uniform(0, 0) == pytest.approx(uniform(0, 0))
+    assert uniform(2**63 - 1, 2**20) < 1
+
+
+def test_extreme_temperatures_neither_overflow_nor_lose_the_best_token() -> None:
+    logits = np.array([[1.0, 80.0, 79.0, -50.0]], dtype=np.float32)
+    for truncation in ({}, {"top_k": 3}, {"top_p": 0.9}):
+        assert sample(logits, draw(SamplingParams(temperature=1e-300, **truncation))) == [1]
+        assert sample(logits, draw(SamplingParams(temperature=100.0, **truncation)))[0] in range(4)
+
+
+def test_a_nucleus_wider_than_the_first_candidates_is_not_cut() -> None:
+    logits = np.zeros((1, 40_000), dtype=np.float32)  # all tokens equally likely
+    wishes = [draw(SamplingParams(top_p=0.99), seed=3, position=i) for i in range(6)]
+    tokens = [sample(logits, wish)[0] for wish in wishes]
+    assert max(tokens) > 20_000
+    assert tokens == [definition(logits[0], wish) for wish in wishes]
+
+
+def test_top_values_of_a_large_vocabulary_come_from_few_blocks() -> None:
+    logits = torch.randn(3, 262_144, generator=torch.Generator().manual_seed(5))
+    values, ids = _top(logits, 64)
+    truth = logits.topk(64, dim=-1)
+    assert torch.equal(values, truth.values)
+    assert torch.equal(logits.gather(1, ids), values)
+
+
+def test_greedy_takes_the_first_of_equal_tokens() -> None:
+    assert sample(np.array([[1.0, 2.0, 2.0]], dtype=np.float32), draw(SamplingParams(temperature=0.0))) == [1]
+
+
+def test_padding_behind_the_vocabulary_is_never_chosen() -> None:
+    logits = torch.tensor([[0.0, 1.0, 99.0]])
+    for sampling in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9)):
+        assert Sampler(2).sample(logits.clone(), [draw(sampling)])[0] < 2
+
+
+def test_logits_that_are_not_numbers_end_in_an_error() -> None:
+    logits = np.full((1, 8), np.nan, dtype=np.float32)
+    for sampling in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=2)):
+        with pytest.raises(EngineError, match="not numbers"):
+            sample(logits, draw(sampling))
+
+
+def test_log_probabilities_are_those_of_the_unmodified_logits() -> None:
+    logits = np.random.default_rng(1).normal(0, 2, (3, 50)).astype(np.float32)
+    entries = describe(torch.from_numpy(logits), [Wanted(2, 7, 3), Wanted(0, 1)])
+    reference = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+    assert entries[0].logprob == pytest.approx(reference[2, 7], abs=1e-5)
+    assert entries[1] == IdLogprob(1, entries[1].logprob, ())
+    best = np.argsort(-reference[2])[:3]
+    assert [token for token, _ in entries[0].top] == best.tolist()
+    assert [value for _, value in entries[0].top] == pytest.approx(reference[2, best].tolist(), abs=1e-5)
+
+
+def test_equal_alternatives_are_named_by_id() -> None:
+    entry = describe(torch.zeros(1, 6), [Wanted(0, 2, 6)])[0]
+    assert [token for token, _ in entry.top] == [0, 1, 2, 3, 4, 5]
+
+
+def test_nothing_asked_nothing_given() -> None:
+    assert Sampler(4).sample(torch.zeros(0, 4), []) == []
+    assert describe(torch.zeros(0, 4), []) == []
