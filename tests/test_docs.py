@@ -1,0 +1,38 @@
+"""The documentation is true: its code runs, the files it names exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+import umbel as ul
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [page.name for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_code_blocks_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    with ul.default_backend(ul.Echo()):
+        for block in blocks:
+            exec(compile(block, str(page), "exec"), {"__name__": "documentation"})
+    ul.set_default_backend(None)
+    assert bool(blocks) == bool(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_files_that_are_named_exist(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    missing = [link for link in links if not (page.parent / link).exists()]
+    named = re.findall(r"`((?:[\w]+/)*[\w]+\.(?:py|md|toml))`", text)
+    every = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if ".venv" not in path.parts}
+    missing += [name for name in named if not any(path == name or path.endswith("/" + name) for path in every)]
+    assert missing == []
+
+
+def test_the_readme_gives_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert "    make demo " in text
+    assert "    make test " in text

@@ -1,0 +1,83 @@
+"""Every example runs: on the oracle model, which finds any wrong reuse of a key, and scripted where texts matter."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import umbel as ul
+from umbel.srt.local import LocalBackend
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def oracle() -> Iterator[LocalBackend]:
+    backend = LocalBackend()
+    with ul.default_backend(backend):
+        yield backend
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_on_the_oracle(name: str, oracle: LocalBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    load(name).main()
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_short_and_says_what_it_shows(name: str) -> None:
+    source = (FOLDER / f"{name}.py").read_text()
+    assert len(source.splitlines()) < 80
+    assert source.startswith('"""')
+
+
+def test_the_issue_names_these_examples() -> None:
+    assert set(NAMES) >= {
+        "quickstart", "judge", "tree_of_thought", "self_consistency", "skeleton_of_thought", "react_agent",
+        "multi_turn", "document_qa", "batch", "streaming", "async_program",
+    }  # fmt: skip
+
+
+def test_the_judge_stops_early_when_the_essay_is_about_something_else() -> None:
+    judge = load("judge").judge
+    state = judge.run(essay="x", backend=ul.Echo(scores={" no": -0.1, " yes": -5.0}))
+    assert state["related"] == " no"
+    assert "summary" not in state
+    assert state.usage.calls == 1
+
+
+def test_the_judge_asks_three_sides_and_merges_them() -> None:
+    judge = load("judge").judge
+    state = judge.run(
+        essay="x", backend=ul.Echo(lambda prompt: f" about {prompt[-12:]!r}\nmore", scores={" yes": -0.1, " no": -5.0})
+    )
+    text = state.text()
+    assert [line.split(":")[0] for line in text.splitlines()[-4:]] == ["Clarity", "Originality", "Evidence", "Summary"]
+    assert state.usage.calls == 5
+
+
+def test_the_agent_uses_its_tools() -> None:
+    module = load("react_agent")
+    assert module.calculate("2 * (3 + 4)") == "14"
+    assert module.calculate("__import__('os')") == "cannot calculate \"__import__('os')\""
+    assert module.population("Atlantis") == "unknown country 'Atlantis'"
+
+
+def test_a_failed_review_does_not_take_the_batch_with_it(
+    oracle: LocalBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load("batch").main()
+    printed = capsys.readouterr().out
+    assert "ValueError('an empty review')" in printed
+    assert printed.count("positive") + printed.count("negative") == 6
