@@ -1,0 +1,106 @@
+"""Configurations: what is read, and what is refused with the value and the remedy."""
+
+from typing import Any
+
+import pytest
+from umbel.lang.errors import ModelError, ParameterError
+from umbel.srt.model_runner import build_runner
+from umbel.srt.models.decoder_config import read_config
+from umbel.srt.models.rope import RopeType
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def gemma(**changes: Any) -> dict[str, Any]:
+    return {**LLAMA, "model_type": "gemma3_text", "head_dim": 16, **changes}
+
+
+def test_what_a_silent_configuration_means_is_what_transformers_takes() -> None:
+    config = read_config(LLAMA)
+    assert (config.head_dim, config.norm_eps, config.tied, config.activation) == (12, 1e-6, False, "silu")
+    assert config.layers[0].rope.theta == 10_000.0
+    assert config.windows == (None,)
+    assert read_config(gemma()).tied
+    assert read_config({**LLAMA, "model_type": "qwen3"}).head_dim == 128
+
+
+def test_gemma_3_alternates_windows_and_rotary_bases() -> None:
+    config = read_config(gemma(num_hidden_layers=7, sliding_window=512, sliding_window_pattern=3))
+    assert [layer.window for layer in config.layers] == [512, 512, None, 512, 512, None, 512]
+    assert [layer.rope.theta for layer in config.layers[:3]] == [10_000.0, 10_000.0, 1_000_000.0]
+    assert config.windows == (512, None)
+
+
+def test_yarn_extends_the_context_that_the_configuration_states() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    config = read_config({**LLAMA, "rope_scaling": scaling})
+    assert config.context_length == 1024
+    assert config.layers[0].rope.type is RopeType.YARN
+
+
+def test_llama_3_states_its_extended_context_itself() -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    assert read_config({**LLAMA, "rope_scaling": scaling}).context_length == 256
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "bert"}, "'bert' is not one of llama"),
+        ({"hidden_size": None}, "hidden_size=None; write a whole number"),
+        ({"vocab_size": "97"}, "vocab_size='97'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads=3"),
+        ({"head_dim": 7}, "head_dim=7 is odd"),
+        ({"hidden_act": "selu"}, "'selu' is not one of silu"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small'; write a number"),
+        ({"rope_theta": 0}, "rope_theta=0; write a positive number"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not one of default, linear"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor=None; write a positive number"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor=None"),
+        ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 0.5}}, "original_max_position"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "write 2 times"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention", "chunked_attention"]}, "'sliding_attention' or"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "makes an encoder"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "write null"),
+        ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1e4}}, "write them per layer type"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_with_its_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_config({**LLAMA, **changes})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dtype": "int8"}, ParameterError, "dtype='int8'; write \"auto\" or one of float32"),
+        ({"device": "tpu"}, ParameterError, "device='tpu'; write \"cpu\""),
+        ({"device": "meta"}, ParameterError, "device='meta'"),
+        ({"num_slots": None}, ParameterError, "write exactly one of them"),
+        ({"kv_bytes": 1 << 20}, ParameterError, "write exactly one of them"),
+        ({"config": {**LLAMA, "quantization_config": {"bits": 4}}}, ModelError, "load the unquantised checkpoint"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_before_weights_are_read(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    values = {"num_slots": 10, "config": LLAMA, **options}
+    with pytest.raises(error, match=message):
+        build_runner(values.pop("config"), {}, **values)
