@@ -68,8 +68,9 @@ class TorchBackend:
         if out is None:
             out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         # One place more than there are parts: it stays empty (weight 0) and pads rows with fewer parts.
-        part_out = torch.zeros((plan.partials + 1, heads, head_dim), device=self.device)
-        part_lse = torch.full((plan.partials + 1, heads), float("-inf"), device=self.device)
+        places = plan.partials + 1 if plan.partials else 0
+        part_out = torch.zeros((places, heads, head_dim), device=self.device)
+        part_lse = torch.full((places, heads), float("-inf"), device=self.device)
         keys, values = pool.keys[layer], pool.values[layer]
         for group in plan.groups:
             attended, lse = self._attend_group(group, queries, keys, values, scale=scale, softcap=softcap)
@@ -77,6 +78,8 @@ class TorchBackend:
                 out.index_copy_(0, group.direct_to, attended.to(out.dtype))
                 continue
             out.index_copy_(0, group.direct_to, attended.index_select(0, group.direct_from).to(out.dtype))
+            if lse is None:
+                continue
             part_out.index_copy_(0, group.partial_to, attended.index_select(0, group.partial_from))
             part_lse.index_copy_(0, group.partial_to, lse.index_select(0, group.partial_from))
         if plan.partials:
@@ -92,8 +95,8 @@ class TorchBackend:
         *,
         scale: float,
         softcap: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Float32 results [G*N, heads, head_dim] and the log-sum-exp of the logits [G*N, heads]."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Float32 results [G*N, heads, head_dim]; if a row has further parts, the log-sum-exp [G*N, heads] too."""
         items, kv_heads, head_dim = group.items, self.geometry.kv_heads, self.geometry.head_dim
         packed = (items, -1, kv_heads, self.geometry.group, head_dim)  # [G, N, kv_heads, group, head_dim]
         query = queries.index_select(0, group.rows).float().mul_(scale).view(packed).transpose(1, 2)
@@ -108,12 +111,13 @@ class TorchBackend:
         if group.mask is not None:
             grouped = logits.view(items, kv_heads, -1, self.geometry.group, logits.shape[-1])
             grouped += group.mask
-        lse = logits.logsumexp(-1) if len(group.partial_from) else logits.new_zeros(logits.shape[:-1])
         attended = logits.softmax(-1) @ value  # [G, kv_heads, N*group, head_dim]
-
-        attended = attended.view(items, kv_heads, -1, self.geometry.group, head_dim).transpose(1, 2)
-        lse = lse.view(items, kv_heads, -1, self.geometry.group).transpose(1, 2)
-        return attended.reshape(-1, self.geometry.heads, head_dim), lse.reshape(-1, self.geometry.heads)
+        by_row = attended.view(items, kv_heads, -1, self.geometry.group, head_dim).transpose(1, 2)
+        result = by_row.reshape(-1, self.geometry.heads, head_dim)
+        if not len(group.partial_from):
+            return result, None
+        lse = logits.logsumexp(-1).view(items, kv_heads, -1, self.geometry.group).transpose(1, 2)
+        return result, lse.reshape(-1, self.geometry.heads)
 
 
 def _merge(part_out: torch.Tensor, part_lse: torch.Tensor, merge_from: torch.Tensor) -> torch.Tensor:

@@ -97,7 +97,7 @@ def _prepare(
 ) -> ItemGroup:
     first_key, end_key = plan.item_kv[items, 0], plan.item_kv[items, 1]
     first_slot, end_slot = plan.item_q[items], plan.item_q[items + 1]
-    column = np.arange((end_key - first_key).max())  # [L]
+    column = np.arange((end_key - first_key).max(), dtype=np.int32)  # [L]
     keys = plan.kv_idx[np.minimum(first_key[:, None] + column, end_key[:, None] - 1)]  # [G, L]
     number = np.arange((end_slot - first_slot).max())  # [N]
     unclipped = first_slot[:, None] + number  # [G, N]
@@ -124,7 +124,7 @@ def _mask(
     plan: AttentionPlan,
     items: NDArray[np.int64],
     rows: NDArray[np.int32],  # [G, N]
-    column: NDArray[np.int64],  # [L]
+    column: NDArray[np.int32],  # [L]
     device: torch.device,
 ) -> torch.Tensor | None:
     lengths = plan.item_kv[items, 1] - plan.item_kv[items, 0]
@@ -134,7 +134,8 @@ def _mask(
     hidden = (position[:, None, :] < plan.row_lo[rows][:, :, None]) | (
         position[:, None, :] >= plan.row_hi[rows][:, :, None]
     )
-    hidden |= (column >= lengths[:, None])[:, None, :]
+    if (lengths < len(column)).any():
+        hidden |= (column >= lengths[:, None])[:, None, :]
     blocked = torch.from_numpy(hidden).to(device)
     mask = torch.zeros(blocked.shape, dtype=torch.float32, device=device).masked_fill_(blocked, float("-inf"))
     return mask[:, None, :, None, :]
