@@ -228,12 +228,10 @@ class Echo:
                     raise RequestError(f"Echo's dict has no key that stands in the prompt ending with {prompt[-60:]!r}")
                 said = script[key]
             case deque():
-                if len(script) < n:
+                whole = bool(script) and not isinstance(script[0], str)  # one entry for all of n
+                if len(script) < (1 if whole else n):
                     raise RequestError(f"Echo's list of answers is used up; prompt ending with {prompt[-60:]!r}")
-                if not isinstance(script[0], str):
-                    said = script.popleft()
-                else:
-                    return [str(script.popleft()) for _ in range(n)]
+                said = script.popleft() if whole else [str(script.popleft()) for _ in range(n)]
             case _:
                 said = script(prompt)
         if isinstance(said, str):
