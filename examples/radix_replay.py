@@ -1,8 +1,7 @@
 """The nine steps of the paper's figure 3, replayed by the real scheduler in a pool of 59 slots.
 
 Two chats, a batch of few-shot questions and a self-consistency sampling share one radix tree; leaves that were not
-used for longest make room. Tokens are words here, and the "model" knows its answers by heart.
-"""
+used for longest make room. Tokens are words here, and the "model" knows its answers by heart."""
 
 from collections.abc import Iterator
 
