@@ -15,10 +15,8 @@ from typing import Any
 import msgspec
 
 from ..lang.errors import MissingExtraError, ModelError, ParameterError, RequestError
-from .tokenizer_file import Component, TokenizerFile, adds_bos, unknown_id
+from .tokenizer_file import Component, TokenizerFile, adds_bos, members_key, unknown_id
 from .vocabulary import Vocabulary
-
-SPACE = "\u2581"
 
 
 class Prefix(Enum):
@@ -167,17 +165,17 @@ def _strip(component: Component | None, found: list[tuple[Prefix, str]]) -> Comp
     """A copy that adds nothing; what it added goes to `found`."""
     if component is None:
         return None
-    match component.get("type"):
+    match component["type"]:
         case "Sequence":
-            key = "normalizers" if "normalizers" in component else "pretokenizers"
+            key = members_key(component)
             kept = [_strip(member, found) for member in component[key]]
             return {**component, key: [member for member in kept if member is not None]}
         case "Prepend":
-            found.append((Prefix.ALWAYS, str(component["prepend"])))
+            found.append((Prefix.ALWAYS, component["prepend"]))
             return None
         case "Metaspace":
             if component.get("prepend_scheme", "always") != "never" and component.get("add_prefix_space", True):
-                found.append((Prefix.UNLESS_SPACE, str(component.get("replacement", SPACE))))
+                found.append((Prefix.UNLESS_SPACE, component["replacement"]))
             kept_fields = {key: value for key, value in component.items() if key != "add_prefix_space"}
             return {**kept_fields, "prepend_scheme": "never"}
         case "ByteLevel" if component.get("add_prefix_space", True):

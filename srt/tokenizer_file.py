@@ -51,22 +51,54 @@ class _Model(msgspec.Struct, frozen=True):
     end_of_word_suffix: str | None = None
 
 
+class _Unknown(msgspec.Struct, frozen=True):
+    unk_token: str | None = None
+    unk_id: int | None = None
+
+
 def read_tokenizer_file(content: bytes, path: Path) -> TokenizerFile:
     """Raises ModelError when the content is not a tokenizer.json."""
     try:
-        return msgspec.json.decode(content, type=TokenizerFile)
-    except msgspec.DecodeError as error:
+        file = msgspec.json.decode(content, type=TokenizerFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path} is not a tokenizer.json ({error}); download it again") from error
+    for component in (file.normalizer, file.pre_tokenizer, file.post_processor, file.decoder):
+        if component is not None and not _well_formed(component):
+            raise ModelError(f"{path} is damaged: {str(component)[:80]} is no part of a tokenizer; download it again")
+    return file
 
 
 def components(component: Component | None) -> list[Component]:
     """A component's parts in order: a Sequence is its members, anything else is itself."""
     if component is None:
         return []
-    for key in ("normalizers", "pretokenizers", "processors", "decoders"):
-        if component.get("type") == "Sequence" and key in component:
-            return [part for member in component[key] for part in components(member)]
-    return [component]
+    if component["type"] != "Sequence":
+        return [component]
+    return [part for member in component[members_key(component)] for part in components(member)]
+
+
+def members_key(sequence: Component) -> str:
+    """Under which name a Sequence holds its members."""
+    return next(key for key in _MEMBERS if key in sequence)
+
+
+_MEMBERS = ("normalizers", "pretokenizers", "processors", "decoders")
+
+
+def _well_formed(component: object) -> bool:
+    """What the library would refuse later, and the code here relies on."""
+    if not isinstance(component, dict):
+        return False
+    match component.get("type"):
+        case "Sequence":
+            members = next((component[key] for key in _MEMBERS if key in component), None)
+            return isinstance(members, list) and all(map(_well_formed, members))
+        case "Prepend":
+            return isinstance(component.get("prepend"), str)
+        case "Metaspace":
+            return isinstance(component.get("replacement"), str)
+        case kind:
+            return isinstance(kind, str)
 
 
 def token_table(file: TokenizerFile, path: Path, *, size: int = 0) -> list[bytes]:
@@ -89,21 +121,19 @@ def token_table(file: TokenizerFile, path: Path, *, size: int = 0) -> list[bytes
 
 def unknown_id(file: TokenizerFile, path: Path) -> int | None:
     """The id that stands for text the vocabulary cannot spell, if there is one."""
-
-    class Unknown(msgspec.Struct):
-        unk_token: str | None = None
-        unk_id: int | None = None
-
-    found = msgspec.json.decode(file.model, type=Unknown)
-    if found.unk_id is not None:
-        return found.unk_id
-    return next((added.id for added in file.added_tokens if added.content == found.unk_token), None)
+    try:
+        unknown = msgspec.json.decode(file.model, type=_Unknown)  # passes over the vocabulary without keeping it
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: its model cannot be read ({error}); download it again") from error
+    if unknown.unk_id is not None:
+        return unknown.unk_id
+    return next((added.id for added in file.added_tokens if added.content == unknown.unk_token), None)
 
 
 def _model(file: TokenizerFile, path: Path) -> _Model:
     try:
         model = msgspec.json.decode(file.model, type=_Model)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: its model cannot be read ({error}); use a BPE or Unigram tokenizer") from error
     kind = model.type or ("BPE" if isinstance(model.vocab, dict) else "Unigram")
     if kind not in ("BPE", "Unigram") or model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -193,9 +223,9 @@ def adds_bos(file: TokenizerFile, config: Mapping[str, Any], bos: str | None) ->
     if isinstance(stated, bool):
         return stated
     for part in components(file.post_processor):
-        first = next(iter(part.get("single") or ()), None)
-        if part.get("type") == "TemplateProcessing" and isinstance(first, dict):
-            return str(first.get("SpecialToken", {}).get("id")) == bos
-        if part.get("type") in ("BertProcessing", "RobertaProcessing"):
-            return bool(part.get("cls", [None])[0] == bos)
+        match part:
+            case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": first}}, *_]}:
+                return bool(first == bos)
+            case {"type": "BertProcessing" | "RobertaProcessing", "cls": [first, _]}:
+                return bool(first == bos)
     return False

@@ -64,6 +64,9 @@ def build_once(
 
     The sibling is renamed when `build` returns, so a half-made folder never has the name. Processes that
     ask at the same time wait for the first one. Returns whether this call made it.
+
+    Raises:
+        ModelError: the folder cannot be written, or another process kept the lock for `seconds`.
     """
     if complete(target):
         return False
@@ -78,6 +81,11 @@ def build_once(
             if target.exists():  # an older format, or damaged
                 shutil.rmtree(target)
             making.rename(target)
+        except OSError as error:
+            raise ModelError(
+                f"{target} cannot be written ({error.strerror or error}); make room there, "
+                "or set UMBEL_CACHE to a folder on another disk"
+            ) from error
         finally:
             shutil.rmtree(making, ignore_errors=True)
     return True

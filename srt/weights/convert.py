@@ -36,15 +36,14 @@ def convert(gguf: GgufFile, folder: Path, *, source: str, progress: Progress) ->
     config = config_of(gguf)
     parameters = parameters_of(gguf, architecture, config)
     _check_disk(gguf, folder, parameters)
-    progress("tokenizer", 0.0)
-    tokenizer = tokenizer_json(gguf)
     tokens, rows = len(gguf.metadata.texts("tokenizer.ggml.tokens")), gguf.tensors["token_embd.weight"].shape[0]
     if tokens > rows:  # fewer is usual: matrices are padded
         raise ModelError(f"{gguf.path} is damaged: {tokens} tokens for an embedding of {rows} rows; download it again")
     ends = eos_ids(gguf)
     if ends:
         config["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    _write_json(folder / "tokenizer.json", tokenizer)
+    progress("tokenizer", 0.0)
+    _write_json(folder / "tokenizer.json", tokenizer_json(gguf))  # hundreds of megabytes of objects, gone after this
     _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf))
     _write_json(folder / "generation_config.json", _generation_config(config))
     digest = _write_weights(gguf, folder / "model.safetensors", parameters, progress)

@@ -57,6 +57,9 @@ ARCHITECTURES = {
 def architecture_of(gguf: GgufFile) -> Architecture:
     """Raises ModelError for an architecture (or a mixture of experts) whose tensors have no names here."""
     name = gguf.architecture
+    parts = gguf.metadata.integer("split.count", 1)
+    if parts > 1:
+        raise ModelError(f"{gguf.path} is one of {parts} parts; join them with: llama-gguf-split --merge FIRST WHOLE")
     found = ARCHITECTURES.get(name)
     if found is None:
         raise ModelError(

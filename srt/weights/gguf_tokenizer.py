@@ -49,6 +49,9 @@ _EXPRESSIONS: dict[str, str | None] = {
     "gpt-2": None,  # the expression built into ByteLevel
     "default": None,
 }
+_TURN_ENDS = frozenset(
+    {"<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<eos>", "</s>"}
+)
 _BOS_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})  # a word in the vocabulary skips merges
 _COMPOSES = frozenset({"qwen2", "deepseek-r1-qwen"})  # Qwen normalises to NFC
@@ -90,10 +93,18 @@ def tokenizer_config(gguf: GgufFile) -> Json:
 
 
 def eos_ids(gguf: GgufFile) -> list[int]:
-    """Every token that ends a text or a turn, ascending."""
-    size = len(gguf.metadata.texts("tokenizer.ggml.tokens"))
+    """Every token that ends a text or, in models with a chat template, a turn; ascending.
+
+    GGUF names one or two of them where generation_config.json lists all, so a chat model's others are
+    known by their text, as llama.cpp knows them.
+    """
+    tokens = gguf.metadata.texts("tokenizer.ggml.tokens")
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    return sorted({_id(gguf, key, size) for key in keys if key in gguf.metadata})
+    ends = {_id(gguf, key, len(tokens)) for key in keys if key in gguf.metadata}
+    if "tokenizer.chat_template" in gguf.metadata:
+        types = _types(gguf, len(tokens))
+        ends |= {i for i, token in enumerate(tokens) if token in _TURN_ENDS and types[i] == TokenType.CONTROL}
+    return sorted(ends)
 
 
 def adds_bos(gguf: GgufFile) -> bool:

@@ -171,8 +171,7 @@ def list_models(*, cache: Path | None = None) -> list[CachedModel]:
         if model.name.startswith(".") or not (model / "config.json").is_file():
             continue
         size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
-        family = str(read_config(model / "config.json").get("model_type", "unknown"))
-        found.append(CachedModel(model.name, size, model, family))
+        found.append(CachedModel(model.name, size, model, _family(model)))
     return found
 
 
@@ -188,6 +187,14 @@ def sample_digest(path: Path) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------ how
+
+
+def _family(folder: Path) -> str:
+    """For the list only, which one damaged folder must not hide."""
+    try:
+        return str(read_config(folder / "config.json").get("model_type", "unknown"))
+    except ModelError:
+        return "damaged"
 
 
 def _default_folder(cache: Path) -> Path:

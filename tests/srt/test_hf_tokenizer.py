@@ -257,3 +257,20 @@ def test_a_normalizer_between_others_loses_only_its_first_space() -> None:
     tokenizer = wrap(raw)
     ids = tokenizer.encode("e\u0301 a", first=False)
     assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "é a"
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_is_a_model_error_or_still_a_tokenizer(data: st.DataObject) -> None:
+    content = bytearray(library(data.draw(st.sampled_from(list(BUILDERS)))).to_str().encode())
+    place = data.draw(st.integers(0, len(content) - 1) | st.integers(0, 2500))
+    content[place : place + data.draw(st.integers(0, 12))] = data.draw(st.binary(max_size=3))
+    path = Path("tokenizer.json")
+    refused = False
+    try:
+        file = read_tokenizer_file(bytes(content), path)
+        vocabulary = Vocabulary.of(token_table(file, path))
+        toy = HFTokenizer(file, vocabulary=vocabulary, config={}, chat_template=None, eos_ids=(), name="toy", path=path)
+    except ModelError:
+        refused = True
+    assert refused or toy.vocab_size == len(vocabulary)

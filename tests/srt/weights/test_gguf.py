@@ -191,6 +191,19 @@ def test_what_cannot_be_run_is_refused_before_the_conversion(
     assert not [folder for folder in (tmp_path / "cache" / "models").iterdir() if folder.is_dir()]
 
 
+def test_a_part_of_a_split_file_is_answered_with_how_to_join_them(tmp_path: Path) -> None:
+    path = tmp_path / "part.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("split.count", 3)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="one of 3 parts; join them with: llama-gguf-split"):
+        open_model(path, cache=tmp_path / "cache")
+
+
 def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) -> None:
     path = tmp_path / "other.gguf"
     writer = gguf.GGUFWriter(path, "bloom")

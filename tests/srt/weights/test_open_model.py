@@ -318,6 +318,17 @@ def test_an_empty_cache_lists_nothing(tmp_path: Path) -> None:
     assert list_models(cache=tmp_path / "none") == []
 
 
+def test_a_damaged_folder_does_not_hide_the_others_from_the_list(tmp_path: Path) -> None:
+    models = make(tmp_path / "cache" / "models")
+    for name in ("a", "b"):
+        write_folder(models / name, QWEN)
+    (models / "a" / "config.json").write_text("{")
+    assert [(model.name, model.family) for model in list_models(cache=tmp_path / "cache")] == [
+        ("a", "damaged"),
+        ("b", "qwen3"),
+    ]
+
+
 def test_a_gguf_is_converted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_gguf(tmp_path / "tiny.gguf", QWEN)
     first = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
