@@ -9,7 +9,7 @@ from .attention.backend import AttentionBackend, AttentionStep
 from .attention.torch_backend import TorchBackend
 from .batch import Batch
 from .kv_pool import KVPool, slots_for_bytes
-from .models.decoder_config import Config
+from .models.config_values import Config
 from .models.model import Model, Rows, Tensors, attention_geometry
 from .models.registry import build_model
 

@@ -12,7 +12,8 @@ from torch.nn import functional
 from ..attention.backend import AttentionStep
 from ..kv_pool import KVGeometry
 from .checkpoint import Checkpoint
-from .decoder_config import Config, DecoderConfig, LayerConfig, read_config
+from .config_values import Config
+from .decoder_config import DecoderConfig, LayerConfig, read_config
 from .layers import ACTIVATIONS, Linear, RMSNorm
 from .model import Rows, Tensors
 from .rope import Rope, turn

@@ -4,17 +4,13 @@
 or 5 (`rope_parameters`). A value that the decoder does not implement is refused, never ignored.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ...lang.errors import ModelError
+from .config_values import Config, flag, positive_int, positive_number
 from .layers import ACTIVATIONS
 from .rope import RopeConfig, RopeType
 from .rope_config import read_rope, read_rope_by_layer_type
-
-# Any: a configuration is parsed JSON; every value is checked when it is read.
-Config = Mapping[str, Any]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -72,12 +68,12 @@ def read_config(config: Config) -> DecoderConfig:
     if head_dim % 2:
         raise ModelError(f"head_dim={head_dim} is odd, so its dimensions cannot be turned in pairs")
     gemma = family == "gemma3_text"
-    if gemma and config.get("use_bidirectional_attention"):
+    if gemma and flag(config, "use_bidirectional_attention", False):
         raise ModelError("use_bidirectional_attention=true makes an encoder; load a text-generating Gemma 3")
     if gemma and config.get("attn_logit_softcapping"):
         raise ModelError("attn_logit_softcapping: Gemma 3 has none (Gemma 2 had); write null")
-    attention_bias = bool(config.get("attention_bias", False)) and family != "mistral"
-    query_scalar = number(config, "query_pre_attn_scalar", 256.0) if gemma else float(head_dim)
+    attention_bias = family != "mistral" and flag(config, "attention_bias", False)
+    query_scalar = positive_number(config, "query_pre_attn_scalar", 256.0) if gemma else float(head_dim)
     layers = _read_layers(config, family, positive_int(config, "num_hidden_layers"))
     return DecoderConfig(
         family=family,
@@ -90,18 +86,23 @@ def read_config(config: Config) -> DecoderConfig:
         head_dim=head_dim,
         layers=layers,
         activation=_activation(config, gemma=gemma),
-        norm_eps=number(config, "rms_norm_eps", 1e-6),
-        tied=bool(config.get("tie_word_embeddings", gemma)),
+        norm_eps=positive_number(config, "rms_norm_eps", 1e-6),
+        tied=flag(config, "tie_word_embeddings", gemma),
         qkv_bias=family == "qwen2" or attention_bias,
         output_bias=family != "qwen2" and attention_bias,
-        mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+        mlp_bias=family == "llama" and flag(config, "mlp_bias", False),
         qk_norm=family in ("qwen3", "gemma3_text"),
         sandwich_norm=gemma,
         centered_norm=gemma,
         embedding_scale=hidden_size**0.5 if gemma else None,
         attention_scale=query_scalar**-0.5,
-        logit_softcap=number(config, "final_logit_softcapping", 0.0) if gemma else 0.0,
+        logit_softcap=_logit_softcap(config) if gemma else 0.0,
     )
+
+
+def _logit_softcap(config: Config) -> float:
+    """Null means none, and so does an explicit 0."""
+    return positive_number(config, "final_logit_softcapping") if config.get("final_logit_softcapping") else 0.0
 
 
 def _default_head_dim(family: str, hidden_size: int, heads: int) -> int:
@@ -134,14 +135,17 @@ def _layer_types(config: Config, family: str, count: int) -> list[str]:
         return [FULL if config.get("sliding_window", 4096) is None else SLIDING] * count
     given = config.get("layer_types")
     if given is not None:
-        if len(given) != count or not set(given) <= {SLIDING, FULL}:
+        if not isinstance(given, list) or len(given) != count or not set(given) <= {SLIDING, FULL}:
             raise ModelError(f"layer_types {given!r}: write {count} times {SLIDING!r} or {FULL!r}")
         return list(given)
     if family == "gemma3_text":
         pattern = positive_int(config, "sliding_window_pattern", 6)
         return [FULL if (index + 1) % pattern == 0 else SLIDING for index in range(count)]
-    sliding = bool(config.get("use_sliding_window", False)) and config.get("sliding_window", 4096) is not None
-    first_sliding = config.get("max_window_layers", 28) if sliding else count
+    sliding = flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
+    given_first = config.get("max_window_layers", 28)  # 0 is meant: every layer slides
+    if not isinstance(given_first, int):
+        raise ModelError(f"configuration: max_window_layers={given_first!r}; write a whole number")
+    first_sliding = given_first if sliding else count
     return [SLIDING if index >= first_sliding else FULL for index in range(count)]
 
 
@@ -150,21 +154,3 @@ def _context_length(config: Config, layers: tuple[LayerConfig, ...]) -> int:
     stated = positive_int(config, "max_position_embeddings")
     ropes = [layer.rope for layer in layers if layer.rope.type is RopeType.YARN]
     return max([stated, *(int(rope.original_length * rope.factor) for rope in ropes)])
-
-
-def positive_int(config: Config, key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"configuration: {key}={value!r}; write a whole number of at least 1")
-    return value
-
-
-def number(config: Config, key: str, default: float) -> float:
-    value = config.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise ModelError(f"configuration: {key}={value!r}; write a number")
-    return float(value)

@@ -3,8 +3,9 @@
 import torch
 
 from ...lang.errors import ModelError, ParameterError
+from .config_values import Config
 from .decoder import build_decoder
-from .decoder_config import FAMILIES, Config
+from .decoder_config import FAMILIES
 from .layers import can_pack
 from .model import Model, Tensors
 

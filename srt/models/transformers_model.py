@@ -21,7 +21,7 @@ from ...lang.errors import ModelError, UmbelError
 from ..attention.backend import AttentionStep
 from ..kv_pool import KVGeometry
 from .checkpoint import listing
-from .decoder_config import Config
+from .config_values import Config
 from .model import Rows, Tensors
 from .transformers_probe import AttentionRecord, Recorder, check_logits
 
