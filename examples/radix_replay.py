@@ -1,11 +1,9 @@
 """The nine steps of the paper's figure 3, replayed by the real scheduler in a pool of 59 slots.
 
-Two chats, a batch of few-shot questions and a self-consistency sampling share one radix tree; leaves that were not
-used for longest make room. Tokens are words here, and the "model" knows its answers by heart."""
+Tokens are words here, and the "model" knows its answers by heart. Leaves that were not used for longest make room."""
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.batch import Batch
@@ -21,8 +19,7 @@ WHOLE = "A prefix tree whose edges carry whole strings."
 ANSWERS = {HELLO: ["Hi!"], POEM: [CALM], THANKS: ["Gladly!"], TREE: [WHOLE]}
 ANSWERS |= {RADIX: ["It keeps keys of all prompts in such a tree."], "3+4 A:": ["7"], "6+6 A:": ["12"], "8+1 A:": ["9"]}
 ANSWERS |= {"5+6 A:": ["11", "It is 11.", "That makes 11.", "Eleven, I think."]}
-TEXTS = [SYSTEM, SHOTS, END, *ANSWERS, *(answer for answers in ANSWERS.values() for answer in answers)]
-WORDS = sorted(set(" ".join(TEXTS).split()))
+WORDS = sorted(set(" ".join([SYSTEM, SHOTS, END, *ANSWERS, *(" ".join(a) for a in ANSWERS.values())]).split()))
 STEPS: list[tuple[str, list[str], list[int]]] = [  # what happens, the prompts, seeds (none: the first answer)
     ("the tree is empty", [], []),
     ("a first chat: one edge", [f"{SYSTEM} {HELLO}"], []),
@@ -41,17 +38,16 @@ class Reciter:
 
     vocab_size, context_length, num_slots = len(WORDS), 59, 60
 
-    def __init__(self) -> None:
-        self.pool = np.zeros(self.num_slots, dtype=np.int64)
-
     def clear(self) -> None:
-        self.pool[:] = 0
+        self.pool: dict[int, str] = {}
+
+    __init__ = clear
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        self.pool[batch.write_slots] = batch.token_ids
+        self.pool |= {slot: WORDS[word] for slot, word in zip(batch.write_slots, batch.token_ids, strict=True)}
         logits = torch.full((len(batch.logit_rows), self.vocab_size), -30.0)
         for row, slots in zip(logits, batch.slots, strict=True):
-            text = " ".join(WORDS[word] for word in self.pool[slots])
+            text = " ".join(self.pool[slot] for slot in slots)
             question = max((q for q in ANSWERS if q in text), key=text.rfind)
             said = text.rpartition(question)[2].split()
             answers = [[*answer.split(), END] for answer in ANSWERS[question]]
@@ -61,8 +57,8 @@ class Reciter:
 
 def replay() -> Iterator[tuple[str, list[tuple[int, str]]]]:
     """After each step: what happened, and the tree as (depth, words)."""
-    end, config = frozenset({WORDS.index(END)}), SchedulerConfig(headroom=0)
-    scheduler = Scheduler(Reciter(), lambda word: WORDS[word].encode(), end, config, SystemClock())
+    end = frozenset({WORDS.index(END)})
+    scheduler = Scheduler(Reciter(), lambda word: b"", end, SchedulerConfig(headroom=0), SystemClock())
     for number, (story, prompts, seeds) in enumerate(STEPS):
         for i, prompt in enumerate(prompts):
             sampling = SamplingParams(seed=seeds[i], max_tokens=20) if seeds else SamplingParams(temperature=0.0)
@@ -73,7 +69,11 @@ def replay() -> Iterator[tuple[str, list[tuple[int, str]]]]:
         yield story, [(depth, " ".join(WORDS[w] for w in node.tokens)) for depth, node in scheduler.space.cache.walk()]
 
 
-if __name__ == "__main__":
+def main() -> None:
     for number, (story, tree) in enumerate(replay(), start=1):
         print(f"({number}) {story}")
         print("".join(f"      {'    ' * depth}└── {words}\n" for depth, words in tree))
+
+
+if __name__ == "__main__":
+    main()
