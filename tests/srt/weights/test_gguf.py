@@ -1,6 +1,8 @@
 """GGUF files read back equal the transformers models they were written from."""
 
 import json
+import unicodedata
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -10,23 +12,36 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from umbel.lang.errors import ModelError, UmbelError
-from umbel.srt.weights import open_model
+from umbel.srt.weights import ModelSource, open_model
 from umbel.srt.weights.gguf_config import llama3_factors
 from umbel.srt.weights.gguf_file import open_gguf, tensor_types
 from umbel.srt.weights.gguf_tensors import to_bfloat16
 from umbel.srt.weights.gguf_tokenizer import recover_merges
 
-from .tiny import BY_NAME, FAMILIES, LLAMA3_ROPE, write_gguf
-
-families = pytest.mark.parametrize("name", BY_NAME)
+from .tiny import BY_NAME, FAMILIES, LLAMA3_ROPE, Family, write_gguf
 
 
-@families
-def test_every_parameter_comes_back_in_hugging_faces_order(name: str, tmp_path: Path) -> None:
-    model = write_gguf(tmp_path / "tiny.gguf", BY_NAME[name])
-    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
+@dataclass(frozen=True)
+class Converted:
+    """A family's model as transformers holds it, and as it came out of a GGUF file."""
+
+    family: Family
+    model: PreTrainedModel
+    source: ModelSource
+
+
+@pytest.fixture(scope="module", params=BY_NAME)
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    family = BY_NAME[request.param]
+    folder = tmp_path_factory.mktemp("converted")
+    model = write_gguf(folder / "tiny.gguf", family)
+    return Converted(family, model, open_model(folder / "tiny.gguf", cache=folder / "cache"))
+
+
+def test_every_parameter_comes_back_in_hugging_faces_order(converted: Converted) -> None:
+    model, source = converted.model, converted.source
     expected = model.state_dict()
     if model.config.tie_word_embeddings:
         del expected["lm_head.weight"]
@@ -35,23 +50,18 @@ def test_every_parameter_comes_back_in_hugging_faces_order(name: str, tmp_path: 
         assert torch.equal(source.tensors[parameter], value.to(torch.bfloat16)), parameter
 
 
-@families
-def test_the_converted_folder_gives_the_same_logits_in_transformers(name: str, tmp_path: Path) -> None:
-    model = write_gguf(tmp_path / "tiny.gguf", BY_NAME[name])
-    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
-    again = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
+def test_the_converted_folder_gives_the_same_logits_in_transformers(converted: Converted) -> None:
+    model = converted.model
+    again = AutoModelForCausalLM.from_pretrained(converted.source.folder, dtype=torch.float32)
     ids = torch.arange(3, 40)[None] % model.config.vocab_size
     with torch.no_grad():
         difference = (model(ids).logits - again(ids).logits).abs().max()
     assert difference < 1e-4  # the same weights; RoPE tables may differ in the last bit
 
 
-@families
-def test_the_converted_tokenizer_encodes_as_the_one_it_was_written_from(name: str, tmp_path: Path) -> None:
-    write_gguf(tmp_path / "tiny.gguf", BY_NAME[name])
-    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
-    tokenizer = source.tokenizer()
-    original = BY_NAME[name].tokenizer()
+def test_the_converted_tokenizer_encodes_as_the_one_it_was_written_from(converted: Converted) -> None:
+    tokenizer = converted.source.tokenizer()
+    original = converted.family.tokenizer()
     for text in ("The capital of France is Paris.", "東京 naïve\n\n  spaces", "🙂 x", "<think>a"):
         assert tokenizer.encode(text, first=True) == original.encode(text, add_special_tokens=False).ids
     assert tokenizer.eos_ids == {original.token_to_id("</s>"), original.token_to_id("<|im_end|>")}
@@ -96,13 +106,49 @@ def test_llama3_factors_are_those_of_transformers() -> None:
     assert np.allclose(llama3_factors(500_000.0, 32, 8.0, 8192), (plain / frequencies).numpy(), rtol=1e-5)
 
 
-@families
-def test_the_config_says_what_transformers_configured(name: str, tmp_path: Path) -> None:
-    model = write_gguf(tmp_path / "tiny.gguf", BY_NAME[name])
-    config = AutoConfig.from_pretrained(open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache").folder)
+def test_the_config_says_what_transformers_configured(converted: Converted) -> None:
+    model = converted.model
+    config = AutoConfig.from_pretrained(converted.source.folder)
     for key in ("hidden_size", "head_dim", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"):
         assert getattr(config, key) == getattr(model.config, key), key
     assert getattr(config, "layer_types", None) == getattr(model.config, "layer_types", None)
+
+
+TEXTS = (
+    "I'll pay 12345 €, they're THERE.\r\n\n  Don't\tgo!!  ",
+    "cafe\u0301 naïve 東京都 e\u0301 🙂👩‍👩‍👧 Привет",
+    "def f(x):\n    return {'a': [1, 22, 333, 4444]}\n\n\n",
+    "<think>HelloWorld camelCase</think> Ünïcode IIIrd",
+)
+
+
+@pytest.mark.parametrize("pre_tokenizer", ["qwen2", "smaug-bpe", "gpt-2"])
+def test_byte_level_text_is_cut_as_transformers_cuts_it_for_the_same_file(pre_tokenizer: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", replace(BY_NAME["qwen2"], pre_tokenizer=pre_tokenizer))
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    ours = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache").tokenizer()
+    for text in map(composed, TEXTS) if pre_tokenizer == "qwen2" else TEXTS:
+        assert ours.encode(text, first=True) == theirs.encode(text, add_special_tokens=False)
+
+
+def test_a_qwen_tokenizer_composes_characters(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", replace(BY_NAME["qwen2"], pre_tokenizer="qwen2"))
+    tokenizer = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache").tokenizer()
+    assert tokenizer.encode("e\u0301", first=True) == tokenizer.encode("é", first=True)
+
+
+@pytest.mark.parametrize(("pre_tokenizer", "added"), [("llama-bpe", True), ("qwen2", False), ("tekken", True)])
+def test_bos_follows_the_kind_of_tokenizer_where_the_file_does_not_say(
+    pre_tokenizer: str, added: bool, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", replace(BY_NAME["qwen2"], pre_tokenizer=pre_tokenizer))
+    tokenizer = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache").tokenizer()
+    assert (tokenizer.bos_id == tokenizer.special_ids["<s>"]) == added
+    assert (tokenizer.bos_id is None) == (not added)
+
+
+def composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
 
 
 def test_merges_are_never_recovered_for_control_tokens() -> None:
@@ -165,10 +211,8 @@ def open_header_length(content: bytes, folder: Path) -> int:
 
 def rewritten(path: Path, family: str, change: dict[str, object]) -> Path:
     """A GGUF of a family with some metadata replaced."""
-    from . import tiny
-
     original = BY_NAME[family]
-    tiny.write_gguf(path, type(original)(**{**vars(original), "metadata": {**original.metadata, **change}}))
+    write_gguf(path, replace(original, metadata={**original.metadata, **change}))
     return path
 
 

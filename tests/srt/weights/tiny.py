@@ -67,6 +67,7 @@ class Family:
     rotates_pairs: bool = False
     adds_one_to_norms: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)  # Any: values of GGUF metadata
+    pre_tokenizer: str = "default"
 
 
 def _llama(**options: Any) -> Callable[[int], PreTrainedModel]:
@@ -179,7 +180,7 @@ def write_gguf(path: Path, family: Family, *, kind: str = "F32") -> PreTrainedMo
     for key, value in family.metadata.items():
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
         add(f"{arch}.{key}", value)
-    add_tokenizer(writer, family.tokenizer())
+    add_tokenizer(writer, family.tokenizer(), family.pre_tokenizer)
     _add_tensors(writer, family, model, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -188,7 +189,7 @@ def write_gguf(path: Path, family: Family, *, kind: str = "F32") -> PreTrainedMo
     return model
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, pre_tokenizer: str) -> None:
     """A toy tokenizer as GGUF metadata."""
     spec = json.loads(tokenizer.to_str())
     byte_level_kind = spec["decoder"]["type"] == "ByteLevel"
@@ -202,7 +203,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
             is_byte = not byte_level_kind and piece.startswith("<0x") and len(piece) == 6
             types.append(gguf.TokenType.BYTE if is_byte else gguf.TokenType.NORMAL)
     writer.add_tokenizer_model("gpt2" if byte_level_kind else "llama")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list([piece for piece, _ in pieces])
     writer.add_token_types(types)
     merges = [tuple(merge) for merge in spec["model"]["merges"]]
