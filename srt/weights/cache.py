@@ -98,7 +98,10 @@ def locked(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     Raises:
         ModelError: another process held it for longer than `seconds`.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be made ({error.strerror}); set UMBEL_CACHE to a folder of yours") from error
     try:
         end = time.monotonic() + seconds
         while True:
@@ -112,6 +115,10 @@ def locked(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
                         "end it, or set UMBEL_CACHE to another folder"
                     ) from None
                 time.sleep(_LOCK_POLL)
+            except OSError as error:
+                raise ModelError(
+                    f"{path} cannot be locked ({error.strerror}); set UMBEL_CACHE to a folder on a local disk"
+                ) from error
         yield
     finally:
         os.close(descriptor)

@@ -150,10 +150,14 @@ def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None)
         return _open_folder(_default_folder(cache), FOLDER_NAME, cache)
     if not name or "\0" in name:
         raise ModelError(f'{name!r} names no model; write "default", a folder or a .gguf file')
-    path = Path(name).expanduser()
-    if path.is_file():
+    try:
+        path = Path(name).expanduser()
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, RuntimeError) as error:  # no permission, too long a name, no such user
+        raise ModelError(f"{name[:200]!r} cannot be looked at ({error}); give a folder or file you may read") from error
+    if is_file:
         return _open_file(path, cache)
-    if path.is_dir():
+    if is_folder:
         return _open_folder(path, path.resolve().name, cache)
     cached = cache / "models" / name
     if path.name == name and not name.startswith(".") and cached.is_dir():

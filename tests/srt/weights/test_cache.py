@@ -1,6 +1,7 @@
 """The cache folder: made once, whole or not at all, by one process at a time."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -94,6 +95,15 @@ def test_waiting_for_another_holder_ends(tmp_path: Path) -> None:
         pytest.raises(ModelError, match="another process has held"),
         locked(tmp_path / "lock", seconds=0.0),
     ):
+        pass
+
+
+def test_a_disk_without_locks_is_a_model_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ModelError, match=r"No locks available.*local disk"), locked(tmp_path / "lock"):
         pass
 
 

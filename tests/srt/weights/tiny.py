@@ -7,6 +7,7 @@ names, so that reading them back is checked against somebody else's idea of the 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..toy_tokenizers import byte_level, gemma_like, prepend_bpe
+from .. import toy_tokenizers
+
+# Trained once: a model, its file and what the file is compared with share one tokenizer, and nobody changes it.
+byte_level, gemma_like, prepend_bpe = map(
+    cache, (toy_tokenizers.byte_level, toy_tokenizers.gemma_like, toy_tokenizers.prepend_bpe)
+)
 
 SIZES: dict[str, Any] = {  # Any: fields of several config classes
     "hidden_size": 64,
