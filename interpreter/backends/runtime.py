@@ -199,7 +199,9 @@ class Runtime:
         for owner, link in links.items():
             if owner is loop:
                 await link.close()
-            elif not owner.is_closed():
+            elif owner.is_closed():
+                link.abandon()
+            else:
                 asyncio.run_coroutine_threadsafe(link.close(), owner)
         if process is not None:
             await asyncio.to_thread(process.close)

@@ -6,8 +6,10 @@ every request in flight ends with ConnectionLostError at once.
 """
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import zmq
@@ -41,6 +43,16 @@ SILENT_LOOKS = 100  # looks without any answer: hung. Counted, not timed: a stop
 MakeError = Callable[[], UmbelError]
 
 
+@cache
+def _context_of(process_id: int) -> zmq.asyncio.Context:
+    return zmq.asyncio.Context()
+
+
+def _context() -> zmq.asyncio.Context:
+    """One per process, never ended: ending one waits for sockets whose loops may be gone. None survives a fork."""
+    return _context_of(os.getpid())
+
+
 class Link:
     """One socket to one gateway. Made on a running loop; used and closed on it.
 
@@ -51,8 +63,7 @@ class Link:
     def __init__(self, process: GatewayProcess, show: Callable[[str], None]) -> None:
         self.process = process
         self._show = show
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        self._socket = _context().socket(zmq.DEALER)
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self._socket.setsockopt(option, 0)
         self._socket.connect(process.address)
@@ -97,12 +108,12 @@ class Link:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.abandon()
+        self._socket.close(linger=0)
 
     def abandon(self) -> None:
         """Free the socket when its loop is gone."""
-        self._socket.close(linger=0)
-        self._context.term()
+        if not self._socket.closed:
+            zmq.Socket.close(self._socket, linger=0)  # the asyncio part of it needs a loop that lives
 
     # ------------------------------------------------------------------ how
 
