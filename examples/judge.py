@@ -6,28 +6,38 @@ The branches share the essay and the examples before it, so their prefix is comp
 import umbel as ul
 
 EXAMPLES = """\
-Essay: Paris wakes slowly. Bakers light their ovens, the bridges shine after the rain, and by eight the
-cafes along the river are full. Nobody hurries; the city has seen hurry before.
+Essay: Paris wakes slowly. Bakers light their ovens, the bridges shine after the rain, and by eight \
+the cafes along the river are full.
 Is the essay about a city? yes
-Clarity: Good. The sentences are short and each adds one picture.
-Originality: Fair. Bakers and bridges are what every reader expects.
-Evidence: Poor. It gives no facts or numbers.
-Summary: A clear but familiar picture of the city without facts.
+Facts: Cafes are full by eight.
+Tone: Calm and dreamy.
+Weakness: It tells nothing about the people of Paris.
+Verdict: A calm picture of a morning in Paris with few facts.
+Grade: B
 
-Essay: Trains are better than cars because they are better. Everyone knows this. Cars are bad and trains
-are good, and good things are better than bad things.
+Essay: Cats are better than dogs because they are better. Everyone knows this. Dogs are bad and cats \
+are good.
 Is the essay about a city? no
-Clarity: Fair. The claim is plain but it only repeats itself.
-Originality: Poor. There is no new thought in it.
-Evidence: Poor. It gives no reason at all.
-Summary: A plain claim that repeats itself without reasons.
+Facts: None.
+Tone: Stubborn and loud.
+Weakness: It gives no reason why cats are better.
+Verdict: A loud opinion about cats and dogs without reasons.
+Grade: C
+
+Essay: Tokyo has fourteen million people and very punctual trains. In 2017 a railway company \
+apologised because a train left twenty seconds early.
+Is the essay about a city? yes
+Facts: Fourteen million people; an apology in 2017 for twenty seconds.
+Tone: Dry and amused.
+Weakness: It does not say why the trains are so punctual.
+Verdict: A short and amusing note on the trains of Tokyo with good facts.
+Grade: A
 
 """
 ESSAY = """\
-Venice is sinking by two millimetres a year, and its visitors outnumber its fifty thousand residents on
-most days of summer. The city now charges day visitors five euros. The fee will not hold back the sea,
-but it pays for the people who do."""
-SIDES = ["Clarity", "Originality", "Evidence"]
+The third metro line of Rome was begun in 2007 and is still being dug. Every few metres the workers find \
+another ancient wall, and then the archaeologists come and the work has to wait."""
+SIDES = ["Facts", "Tone", "Weakness"]
 
 
 @ul.function
@@ -40,13 +50,14 @@ def judge(s, essay):
     forks += lambda i: f"\n{SIDES[i]}:" + ul.gen("judgment", max_tokens=32, stop="\n", temperature=0)
     for side, branch in zip(SIDES, forks):
         s += f"\n{side}:{branch['judgment']}"
-    s += "\nSummary:" + ul.gen("summary", max_tokens=40, stop="\n", temperature=0)
+    s += "\nVerdict:" + ul.gen("verdict", max_tokens=40, stop="\n", temperature=0)
+    s += "\nGrade:" + ul.select("grade", choices=[" A", " B", " C"])
 
 
 def main() -> None:
     state = judge.run(essay=ESSAY)
     print(f"About a city:{state['related']}")
-    if "summary" in state:
+    if "verdict" in state:
         print(state.text().split("Is the essay about a city?")[-1].split("\n", 1)[1])
     usage = state.usage
     print(

@@ -6,9 +6,10 @@ import umbel as ul
 @ul.function
 def story(s, hero):
     s += f"Once upon a time there was a {hero} who lived in a small house near the forest. One morning"
-    s += ul.gen("beginning", max_tokens=40, temperature=0, stop="\n")
-    s += " In the end,"
-    s += ul.gen("ending", max_tokens=30, temperature=0, stop="\n")
+    s += ul.gen("beginning", max_tokens=40, temperature=0, stop=[".", "\n"])
+    s += ". In the end,"
+    s += ul.gen("ending", max_tokens=40, temperature=0, stop=[".", "\n"])
+    s += "."
 
 
 def main() -> None:

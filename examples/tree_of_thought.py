@@ -3,22 +3,28 @@
 import umbel as ul
 
 EXAMPLES = """\
-Question: A box holds 4 red and 6 blue balls. Half of the blue balls are removed. How many balls are left?
-Step: Half of 6 blue balls is 3.
-Good step? yes
-Step: 3 blue balls are removed, so 3 are left.
-Good step? yes
-Answer: 4 + 3 = 7
+Question: There were 3 cars and 2 more came. How many cars are there?
+Step: There were 3 cars. Useful? yes
+Step: 2 more cars came. Useful? yes
+Step: 3 + 2 = 5. Useful? yes
+Answer: 5
 
-Question: Tom has 5 apples and buys 3 bags of 2 apples. How many apples has he?
-Step: 3 bags of 2 apples are 6 apples.
-Good step? yes
-Step: Bags are made of paper.
-Good step? no
-Answer: 5 + 6 = 11
+Question: Leah had 12 chocolates and ate 4. How many are left?
+Step: Leah had 12 chocolates. Useful? yes
+Step: She likes chocolate. Useful? no
+Step: She ate 4 of them. Useful? yes
+Step: 12 - 4 = 8. Useful? yes
+Answer: 8
+
+Question: Tom had 9 toys and lost 3. How many are left?
+Step: Tom had 9 toys. Useful? yes
+Step: He lost 3 of them. Useful? yes
+Step: Toys are small. Useful? no
+Step: 9 - 3 = 6. Useful? yes
+Answer: 6
 
 """
-QUESTION = "Anna has 3 boxes with 4 pens each and gives away 5 pens. How many pens are left?"
+QUESTION = "Mia had 7 pens and gave away 2. How many are left?"
 
 
 @ul.function
@@ -27,14 +33,16 @@ def think(s, question, depth=2, width=3):
     s += EXAMPLES + f"Question: {question}"
     for level in range(depth):
         branches = s.fork(width)
-        branches += lambda i: "\nStep:" + ul.gen("step", max_tokens=24, stop="\n", temperature=0.8, seed=10 * level + i)
-        branches += "\nGood step?" + ul.select("good", choices=[" yes", " no"])
-        scored = [(branch.meta("good")["choice_scores"][" yes"], branch["step"]) for branch in branches]
+        branches += lambda i: (
+            "\nStep:" + ul.gen("step", max_tokens=16, stop=["Useful?", "\n"], temperature=0.6, seed=10 * level + i)
+        )
+        branches += "Useful?" + ul.select("useful", choices=[" yes", " no"])
+        scored = [(branch.meta("useful")["choice_scores"][" yes"], branch["step"]) for branch in branches]
         for score, step in scored:
             print(f"  level {level + 1}  {score:7.3f} {step}")
-        s += f"\nStep:{max(scored)[1]}\nGood step? yes"
+        s += f"\nStep:{max(scored)[1]}Useful? yes"
     s += "\nAnswer:" + ul.gen("answer", max_tokens=16, stop="\n", temperature=0)
-    return [line for line in s.text().splitlines() if line.startswith("Step:")][-depth:]
+    return [line.removesuffix("Useful? yes") for line in s.text().splitlines()[-depth - 1 : -1]]
 
 
 def main() -> None:

@@ -53,18 +53,22 @@ def test_the_judge_stops_early_when_the_essay_is_about_something_else() -> None:
     judge = load("judge").judge
     state = judge.run(essay="x", backend=ul.Echo(scores={" no": -0.1, " yes": -5.0}))
     assert state["related"] == " no"
-    assert "summary" not in state
+    assert "verdict" not in state
     assert state.usage.calls == 1
 
 
 def test_the_judge_asks_three_sides_and_merges_them() -> None:
     judge = load("judge").judge
     state = judge.run(
-        essay="x", backend=ul.Echo(lambda prompt: f" about {prompt[-12:]!r}\nmore", scores={" yes": -0.1, " no": -5.0})
+        essay="x",
+        backend=ul.Echo(
+            lambda prompt: f" about {prompt[-12:]!r}\nmore",
+            scores={" yes": -0.1, " no": -5.0, " A": -1.0, " B": -0.5, " C": -2.0},
+        ),
     )
     text = state.text()
-    assert [line.split(":")[0] for line in text.splitlines()[-4:]] == ["Clarity", "Originality", "Evidence", "Summary"]
-    assert state.usage.calls == 5
+    assert [line.split(":")[0] for line in text.splitlines()[-5:]] == ["Facts", "Tone", "Weakness", "Verdict", "Grade"]
+    assert state.usage.calls == 6
 
 
 def test_the_agent_uses_its_tools() -> None:
