@@ -61,14 +61,14 @@ def open_tensors(folder: Path) -> TensorFolder:
     path = folder / SINGLE
     if not path.is_file():
         others = sorted(file.name for file in folder.glob("*.safetensors"))
-        pickled = sorted(file.name for file in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")))
+        executable = sorted(file.name for file in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")))
         if len(others) == 1:
             path = folder / others[0]
         elif others:
             raise ModelError(f"{folder} has {others} but no {INDEX}; download the whole model")
-        elif pickled:
+        elif executable:
             raise ModelError(
-                f"{folder} holds {pickled[0]}, which can run code when it is loaded; umbel reads safetensors and GGUF "
+                f"{folder} holds {executable[0]}, which can run code when it is loaded; umbel reads safetensors and GGUF "
                 "only: download the model's safetensors files"
             )
         else:
