@@ -41,7 +41,7 @@ def _read(parameters: Section, config: Config, *, theta: float) -> RopeConfig:
             f"rope_type {name!r} is not one of {', '.join(kind.value for kind in RopeType)}; "
             "variants that depend on the length of the sequence cannot share cached keys"
         ) from None
-    partial = positive_number(parameters | dict(config), "partial_rotary_factor", 1.0)
+    partial = positive_number(dict(config) | parameters, "partial_rotary_factor", 1.0)
     if partial != 1.0:
         raise ModelError(f"partial_rotary_factor={partial}: these families turn whole heads")
     theta = positive_number(parameters, "rope_theta", theta)

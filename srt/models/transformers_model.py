@@ -115,7 +115,7 @@ class TransformersModel:
     def __init__(
         self, module: Any, channel: Channel, record: AttentionRecord, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        config = module.config
+        config = module.config.get_text_config()
         self._module = module  # Any: transformers is untyped
         self._channel = channel
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
@@ -171,7 +171,7 @@ def build_transformers_model(
             positions = torch.arange(2, device=device)[None]
             with channel.carry(recorder):
                 module(input_ids=torch.zeros_like(positions), position_ids=positions, use_cache=False)
-            record = recorder.record(module.config)
+            record = recorder.record(module.config.get_text_config())
             model = TransformersModel(module, channel, record, dtype=dtype, device=device)
             check_logits(model, module, NAME)
     except UmbelError as error:

@@ -80,6 +80,7 @@ def test_llama_3_states_its_extended_context_itself() -> None:
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan"),
         ({"model_type": "qwen2", "layer_types": 3}, "layer_types 3: write 2 times"),
         ({"model_type": ["llama"]}, "is not one of llama"),
+        ({"partial_rotary_factor": None, "rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "write 2 times"),
         ({"model_type": "qwen2", "layer_types": ["full_attention", "chunked_attention"]}, "'sliding_attention' or"),
