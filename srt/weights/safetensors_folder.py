@@ -68,7 +68,7 @@ def open_tensors(folder: Path) -> TensorFolder:
             raise ModelError(f"{folder} has {others} but no {INDEX}; download the whole model")
         elif executable:
             raise ModelError(
-                f"{folder} holds {executable[0]}, which can run code when it is loaded; umbel reads safetensors and GGUF "
+                f"{folder} holds {executable[0]}, which can run code when loaded; umbel reads safetensors and GGUF "
                 "only: download the model's safetensors files"
             )
         else:
