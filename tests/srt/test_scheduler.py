@@ -482,6 +482,19 @@ class TestMemory:
         engine.run()
         assert engine.ended_in[first] <= engine.ended_in[third] < engine.ended_in[second]
 
+    @pytest.mark.parametrize("pool", [28, 29, 30, 31])
+    def test_a_prompt_without_room_waits_for_the_rows_that_this_step_has_planned(self, pool: int) -> None:
+        """The last slot goes to a decode row of lower rank: that row stays, and its request yields in the next step."""
+        engine = Engine(pool=pool, headroom=0, max_step_tokens=2)
+        talking = engine.generate([1, 2], greedy(20))
+        for _ in range(3):
+            engine.step()
+        urgent = engine.generate(range(3, 23), greedy(2), priority=1)
+        engine.run()
+        assert engine.count("retractions") == 1
+        engine.assert_equals_reference(talking, [1, 2], greedy(20))
+        engine.assert_equals_reference(urgent, list(range(3, 23)), greedy(2))
+
     def test_head_room_prevents_retraction(self) -> None:
         retractions = []
         for headroom in (0, 20):
