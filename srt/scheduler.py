@@ -351,8 +351,8 @@ class Scheduler:
         The request of the highest rank gets everything if it must, so some row runs in every step.
         """
         count = self._space.missing(request, end)
-        planned = {rows.request.number for rows in self._plan_now.planned}
         while not self._space.make_room(count):
+            planned = {rows.request.number for rows in self._plan_now.planned}
             candidates = [other for other in self._running.values() if other.number not in planned]
             victim = max(candidates, key=lambda other: other.rank)
             if victim is request and not request.decoding:
