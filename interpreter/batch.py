@@ -51,25 +51,30 @@ class Member:
     finished: bool = False
 
 
-class Launch(Protocol):
-    """Starts one body. Calls `body_ended` with what it raised, then `finished` when the whole run has ended."""
+class Host(Protocol):
+    """What a program offers to its batch."""
 
-    def __call__(
+    def open(self, options: RunOptions) -> tuple[Run, State]:
+        """A run that has not begun."""
+
+    def start(
         self,
+        run: Run,
+        state: State,
         call: inspect.BoundArguments,
-        options: RunOptions,
         pool: ThreadPoolExecutor,
         *,
         body_ended: Callable[[BaseException | None], None],
         finished: Callable[[], None],
-    ) -> tuple[Run, State]: ...
+    ) -> None:
+        """Begin the body. `body_ended` is called with what it raised, then `finished` when the whole run has ended."""
 
 
 class Job:
     """One call of run_batch.
 
     Args:
-        launch: starts one program.
+        host: the program.
         arguments: the program's parameters.
         items: arguments of every program.
         num_threads: most programs at once, or "auto".
@@ -82,7 +87,7 @@ class Job:
 
     def __init__(
         self,
-        launch: Launch,
+        host: Host,
         arguments: Arguments,
         items: Iterable[Item],
         *,
@@ -94,7 +99,7 @@ class Job:
             raise ParameterError(f"on_error={on_error!r}; write 'raise' or 'return'")
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
             raise ParameterError(f"run_batch() takes a list of dicts or tuples, got {type(items).__name__}")
-        self._launch = launch
+        self._host = host
         self._arguments = arguments
         self._options = options
         self._limit = _checked_limit(num_threads)
@@ -173,21 +178,22 @@ class Job:
             self._start(*following, pool)
 
     def _start(self, index: int, item: Item, call: inspect.BoundArguments, pool: ThreadPoolExecutor) -> None:
+        run, state = self._host.open(self._options)
+        member = self._window[index] = Member(index, item, run, state)
         with self._news:
             self._bodies += 1
             self._running += 1
 
         def body_ended(error: BaseException | None) -> None:
             with self._news:
+                member.error = error
                 self._bodies -= 1
                 self._changes += 1
-                errors.append(error)
                 self._news.notify_all()
 
         def finished() -> None:
             with self._news:
-                member = self._window[index]
-                member.error = errors[0] or member.state.error()
+                member.error = member.error or state.error()
                 member.finished = True
                 self._failed = self._failed or member.error is not None
                 self._running -= 1
@@ -195,10 +201,7 @@ class Job:
                 self._changes += 1
                 self._news.notify_all()
 
-        errors: list[BaseException | None] = []
-        with self._news:  # so that `finished` finds the member
-            run, state = self._launch(call, self._options, pool, body_ended=body_ended, finished=finished)
-            self._window[index] = Member(index, item, run, state)
+        self._host.start(run, state, call, pool, body_ended=body_ended, finished=finished)
 
     def _await_rest(self, states: dict[int, State]) -> None:
         with self._news:

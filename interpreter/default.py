@@ -1,7 +1,8 @@
 """Which backend a program runs on when none is given, and the two questions one asks any backend.
 
 `set_default_backend` is for the process; `default_backend` is for a block, and follows the context:
-two threads, or two tasks, with a block each do not see each other's.
+two threads, or two tasks, with a block each do not see each other's. Where nobody chose, programs run
+on the embedded model.
 """
 
 import threading
@@ -22,7 +23,7 @@ _of_process: list[Backend] = []  # at most one
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Programs of this process run on `backend` unless they are given another; None sets none.
+    """Programs of this process run on `backend` unless they are given another; None forgets the choice.
 
     Raises:
         ParameterError: not a backend.
@@ -43,19 +44,23 @@ def default_backend(backend: Backend) -> Iterator[Backend]:
 
 
 def chosen_backend(given: object = None) -> Backend:
-    """The backend given to a run, else that of the block, else that of the process.
+    """The backend given to a run, else that of the block, else that of the process, else the embedded model.
 
     Raises:
-        ParameterError: none of the three, or not a backend.
+        ParameterError: not a backend.
+        MissingExtraError: none was chosen, and the runtime is not installed.
     """
     if given is not None:
         return checked(given)
-    found = _in_context.get() or next(iter(_of_process), None)
-    if found is None:
-        raise ParameterError(
-            "no backend to run on; write umbel.set_default_backend(umbel.Runtime()), or pass backend= to run()"
-        )
-    return found
+    in_context = _in_context.get()
+    if in_context is not None:
+        return in_context
+    with _lock:
+        if not _of_process:
+            from .backends.runtime import Runtime
+
+            _of_process.append(Runtime())  # starts nothing before its first use
+        return _of_process[0]
 
 
 def checked(backend: object) -> Backend:

@@ -6,7 +6,7 @@ Each kind of operation has one method; an operation without one is an error, nev
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..lang import ops
 from ..lang.errors import BackendError, CapabilityError, ProgramError, UmbelError
@@ -16,33 +16,32 @@ from . import choices, media, meta, reasoning
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
-from .variables import Binding, Feed, Meta
+from .variables import Binding, Meta
 from .waiting import wait_until_async
+
+if TYPE_CHECKING:
+    from .queue import StepQueue
 
 
 class Executor:
-    """One stream's place in its run.
+    """Where one stream is, and what it does there.
 
     Args:
+        queue: whose steps these are; it receives the text that is appended.
         run: gives backend, deadline and ledger.
-        spoken: receives all text that this stream appends.
         position: where the stream begins; owned by the executor from now on.
-        fork_group: what siblings of one fork share, for the scheduler.
         ready: whether the backend has been started for this stream's ancestors.
     """
 
-    __slots__ = ("_ready", "_start", "_start_turns", "fork_group", "position", "run", "spoken", "streaming")
+    __slots__ = ("_queue", "_ready", "_run", "_start", "_start_turns", "position", "spoken")
 
-    def __init__(
-        self, run: Run, spoken: Feed, position: Position, *, fork_group: str = "", ready: bool = False
-    ) -> None:
-        self.run = run
-        self.spoken = spoken
+    def __init__(self, queue: "StepQueue", run: Run, position: Position, *, ready: bool = False) -> None:
         self.position = position
+        self.spoken = queue.spoken
+        self._queue = queue
+        self._run = run
         self._start = position.prompt  # what this stream did not say itself
         self._start_turns = len(position.turns)
-        self.fork_group = fork_group
-        self.streaming = False  # someone reads pieces
         self._ready = ready
 
     async def execute(self, step: Step) -> None:
@@ -59,10 +58,10 @@ class Executor:
 
     async def role_begin(self, op: ops.RoleBegin, step: Step) -> None:
         await self._start_backend()
-        self._speak(self.position.open_turn(self.run.backend.chat_template, op.role))
+        self._speak(self.position.open_turn(self._run.backend.chat_template, op.role))
 
     async def role_end(self, op: ops.RoleEnd, step: Step) -> None:
-        self._speak(self.position.close_turn(self.run.backend.chat_template))
+        self._speak(self.position.close_turn(self._run.backend.chat_template))
 
     async def scope_begin(self, op: ops.VarScopeBegin, step: Step) -> None:
         self.position.scopes = (*self.position.scopes, (op.name, self.position.prompt))
@@ -100,15 +99,15 @@ class Executor:
             )
         self.spoken.append(self.position.settle("gen()"), {})
         request = GenRequest(
-            self.run.request_id(),
+            self._run.request_id(),
             self.position.prompt.parts,
             sampling,
-            stream=self.run.streaming or self.streaming,
-            origin=self.run.origin(self.fork_group),
+            stream=self._run.streaming or self._queue.streaming,
+            origin=self._run.origin(self._queue.fork_group),
         )
         delivery = _Delivery(self, step)
         final = await self._converse(request, delivery)
-        self.run.spend(final.usage)
+        self._run.spend(final.usage)
         if len(final.completions) != sampling.n:
             raise BackendError(
                 f"asked for n={sampling.n} continuations, {capabilities.name} gave {len(final.completions)}"
@@ -118,7 +117,7 @@ class Executor:
     async def _converse(self, request: GenRequest, delivery: "_Delivery") -> Final:
         """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend."""
         final: Final | None = None
-        events = self.run.backend.generate(request)
+        events = self._run.backend.generate(request)
         try:
             async for event in events:
                 if isinstance(event, Chunk):
@@ -130,7 +129,7 @@ class Executor:
             if close is not None:
                 await close()
         if final is None:
-            raise BackendError(f"{self.run.backend.capabilities.name} ended request {request.id} without a result")
+            raise BackendError(f"{self._run.backend.capabilities.name} ended request {request.id} without a result")
         return final
 
     async def select(self, op: ops.Select, step: Step) -> None:
@@ -141,16 +140,16 @@ class Executor:
                 "use gen() and compare the text"
             )
         self.spoken.append(self.position.settle("select()"), {})
-        scored = await self.run.backend.score(
+        scored = await self._run.backend.score(
             ScoreRequest(
-                self.run.request_id(),
+                self._run.request_id(),
                 self.position.prompt.parts,
                 op.choices,
                 unconditional=op.method == "unconditional_likelihood_normalized",
-                origin=self.run.origin(self.fork_group),
+                origin=self._run.origin(self._queue.fork_group),
             )
         )
-        self.run.spend(scored.usage)
+        self._run.spend(scored.usage)
         if len(scored.choices) != len(op.choices):
             raise BackendError(f"{len(op.choices)} choices given, {capabilities.name} scored {len(scored.choices)}")
         decision = choices.decide(op.method, scored.choices)
@@ -173,8 +172,8 @@ class Executor:
     def _hint(self, fork_group: str) -> None:
         """Advice to the backend. When it is refused the branches still say what is wrong, if anything is."""
         with contextlib.suppress(UmbelError):
-            self.run.backend.hint(
-                Hint(self.run.request_id(), self.position.prompt.parts, origin=self.run.origin(fork_group))
+            self._run.backend.hint(
+                Hint(self._run.request_id(), self.position.prompt.parts, origin=self._run.origin(fork_group))
             )
 
     async def mark(self, op: Mark, step: Step) -> None:
@@ -205,11 +204,11 @@ class Executor:
     async def _start_backend(self) -> Capabilities:
         """Shielded: a run that gives up does not tear down the start that other runs wait for."""
         if not self._ready:
-            start = asyncio.ensure_future(self.run.backend.start())
+            start = asyncio.ensure_future(self._run.backend.start())
             start.add_done_callback(_retrieve)
             await asyncio.shield(start)
             self._ready = True
-        return self.run.backend.capabilities
+        return self._run.backend.capabilities
 
 
 class _Delivery:

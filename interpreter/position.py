@@ -23,6 +23,7 @@ class OpenTurn:
     start: Prompt
     deferred: list[str] | None  # content of a turn that the template shows only together with the next one
     trims: bool  # the template strips white space around content, so we do as it is written
+    lead: str  # goes before constant content; generated content brings its own
     blank: bool = True  # no content yet
     held: str = ""  # white space that is dropped if the turn ends here
 
@@ -51,7 +52,8 @@ class Position:
             self.owed = False
         for part in scaffolding:
             self.prompt = self.prompt.append(part)
-        self.turn = OpenTurn(role, self.prompt, [] if deferred else None, template.trims)
+        lead = template.lead(self.turns, role)
+        self.turn = OpenTurn(role, self.prompt, [] if deferred else None, template.trims, lead)
         return scaffolding
 
     def close_turn(self, template: ChatTemplate) -> tuple[Part, ...]:
@@ -82,13 +84,17 @@ class Position:
             text = text.rstrip()
         if not text:
             return ""
+        lead = ""
         if turn is not None:
+            if turn.blank and not text.startswith(turn.lead):
+                lead = turn.lead
+                self.prompt = turn.start = self.prompt.append(Text(lead))
             turn.blank = False
             if turn.deferred is not None:
                 turn.deferred.append(text)
                 return ""
         self.prompt = self.prompt.append(Text(text))
-        return text
+        return lead + text
 
     def settle(self, what: str) -> str:
         """Before anything but constant text: append white space that was held back; what was appended.

@@ -24,6 +24,18 @@ from .waiting import Signal, seconds_left
 # program that asks for a name it never set from an observer that is early.
 _inside: ContextVar[tuple["Run", ...]] = ContextVar("umbel_runs", default=())
 
+# Runs are numbered behind a name of the process: unique among all clients of a backend, and cheap.
+_process_name = [secrets.token_hex(6)]
+_numbers = itertools.count(1)
+
+
+def _rename_process() -> None:
+    _process_name[0] = secrets.token_hex(6)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_rename_process)
+
 
 class Run:
     """What the streams of one run share.
@@ -35,7 +47,7 @@ class Run:
     """
 
     def __init__(self, backend: Backend, *, timeout: float | None = None, streaming: bool = False) -> None:
-        self.id = secrets.token_hex(8)
+        self.id = f"{_process_name[0]}-{next(_numbers):x}"
         self.backend = backend
         self.streaming = streaming
         self.timeout = timeout
@@ -43,9 +55,7 @@ class Run:
         self.usage = Usage()
         self.reason: BaseException | None = None  # why everything was stopped
         self.ended = False  # the body has returned or raised
-        self.body: asyncio.Future[None] | None = (
-            None  # of an async program that nobody awaits; asyncio does not hold it
-        )
+        self.body: asyncio.Future[None] | None = None  # of a program that nobody awaits; asyncio does not hold it
         self.changed = Signal()  # fired when the body ends, and when the run falls idle
         self._process = os.getpid()
         self._requests = itertools.count(1)
@@ -113,6 +123,16 @@ class Run:
 
     def expire(self) -> None:
         self.stop(DeadlineError(f"the run did not end within timeout={self.timeout} seconds"))
+
+    @contextmanager
+    def bounded(self) -> Iterator[None]:
+        """Around a wait of a reader: one that finds the deadline passed ends the run, whether the alarm rang or not."""
+        try:
+            yield
+        except DeadlineError:
+            if self.deadline is not None and time.monotonic() >= self.deadline:
+                self.expire()
+            raise
 
     # -------------------------------------------------------------------------------- work
 

@@ -12,14 +12,14 @@ from ..lang.sampling import SamplingParams
 from .variables import Binding
 
 if TYPE_CHECKING:
-    from .stream import Stream
+    from .queue import StepQueue
 
 
 @dataclass(frozen=True, slots=True)
 class BranchOff(Op):
     """Here branches begin: they take over the prompt as it is at this place."""
 
-    branches: tuple["Stream", ...]
+    branches: tuple["StepQueue", ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,15 @@ def outcome_of(read: Callable[[], object]) -> object:
         return error
 
 
+def reads_of(state: ul.State) -> list[Callable[[], object]]:
+    reads: list[Callable[[], object]] = []
+    for name in ("a", "b", "c", "d", "scope", "b_reasoning_content"):
+        reads += [lambda name=name: state[name], lambda name=name: list(state.text_iter(name))]
+    reads += [state.text, state.messages, state.sync, lambda: list(state.text_iter())]
+    reads += [lambda: state.get_meta_info("b"), state.fork(2)[1].text]
+    return reads
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_every_read_returns_or_raises_the_injected_error(shape: Callable[..., None], stream: bool) -> None:
@@ -80,15 +89,11 @@ def test_every_read_returns_or_raises_the_injected_error(shape: Callable[..., No
         error = Injected(f"call {k}")
         faults = FailCall(k, error, VERBS)
         echo = Echo(lambda prompt: "one two", faults=faults)
-        try:
-            state = program.run(backend=echo, stream=stream, timeout=PATIENCE)
-        except Injected as raised:
-            assert raised is error
+        state = outcome_of(lambda options={"backend": echo, "stream": stream}: program.run(timeout=PATIENCE, **options))
+        if isinstance(state, Exception):
+            assert state is error
             continue
-        reads = [lambda name=name: state[name] for name in ("a", "b", "c", "d", "scope", "b_reasoning_content")]
-        reads += [lambda name=name: list(state.text_iter(name)) for name in ("a", "b", None)]
-        reads += [state.text, state.messages, state.sync, lambda: state.get_meta_info("b"), state.fork(2)[1].text]
-        for read in reads:
+        for read in reads_of(state):
             outcome = outcome_of(read)
             if isinstance(outcome, Exception):
                 assert outcome is error or isinstance(outcome, ul.VariableError), repr(outcome)
@@ -120,7 +125,7 @@ def test_a_backend_that_gives_no_result_is_an_error() -> None:
             yield
 
     state = ul.function(chain).run(backend=Silent(), timeout=PATIENCE)
-    with pytest.raises(ul.BackendError, match="ended request .* without a result"):
+    with pytest.raises(ul.BackendError, match=r"ended request .* without a result"):
         state["a"]
 
 

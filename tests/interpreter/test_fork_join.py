@@ -61,7 +61,7 @@ def test_the_prefix_is_one_object_for_all_branches(echo: Echo) -> None:
         forks += "x"
         for fork in forks:
             fork.sync()
-        positions = [fork._sink._executor.position for fork in forks]
+        positions = [fork._sink._queue._executor.position for fork in forks]
         return len({id(position.prompt.parent) for position in positions})
 
     assert program.run(backend=echo, timeout=PATIENCE).ret_value == 1

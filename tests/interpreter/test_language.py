@@ -305,7 +305,8 @@ def test_white_space_is_trimmed_as_the_template_trims_it() -> None:
 
 
 SYSTEM_IN_USER = ul.ChatTemplate(
-    "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + ' | ' %}{% set rest = messages[1:] %}"
+    "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + ' | ' %}"
+    "{% set rest = messages[1:] %}"
     "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
     "{% for m in rest %}[{{ m['role'] }}:{% if loop.first %}{{ first }}{% endif %}{{ m['content'] }}]{% endfor %}"
     "{% if add_generation_prompt %}[assistant:{% endif %}",

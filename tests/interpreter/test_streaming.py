@@ -124,8 +124,7 @@ def test_an_error_in_the_middle_comes_after_the_pieces_before_it() -> None:
     for name, expected in (("x", ["one", " two"]), (None, ["a", "one", " two"])):
         seen: list[str] = []
         with pytest.raises(RuntimeError) as caught:
-            for piece in state.text_iter(name):
-                seen.append(piece)
+            seen.extend(state.text_iter(name))
         assert caught.value is error
         assert seen == expected
 

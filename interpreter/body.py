@@ -1,0 +1,209 @@
+"""The body of a program and the ways to run it: here, in a thread, on the caller's loop, on a loop of ours.
+
+However a body runs, its run is told when it ends, and an error of the body ends what the run still has
+in flight: a caller that got an exception has no state to read from.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..lang.errors import CancelledError, DeadlineError, ParameterError, ProgramError
+from ..lang.state import AsyncState, BaseState, State
+from . import loop
+from .arguments import RunOptions
+from .run import Run
+from .stream import Stream
+from .waiting import seconds_left
+
+Call = inspect.BoundArguments  # the arguments behind the state
+
+
+@dataclass(frozen=True)
+class Body:
+    """The user's function with what goes before the state, and its sampling defaults. A host of batches."""
+
+    name: str
+    function: Callable[..., Any]  # parameters and result are the user's
+    options: Mapping[str, Any] = field(default_factory=dict)
+    instance: tuple[object, ...] = ()  # what a method is bound to
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    def open(self, options: RunOptions) -> tuple[Run, State]:
+        run = Run(options.backend, timeout=options.timeout, streaming=options.stream)
+        return run, State(Stream(run, self.options, options.sampling))
+
+    # -------------------------------------------------------------------------------- started from sync code
+
+    def run(self, run: Run, state: State, call: Call) -> None:
+        """Here and now, or in the background for a streaming run."""
+        if self.is_async:
+            self._run_on_programs_loop(run, state, call)
+        elif run.streaming:
+            context = contextvars.copy_context()
+            threading.Thread(
+                target=context.run, args=(self._run_quietly, run, state, call), name=f"umbel-{self.name}", daemon=True
+            ).start()
+        else:
+            self._run_here(run, state, call)
+
+    def _run_here(self, run: Run, state: BaseState, call: Call) -> None:
+        try:
+            with run.inside():
+                state.ret_value = self.invoke(state, call)
+        except BaseException as error:
+            run.end(_ending(error))
+            raise
+        run.end()
+
+    def _run_quietly(self, run: Run, state: State, call: Call) -> None:
+        try:
+            self._run_here(run, state, call)
+        except BaseException:  # the run has recorded it: whoever reads the state raises it
+            return
+
+    def _run_on_programs_loop(self, run: Run, state: State, call: Call) -> None:
+        if loop.programs.current:
+            raise ProgramError(f"inside an async program write: await {self.name}.run_async(...)")
+        work = self._run_on_this_loop(run, AsyncState(state._sink), call, shown=state)
+        if run.streaming:
+            loop.programs.spawn(_quietly(work), contextvars.copy_context())
+            return
+        future = loop.programs.spawn(work, contextvars.copy_context())
+        try:
+            future.result()
+        except BaseException:
+            run.cancel()
+            future.cancel()
+            raise
+
+    # -------------------------------------------------------------------------------- started from a coroutine
+
+    async def run_async(self, run: Run, state: AsyncState, call: Call) -> None:
+        """An async body on this loop, a sync body on a thread of it; in the background for a streaming run."""
+        work = self._run_on_this_loop(run, state, call) if self.is_async else self._run_in_worker(run, state, call)
+        if run.streaming:
+            run.body = asyncio.ensure_future(_quietly(work))
+        else:
+            await work
+
+    async def _run_on_this_loop(self, run: Run, state: AsyncState, call: Call, *, shown: State | None = None) -> None:
+        """Until the run's deadline. `shown` is what sync code sees of the same run."""
+        try:
+            with run.inside():
+                async with asyncio.timeout(seconds_left(run.deadline)) as limit:
+                    state.ret_value = await self.invoke(state, call)
+            if shown is not None:
+                shown.ret_value = state.ret_value
+        except TimeoutError as error:
+            if not limit.expired():  # a timeout of the body's own
+                run.end(error)
+                raise
+            run.expire()
+            late = run.reason if isinstance(run.reason, DeadlineError) else DeadlineError("the run's deadline passed")
+            run.end(late)
+            raise late from error
+        except BaseException as error:
+            run.end(_ending(error))
+            raise
+        run.end()
+
+    async def _run_in_worker(self, run: Run, state: AsyncState, call: Call) -> None:
+        """A sync body reads with blocking calls, so it gets a thread."""
+        blocking = State(state._sink)
+        try:
+            await asyncio.to_thread(self._run_here, run, blocking, call)
+        except asyncio.CancelledError:
+            run.cancel()
+            raise
+        finally:
+            state.ret_value = blocking.ret_value
+
+    # -------------------------------------------------------------------------------- inside another program
+
+    def run_inside(self, state: BaseState, call: Call) -> Any:
+        """In the state of the program around it: its result, or a coroutine for it.
+
+        Raises:
+            ParameterError: an async body inside a sync program.
+        """
+        if self.is_async and not isinstance(state, AsyncState):
+            raise ParameterError(
+                f"{self.name} is an async program and cannot run inside the sync program that owns this state; "
+                f"make that one async def too, or call {self.name}.run(...)"
+            )
+        if not isinstance(state._sink, Stream):  # being recorded, not run
+            return self.invoke(state, call)
+        if self.is_async:
+            return self._run_inside_async(state, state._sink, call)
+        with state._sink.options(self.options):
+            return self.invoke(state, call)
+
+    async def _run_inside_async(self, state: BaseState, stream: Stream, call: Call) -> Any:
+        with stream.options(self.options):
+            return await self.invoke(state, call)
+
+    # -------------------------------------------------------------------------------- in a batch
+
+    def start(
+        self,
+        run: Run,
+        state: State,
+        call: Call,
+        pool: ThreadPoolExecutor,
+        *,
+        body_ended: Callable[[BaseException | None], None],
+        finished: Callable[[], None],
+    ) -> None:
+        def end(error: BaseException | None) -> None:
+            body_ended(error)
+            run.when_finished(finished)
+
+        def body() -> None:
+            try:
+                self._run_here(run, state, call)
+            except BaseException as error:
+                return end(error)
+            return end(None)
+
+        async def async_body() -> None:
+            try:
+                await self._run_on_this_loop(run, AsyncState(state._sink), call, shown=state)
+            except BaseException as error:
+                return end(error)
+            return end(None)
+
+        if self.is_async:
+            loop.programs.spawn(async_body(), contextvars.copy_context())
+        else:
+            pool.submit(contextvars.copy_context().run, body)
+
+    # -------------------------------------------------------------------------------- how
+
+    def invoke(self, state: BaseState, call: Call) -> Any:
+        return self.function(*self.instance, state, *call.args, **call.kwargs)
+
+
+async def _quietly(work: Coroutine[Any, Any, None]) -> None:
+    """For a body that nobody awaits: the run has recorded its error, and whoever reads the state raises it."""
+    try:
+        await work
+    except Exception:
+        return
+
+
+def _ending(error: BaseException) -> BaseException:
+    """What reads of the run raise after its body ended with `error`."""
+    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
+        ending = CancelledError(f"the run was interrupted by {type(error).__name__}")
+        ending.__cause__ = error
+        return ending
+    return error

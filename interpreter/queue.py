@@ -1,0 +1,144 @@
+"""The queue of a stream, and the one task that empties it on the streams' loop.
+
+    pushed by the program's thread → [step step step] → one task while there are steps → Executor → bindings
+
+A queue fails as a whole: the first error is recorded, then every pending and later binding carries it,
+and later steps do nothing else. The queue of a branch waits until its parent comes to the place of the fork.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from types import TracebackType
+
+from ..lang.errors import CancelledError
+from . import loop
+from .executor import Executor
+from .position import Position
+from .run import Run
+from .steps import Step
+from .variables import Feed
+from .waiting import Signal
+
+
+class StepQueue:
+    """Steps of one stream, in order.
+
+    Args:
+        run: the run the stream belongs to.
+        fork_group: what the siblings of one fork share.
+        waits: a branch, which its parent begins.
+    """
+
+    __slots__ = (
+        "_executor",
+        "_run",
+        "_steps",
+        "_traceback",
+        "active",
+        "error",
+        "failed",
+        "fork_group",
+        "lock",
+        "spoken",
+        "streaming",
+    )
+
+    def __init__(self, run: Run, *, fork_group: str = "", waits: bool = False) -> None:
+        self.lock = threading.Lock()  # held around `push`, so that what is pushed and what is bound agree
+        self.active = waits  # a task runs or is about to, or the parent will begin one
+        self.error: BaseException | None = None
+        self.failed = Signal()
+        self.fork_group = fork_group
+        self.spoken = Feed()  # all text the stream appends
+        self.streaming = False  # someone reads pieces: requests from now on ask for chunks
+        self._run = run
+        self._steps: deque[Step] = deque()
+        self._traceback: TracebackType | None = None
+        self._executor: Executor | None = None if waits else Executor(self, run, Position())
+
+    # -------------------------------------------------------------------------------- any thread
+
+    def push(self, step: Step) -> None:
+        """With the lock held. Returns at once."""
+        self._steps.append(step)
+        if not self.active:
+            self.active = True
+            self._run.begin_work()
+            loop.streams.call(self._start)
+
+    def raise_error(self) -> None:
+        """Raise the error of the queue or of its run, if there is one, with the traceback of where it happened."""
+        if self.error is not None:
+            raise self.error.with_traceback(self._traceback)
+        if self._run.reason is not None:
+            raise self._run.reason
+
+    # -------------------------------------------------------------------------------- the streams' loop
+
+    def begin(self, position: Position, *, ready: bool) -> None:
+        """The parent has come to the place where this branch leaves it."""
+        self._executor = Executor(self, self._run, position, ready=ready)
+        self._released()
+
+    def begin_failed(self, error: BaseException) -> None:
+        """The parent failed before it came to the place of the fork."""
+        self._fail(error)
+        self._released()
+
+    def _released(self) -> None:
+        with self.lock:
+            self.active = bool(self._steps)
+            if self.active:
+                self._run.begin_work()
+        if self.active:
+            self._start()
+        else:
+            self.spoken.changed.fire()
+
+    def _start(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._drain())
+        self._run.track(task)
+        task.add_done_callback(self._drained)
+
+    async def _drain(self) -> None:
+        while True:
+            with self.lock:
+                if not self._steps:
+                    self.active = False
+                    break
+                step = self._steps.popleft()
+            await self._take(step)
+        self._run.end_work()
+        self.spoken.changed.fire()
+
+    def _drained(self, task: "asyncio.Task[None]") -> None:
+        """A task that was cancelled before it began has failed none of its steps yet."""
+        if task.cancelled():
+            self._fail(self._run.reason or CancelledError("the interpreter is shutting down"))
+            self._start()
+
+    async def _take(self, step: Step) -> None:
+        error = self.error or self._run.reason
+        if error is None:
+            assert self._executor is not None, "a branch that has failed to begin has an error"
+            try:
+                await self._executor.execute(step)
+                return
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                while task is not None and task.cancelling():
+                    task.uncancel()
+                error = self._run.reason or CancelledError("the interpreter is shutting down")
+            except BaseException as raised:  # whatever it is, the program's reads have to raise it
+                error = raised
+        self._fail(error)
+        step.fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Recorded before anybody is woken."""
+        if self.error is None:
+            self.error = error
+            self._traceback = error.__traceback__
+        self.failed.fire()
+        self.spoken.changed.fire()
