@@ -29,7 +29,9 @@ def test_a_whole_text_is_split(tail: str, text: str, expected: Split) -> None:
 
 
 @given(
-    pieces=st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "th", "ink>", "a", " ", "\n", "b c"]), max_size=12),
+    pieces=st.lists(
+        st.sampled_from(["<think>", "</think>", "<", "/", "th", "ink>", "a", " ", "\n", "b c"]), max_size=12
+    ),
     tail=st.sampled_from(["", "<think>\n"]),
     data=st.data(),
 )

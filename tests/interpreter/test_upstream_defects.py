@@ -268,7 +268,7 @@ def test_11_a_missing_chat_template_is_said_loudly() -> None:
     def program(s):
         s += ul.user("hello") + ul.assistant(ul.gen("x"))
 
-    backend = Echo(["hi"], chat_template=ChatTemplate(None, name="a base model"))
+    backend = Echo([" hi"], chat_template=ChatTemplate(None, name="a base model"))
     with pytest.warns(TemplateWarning, match="a base model has no chat template"):
         text = program.run(backend=backend, timeout=PATIENCE).text()
     assert text == "USER: hello\nASSISTANT: hi\n"

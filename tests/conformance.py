@@ -1,0 +1,286 @@
+"""What every backend has to do, as functions that take one. Run by the tests of each backend:
+
+    @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
+    def test_conforms(case): conformance.check(case, make_backend)
+
+A case is a coroutine function over a started backend. It skips what the backend's capabilities do not offer.
+The cases say nothing about the text that is generated, so they hold for a model as for a script; greedy
+generation is assumed to repeat itself.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from umbel.interpreter import loop
+from umbel.lang.errors import UmbelError
+from umbel.lang.prompt import Generated, Text
+from umbel.lang.protocol import (
+    Backend,
+    Chunk,
+    Done,
+    Final,
+    FinishReason,
+    GenRequest,
+    Hint,
+    Origin,
+    Scored,
+    ScoreRequest,
+)
+from umbel.lang.sampling import SamplingParams
+
+Case = Callable[[Backend], Awaitable[None]]
+
+PATIENCE = 120.0  # seconds for one case; a model on a busy machine needs some
+PROMPT = (Text("Once upon a time there was a fox who lived near the river and"),)
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+_ids = iter(range(1, 1_000_000))
+
+
+def check(case: Case, make: Callable[[], Backend]) -> None:
+    """Run one case on a fresh backend, on the loop on which the interpreter calls it."""
+
+    async def run() -> None:
+        backend = make()
+        try:
+            await backend.start()
+            await case(backend)
+        finally:
+            await backend.close()
+
+    loop.streams.run(run(), PATIENCE)
+
+
+def name_of(case: Case) -> str:
+    return getattr(case, "__name__", repr(case))
+
+
+def request(
+    prompt: tuple[Text | Generated, ...] = PROMPT,
+    sampling: SamplingParams = GREEDY,
+    *,
+    stream: bool = False,
+    origin: Origin | None = None,
+) -> GenRequest:
+    return GenRequest(f"case-{next(_ids)}", prompt, sampling, stream, origin or Origin(program_id="conformance"))
+
+
+async def generate(backend: Backend, asked: GenRequest) -> tuple[list[Chunk], Final]:
+    """Chunks and the one Final, which comes last."""
+    chunks: list[Chunk] = []
+    final: Final | None = None
+    async for event in backend.generate(asked):
+        assert final is None, "nothing comes after the end"
+        assert event.id == asked.id
+        if isinstance(event, Final):
+            final = event
+        else:
+            chunks.append(event)
+    assert final is not None, "a request ends with Final or raises"
+    return chunks, final
+
+
+# ------------------------------------------------------------------------------------------------ cases
+
+
+async def start_can_be_repeated(backend: Backend) -> None:
+    await asyncio.gather(backend.start(), backend.start())
+    assert backend.capabilities.name
+
+
+async def a_request_ends_with_one_final(backend: Backend) -> None:
+    chunks, final = await generate(backend, request())
+    assert chunks == []
+    (completion,) = final.completions
+    assert final.usage.calls == 1
+    assert final.usage.prompt_tokens > 0
+    assert final.usage.completion_tokens == len(completion.token_ids)
+    assert len(completion.token_ids) <= 8
+    assert completion.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    assert 0 <= completion.kept <= len(completion.token_ids)
+    assert completion.text.endswith(completion.tail)
+
+
+async def chunks_add_up_to_the_text(backend: Backend) -> None:
+    sampling = SamplingParams(max_tokens=12, temperature=0.0, n=2)
+    chunks, final = await generate(backend, request(sampling=sampling, stream=True))
+    assert len(final.completions) == 2
+    for index, completion in enumerate(final.completions):
+        assert "".join(chunk.text for chunk in chunks if chunk.index == index) == completion.text
+        assert "\ufffd" not in completion.text[:-1]
+
+
+async def greedy_repeats_itself(backend: Backend) -> None:
+    _, first = await generate(backend, request())
+    _, second = await generate(backend, request())
+    assert first.completions == second.completions
+
+
+async def max_tokens_zero_generates_nothing(backend: Backend) -> None:
+    _, final = await generate(backend, request(sampling=SamplingParams(max_tokens=0)))
+    assert final.completions[0].text == ""
+    assert final.usage.completion_tokens == 0
+    assert final.usage.prompt_tokens > 0
+
+
+async def max_tokens_is_a_limit(backend: Backend) -> None:
+    sampling = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    _, final = await generate(backend, request(sampling=sampling))
+    assert len(final.completions[0].token_ids) == 3
+    assert final.completions[0].finish_reason is FinishReason.LENGTH
+
+
+async def a_stop_string_is_not_part_of_the_text(backend: Backend) -> None:
+    _, whole = await generate(backend, request())
+    text = whole.completions[0].text
+    stop = next((text[i : i + 2] for i in range(2, len(text) - 2)), None)
+    if stop is None:
+        return  # too short a text to stop inside
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, stop=(stop,))
+    chunks, stopped = await generate(backend, request(sampling=sampling, stream=True))
+    completion = stopped.completions[0]
+    assert completion.text == text[: text.index(stop)]
+    assert completion.matched_stop == stop
+    assert "".join(chunk.text for chunk in chunks) == completion.text
+
+
+async def n_gives_so_many_continuations(backend: Backend) -> None:
+    _, final = await generate(backend, request(sampling=SamplingParams(max_tokens=4, n=3, seed=1)))
+    assert len(final.completions) == 3
+
+
+async def a_seed_repeats_itself(backend: Backend) -> None:
+    sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=7)
+    _, first = await generate(backend, request(sampling=sampling))
+    _, second = await generate(backend, request(sampling=sampling))
+    assert first.completions[0].text == second.completions[0].text
+
+
+async def an_early_close_aborts(backend: Backend) -> None:
+    asked = request(sampling=SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True), stream=True)
+    events = backend.generate(asked)
+    await anext(events)
+    await events.aclose()  # type: ignore[attr-defined]  # an async generator, as its protocol says by words
+    _, final = await generate(backend, request())  # the backend serves on
+    assert final.completions
+
+
+async def a_cancelled_request_leaves_the_backend_well(backend: Backend) -> None:
+    long = request(sampling=SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+    task = asyncio.create_task(generate(backend, long))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    _, final = await generate(backend, request())
+    assert final.completions
+
+
+async def many_at_once_do_not_mix(backend: Backend) -> None:
+    prompts = [(Text(f"Number {number}: "),) for number in range(8)]
+    alone = [(await generate(backend, request(prompt)))[1].completions[0].text for prompt in prompts[:2]]
+    together = await asyncio.gather(*(generate(backend, request(prompt)) for prompt in prompts))
+    assert len(together) == 8
+    assert len({final.id for _, final in together}) == 8
+    assert [final.completions[0].text for _, final in together[:2]] == alone
+
+
+async def generated_tokens_can_be_sent_back(backend: Backend) -> None:
+    if not backend.capabilities.token_ids:
+        return
+    _, final = await generate(backend, request())
+    completion = final.completions[0]
+    if not completion.kept:
+        return
+    text = completion.text[: len(completion.text) - len(completion.tail)]
+    prompt = (*PROMPT, Generated(text, completion.token_ids[: completion.kept]), Text(" And"))
+    _, following = await generate(backend, request(prompt))
+    assert following.usage.prompt_tokens > final.usage.prompt_tokens
+    assert following.usage.cached_tokens <= following.usage.prompt_tokens
+
+
+async def usage_counts_what_was_cached(backend: Backend) -> None:
+    """0 is 0. A backend without a prefix cache says 0 twice; one with it says all but the last token."""
+    _, first = await generate(backend, request((Text("A prefix that nobody has sent before: 8312 "),)))
+    _, second = await generate(backend, request((Text("A prefix that nobody has sent before: 8312 "),)))
+    assert first.usage.prompt_tokens == second.usage.prompt_tokens
+    assert first.usage.cached_tokens < first.usage.prompt_tokens
+    assert second.usage.cached_tokens in (0, second.usage.prompt_tokens - 1)
+
+
+async def log_probabilities_belong_to_the_tokens(backend: Backend) -> None:
+    if not backend.capabilities.logprobs:
+        return
+    sampling = SamplingParams(max_tokens=5, temperature=0.0, logprobs=True, top_logprobs=2, prompt_logprobs_from=0)
+    _, final = await generate(backend, request(sampling=sampling))
+    completion = final.completions[0]
+    assert [token.token_id for token in completion.logprobs] == list(completion.token_ids)
+    for token in completion.logprobs:
+        assert token.logprob <= 1e-6
+        assert len(token.top) == 2
+        assert token.top[0][2] >= token.top[1][2]
+        assert token.logprob <= token.top[0][2] + 1e-6
+    assert final.prompt_logprobs
+
+
+async def choices_are_scored_in_order(backend: Backend) -> None:
+    if not backend.capabilities.score:
+        return
+    choices = (" yes", " no", " perhaps not")
+    scored = await backend.score(ScoreRequest(f"case-{next(_ids)}", PROMPT, choices, unconditional=True))
+    assert isinstance(scored, Scored)
+    assert len(scored.choices) == len(choices)
+    for choice in scored.choices:
+        assert len(choice.token_ids) == len(choice.logprobs) == len(choice.unconditional) > 0
+        assert all(value <= 1e-6 for value in (*choice.logprobs, *choice.unconditional))
+    again = await backend.score(ScoreRequest(f"case-{next(_ids)}", PROMPT, choices[::-1]))
+    assert [choice.token_ids for choice in again.choices] == [choice.token_ids for choice in scored.choices[::-1]]
+    assert all(choice.unconditional == () for choice in again.choices)
+
+
+async def a_hint_returns_at_once_and_changes_no_text(backend: Backend) -> None:
+    if not backend.capabilities.hint:
+        return
+    _, before = await generate(backend, request())
+    backend.hint(Hint(f"case-{next(_ids)}", PROMPT, Origin(fork_group="g")))
+    _, after = await generate(backend, request())
+    assert before.completions == after.completions
+
+
+async def controls_are_answered_or_refused(backend: Backend) -> None:
+    flushed = await backend.control("flush_cache")
+    info = await backend.control("info")
+    assert isinstance(flushed, Done)
+    assert isinstance(info.result, dict)
+    _, final = await generate(backend, request())
+    assert final.usage.cached_tokens == 0
+    with pytest.raises(UmbelError, match="no such verb"):
+        await backend.control("no such verb")
+
+
+async def the_chat_template_opens_and_closes_turns(backend: Backend) -> None:
+    parts = backend.chat_template.open((), "user")
+    assert all(isinstance(part, Text) for part in parts)
+
+
+CASES: tuple[Case, ...] = (
+    start_can_be_repeated,
+    a_request_ends_with_one_final,
+    chunks_add_up_to_the_text,
+    greedy_repeats_itself,
+    max_tokens_zero_generates_nothing,
+    max_tokens_is_a_limit,
+    a_stop_string_is_not_part_of_the_text,
+    n_gives_so_many_continuations,
+    a_seed_repeats_itself,
+    an_early_close_aborts,
+    a_cancelled_request_leaves_the_backend_well,
+    many_at_once_do_not_mix,
+    generated_tokens_can_be_sent_back,
+    usage_counts_what_was_cached,
+    log_probabilities_belong_to_the_tokens,
+    choices_are_scored_in_order,
+    a_hint_returns_at_once_and_changes_no_text,
+    controls_are_answered_or_refused,
+    the_chat_template_opens_and_closes_turns,
+)
