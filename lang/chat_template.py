@@ -86,7 +86,7 @@ class ChatTemplate:
                 f"{self.name} has no chat template: roles are written as plain "
                 "'SYSTEM:', 'USER:' and 'ASSISTANT:' lines. Prompt it by completion, or pass chat_template=."
             )
-            return (Text(f"{role.upper()}: "),)
+            return (Text("ASSISTANT:" if role == "assistant" else f"{role.upper()}: "),)
         before = self._closed_text(turns)
         if role == "assistant":
             whole = self._render(self._messages(turns), generation=True)
@@ -100,6 +100,22 @@ class ChatTemplate:
                 return ()  # the template shows this turn only together with the next one
             whole = rendered[: rendered.index(mark)]
         return self._parts(self._extend(before, whole, turns), turns)
+
+    def lead(self, turns: Sequence[Turn], role: str) -> str:
+        """White space between the opening of an assistant turn and constant content.
+
+        A model writes that space itself as a part of its first token, so the opening must not: Llama 2 and the
+        plain fallback have one.
+        """
+        if role != "assistant":
+            return ""
+        if self.source is None:
+            return " "
+        mark = _PLACEHOLDER.format(len(turns))
+        whole = self._try([*self._messages(turns), _message(role, len(turns))]) or ""
+        generation = self._render(self._messages(turns), generation=True)
+        space = whole[len(generation) : whole.find(mark)] if whole.startswith(generation) and mark in whole else ""
+        return space if space.isspace() else ""
 
     def close(self, turns: Sequence[Turn]) -> tuple[Part, ...]:
         """Parts that end the last of `turns`, whose content is known now."""
@@ -129,7 +145,7 @@ class ChatTemplate:
         """The template on real messages, as `apply_chat_template` of transformers does it."""
         if self.source is None:
             text = "".join(f"{m['role'].upper()}: {m['content']}\n" for m in messages)
-            return text + ("ASSISTANT: " if add_generation_prompt else "")
+            return text + ("ASSISTANT:" if add_generation_prompt else "")
         return self._render(list(messages), generation=add_generation_prompt)
 
     # ------------------------------------------------------------------ how

@@ -32,7 +32,7 @@ def write(chat: ChatTemplate, conversation: list[tuple[str, str]]) -> list[Part]
         turns.append(Turn(role, content))
         closing = chat.close(turns)
         if closing or role != "system":  # a system turn that the template moves comes with the next one
-            parts.append(Text(content))
+            parts.extend((Text(chat.lead(turns[:-1], role)), Text(content)))
         parts.extend(closing)
     return parts
 
@@ -59,15 +59,7 @@ def by_transformers(family: Family, conversation: list[tuple[str, str]], generat
 
 
 def conversation_of(family: Family) -> list[tuple[str, str]]:
-    turns = CONVERSATION if family.system else CONVERSATION[1:]
-    if family.name == "llama2":  # the model itself begins its answer with a space, which the template puts there
-        turns = [(role, f" {content}" if role == "assistant" else content) for role, content in turns]
-    return turns
-
-
-def as_history(family: Family, conversation: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The same turns as a caller of the template would give them."""
-    return [(role, content.strip() if family.name == "llama2" else content) for role, content in conversation]
+    return CONVERSATION if family.system else CONVERSATION[1:]
 
 
 # Its generation prompt holds an empty thought that its history leaves out: reported, see below.
@@ -78,9 +70,7 @@ WRITES_ITS_HISTORY = [family for family in FAMILIES if family.name != "qwen3-no-
 @pytest.mark.parametrize("turns", [2, 3, 4, 5])
 def test_pieces_equal_the_whole_template(family: Family, turns: int) -> None:
     conversation = conversation_of(family)[:turns]
-    assert text(write(template(family), conversation)) == by_transformers(
-        family, as_history(family, conversation), False
-    )
+    assert text(write(template(family), conversation)) == by_transformers(family, conversation, False)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=ids)
@@ -137,7 +127,16 @@ def test_without_a_template_one_loud_fallback() -> None:
     assert len(caught) == 1
     assert text(parts) == "SYSTEM: You answer in one word.\nUSER: Capital of France?\nASSISTANT: Paris\n"
     assert not any(part.control for part in parts if isinstance(part, Text))
-    assert PLAIN.render(messages(CONVERSATION[1:2]), add_generation_prompt=True).endswith("ASSISTANT: ")
+    assert PLAIN.render(messages(CONVERSATION[1:2]), add_generation_prompt=True).endswith("ASSISTANT:")
+
+
+def test_a_space_before_the_answer_is_written_for_constant_answers_only() -> None:
+    llama2 = template(next(family for family in FAMILIES if family.name == "llama2"))
+    turns = [Turn("user", "hi")]
+    assert text(list(llama2.open(turns, "assistant"))) == ""
+    assert llama2.lead(turns, "assistant") == PLAIN.lead(turns, "assistant") == " "
+    assert llama2.lead([], "user") == ""
+    assert ChatTemplate(CHATML).lead(turns, "assistant") == ""
 
 
 def test_trimming_templates_are_known() -> None:

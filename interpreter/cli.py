@@ -1,0 +1,88 @@
+"""The command `umbel`: run a file of programs, chat with a model, list the models at hand."""
+
+import argparse
+import importlib
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..lang.errors import MissingExtraError, ParameterError, UmbelError
+from .backends.runtime import Runtime
+from .default import set_default_backend
+
+COMMANDS = {
+    "run": "run a Python file; its programs use the model that is named here",
+    "chat": "talk to a model in the terminal",
+    "models": "list the models in the cache folder",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Returns the exit status; errors of umbel are printed without a traceback."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = {"run": _run, "chat": _chat, "models": _models}[options.command]
+    try:
+        return command(options)
+    except UmbelError as error:
+        print(f"umbel: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    from .. import __version__
+
+    parser = argparse.ArgumentParser(prog="umbel", description="Programs that call language models many times.")
+    parser.add_argument("--version", action="version", version=f"umbel {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help=COMMANDS["run"])
+    run.add_argument("file", type=Path, help="the Python file")
+    run.add_argument("arguments", nargs="*", help="what the file finds in sys.argv; write -- before options of its own")
+    chat = commands.add_parser("chat", help=COMMANDS["chat"])
+    chat.add_argument("--system", help="a system message to begin with")
+    chat.add_argument("--temperature", type=float, default=0.7)
+    chat.add_argument("--max-tokens", type=int, default=256)
+    for command in (run, chat):
+        command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
+    commands.add_parser("models", help=COMMANDS["models"])
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not options.file.is_file():
+        raise ParameterError(f"{str(options.file)!r} is not a file; write the path of a Python file with programs")
+    if options.model is not None:
+        set_default_backend(Runtime(options.model))
+    sys.argv = [str(options.file), *options.arguments]
+    sys.path.insert(0, str(options.file.resolve().parent))
+    runpy.run_path(str(options.file), run_name="__main__")
+    return 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    import rich.console
+    import rich.table
+
+    try:
+        weights: Any = importlib.import_module("umbel.srt.weights")  # by name: the interpreter imports no runtime
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "torch", "runtime") from None
+    table = rich.table.Table("name", "family", "size", "folder", box=None, header_style="bold")
+    models = weights.list_models()
+    for model in models:
+        table.add_row(model.name, model.family, f"{model.size / 1e6:.0f} MB", str(model.folder))
+    console = rich.console.Console()
+    if models:
+        console.print(table)
+    else:
+        console.print("no model yet; the default one is converted into the cache folder when it is first used")
+    return 0
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from .chat import chat
+
+    return chat(options.model, system=options.system, temperature=options.temperature, max_tokens=options.max_tokens)

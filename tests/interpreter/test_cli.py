@@ -1,0 +1,81 @@
+"""The command `umbel`, in this process and on the oracle or Echo."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import umbel as ul
+from umbel.interpreter import chat as chat_module
+from umbel.interpreter.chat import conversation
+from umbel.interpreter.cli import main
+from umbel.interpreter.default import chosen_backend
+
+
+@pytest.fixture(autouse=True)
+def no_default_backend_afterwards() -> Iterator[None]:
+    yield
+    ul.set_default_backend(None)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"umbel {ul.__version__}\n"
+
+
+def test_run_gives_the_file_its_arguments_and_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("import sys\nif __name__ == '__main__':\n    print(sys.argv[1:])\n")
+    assert main(["run", "--model", "oracle", str(file), "--", "a", "--b"]) == 0
+    assert capsys.readouterr().out == "['a', '--b']\n"
+    backend = chosen_backend()
+    assert isinstance(backend, ul.Runtime)
+    assert backend.options.model == "oracle"
+
+
+def test_the_model_may_stand_behind_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("")
+    assert main(["run", str(file), "--model", "oracle"]) == 0
+    backend = chosen_backend()
+    assert isinstance(backend, ul.Runtime)
+    assert backend.options.model == "oracle"
+
+
+def test_a_missing_file_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "nothing.py"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("umbel: ParameterError: 'nothing.py' is not a file")
+    assert "Traceback" not in error
+
+
+def test_models_lists_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UMBEL_CACHE", str(tmp_path))
+    assert main(["models"]) == 0
+    assert "no model yet" in capsys.readouterr().out
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    assert main(["models"]) == 0
+    printed = capsys.readouterr().out
+    assert "tiny" in printed
+    assert "llama" in printed
+
+
+def test_a_conversation_remembers_and_can_begin_anew() -> None:
+    shown: list[str] = []
+    echo = ul.Echo(lambda prompt: f"turns: {prompt.count('user')}")
+    state = conversation.run(iter(["hi", "", "again", "/usage", "/reset"]), shown.append, "Be short.", backend=echo)
+    assert state.ret_value is True
+    text = "".join(shown)
+    assert text.startswith("turns: 1\nturns: 2\n")
+    assert "Usage(" in text
+    assert "Be short." in state.text()
+    assert conversation.run(iter(["/quit", "never"]), shown.append, None, backend=echo).ret_value is False
+
+
+def test_chat_stops_at_the_other_sides_line_without_a_template() -> None:
+    assert all(stop.startswith("\n") and stop.endswith(":") for stop in chat_module.PLAIN_STOPS)
