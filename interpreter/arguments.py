@@ -5,6 +5,7 @@ receives its own value. The option of that name can then be given in `sampling={
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,16 +15,31 @@ from ..lang.errors import ParameterError
 from ..lang.protocol import Backend
 from .default import chosen_backend
 
-RUN_OPTIONS = ("backend", "stream", "timeout")
+RUN_OPTIONS = ("backend", "priority", "salt", "stream", "timeout", "verbose")
+
+_SALT = re.compile(r"[A-Za-z0-9_-]{0,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of one run, checked."""
+    """Options of one run, checked.
+
+    Attributes:
+        backend: serves the run.
+        priority: of its requests; higher runs earlier.
+        salt: a namespace of the prefix cache, shared with no other.
+        stream: the body runs in the background, and requests ask for pieces.
+        timeout: seconds for all of the run.
+        verbose: print the text while it runs.
+        sampling: defaults for every `gen`.
+    """
 
     backend: Backend
+    priority: int = 0
+    salt: str = ""
     stream: bool = False
     timeout: float | None = None
+    verbose: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -115,14 +131,36 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
     if inner is not None and not isinstance(inner, Mapping):
         raise ParameterError(f"sampling={inner!r}; write a dict such as sampling={{'temperature': 0}}")
     merged = {name: value for name, value in options.items() if name != "sampling"} | dict(inner or {})
-    stream, timeout = merged.pop("stream", False), merged.pop("timeout", None)
-    backend = chosen_backend(merged.pop("backend", None))
-    if not isinstance(stream, bool):
-        raise ParameterError(f"stream={stream!r}; write True or False")
-    return RunOptions(backend, stream, checked_timeout(timeout), sampling_defaults(merged))
+    return RunOptions(
+        backend=chosen_backend(merged.pop("backend", None)),
+        priority=_checked_priority(merged.pop("priority", 0)),
+        salt=_checked_salt(merged.pop("salt", "")),
+        stream=_checked_switch("stream", merged.pop("stream", False)),
+        timeout=_checked_timeout(merged.pop("timeout", None)),
+        verbose=_checked_switch("verbose", merged.pop("verbose", False)),
+        sampling=sampling_defaults(merged),
+    )
 
 
-def checked_timeout(timeout: object) -> float | None:
+def _checked_switch(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ParameterError(f"{name}={value!r}; write True or False")
+    return value
+
+
+def _checked_priority(priority: object) -> int:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ParameterError(f"priority={priority!r}; write an integer, 0 being usual and more being earlier")
+    return priority
+
+
+def _checked_salt(salt: object) -> str:
+    if not isinstance(salt, str) or not _SALT.fullmatch(salt):
+        raise ParameterError(f"salt={salt!r}; write at most 128 of the characters A-Z a-z 0-9 _ -")
+    return salt
+
+
+def _checked_timeout(timeout: object) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):

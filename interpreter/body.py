@@ -15,7 +15,7 @@ from typing import Any
 
 from ..lang.errors import CancelledError, DeadlineError, ParameterError, ProgramError
 from ..lang.state import AsyncState, BaseState, State
-from . import loop
+from . import loop, transcript
 from .arguments import RunOptions
 from .run import Run
 from .stream import Stream
@@ -38,8 +38,17 @@ class Body:
         return inspect.iscoroutinefunction(self.function)
 
     def open(self, options: RunOptions) -> tuple[Run, State]:
-        run = Run(options.backend, timeout=options.timeout, streaming=options.stream)
-        return run, State(Stream(run, self.options, options.sampling))
+        run = Run(
+            options.backend,
+            timeout=options.timeout,
+            streaming=options.stream,
+            salt=options.salt,
+            priority=options.priority,
+        )
+        stream = Stream(run, self.options, options.sampling)
+        if options.verbose:
+            transcript.follow(stream, self.name)
+        return run, State(stream)
 
     # -------------------------------------------------------------------------------- started from sync code
 

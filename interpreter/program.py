@@ -76,9 +76,15 @@ class Program:
         return self.run(*arguments, **keywords)
 
     def run(self, *arguments: Any, **keywords: Any) -> State:
-        """Run the program. Beside its own parameters it takes `backend=`, `timeout=` in seconds for all of the run,
-        `stream=True` to return at once and read while the body runs, sampling defaults, and `sampling={...}` for
-        any of these whose name the program uses itself.
+        """Run the program. Beside its own parameters it takes sampling defaults and
+
+            backend    to run on, instead of the default one
+            stream     True: return at once, and read while the body runs
+            timeout    seconds for all of the run; every wait ends by then
+            verbose    True: print the text while it runs
+            salt       a namespace of the prefix cache for these requests alone
+            priority   of the requests; higher runs earlier
+            sampling   a dict for any of all these whose name the program uses itself
 
         Returns when the body has returned; what it appended last may still be running. Reading waits for it.
 
@@ -138,8 +144,8 @@ class Program:
             ParameterError: arguments that do not fit, before anything runs.
         """
         checked = run_options(options)
-        if checked.stream:
-            raise ParameterError("run_batch() takes no stream; results come as they finish with generator_style=True")
+        if checked.stream or checked.verbose:
+            raise ParameterError("run_batch() takes no stream and no verbose; generator_style=True gives early results")
         job = _batch.Job(
             self._body,
             self._arguments,

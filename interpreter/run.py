@@ -44,12 +44,23 @@ class Run:
         backend: serves every request of the run.
         timeout: seconds from now until everything pending fails with DeadlineError; None for no limit.
         streaming: requests ask for chunks, and readers may wait for names that are not set yet.
+        salt, priority: of every request.
     """
 
-    def __init__(self, backend: Backend, *, timeout: float | None = None, streaming: bool = False) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        timeout: float | None = None,
+        streaming: bool = False,
+        salt: str = "",
+        priority: int = 0,
+    ) -> None:
         self.id = f"{_process_name[0]}-{next(_numbers):x}"
         self.backend = backend
         self.streaming = streaming
+        self.salt = salt
+        self.priority = priority
         self.timeout = timeout
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.usage = Usage()
@@ -71,7 +82,7 @@ class Run:
         return f"{self.id}-{next(self._requests)}"
 
     def origin(self, fork_group: str) -> Origin:
-        return Origin(program_id=self.id, fork_group=fork_group, timeout=seconds_left(self.deadline))
+        return Origin(self.id, fork_group, self.salt, self.priority, seconds_left(self.deadline))
 
     def spend(self, usage: Usage) -> None:
         """Called on the streams' loop only."""

@@ -240,7 +240,7 @@ class Stream(Sink):
 
     def iterate(self, name: str | None) -> Iterator[Piece]:
         """The program itself, reading its whole text, comes to the end when all it said so far has run."""
-        self._ask_for_pieces()
+        self.ask_for_pieces()
         if name is not None:
             self._until(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
         reader = self._reader(name)
@@ -252,7 +252,7 @@ class Stream(Sink):
         reader.raise_error()
 
     async def iterate_async(self, name: str | None) -> AsyncIterator[Piece]:
-        self._ask_for_pieces()
+        self.ask_for_pieces()
         if name is not None:
             await self._until_async(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
         reader = self._reader(name)
@@ -264,7 +264,7 @@ class Stream(Sink):
             await self._until_async(reader.has_news, reader.signals, self.run.deadline, name)
         reader.raise_error()
 
-    def _ask_for_pieces(self) -> None:
+    def ask_for_pieces(self) -> None:
         """Requests from now on are streamed."""
         self._queue.streaming = True
 

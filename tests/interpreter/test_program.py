@@ -272,3 +272,50 @@ def test_a_program_keeps_the_name_and_the_text_of_its_function() -> None:
 
     assert documented.__doc__ == "What it does."
     assert repr(documented) == "<program documented(x: int = 3)>"
+
+
+def test_salt_and_priority_go_with_every_request(echo: Echo) -> None:
+    @ul.function
+    def program(s):
+        s += "one two three" + ul.gen("x") + ul.select("y", ["a", "b"])
+        forks = s.fork(2)
+        forks += ul.gen("z")
+        forks.join()
+        return s.get_meta_info("x")["cached_tokens"]
+
+    first = program.run(backend=echo, salt="tenant-1", priority=3, timeout=PATIENCE)
+    first.sync()
+    assert {(r.origin.salt, r.origin.priority) for r in echo.requests} == {("tenant-1", 3)}
+    assert program.run(backend=echo, salt="tenant-2", timeout=PATIENCE).ret_value == 0
+    assert program.run(backend=echo, salt="tenant-1", timeout=PATIENCE).ret_value == 2
+    for wrong in ({"salt": "a b"}, {"salt": "x" * 129}, {"salt": 3}, {"priority": "high"}, {"priority": True}):
+        with pytest.raises(ul.ParameterError, match=next(iter(wrong))):
+            program.run(backend=echo, **wrong)
+
+
+def test_a_verbose_run_prints_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    @ul.function
+    def program(s):
+        s += "Count: " + ul.gen("x") + "."
+
+    program.run(backend=Echo(["one [two] three"]), verbose=True, timeout=PATIENCE).sync()
+    for thread in threading.enumerate():
+        if thread.name == "umbel-show-program":
+            thread.join(PATIENCE)
+    printed = capsys.readouterr().out
+    assert "Count: one [two] three.\n" in printed
+    assert "program" in printed.splitlines()[0]
+
+
+def test_a_verbose_run_shows_what_ended_it(capsys: pytest.CaptureFixture[str]) -> None:
+    @ul.function
+    def program(s):
+        s += "Count: " + ul.gen("x")
+
+    state = program.run(backend=Echo([]), verbose=True, timeout=PATIENCE)
+    with pytest.raises(ul.RequestError):
+        state["x"]
+    for thread in threading.enumerate():
+        if thread.name == "umbel-show-program":
+            thread.join(PATIENCE)
+    assert "RequestError: Echo's list of answers is used up" in capsys.readouterr().out.replace("\n", " ")
