@@ -25,6 +25,8 @@ class EngineChild:
     """Started once, closed once. A restart is another object with other addresses."""
 
     def __init__(self, context: zmq.asyncio.Context, folder: Path, generation: int, counters: Counter[str]) -> None:
+        self.counters = counters
+        self._lost = counters["lost"]
         self._paths = folder / f"engine-{generation}", folder / f"pulse-{generation}"
         self._events = context.socket(zmq.PAIR)
         self._pulse = context.socket(zmq.PULL)
@@ -33,7 +35,7 @@ class EngineChild:
                 socket.setsockopt(option, 0)
             socket.bind(f"ipc://{path}")
         self._inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), counters)
-        self._pulse_inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), counters)
+        self._pulse_inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), Counter())  # a lost beat is none
         self._outbound: Outbound[ToEngine] = Outbound(to_engine_codec())
         self._outbox: list[ToEngine] = []
         self._process: asyncio.subprocess.Process | None = None
@@ -83,6 +85,11 @@ class EngineChild:
     async def events(self) -> list[EngineFrame]:
         """What the engine says next; empty when it has been silent for a moment. Unreadable frames are counted."""
         return await _read(self._events, self._inbound)
+
+    def lost(self) -> int:
+        """Frames that did not arrive, since this was asked last."""
+        before, self._lost = self._lost, self.counters["lost"]
+        return self._lost - before
 
     async def beats(self) -> list[EngineFrame]:
         return await _read(self._pulse, self._pulse_inbound)

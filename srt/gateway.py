@@ -186,6 +186,15 @@ class Gateway:
             if call.phase is Phase.DISPATCHED:
                 self._fail(call, EngineError(f"the engine died while the request was running: {reason}; run it again"))
 
+    def events_lost(self, frames: int) -> None:
+        """Frames of the engine did not arrive. Nobody knows whose tokens they held, and a gap in a text would be a
+        lie: everything the engine has is aborted and ends with an error."""
+        self.counters["lost_frames"] += frames
+        for call in tuple(self._live):
+            if call.phase is Phase.DISPATCHED:
+                self._abort_engine_requests(call)
+                self._fail(call, EngineError("a message of the engine was lost; run the request again"))
+
     def engine_given_up(self, cause: str) -> None:
         """The engine cannot be brought back: nothing waits for it any more."""
         self._state = EngineState.FAILED

@@ -264,7 +264,7 @@ class GatewayServer:
 
     async def _start_engine(self) -> None:
         self._generation += 1
-        self._engine = EngineChild(self._context, self._folder, self._generation, self._counters)
+        self._engine = EngineChild(self._context, self._folder, self._generation, Counter())
         self._supervisor.started()
         try:
             await self._engine.start(self._options)
@@ -284,7 +284,10 @@ class GatewayServer:
 
     async def _read_events(self, engine: EngineChild) -> None:
         while self._engine is engine:
-            for message in await engine.events():
+            messages = await engine.events()
+            if (lost := engine.lost()) and self._core is not None:
+                self._core.events_lost(lost)
+            for message in messages:
                 if self._engine is engine:
                     self._hear_engine(message)
             self._flush()

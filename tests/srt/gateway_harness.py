@@ -1,0 +1,75 @@
+"""A gateway with a scripted engine: what it sends is recorded, what the engine says is up to the test."""
+
+from umbel.lang.prompt import Text
+from umbel.lang.protocol import FinishReason, FromBackend, GenRequest, Origin, ToBackend
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.clock import VirtualClock
+from umbel.srt.config import Limits
+from umbel.srt.engine_protocol import Ended, EngineAbort, EngineGenerate, EngineScore, ToEngine
+from umbel.srt.faults import FaultHook, no_faults
+from umbel.srt.gateway import Gateway
+from umbel.srt.tokenizer import ByteTokenizer, Tokenizer
+
+PEER = b"peer"
+CONTEXT = 100
+
+
+class Harness:
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer | None = None,
+        limits: Limits = Limits(),  # noqa: B008  # frozen
+        faults: FaultHook = no_faults,
+        ready: bool = True,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.to_engine: list[ToEngine] = []
+        self.to_peers: list[tuple[bytes, FromBackend]] = []
+        self.gateway = Gateway(
+            tokenizer or ByteTokenizer(),
+            model="toy",
+            to_engine=self.to_engine.append,
+            to_peer=lambda peer, message: self.to_peers.append((peer, message)),
+            clock=self.clock,
+            limits=limits,
+            faults=faults,
+            seed=7,
+        )
+        if ready:
+            self.gateway.engine_ready(CONTEXT)
+
+    def send(self, message: ToBackend, peer: bytes = PEER) -> None:
+        self.gateway.receive(peer, message)
+
+    def generates(self) -> list[EngineGenerate]:
+        return [message for message in self.to_engine if isinstance(message, EngineGenerate)]
+
+    def scores(self) -> list[EngineScore]:
+        return [message for message in self.to_engine if isinstance(message, EngineScore)]
+
+    def aborts(self) -> list[int]:
+        return [message.id for message in self.to_engine if isinstance(message, EngineAbort)]
+
+    def answers(self, peer: bytes = PEER) -> list[FromBackend]:
+        return [message for owner, message in self.to_peers if owner == peer]
+
+
+def generate(
+    label: str = "a", text: str = "hello", *, stream: bool = False, timeout: float | None = None, **options: object
+) -> GenRequest:
+    sampling = SamplingParams(**options)  # type: ignore[arg-type]  # validated by it
+    return GenRequest(label, (Text(text),), sampling, stream, Origin(timeout=timeout))
+
+
+def ended(
+    request_id: int,
+    token_ids: list[int],
+    *,
+    reason: FinishReason = FinishReason.LENGTH,
+    matched: str | int | None = None,
+    text_bytes: int | None = None,
+    cached: int = 0,
+) -> Ended:
+    length = len(token_ids) if text_bytes is None else text_bytes
+    return Ended(request_id, token_ids, reason, matched, length, 6, cached, len(token_ids))

@@ -1,0 +1,336 @@
+"""The whole runtime in one process under a virtual clock, with faults drawn from a seed.
+
+Real parts: gateway, scheduler with the oracle model, frames and their codecs. Played parts: clients,
+channels that delay, repeat and lose frames, an engine that is killed, and time. Everything that clients
+see goes into a history, which `verify` judges; the same seed gives the same history.
+"""
+
+import hashlib
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from umbel.lang.link import FromGateway, Inbound, Outbound, Pong, ToGateway
+from umbel.lang.prompt import Text
+from umbel.lang.protocol import (
+    Abort,
+    Chunk,
+    Failure,
+    Final,
+    FinishReason,
+    FromBackend,
+    GenRequest,
+    Hint,
+    Origin,
+    Scored,
+    ScoreRequest,
+)
+from umbel.lang.runtime_options import RuntimeOptions
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.assembly import ORACLE_FAVOURITES, Engine, open_engine
+from umbel.srt.clock import VirtualClock
+from umbel.srt.config import Limits
+from umbel.srt.engine_protocol import ToEngine
+from umbel.srt.faults import no_faults
+from umbel.srt.gateway import Gateway
+from umbel.srt.oracle import OracleModel, reference_generate
+from umbel.srt.tokenizer import ByteTokenizer, PromptEncoder
+from umbel.srt.wire import EngineFrame, from_engine_codec, from_gateway_codec, to_engine_codec, to_gateway_codec
+
+TICK = 0.01  # virtual seconds
+PONG = 100  # ticks between the gateway's signs of life
+CONTEXT = 160
+POOL = 300
+OPTIONS = RuntimeOptions(
+    model="oracle", context_length=CONTEXT, pool_tokens=POOL, max_running=6, chunk_size=16, check_every_step=True
+)
+LIMITS = Limits(request_timeout=20.0, max_queue=24)
+SLACK = 2.0  # virtual seconds a message may be late by, above deadline and grace
+TOKENIZER = ByteTokenizer()
+ENCODER = PromptEncoder(TOKENIZER)
+MODEL = OracleModel(TOKENIZER.vocab_size, ORACLE_FAVOURITES)
+
+Frames = tuple[bytes, bytes]
+
+
+class Channel:
+    """Frames in order, some late, some twice, some never."""
+
+    def __init__(self, world: "World", *, loss: float) -> None:
+        self._world = world
+        self._loss = loss
+        self._frames: deque[tuple[float, Frames]] = deque()
+
+    def put(self, frames: Frames) -> None:
+        dice = self._world.dice
+        if dice.random() < self._loss:
+            self._world.note("lost")
+            return
+        now = self._world.clock.now()
+        due = max(now + dice.choice((0.0, 0.0, TICK, 5 * TICK)), self._frames[-1][0] if self._frames else 0.0)
+        for _ in range(2 if dice.random() < 0.02 else 1):
+            self._frames.append((due, frames))
+
+    def take(self) -> list[Frames]:
+        due = []
+        while self._frames and self._frames[0][0] <= self._world.clock.now():
+            due.append(self._frames.popleft()[1])
+        return due
+
+
+@dataclass
+class Record:
+    """One request as its client saw it."""
+
+    request: GenRequest | ScoreRequest
+    sent: float
+    chunks: dict[int, str] = field(default_factory=dict)
+    endings: list[tuple[float, FromBackend | None]] = field(default_factory=list)  # None: the client lost its link
+    aborted: bool = False
+
+
+class Client:
+    """One peer: its requests, its frames."""
+
+    def __init__(self, world: "World", name: bytes, *, loss: float) -> None:
+        self.world, self.name = world, name
+        self.records: dict[str, Record] = {}
+        self.counters: Counter[str] = Counter()
+        self.down = Channel(world, loss=0.0)  # a lost request would never be answered, nor end at the gateway
+        self.up = Channel(world, loss=loss)
+        self.outbound: Outbound[ToGateway] = Outbound(to_gateway_codec())
+        self.inbound: Inbound[FromGateway] = Inbound(from_gateway_codec(), self.counters)
+        self.gateway_inbound: Inbound[ToGateway] = Inbound(to_gateway_codec(), Counter())
+        self.gateway_outbound: Outbound[FromGateway] = Outbound(from_gateway_codec())
+        self.gone = False
+
+    def say(self, message: ToGateway) -> None:
+        self.down.put(self.outbound.write([message]))
+
+    def ask(self, request: GenRequest | ScoreRequest) -> None:
+        self.records[request.id] = Record(request, self.world.clock.now())
+        self.say(request)
+
+    def hear(self, message: FromGateway) -> None:
+        if not isinstance(message, Chunk | Final | Scored | Failure):
+            return
+        record = self.records[message.id]
+        if isinstance(message, Chunk):
+            record.chunks[message.index] = record.chunks.get(message.index, "") + message.text
+        else:
+            record.endings.append((self.world.clock.now(), message))
+        self.world.note(f"{message.id} {type(message).__name__} {getattr(message, 'message', '')}")
+
+    def link_broken(self) -> None:
+        """As the real client does when it misses a frame: everything in flight ends, and it leaves."""
+        self.gone = True
+        for record in self.records.values():
+            if not record.endings:
+                record.endings.append((self.world.clock.now(), None))
+        self.world.gateway.peer_lost(self.name)
+
+
+class World:
+    """Everything, driven by `run`."""
+
+    def __init__(self, seed: int, *, loss: float = 0.0) -> None:
+        self.dice = random.Random(seed)
+        self.clock = VirtualClock()
+        self.loss = loss
+        self.trace = hashlib.sha256()
+        self.kills = self.ticks = 0
+        self.clients = [Client(self, f"client-{index}".encode(), loss=loss) for index in range(3)]
+        self.gateway = Gateway(
+            TOKENIZER,
+            model="oracle",
+            to_engine=self._to_engine,
+            to_peer=self._to_peer,
+            clock=self.clock,
+            limits=LIMITS,
+            seed=seed,
+        )
+        self.engine: Engine | None = None
+        self._start_engine()
+
+    def note(self, what: str) -> None:
+        self.trace.update(f"{self.clock.now():.3f} {what}\n".encode())
+
+    # ------------------------------------------------------------------ the engine's life
+
+    def _start_engine(self) -> None:
+        self.engine = open_engine(OPTIONS, clock=self.clock, faults=no_faults, phase=lambda _: None)
+        self.engine_counters: Counter[str] = Counter()
+        self.engine_down, self.engine_up = Channel(self, loss=self.loss), Channel(self, loss=self.loss)
+        self._down_out: Outbound[ToEngine] = Outbound(to_engine_codec())
+        self._down_in: Inbound[ToEngine] = Inbound(to_engine_codec(), Counter())
+        self._up_out: Outbound[EngineFrame] = Outbound(from_engine_codec())
+        self._up_in: Inbound[EngineFrame] = Inbound(from_engine_codec(), self.engine_counters)
+        self.gateway.engine_ready(CONTEXT)
+
+    def kill_engine(self) -> None:
+        self.kills += 1
+        self.engine = None
+        self.note("kill")
+        self.gateway.engine_lost("killed by the simulation")
+        self.restart_at = self.clock.now() + self.dice.choice((0.05, 1.0))
+
+    def _to_engine(self, message: ToEngine) -> None:
+        self.engine_down.put(self._down_out.write([message]))
+
+    def _to_peer(self, peer: bytes, message: FromBackend) -> None:
+        client = next(client for client in self.clients if client.name == peer)
+        client.up.put(client.gateway_outbound.write([message]))
+
+    # ------------------------------------------------------------------ time
+
+    def run(self, events: int) -> None:
+        for index in range(events):
+            self._act(index)
+            for _ in range(self.dice.randint(1, 8)):
+                self.tick()
+        if self.engine is None:
+            self.clock.advance(max(0.0, self.restart_at - self.clock.now()))
+        for _ in range(int((LIMITS.request_timeout + SLACK + LIMITS.deadline_grace) / TICK)):
+            self.tick()
+            if not self.gateway.in_flight and all(r.endings for c in self.clients for r in c.records.values()):
+                break
+
+    def tick(self) -> None:
+        self.clock.advance(TICK)
+        if self.engine is None and self.clock.now() >= self.restart_at:
+            self._start_engine()
+        for client in self.clients:
+            for frames in client.down.take():
+                for message in client.gateway_inbound.read(frames):
+                    if not client.gone:
+                        self.gateway.receive(client.name, message)  # type: ignore[arg-type]  # clients send requests
+        if self.engine is not None:
+            self._step(self.engine)
+        self.gateway.tick()
+        self.ticks += 1
+        for client in self.clients:
+            if self.ticks % PONG == 0:  # the answer to a ping; its number tells that a frame before it was lost
+                client.up.put(client.gateway_outbound.write([Pong()]))
+            for frames in client.up.take():
+                messages = client.inbound.read(frames)
+                if client.counters["lost"] and not client.gone:
+                    client.link_broken()
+                for message in [] if client.gone else messages:
+                    client.hear(message)
+
+    def _step(self, engine: Engine) -> None:
+        for frames in self.engine_down.take():
+            for message in self._down_in.read(frames):
+                engine.scheduler.submit(message)
+        events = engine.scheduler.step()
+        if events:
+            self.engine_up.put(self._up_out.write(list(events)))
+        for frames in self.engine_up.take():
+            lost = self.engine_counters["lost"]
+            received = self._up_in.read(frames)
+            if self.engine_counters["lost"] > lost:
+                self.gateway.events_lost(self.engine_counters["lost"] - lost)
+            for event in received:
+                self.gateway.engine_event(event)  # type: ignore[arg-type]  # phases are not sent here
+
+    # ------------------------------------------------------------------ what happens
+
+    def _act(self, index: int) -> None:
+        dice = self.dice
+        here = [client for client in self.clients if not client.gone]
+        if not here:
+            return
+        client = dice.choice(here)
+        match dice.choices(("generate", "score", "hint", "abort", "kill", "leave"), (60, 12, 6, 12, 1.5, 0.3))[0]:
+            case "generate":
+                client.ask(self._generate(f"g{index}"))
+            case "score":
+                client.ask(
+                    ScoreRequest(f"s{index}", (Text(self._text()),), ("yes", "no", "in a"), True, self._origin())
+                )
+            case "hint":
+                client.say(Hint(f"h{index}", (Text(self._text()),)))
+            case "abort" if client.records:
+                label = dice.choice(list(client.records))
+                client.records[label].aborted = True
+                client.say(Abort(label))
+            case "kill" if self.engine is not None:
+                self.kill_engine()
+            case "leave":
+                client.link_broken()
+
+    def _text(self) -> str:
+        return "the umbel " * self.dice.randint(0, 6) + self.dice.choice(("", "sings", "is an", "é"))
+
+    def _origin(self) -> Origin:
+        return Origin(timeout=self.dice.choice((None, None, 5.0, 0.2)), salt=self.dice.choice(("", "s")))
+
+    def _generate(self, label: str) -> GenRequest:
+        dice = self.dice
+        sampling = SamplingParams(
+            max_tokens=dice.choice((0, 1, 5, 40)),
+            n=dice.choice((1, 1, 1, 3)),
+            stop=dice.choice(((), (), ("a", "zz"))),
+            temperature=dice.choice((0.0, 0.8)),
+            seed=dice.randrange(1000),
+        )
+        return GenRequest(label, (Text(self._text()),), sampling, dice.random() < 0.5, self._origin())
+
+
+# ------------------------------------------------------------------------------------------ the judge
+
+
+def verify(world: World) -> Counter[str]:
+    """N1, N2 and N4 of the reliability note over the history. Returns how the requests ended, to be looked at."""
+    outcomes: Counter[str] = Counter()
+    for client in world.clients:
+        for label, record in client.records.items():
+            assert len(record.endings) == 1, f"{label} ended {len(record.endings)} times"
+            when, ending = record.endings[0]
+            seconds = record.request.origin.timeout or LIMITS.request_timeout
+            assert when - record.sent <= seconds + LIMITS.deadline_grace + SLACK, f"{label} ended too late"
+            _verify_text(record, ending)
+            outcomes[ending.kind if isinstance(ending, Failure) else type(ending).__name__] += 1
+    assert world.gateway.in_flight == 0
+    assert world.engine is not None
+    scheduler = world.engine.scheduler
+    while not scheduler.idle:
+        scheduler.step()
+    scheduler.check()
+    assert scheduler.space.pool.free + scheduler.space.cache.total_tokens == POOL
+    return outcomes
+
+
+def _verify_text(record: Record, ending: FromBackend | None) -> None:
+    request = record.request
+    if not isinstance(request, GenRequest):
+        return
+    texts = [_reference(request, index) for index in range(request.sampling.n)]
+    for index, shown in record.chunks.items():
+        assert texts[index].startswith(shown), f"{request.id}: {shown!r} is no beginning of {texts[index]!r}"
+    if not isinstance(ending, Final):
+        return
+    for index, completion in enumerate(ending.completions):
+        if completion.finish_reason is FinishReason.ABORT:
+            assert record.aborted
+            assert texts[index].startswith(completion.text.removesuffix("�"))
+            continue
+        assert completion.text == texts[index]
+        if request.stream:
+            assert record.chunks.get(index, "") == texts[index]
+
+
+def _reference(request: GenRequest, index: int) -> str:
+    """The fault-free text, computed without any cache."""
+    seed = ((request.sampling.seed or 0) + index) % 2**63
+    fields = {name: getattr(request.sampling, name) for name in request.sampling.__struct_fields__}
+    reference = reference_generate(
+        MODEL,
+        ENCODER.encode(request.prompt),
+        SamplingParams(**{**fields, "n": 1, "seed": seed}),
+        eos_ids=TOKENIZER.eos_ids,
+        token_bytes=TOKENIZER.token_bytes,
+        longest=min(CONTEXT, POOL),
+    )
+    data = b"".join(map(TOKENIZER.token_bytes, reference.token_ids))[: reference.text_bytes]
+    return data.decode("utf-8", "replace")
