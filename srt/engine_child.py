@@ -47,6 +47,9 @@ class EngineChild:
             *(sys.executable, "-P", "-m", "umbel.srt.engine_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=2,  # what libraries print is no part of the program's output
+            # Idle compute threads must sleep, not spin: gateway and program share the cores, and a thread that spins
+            # at a barrier keeps the one it waits for off its core. Measured: steps of 1.5 s instead of 90 ms.
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
         )
         assert self._process.stdin is not None
         start = EngineStart(os.getpid(), events, pulse, options)
