@@ -1,7 +1,9 @@
 """Models of transformers on our KV pool: those that can run equal themselves, those that cannot are refused."""
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from umbel.lang.errors import ModelError
@@ -103,3 +105,13 @@ def test_a_configuration_cannot_make_transformers_run_code_of_a_checkpoint() -> 
     config = {**reference.config.to_dict(), "auto_map": {"AutoModelForCausalLM": "evil.Model"}}
     runner = build_runner(config, tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
     assert runner.vocab_size == 97
+
+
+def test_a_step_that_wants_no_logits_only_fills_the_pool() -> None:
+    reference = reference_model("phi")
+    runner = build_runner(reference.config.to_dict(), tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
+    sequences = Sequences([random_tokens(12, 4)], NUM_SLOTS)
+    nothing = dataclasses.replace(sequences.batch([Piece(0, 0, 11)]), logit_rows=np.array([], dtype=np.int64))
+    assert runner.forward(nothing).shape == (0, 97)
+    last = runner.forward(sequences.batch([Piece(0, 11, 1)]))
+    assert relative_error(last, reference_logits(reference, sequences.token_ids[0].tolist())[-1:]) < 2e-5
