@@ -119,7 +119,9 @@ def main() -> int:
     prompt_ids = [encoder.encode((Text(prompt),)) for prompt in prompts]
     model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=getattr(torch, options.dtype))
     reference = [by_transformers(model, ids, options.tokens) for ids in prompt_ids]
-    print(f"{len(prompts)} prompts, {options.tokens} greedy tokens each, {options.dtype}, tie below {TIE[options.dtype]}")
+    print(
+        f"{len(prompts)} prompts, {options.tokens} greedy tokens each, {options.dtype}, tie below {TIE[options.dtype]}"
+    )
     print(f"{'runtime':<22} {'against':<14} {'equal':>6} {'part at ties':>13} {'wrong':>6}")
     wrong = 0
     shipped: list[tuple[int, ...]] | None = None
