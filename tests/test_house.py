@@ -79,3 +79,10 @@ def test_wall_clock_time_is_not_used_for_decisions() -> None:
         if path.relative_to(ROOT).parts[0] not in NOT_SHIPPED and "time.time()" in path.read_text()
     ]
     assert found == []
+
+
+def test_the_command_exists() -> None:
+    import importlib
+
+    module, _, function = project()["project"]["scripts"]["umbel"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
