@@ -29,7 +29,7 @@ class Intake:
             else f"the KV pool of {pool_size} tokens; start the runtime with a larger pool"
         )
         self._vocab_size = vocab_size
-        self._eos_ids = eos_ids
+        self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)  # a model may lack some
         self._arrived = 0
 
     def generate(self, message: EngineGenerate, now: float) -> Request:

@@ -18,7 +18,8 @@ from ..lang.errors import EngineError
 from ..lang.protocol import FinishReason
 from ..lang.sampling import SamplingParams
 from .batch import DUMMY_SLOT, Batch
-from .sampler import Draw, Sampler
+from .draw import Draw
+from .sampler import Sampler
 
 _LARGEST_VOCABULARY = 1 << 12  # 12 bits of id and 10 of hash: every logit is exact in float32 and unique in its row
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from .draw import Draw
 from .engine_protocol import IdLogprob
 from .logprobs import Wanted, describe
 from .request import Generation, Request
-from .sampler import Draw, Sampler
+from .sampler import Sampler
 from .step_plan import PlannedRows, StepPlan
 
 

@@ -15,52 +15,20 @@ bits of the weights, whose one decisive bin is sorted. Passes over whole rows wr
 fresh memory of that size costs more than the arithmetic.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import Enum
 from typing import assert_never
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..lang.errors import EngineError
-from ..lang.sampling import SamplingParams
+from .adjustments import adjust
+from .draw import Draw, uniform
 
 _BLOCK = 128  # tokens whose maximum is taken first; divides the vocabularies of Llama, Qwen and Gemma
 _NUCLEUS = 64  # tokens among which a nucleus is looked for first
 _ROWS = 16  # rows of whole-vocabulary work at once: 16 MiB at 262,144 tokens
 _BIN_SHIFT = 16  # of the bits of a weight: sign, exponent and 7 bits of the fraction stay
-_MASK = (1 << 64) - 1
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on seed and position only: two rounds of splitmix64, its top 53 bits."""
-    return (_mix(_mix(seed) ^ (position & _MASK)) >> 11) * 2.0**-53
-
-
-def _mix(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One token to choose.
-
-    `counts` are the generated tokens with their occurrences, `prompt` the prompt's tokens (for the repetition
-    penalty), `forbidden` the tokens that may not be chosen now. `position` is that of the new token.
-    """
-
-    row: int  # of the logits
-    sampling: SamplingParams
-    seed: int
-    position: int
-    counts: Mapping[int, int]
-    prompt: NDArray[np.int32]
-    forbidden: frozenset[int] = frozenset()
 
 
 class Sampler:
@@ -81,7 +49,7 @@ class Sampler:
             EngineError: the logits of a row are not numbers.
         """
         logits = logits[:, : self.vocab_size]
-        self._adjust(logits, draws)
+        adjust(logits, draws)
         chosen = [0] * len(draws)
         for (way, count), group in self._groups(draws).items():
             some = [draws[i] for i in group]
@@ -112,27 +80,6 @@ class Sampler:
                 key = (_Way.ALL, 0)
             groups.setdefault(key, []).append(i)
         return groups
-
-    # ------------------------------------------------------------------------------------ adjustments
-
-    def _adjust(self, logits: torch.Tensor, draws: Sequence[Draw]) -> None:
-        """Penalties, biases and forbidden tokens: a few entries per row, gathered and put back together."""
-        rows, ids, divisors, shifts = [], [], [], []
-        for draw in draws:
-            touched = _adjustments(draw, self.vocab_size)
-            if touched is not None:
-                rows.append(np.full(len(touched[0]), draw.row, dtype=np.int64))
-                ids.append(touched[0])
-                divisors.append(touched[1])
-                shifts.append(touched[2])
-        if not rows:
-            return
-        device = logits.device
-        where = (torch.from_numpy(np.concatenate(rows)).to(device), torch.from_numpy(np.concatenate(ids)).to(device))
-        divisor = torch.from_numpy(np.concatenate(divisors)).to(device)
-        values = logits[where]
-        values = torch.where(values > 0, values / divisor, values * divisor)
-        logits[where] = values + torch.from_numpy(np.concatenate(shifts)).to(device)
 
     # ------------------------------------------------------------------------------------- whole vocab
 
@@ -330,39 +277,3 @@ def _top(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.cat([ids, rest.expand(rows, -1)], dim=1)
     top = values.topk(count, dim=-1)
     return top.values, ids.gather(1, top.indices)
-
-
-def _adjustments(
-    draw: Draw, vocab_size: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]] | None:
-    """(ids, divisors, shifts) of the tokens of which this row's logits change; None for most rows."""
-    sampling = draw.sampling
-    counted = sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
-    repeated = sampling.repetition_penalty != 1.0
-    if not (counted or repeated or sampling.logit_bias or draw.forbidden):
-        return None
-    generated = np.fromiter(draw.counts.keys(), dtype=np.int64, count=len(draw.counts))
-    parts = [np.fromiter(sampling.logit_bias, dtype=np.int64), np.fromiter(draw.forbidden, dtype=np.int64)]
-    if counted or repeated:
-        parts.append(generated)
-    if repeated:
-        parts.append(draw.prompt.astype(np.int64))
-    ids = np.unique(np.concatenate(parts))
-    if not len(ids):
-        return None
-    assert ids[-1] < vocab_size, "ids are checked when the request comes in"
-    divisors = np.ones(len(ids), dtype=np.float32)
-    shifts = np.zeros(len(ids), dtype=np.float32)
-    if repeated:
-        seen = np.isin(ids, draw.prompt) | np.isin(ids, generated)
-        divisors[seen] = sampling.repetition_penalty
-    if counted and len(generated):
-        occurrences = np.fromiter(draw.counts.values(), dtype=np.float32, count=len(draw.counts))
-        shifts[np.searchsorted(ids, generated)] -= (
-            sampling.frequency_penalty * occurrences + sampling.presence_penalty
-        ).astype(np.float32)
-    for token, bias in sampling.logit_bias.items():
-        shifts[np.searchsorted(ids, token)] += bias
-    if draw.forbidden:
-        shifts[np.searchsorted(ids, np.fromiter(draw.forbidden, dtype=np.int64))] = -np.inf
-    return ids, divisors, shifts

@@ -44,12 +44,13 @@ class Engine:
         faults: FaultHook = no_faults,
         vocabulary: int = VOCABULARY,
         token_bytes: Callable[[int], bytes] = letters,
+        eos_ids: frozenset[int] = EOS,
         **settings: object,
     ) -> None:
         self.clock = VirtualClock()
         self.runner = OracleRunner(vocabulary, context, pool + 1)
         config = SchedulerConfig(**{"check_every_step": True, **settings})  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.runner, token_bytes, EOS, config, self.clock, faults)
+        self.scheduler = Scheduler(self.runner, token_bytes, eos_ids, config, self.clock, faults)
         self.runner.expected = self.scheduler.planned_tokens
         self.token_bytes = token_bytes
         self.endings: dict[int, Ending] = {}

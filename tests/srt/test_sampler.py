@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import EngineError
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.draw import Draw, uniform
 from umbel.srt.engine_protocol import IdLogprob
 from umbel.srt.logprobs import Wanted, describe
-from umbel.srt.sampler import Draw, Sampler, _top, uniform
+from umbel.srt.sampler import Sampler, _top
 
 torch.set_num_threads(1)
 
@@ -230,3 +231,20 @@ def test_equal_alternatives_are_named_by_id() -> None:
 def test_nothing_asked_nothing_given() -> None:
     assert Sampler(4).sample(torch.zeros(0, 4), []) == []
     assert describe(torch.zeros(0, 4), []) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_chooses_the_same_tokens() -> None:
+    logits = torch.randn(6, 262_144, generator=torch.Generator().manual_seed(2)) * 4
+    kinds = [
+        {"temperature": 0.0},
+        {},
+        {"top_p": 0.9},
+        {"top_p": 0.95, "temperature": 3.0},
+        {"top_k": 40},
+        {"min_p": 0.1},
+    ]
+    draws = [draw(SamplingParams(**kind), row=row, seed=row, counts={5: 1}) for row, kind in enumerate(kinds)]
+    on_cpu = Sampler(262_144).sample(logits.clone(), draws)
+    assert Sampler(262_144).sample(logits.cuda(), draws) == on_cpu

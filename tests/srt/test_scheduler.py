@@ -223,6 +223,13 @@ class TestEndings:
         assert engine.tokens(waiting)[0] != 0
         engine.assert_equals_reference(waiting, prompt, greedy(5, ignore_eos=False, min_tokens=1))
 
+    def test_an_end_of_sequence_id_that_the_model_lacks_harms_nobody(self) -> None:
+        """Tokenizers name control tokens for which a small model has no row."""
+        engine = Engine(eos_ids=frozenset({0, VOCABULARY + 7}))
+        message_id = engine.generate(PREFIX, greedy(4, ignore_eos=False, min_tokens=4))
+        engine.run()
+        assert len(engine.tokens(message_id)) == 4
+
     def test_a_stop_token_ends_the_text_after_min_tokens(self) -> None:
         engine = Engine()
         free = engine.reference(PREFIX, greedy(8)).token_ids
