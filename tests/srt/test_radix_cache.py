@@ -130,6 +130,21 @@ def test_locked_paths_stay() -> None:
     assert tree.cache.clear() == 3
 
 
+def test_another_salt_never_hits_and_the_same_one_always_does() -> None:
+    """Reliability note I1: 500 pairs, those among them that joined strings would confuse."""
+    pairs = [
+        ("a", "bc"),
+        ("ab", "c"),
+        ("", "0"),
+        ("x/y", "x"),
+        *((f"tenant-{i}", f"tenant-{i + 1}") for i in range(496)),
+    ]
+    for mine, theirs in pairs:
+        tree = Tree(slots=8)
+        tree.serve([1, 2, 3], mine)
+        assert (tree.cache.peek(array([1, 2, 3]), theirs), tree.cache.peek(array([1, 2, 3]), mine)) == (0, 3)
+
+
 def test_an_empty_salt_leaves_nothing_behind() -> None:
     tree = Tree()
     for salt in ("a", "b", "c"):

@@ -470,6 +470,20 @@ class TestMemory:
             engine.assert_equals_reference(message_id, prompt, sampling)
             assert engine.cached(message_id) <= len(prompt)
 
+    def test_a_pool_of_a_quarter_of_the_need_changes_no_token(self) -> None:
+        """Reliability note G4 at a fifth of its size."""
+        numbers = np.random.default_rng(1)
+        engine = Engine(pool=160, headroom=0, max_running=32, check_every_step=False)
+        wishes = []
+        for i in range(100):
+            prompt = [1 + i % 3, *numbers.integers(1, VOCABULARY, size=numbers.integers(1, 6)).tolist()]
+            sampling = SamplingParams(max_tokens=16, seed=i, temperature=0.9, ignore_eos=True)
+            wishes.append((engine.generate(prompt, sampling), prompt, sampling))
+        engine.run()
+        for message_id, prompt, sampling in wishes:
+            engine.assert_equals_reference(message_id, prompt, sampling)
+        assert engine.count("retractions") >= 40
+
     def test_the_cache_yields_all_its_room_to_running_requests(self) -> None:
         engine = Engine(pool=40)
         engine.generate(range(1, 22), greedy(0))
