@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from .errors import ParameterError
 from .protocol import FromBackend, ToBackend
 
 MAX_FRAME = 32 * 2**20  # bytes
@@ -102,7 +103,14 @@ class Codec(Generic[T]):
         self.max_bytes = max_bytes
 
     def encode(self, messages: list[T]) -> bytes:
-        return self._encoder.encode(messages)
+        """Raises ParameterError when a text holds half of a surrogate pair, which has no bytes."""
+        try:
+            return self._encoder.encode(messages)
+        except UnicodeEncodeError as error:
+            raise ParameterError(
+                f"the text holds {error.object[error.start]!r}, which is no character; "
+                "decode the input with errors='replace'"
+            ) from None
 
     def decode(self, frame: bytes) -> list[T]:
         """Raises FrameError, and nothing else, whatever the bytes are."""

@@ -164,8 +164,11 @@ class Admission:
         if len(prompt) > limits.max_prompt_parts:
             raise RequestError(f"the prompt has {len(prompt)} parts; at most {limits.max_prompt_parts} are accepted")
         for part in prompt:
-            if isinstance(part, Generated):
-                self._check_tokens("a generated token", part.token_ids)
+            match part:
+                case Text(text):
+                    _check_text("the prompt", text)
+                case Generated(_, token_ids):
+                    self._check_tokens("a generated token", token_ids)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         self._check_tokens("logit_bias token", sampling.logit_bias)
@@ -190,6 +193,8 @@ class Admission:
         longest = max(map(len, choices))
         if longest > limits.max_choice_length:
             raise RequestError(f"a choice has {longest} characters; write at most {limits.max_choice_length}")
+        for choice in choices:
+            _check_text("a choice", choice)
 
     def _deadline(self, origin: Origin, now: float) -> float:
         longest = self._limits.request_timeout
@@ -204,6 +209,17 @@ def _start_token(tokenizer: Tokenizer) -> int | None:
         if text in tokenizer.special_ids:
             return tokenizer.special_ids[text]
     return min(tokenizer.eos_ids, default=None)
+
+
+def _check_text(what: str, text: str) -> None:
+    """Halves of surrogate pairs have no bytes, and no tokenizer takes them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(
+            f"{what} holds {text[error.start]!r} at position {error.start}, which is no character; "
+            "decode the input with errors='replace'"
+        ) from None
 
 
 def _schedule(origin: Origin) -> Schedule:

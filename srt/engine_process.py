@@ -129,6 +129,7 @@ def _drain(engine: Engine) -> list[FromEngine]:
 def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
     """Runs until the process ends. An exception in here is none of a request's business: the process ends with it."""
     scheduler = engine.scheduler
+    logged: Exception | None = None
     while True:
         for message in link.receive(0 if not scheduler.idle else IDLE_POLL):
             scheduler.submit(message)
@@ -136,6 +137,14 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
         events = scheduler.step()
         if events:
             link.send(*events)
+        if scheduler.last_failure is not logged:
+            logged = scheduler.last_failure
+            log.error("a request failed: %s", type(logged).__name__, exc_info=_ours_to_explain(logged))
+
+
+def _ours_to_explain(error: Exception | None) -> Exception | None:
+    """A refusal explains itself to its sender; anything else is our mistake and needs its traceback."""
+    return None if isinstance(error, UmbelError) else error
 
 
 def main() -> None:

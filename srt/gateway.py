@@ -5,7 +5,6 @@ Who carries its messages, and what time it is, are arguments, so the same code r
 the user's process, and under a virtual clock in a simulation. It is used from one thread.
 """
 
-import heapq
 import itertools
 import logging
 import random
@@ -37,6 +36,7 @@ from ..lang.protocol import (
     ToBackend,
 )
 from .admission import Admission
+from .call_table import CallTable
 from .calls import Call, ControlCall, GenCall, Phase, ScoreCall
 from .clock import Clock
 from .config import Limits
@@ -87,11 +87,7 @@ class Gateway:
         seeds = random.Random(seed)
         self._ids: Iterator[int] = itertools.count(1)
         self._admission = Admission(tokenizer, limits, ids=self._ids, draw_seed=lambda: seeds.getrandbits(63))
-        self._calls: dict[int, Call] = {}  # by engine request id; a call stands here once per open request
-        self._labels: dict[tuple[bytes, str], list[Call]] = {}
-        self._live: dict[Call, None] = {}  # a set in order of arrival
-        self._deadlines: list[tuple[float, int, Call]] = []  # a heap; ended calls are skipped when they surface
-        self._deadline_order = itertools.count()
+        self._calls = CallTable()
         self._state = EngineState.STARTING
         self._cause = ""
         self._context_length: int | None = None
@@ -105,7 +101,7 @@ class Gateway:
     @property
     def in_flight(self) -> int:
         """Calls without an ending."""
-        return len(self._live)
+        return len(self._calls)
 
     # ------------------------------------------------------------------ from peers
 
@@ -117,23 +113,17 @@ class Gateway:
             case Hint():
                 self._hint(message)
             case Abort(label):
-                for call in tuple(self._labels.get((peer, label), ())):
+                for call in self._calls.of_label(peer, label):
                     self._abort(call)
             case _:
                 assert_never(message)
 
-    def refuse(self, peer: bytes, label: str, reason: str) -> None:
-        """A frame of this peer could not be read; what is known of it is the label."""
-        self.counters["refused"] += 1
-        self._to_peer(peer, Failure(label, ParameterError.__name__, reason))
-
     def peer_lost(self, peer: bytes) -> None:
         """Nobody hears this peer's answers any more: stop computing them."""
-        for key in [key for key in self._labels if key[0] == peer]:
-            for call in tuple(self._labels[key]):
-                self._abort_engine_requests(call)
-                self._end(call, None)
-                self.counters["orphaned"] += 1
+        for call in self._calls.of_peer(peer):
+            self._abort_engine_requests(call)
+            self._end(call, None)
+            self.counters["orphaned"] += 1
 
     # ------------------------------------------------------------------ from the engine
 
@@ -141,7 +131,7 @@ class Gateway:
         """The engine takes requests from now on; those that waited for it go out in the order they came."""
         self._context_length = context_length
         self._state = EngineState.READY
-        for call in tuple(self._live):
+        for call in self._calls:
             if call.phase is Phase.HELD:
                 self._dispatch(call)
 
@@ -150,13 +140,12 @@ class Gateway:
         if isinstance(event, Heartbeat):
             self._heartbeat = event
             return
-        call = self._calls.get(event.id)
+        call = self._calls.of_request(event.id)
         if call is None:
             self.counters["late_events"] += 1
             return
         if isinstance(event, EngineFailed):
             call.open.discard(event.id)
-            self._calls.pop(event.id, None)
             self._abort_engine_requests(call)
             kind = event.kind if event.kind in WIRE_ERRORS else EngineError.__name__
             self._end(call, Failure(call.label, kind, event.message))
@@ -167,7 +156,7 @@ class Gateway:
             self._internal(call, "reading the engine's answer")
             return
         if event.id not in call.open:
-            self._calls.pop(event.id, None)
+            self._calls.request_ended(event.id)
         if call.open:
             for message in messages:
                 self._to_peer(call.peer, message)
@@ -182,7 +171,7 @@ class Gateway:
         self._state = EngineState.STARTING
         self._heartbeat = None
         self.counters["engine_losses"] += 1
-        for call in tuple(self._live):
+        for call in self._calls:
             if call.phase is Phase.DISPATCHED:
                 self._fail(call, EngineError(f"the engine died while the request was running: {reason}; run it again"))
 
@@ -190,7 +179,7 @@ class Gateway:
         """Frames of the engine did not arrive. Nobody knows whose tokens they held, and a gap in a text would be a
         lie: everything the engine has is aborted and ends with an error."""
         self.counters["lost_frames"] += frames
-        for call in tuple(self._live):
+        for call in self._calls:
             if call.phase is Phase.DISPATCHED:
                 self._abort_engine_requests(call)
                 self._fail(call, EngineError("a message of the engine was lost; run the request again"))
@@ -199,7 +188,7 @@ class Gateway:
         """The engine cannot be brought back: nothing waits for it any more."""
         self._state = EngineState.FAILED
         self._cause = cause
-        for call in tuple(self._live):
+        for call in self._calls:
             self._fail(call, self._dead())
 
     # ------------------------------------------------------------------ time
@@ -207,13 +196,10 @@ class Gateway:
     def tick(self) -> None:
         """Ends calls whose deadline has passed and that the engine did not end by itself."""
         now = self._clock.now()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, call = heapq.heappop(self._deadlines)
-            if call not in self._live:
-                continue
+        for call in self._calls.due(now):
             due = call.deadline + (self._limits.deadline_grace if call.phase is Phase.DISPATCHED else 0.0)
             if due > now:
-                self._watch(call, due)
+                self._calls.watch(call, due)
                 continue
             self._abort_engine_requests(call)
             waited = "waiting for the engine to start" if call.phase is Phase.HELD else "before the answer was complete"
@@ -255,11 +241,7 @@ class Gateway:
         if call is None:
             self._to_peer(peer, Done(message.id, self.info()))
             return
-        for request in call.messages:
-            self._calls[request.id] = call
-        self._labels.setdefault((peer, message.id), []).append(call)
-        self._live[call] = None
-        self._watch(call, call.deadline)
+        self._calls.add(call)
         if self._state is EngineState.READY:
             self._dispatch(call)
 
@@ -362,21 +344,11 @@ class Gateway:
 
     def _end(self, call: Call, ending: FromBackend | None) -> None:
         """The one place where a call is let go. Its peer hears the ending, unless the peer is gone."""
-        del self._live[call]
-        for message in call.messages:
-            self._calls.pop(message.id, None)
-        key = (call.peer, call.label)
-        calls = self._labels[key]
-        calls.remove(call)
-        if not calls:
-            del self._labels[key]
+        self._calls.remove(call)
         if ending is None:
             return
         self.counters["failed" if isinstance(ending, Failure) else "finished"] += 1
         self._to_peer(call.peer, ending)
-
-    def _watch(self, call: Call, when: float) -> None:
-        heapq.heappush(self._deadlines, (when, next(self._deadline_order), call))
 
     def _dead(self) -> EngineError:
         return EngineError(f"the engine could not be restarted: {self._cause}; make a new Runtime")

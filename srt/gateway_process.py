@@ -10,7 +10,6 @@ standard input is closed, that is, when its parent closes it or dies; the folder
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import shutil
@@ -18,13 +17,11 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import zmq
 import zmq.asyncio
 
-from ..lang.errors import EngineError, OverloadedError, UmbelError
+from ..lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
 from ..lang.link import (
     Bye,
     FrameError,
@@ -37,16 +34,16 @@ from ..lang.link import (
     ToGateway,
     Welcome,
 )
-from ..lang.protocol import Abort, Failure, FromBackend, Hint
+from ..lang.protocol import Abort, Failure, Hint
 from ..lang.runtime_options import CLIENTS_SOCKET, GatewayStart
 from . import lifeline
 from .assembly import open_tokenizer
+from .clients import Clients, Peer
 from .clock import SystemClock
 from .config import Limits, SupervisionLimits, fault_hook
-from .engine_child import POLL, READ_AT_ONCE, EngineChild
+from .engine_child import EngineChild
 from .engine_protocol import Heartbeat, ToEngine
 from .gateway import Gateway
-from .peers import Peer, Peers
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 from .tokenizer import Tokenizer
 from .wire import (
@@ -54,8 +51,6 @@ from .wire import (
     EnginePhase,
     EngineReady,
     EngineStartFailed,
-    from_gateway_codec,
-    to_gateway_codec,
 )
 
 log = logging.getLogger("umbel.gateway")
@@ -72,9 +67,7 @@ class GatewayServer:
         self._supervision = SupervisionLimits()
         self._supervisor = Supervisor(self._clock, self._supervision)
         self._context = zmq.asyncio.Context()
-        self._clients = self._bind()
-        self._counters: Counter[str] = Counter()
-        self._peers = Peers(to_gateway_codec(), from_gateway_codec(), self._counters, self._limits.max_peers)
+        self._clients = Clients(self._context, self._folder / CLIENTS_SOCKET, self._limits.max_peers)
         self._core: Gateway | None = None  # from when the tokenizer is known
         self._tokenizer: Tokenizer | None = None
         self._model = start.options.model
@@ -97,39 +90,20 @@ class GatewayServer:
 
     # ------------------------------------------------------------------ clients
 
-    def _bind(self) -> zmq.asyncio.Socket:
-        socket = self._context.socket(zmq.ROUTER)
-        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-            socket.setsockopt(option, 0)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a peer that is gone is an error, not a loss
-        socket.bind(f"ipc://{self._folder / CLIENTS_SOCKET}")
-        return socket
-
     async def _serve_clients(self) -> None:
         while True:
-            if not await self._clients.poll(POLL):
-                continue
-            for _ in range(READ_AT_ONCE):
-                try:
-                    identity, *frames = await self._clients.recv_multipart(flags=zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                self._read(identity, frames)
+            for heard in await self._clients.receive(self._clock.now()):
+                if heard.error is not None:
+                    self._refuse(heard.peer, heard.error)
+                for message in heard.messages:
+                    self._receive(heard.peer, message)
             self._flush()
 
-    def _read(self, identity: bytes, frames: list[bytes]) -> None:
-        peer = self._peers.hear(identity, self._clock.now())
-        if peer is None:
-            return
-        try:
-            messages = peer.inbound.read(frames)
-        except FrameError as error:
-            log.warning("a frame of %d bytes could not be read", sum(map(len, frames)))
-            for label in error.labels:
-                peer.outbox.append(Failure(label, "ParameterError", f"the request could not be read: {error}"))
-            return
-        for message in messages:
-            self._receive(peer, message)
+    def _refuse(self, peer: Peer, error: FrameError) -> None:
+        """A frame that could not be read: the requests in it, as far as their names can be read, end here."""
+        log.warning("a frame of a client could not be read")
+        for label in error.labels:
+            peer.outbox.append(Failure(label, ParameterError.__name__, f"the request could not be read: {error}"))
 
     def _receive(self, peer: Peer, message: ToGateway) -> None:
         match message:
@@ -149,29 +123,15 @@ class GatewayServer:
                 reason = "the runtime is starting; send the request again when it is ready"
                 peer.outbox.append(Failure(message.id, OverloadedError.__name__, reason))
 
-    def _to_peer(self, identity: bytes, message: FromBackend) -> None:
-        peer = self._peers.get(identity)
-        if peer is not None:
-            peer.outbox.append(message)
-
     def _flush(self) -> None:
-        """Everything that was said to anyone since the last time, one frame per peer; then the engine's share."""
-        for peer in self._peers.with_mail():
-            messages: list[FromGateway]
-            messages, peer.outbox = peer.outbox, []
-            sending: Any = self._clients.send_multipart(
-                [peer.identity, *peer.outbound.write(messages)], flags=zmq.NOBLOCK
-            )  # Any: a future
-            error = sending.exception() if sending.done() else None
-            if isinstance(error, zmq.ZMQError) and error.errno == errno.EHOSTUNREACH:
-                self._lose(peer)
-            elif error is not None:
-                raise error
+        """Everything that was said to anyone since the last time, one frame each."""
+        for peer in self._clients.flush():
+            self._lose(peer)
         if self._engine is not None:
             self._engine.flush()
 
     def _lose(self, peer: Peer) -> None:
-        self._peers.forget(peer.identity)
+        self._clients.forget(peer)
         if self._core is not None:
             self._core.peer_lost(peer.identity)
 
@@ -193,7 +153,7 @@ class GatewayServer:
             tokenizer,
             model=self._model,
             to_engine=self._to_engine,
-            to_peer=self._to_peer,
+            to_peer=self._clients.say,
             clock=self._clock,
             limits=self._limits,
             faults=fault_hook(),
@@ -224,13 +184,13 @@ class GatewayServer:
             )
         else:
             return
-        for peer in self._peers.waiting():
+        for peer in self._clients.waiting():
             peer.waits_for_welcome = False
             peer.outbox.append(answer)
 
     def _set_phase(self, phase: str) -> None:
         self._phase = phase
-        for peer in self._peers.waiting():
+        for peer in self._clients.waiting():
             peer.outbox.append(Progress(phase))
 
     def _give_up(self, trouble: StartFailure) -> None:
@@ -256,7 +216,7 @@ class GatewayServer:
                     pass
             if self._core is not None:
                 self._core.tick()
-            for peer in self._peers.silent_since(self._clock.now() - self._limits.peer_silence):
+            for peer in self._clients.silent_since(self._clock.now() - self._limits.peer_silence):
                 log.warning("a client has been silent for %.0f s; its requests are aborted", self._limits.peer_silence)
                 self._lose(peer)
             self._flush()
@@ -315,7 +275,7 @@ class GatewayServer:
             case _ if self._core is not None:
                 self._core.engine_event(message)
             case _:
-                self._counters["late_events"] += 1
+                pass  # an event of an engine that nobody has asked anything
 
     def _to_engine(self, message: ToEngine) -> None:
         assert self._engine is not None, "the core sends only while an engine is ready"

@@ -6,10 +6,10 @@ loop that uses it gets a socket of its own, so one runtime serves the interprete
 """
 
 import asyncio
-import contextlib
 import importlib.util
 import sys
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Self
@@ -125,11 +125,13 @@ class Runtime:
         self._template = self._given(chat_template)
         self._show: Show = _print_phase if (sys.stderr.isatty() if progress is None else progress) else _say_nothing
         self._lock = threading.Lock()  # over the process and the links: loops of several threads may start us
-        self._process: GatewayProcess | None = None
+        self._processes: list[GatewayProcess] = []  # none or one; outlives us in the finalizer
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._welcome: Welcome | None = None
         self._closed = False
         _check_extras(self.options.model)
+        # A runtime that nobody holds any more does not keep its model in memory until the program ends.
+        weakref.finalize(self, _end_forgotten, self._links, self._processes).atexit = False
 
     # ------------------------------------------------------------------ Backend
 
@@ -181,10 +183,9 @@ class Runtime:
 
     def hint(self, hint: Hint) -> None:
         """Sent when this loop has a socket; a hint never starts anything."""
-        with contextlib.suppress(RuntimeError):  # no running loop
-            link = self._links.get(asyncio.get_running_loop())
-            if link is not None and link.exchange is not None:
-                link.exchange.hint(hint)
+        link = self._links.get(asyncio.get_running_loop())
+        if link is not None and link.exchange is not None:
+            link.exchange.hint(hint)
 
     async def control(self, verb: str) -> Done:
         return await (await self._connect()).control(verb)
@@ -194,8 +195,10 @@ class Runtime:
         loop = asyncio.get_running_loop()
         with self._lock:
             self._closed = True
-            links, self._links = self._links, {}
-            process, self._process = self._process, None
+            links = dict(self._links)
+            self._links.clear()
+            process = self._process
+            self._processes.clear()
         for owner, link in links.items():
             if owner is loop:
                 await link.close()
@@ -248,6 +251,10 @@ class Runtime:
 
     # ------------------------------------------------------------------ how
 
+    @property
+    def _process(self) -> GatewayProcess | None:
+        return self._processes[0] if self._processes else None
+
     async def _connect(self) -> Exchange:
         """This loop's socket, ready. A gateway that died is replaced."""
         loop = asyncio.get_running_loop()
@@ -281,7 +288,8 @@ class Runtime:
                 process.close()
                 process = None
             if process is None:
-                process = self._process = GatewayProcess(self.options)
+                process = GatewayProcess(self.options)
+                self._processes[:] = [process]
             link = self._links[loop] = Link(process, self._show)
             return link
 
@@ -290,7 +298,7 @@ class Runtime:
         with self._lock:
             process = self._process if self._process is link.process else None
             if process is not None:
-                self._process = None
+                self._processes.clear()
         if process is not None:
             await asyncio.to_thread(process.close)
 
@@ -305,6 +313,15 @@ class Runtime:
 def _option_names() -> list[str]:
     names = Runtime.__init__.__kwdefaults__ or {}
     return ["model", *names]
+
+
+def _end_forgotten(links: dict[asyncio.AbstractEventLoop, Link], processes: list[GatewayProcess]) -> None:
+    """What remains of a runtime that was collected. The links see the end of the process by themselves."""
+    for loop, link in links.items():
+        if loop.is_closed():
+            link.abandon()
+    for process in processes:
+        process.close()
 
 
 def _check_extras(model: str) -> None:

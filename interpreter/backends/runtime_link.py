@@ -77,6 +77,8 @@ class Link:
         self.welcome: Welcome | None = None
         self._decided = asyncio.Event()  # ready, or broken
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(self._task_done)
         self._send(Hello())
 
     @property
@@ -176,12 +178,20 @@ class Link:
                 reason = f"it has not answered for {SILENT_LOOKS * LOOK:.0f} s"
             if reason is not None:
                 self._gone(reason)
+                self._tasks[0].cancel()  # nothing will be read any more
                 return
             looks += 1
             self._silent += 1
             if looks % PING_EVERY == 0:
                 self._send(Ping())
             await asyncio.sleep(LOOK)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        """Without these tasks nothing would ever be answered: their failure is the link's."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            reason = f"{type(error).__name__}: {error}"
+            self.break_off(lambda: ConnectionLostError(f"the link to the runtime failed: {reason}"))
 
     def _gone(self, reason: str) -> None:
         when = "while it started" if self.welcome is None else "while requests were running"

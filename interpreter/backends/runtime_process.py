@@ -24,7 +24,7 @@ from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, GatewayStart, Run
 
 PREFIX = "umbel-"
 MAX_FOLDER = 80  # bytes of path; a socket's whole path may have about 104
-EXIT_SECONDS = 1.0  # to go by itself once its pipe is closed; then it is killed
+EXIT_SECONDS = 0.3  # to go by itself once its pipe is closed; then it is killed, which leaves nothing either
 
 _living: "weakref.WeakSet[GatewayProcess]" = weakref.WeakSet()
 

@@ -187,6 +187,9 @@ def test_errors_of_the_gateway_come_back_as_their_class(runtime: Runtime) -> Non
         runtime.complete("x" * 5000)
     with pytest.raises(RequestError, match="bytes and 33554432 are accepted"):
         runtime.complete("x" * (33 * 2**20))
+    with pytest.raises(ParameterError, match="no character"):
+        runtime.complete("x\ud800")
+    assert runtime.complete("x", {"max_tokens": 1}).usage.completion_tokens == 1
 
 
 @pytest.mark.processes

@@ -188,6 +188,8 @@ class TestRefusals:
             (ScoreRequest("a", (Text("x"),), ("y", "")), "ParameterError", "non-empty"),
             (ScoreRequest("a", (Text("x"),), ("y" * 20_000,)), "RequestError", "20000 characters"),
             (ScoreRequest("a", (Text("x"),), ("y" * CONTEXT,)), "RequestError", "longest choice"),
+            (GenRequest("a", (Text("x\ud800"),)), "ParameterError", "'\\ud800' at position 1"),
+            (ScoreRequest("a", (Text("x"),), ("\udfff",)), "ParameterError", "no character"),
             (Control("a", "reboot"), "ParameterError", "unknown control verb 'reboot'"),
         ],
     )

@@ -5,6 +5,7 @@ All tests run the oracle model, and wait for conditions, not for time.
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -251,6 +252,15 @@ def test_closing_ends_what_runs_and_a_closed_runtime_says_so(own_runtime: Runtim
     wait_until(lambda: len(children()) == before - 2, "a process outlived the closed runtime")
     with pytest.raises(BackendError, match="closed"):
         own_runtime.complete("hello")
+
+
+def test_a_runtime_that_nobody_holds_ends_its_processes() -> None:
+    runtime = Runtime("oracle").wait_ready()
+    assert runtime._process is not None
+    gateway, engine = psutil.Process(runtime._process.process_id), engine_of(runtime)
+    del runtime
+    gc.collect()
+    wait_until(lambda: not gateway.is_running() and not engine.is_running(), "a forgotten runtime goes on")
 
 
 def test_two_runtimes_live_side_by_side() -> None:

@@ -1,0 +1,72 @@
+"""The calls of a gateway that have not ended, found by whatever somebody knows of them.
+
+engine request id ──▶ call ◀── (peer, label)        a call stands here from its arrival to its one ending
+                       ▲
+                deadline heap                       entries of ended calls are skipped when they surface
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from .calls import Call
+
+
+class CallTable:
+    """Calls in order of arrival, with three indexes that `add` and `remove` keep true."""
+
+    def __init__(self) -> None:
+        self._live: dict[Call, None] = {}  # a set in order of arrival
+        self._by_request: dict[int, Call] = {}
+        self._by_label: dict[tuple[bytes, str], list[Call]] = {}
+        self._deadlines: list[tuple[float, int, Call]] = []
+        self._order = itertools.count()  # between equal deadlines: calls do not compare
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Call]:
+        """In order of arrival; calls may be removed meanwhile."""
+        return iter(tuple(self._live))
+
+    def add(self, call: Call) -> None:
+        self._live[call] = None
+        for message in call.messages:
+            self._by_request[message.id] = call
+        self._by_label.setdefault((call.peer, call.label), []).append(call)
+        self.watch(call, call.deadline)
+
+    def remove(self, call: Call) -> None:
+        del self._live[call]
+        for message in call.messages:
+            self._by_request.pop(message.id, None)
+        key = (call.peer, call.label)
+        calls = self._by_label[key]
+        calls.remove(call)
+        if not calls:
+            del self._by_label[key]
+
+    def of_request(self, id: int) -> Call | None:
+        """The call of an engine request that has not ended."""
+        return self._by_request.get(id)
+
+    def request_ended(self, id: int) -> None:
+        """Nothing more will come for this engine request; its call may have others."""
+        self._by_request.pop(id, None)
+
+    def of_label(self, peer: bytes, label: str) -> tuple[Call, ...]:
+        return tuple(self._by_label.get((peer, label), ()))
+
+    def of_peer(self, peer: bytes) -> tuple[Call, ...]:
+        return tuple(call for call in self._live if call.peer == peer)
+
+    def watch(self, call: Call, when: float) -> None:
+        """`due` names the call once the time has come."""
+        heapq.heappush(self._deadlines, (when, next(self._order), call))
+
+    def due(self, now: float) -> Iterator[Call]:
+        """Calls whose time has come and that have not ended, each once per `watch`."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, call = heapq.heappop(self._deadlines)
+            if call in self._live:
+                yield call
