@@ -143,3 +143,32 @@ def test_a_backend_that_gives_too_few_continuations_is_an_error() -> None:
 
     with pytest.raises(ul.BackendError, match="asked for n=3 continuations, Echo gave 1"):
         program.run(backend=Short(), timeout=PATIENCE)["x"]
+
+
+def test_a_request_whose_pieces_cannot_be_delivered_is_closed_at_the_backend() -> None:
+    import msgspec
+
+    class Nonsense(Echo):
+        async def generate(self, request):
+            async for event in super().generate(request):
+                yield msgspec.structs.replace(event, text=None) if hasattr(event, "index") else event
+
+    class Closing(Nonsense):
+        closed = False
+
+        async def generate(self, request):
+            try:
+                async for event in super().generate(request):
+                    yield event
+            finally:
+                self.closed = True
+
+    @ul.function
+    def program(s):
+        s += "a" + ul.separate_reasoning(ul.gen("x"))
+
+    echo = Closing(lambda prompt: "one two")
+    state = program.run(backend=echo, stream=True, timeout=PATIENCE)
+    with pytest.raises(TypeError):
+        state["x"]
+    assert echo.closed
