@@ -88,6 +88,7 @@ def test_our_rendering_is_that_of_transformers(family: Family) -> None:
     assert template(family).render(messages(conversation)) == by_transformers(family, conversation, False)
 
 
+@pytest.mark.filterwarnings("ignore:.*prefix-stable")
 @pytest.mark.parametrize("family", FAMILIES, ids=ids)
 def test_content_is_never_scaffolding(family: Family) -> None:
     parts = write(template(family), conversation_of(family))
