@@ -9,6 +9,7 @@ Between salts the oldest waiting request decides, so that the order of answers s
 what another salt has cached.
 """
 
+import heapq
 from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
@@ -41,20 +42,37 @@ class FirstCome:
         pass  # what is cached does not matter here
 
 
+_Key = tuple[int, int, int, int, int]  # its last entry is the request's number
+
+
 class LongestPrefix:
-    """By priority, age beyond the bound, salt of the oldest, longest cached prefix, arrival."""
+    """By priority, age beyond the bound, salt of the oldest, longest cached prefix, arrival.
+
+    Those that an admission may bring forward are found by the token that follows what they have cached.
+    """
 
     def __init__(self, waiting: Sequence[Request], peek: Peek, *, aged_before: float, window: int) -> None:
         oldest_first = sorted(waiting, key=lambda request: request.rank)
-        self._left = oldest_first[:window]
         self._behind = oldest_first[window:][::-1]
         self._aged_before = aged_before
-        self._cached = {request.number: peek(request) for request in self._left}
         self._oldest_of_salt: dict[tuple[int, str], int] = {}
-        for request in self._left:  # oldest first: the first of a salt stays
-            self._oldest_of_salt.setdefault((request.schedule.priority, request.schedule.salt), request.number)
+        self._left = {request.number: request for request in oldest_first[:window]}
+        self._cached: dict[int, int] = {}  # by number
+        self._heap: list[_Key] = []  # an entry that is not its request's present key counts no more
+        self._followers: dict[tuple[str, int, int], list[Request]] = {}  # (salt, cached length, next token)
+        for request in self._left.values():
+            schedule = request.schedule
+            self._oldest_of_salt.setdefault((schedule.priority, schedule.salt), request.number)
+            self._place(request, peek(request))
 
-    def _key(self, request: Request) -> tuple[int, int, int, int, int]:
+    def _place(self, request: Request, cached: int) -> None:
+        self._cached[request.number] = cached
+        heapq.heappush(self._heap, self._key(request))
+        if cached < request.length:
+            follower = (request.schedule.salt, cached, int(request.tokens[cached]))
+            self._followers.setdefault(follower, []).append(request)
+
+    def _key(self, request: Request) -> _Key:
         schedule = request.schedule
         if request.arrival <= self._aged_before:
             return (-schedule.priority, 0, 0, 0, request.number)
@@ -62,23 +80,22 @@ class LongestPrefix:
         return (-schedule.priority, 1, salt, -self._cached[request.number], request.number)
 
     def next(self) -> Request | None:
-        if not self._left:
-            return self._behind.pop() if self._behind else None
-        best = min(self._left, key=self._key)
-        self._left.remove(best)
-        return best
+        while self._heap:
+            key = heapq.heappop(self._heap)
+            request = self._left.get(key[-1])
+            if request is not None and key == self._key(request):
+                del self._left[request.number]
+                return request
+        return self._behind.pop() if self._behind else None
 
     def admitted(self, request: Request) -> None:
         """Those that share more with `request` than they had cached have that cached now."""
         tokens = request.tokens[: request.kv_length]
-        for other in self._left:
-            cached = self._cached[other.number]
-            if (
-                other.schedule.salt == request.schedule.salt
-                and cached < min(len(tokens), other.length)
-                and tokens[cached] == other.tokens[cached]
-            ):
-                self._cached[other.number] = max(cached, common_length(tokens, other.tokens))
+        salt = request.schedule.salt
+        for cached in {length for _, length, _ in self._followers if length < len(tokens)}:
+            for other in self._followers.pop((salt, cached, int(tokens[cached])), ()):
+                if other.number in self._left:
+                    self._place(other, max(cached, common_length(tokens, other.tokens)))
 
 
 def arrange(

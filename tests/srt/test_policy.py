@@ -40,6 +40,26 @@ def test_an_admission_brings_those_forward_that_share_its_tokens() -> None:
     assert drain(order) == [3, 2]
 
 
+def test_the_same_next_token_behind_another_prefix_is_no_match() -> None:
+    waiting = [request(1, [5, 9]), request(2, [7, 7]), request(3, [6, 9])]
+    order = lpm(waiting, {1: 2, 3: 1})
+    first = order.next()
+    assert first is not None
+    first.kv_length = 2
+    order.admitted(first)
+    assert drain(order) == [3, 2]
+
+
+def test_aged_requests_are_given_once_even_when_they_move_forward() -> None:
+    waiting = [request(i, [5, i]) for i in (1, 2, 3)]
+    order = lpm(waiting, {}, now=99.0)
+    first = order.next()
+    assert first is not None
+    first.kv_length = 2
+    order.admitted(first)
+    assert drain(order) == [2, 3]
+
+
 def test_only_planned_tokens_count() -> None:
     waiting = [request(1, [5, 5, 1]), request(2, [6, 6, 1]), request(3, [5, 5, 2])]
     order = lpm(waiting, {2: 1})
