@@ -28,6 +28,7 @@ ORACLE_FAVOURITES = (*range(ord("a"), ord("z") + 1), ord(" "))
 CPU_POOL_BYTES = 2 << 30  # at most, unless asked for: the machine is somebody's
 CPU_POOL_SHARE = 0.25  # of the free memory
 GPU_POOL_SHARE = 0.85  # of what the weights leave
+GPU_POOL_BYTES = 32 << 30  # at most, unless asked for: the check of the whole pool at idle walks all of it
 
 Phase = Callable[[str], None]
 
@@ -141,7 +142,7 @@ def _pool_bytes(device: str, tensors: Mapping[str, Any]) -> int:  # Any: tensors
 
     if device == "cuda":
         free, _ = torch.cuda.mem_get_info()
-        return int(GPU_POOL_SHARE * max(0, free - _weight_bytes(tensors)))
+        return min(GPU_POOL_BYTES, int(GPU_POOL_SHARE * max(0, free - _weight_bytes(tensors))))
     return min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory()))
 
 

