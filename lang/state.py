@@ -300,7 +300,7 @@ class StateGroup(Generic[S]):
 
         `gather_variable`: every variable a branch set becomes a list on the parent, one entry per branch,
         None where that branch did not set it. `concate_and_append`: the text each branch appended is
-        appended to the parent, in order.
+        appended to the parent, in order. A branch that failed fails the parent, with its own error.
 
         Raises:
             ParameterError: an unknown mode.
