@@ -110,13 +110,51 @@ class Program:
 
     @overload
     def run_batch(
-        self, batch_arguments: Iterable[_batch.Item], *, generator_style: Literal[True], **options: Any
-    ) -> Iterator[State | _batch.Failure]: ...
+        self,
+        batch_arguments: Iterable[_batch.Item],
+        *,
+        generator_style: Literal[False] = False,
+        on_error: Literal["raise"] = "raise",
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        **options: Any,
+    ) -> list[State]: ...
 
     @overload
     def run_batch(
-        self, batch_arguments: Iterable[_batch.Item], *, generator_style: Literal[False] = False, **options: Any
+        self,
+        batch_arguments: Iterable[_batch.Item],
+        *,
+        generator_style: Literal[False] = False,
+        on_error: Literal["return"],
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        **options: Any,
     ) -> list[State | _batch.Failure]: ...
+
+    @overload
+    def run_batch(
+        self,
+        batch_arguments: Iterable[_batch.Item],
+        *,
+        generator_style: Literal[True],
+        on_error: Literal["raise"] = "raise",
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        **options: Any,
+    ) -> Iterator[State]: ...
+
+    @overload
+    def run_batch(
+        self,
+        batch_arguments: Iterable[_batch.Item],
+        *,
+        generator_style: Literal[True],
+        on_error: Literal["return"],
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        **options: Any,
+    ) -> Iterator[State | _batch.Failure]: ...
 
     def run_batch(
         self,
@@ -127,7 +165,7 @@ class Program:
         generator_style: bool = False,
         on_error: _batch.OnError = "raise",
         **options: Any,  # as of run(): backend, timeout of each program, sampling defaults
-    ) -> list[State | _batch.Failure] | Iterator[State | _batch.Failure]:
+    ) -> Any:  # as the overloads say
         """Run the program for every dict of keywords or tuple of positions; results in the order of the arguments.
 
         Args:
