@@ -1,7 +1,9 @@
 """`umbel chat`: a conversation in the terminal, itself a program of the language."""
 
+import warnings
 from collections.abc import Callable, Iterator
 
+from ..lang.chat_template import TemplateWarning
 from ..lang.ops import assistant, gen, system, user
 from ..lang.state import State
 from .backends.runtime import Runtime
@@ -49,7 +51,11 @@ def chat(model: str | None, *, system: str | None, temperature: float, max_token
     with Runtime(model) as runtime:
         runtime.wait_ready()
         console.print(f"[bold]{runtime.capabilities.name}[/bold]  [dim]{HELP}[/dim]")
-        stops = PLAIN_STOPS if runtime.chat_template.source is None else None
+        stops = None
+        if runtime.chat_template.source is None:
+            stops = PLAIN_STOPS
+            warnings.simplefilter("ignore", TemplateWarning)  # said here, better
+            console.print("[yellow]This model has no chat template: turns are written as plain lines.[/yellow]")
 
         def lines() -> Iterator[str]:
             while True:
@@ -68,6 +74,9 @@ def chat(model: str | None, *, system: str | None, temperature: float, max_token
                 temperature=temperature,
                 max_tokens=max_tokens,
                 stop=stops,
+                stream=True,  # or the reply could come whole, if it is asked for before somebody reads it
             )
+            for _ in state.text_iter():  # ends with the conversation, and raises what went wrong in it
+                pass
             again = state.ret_value
     return 0
