@@ -55,7 +55,6 @@ def read_prompts(path: Path, count: int) -> list[str]:
 
 async def by_runtime(prompts: list[str], tokens: int, dtype: str, options: dict[str, object]) -> list[tuple[int, ...]]:
     backend = LocalBackend("default", dtype=dtype, pool_tokens=32_768, **options)
-    await backend.start()
 
     async def one(index: int) -> tuple[int, ...]:
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)

@@ -69,6 +69,7 @@ class LocalBackend:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[ToEngine] = deque()
         self._pump: asyncio.Task[None] | None = None
+        self._opening: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------ Backend
 
@@ -97,7 +98,9 @@ class LocalBackend:
             if self.options.model == ORACLE:
                 self._open()
             else:
-                await asyncio.to_thread(self._open)
+                if self._opening is None or self._opening.done():  # the first of several callers opens for all
+                    self._opening = asyncio.ensure_future(asyncio.to_thread(self._open))
+                await asyncio.shield(self._opening)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a new loop, such as the next asyncio.run of a test
             assert self._gateway is not None

@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from umbel.lang.errors import BackendError, DeadlineError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import Chunk, Final, FinishReason, GenRequest, Hint, Origin, ScoreRequest
+from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
+from umbel.srt import assembly, local
 from umbel.srt.clock import VirtualClock
 from umbel.srt.faults import FailAt
 from umbel.srt.local import LocalBackend
@@ -235,3 +238,24 @@ def test_seeds_drawn_from_a_seeded_backend_repeat() -> None:
         return texts[0]
 
     assert text() == text()
+
+
+def test_callers_that_come_together_open_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real model is opened in a thread; here the oracle stands in for it."""
+    opened: list[RuntimeOptions] = []
+
+    def open_once(options: RuntimeOptions, **rest: Any) -> Any:  # Any: passed on as it is
+        opened.append(options)
+        return assembly.open_engine(RuntimeOptions(model="oracle"), **rest)
+
+    monkeypatch.setattr(local, "open_engine", open_once)
+    monkeypatch.setattr(local, "open_tokenizer", lambda _: assembly.open_tokenizer(RuntimeOptions(model="oracle")))
+
+    async def many() -> list[Final]:
+        backend = LocalBackend("default")
+        finals = await asyncio.gather(*(final_of(backend, request(str(label))) for label in range(8)))
+        await backend.close()
+        return list(finals)
+
+    assert len(asyncio.run(many())) == 8
+    assert len(opened) == 1
