@@ -34,6 +34,7 @@ class SupervisionLimits:
 
     heartbeat_period: float = 0.5  # seconds between signs of life
     heartbeat_silence: float = 4.0  # without any: stopped or gone. Health must be right within 5 s
+    away: float = 1.0  # between two looks: then the silence was ours, not the engine's
     longest_step: float = 300.0  # the same step for longer: hung. A long prefill is none
     start_timeout: float = 600.0  # the first start may convert a model
     back_off: tuple[float, ...] = (0.0, 0.5, 2.0)  # seconds before the 1st, 2nd, 3rd restart in a row

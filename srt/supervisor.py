@@ -56,6 +56,7 @@ class Supervisor:
         self._step = -1
         self._step_since = clock.now()
         self._killing = False
+        self._looked = clock.now()
         self._told: StartFailure | None = None
         self.failure: StartFailure | None = None  # set with GIVEN_UP
 
@@ -110,6 +111,7 @@ class Supervisor:
     def decide(self) -> Start | Kill | None:
         """What has to be done now; asked for again and again."""
         now = self._clock.now()
+        self._excuse(now)
         match self._life:
             case EngineLife.DOWN:
                 return Start() if now >= self._restart_at else None
@@ -123,6 +125,15 @@ class Supervisor:
             return None
         self._killing = True
         return Kill(reason)
+
+    def _excuse(self, now: float) -> None:
+        """When we ourselves were away (a stopped process, a sleeping machine, a very long tokenization), silence
+        meanwhile proves nothing: signs of life may wait to be read."""
+        away = now - self._looked
+        self._looked = now
+        if away > self._limits.away:
+            self._heard += away
+            self._step_since += away
 
     def _start_trouble(self, now: float) -> str | None:
         if self._told is not None:

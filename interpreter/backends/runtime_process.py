@@ -9,8 +9,10 @@ import atexit
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,9 +24,11 @@ import msgspec
 from ...lang.errors import BackendError
 from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, GatewayStart, RuntimeOptions
 
-PREFIX = "umbel-"
+PREFIX = "umbel-runtime-"
 MAX_FOLDER = 80  # bytes of path; a socket's whole path may have about 104
 EXIT_SECONDS = 0.3  # to go by itself once its pipe is closed; then it is killed, which leaves nothing either
+
+_OUR_FILES = re.compile(rf"{LOCK_FILE}|{CLIENTS_SOCKET}|(engine|pulse)-\d+")
 
 _living: "weakref.WeakSet[GatewayProcess]" = weakref.WeakSet()
 
@@ -100,8 +104,16 @@ def remove_stale_folders() -> None:
     for place in {tempfile.gettempdir(), "/tmp"}:
         for folder in Path(place).glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):
-                if folder.stat().st_uid == os.getuid() and _lock_is_free(folder / LOCK_FILE):
+                if _made_by_us(folder) and _lock_is_free(folder / LOCK_FILE):
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _made_by_us(folder: Path) -> bool:
+    """A real folder of this user, private, with nothing in it that a gateway does not put there."""
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
+        return False
+    return all(_OUR_FILES.fullmatch(entry.name) for entry in folder.iterdir())
 
 
 def _private_folder() -> Path:

@@ -316,14 +316,27 @@ def test_a_death_at_a_named_point_ends_the_request_with_an_error(point: str, mon
         runtime.complete("hello", {"max_tokens": 50})
 
 
+def folder_like_ours(place: Path, name: str) -> Path:
+    folder = place / f"umbel-runtime-{name}"
+    folder.mkdir(mode=0o700)
+    (folder / "lock").touch()
+    return folder
+
+
 def test_a_folder_left_by_a_killed_gateway_is_removed_at_the_next_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    stale, foreign = tmp_path / "umbel-stale", tmp_path / "umbel-notes"
-    stale.mkdir()
-    (stale / "lock").touch()
-    foreign.mkdir()  # somebody's folder of a similar name: no lock file, so not ours
+    stale = folder_like_ours(tmp_path, "stale")
+    (stale / "engine-1").touch()
+    kept = {
+        folder_like_ours(tmp_path, "without-lock") / "lock": Path.unlink,
+        folder_like_ours(tmp_path, "of-somebody") / "thesis.tex": Path.touch,
+        folder_like_ours(tmp_path, "not-private"): lambda path: path.chmod(0o755),
+    }
+    for path, act in kept.items():
+        act(path)
+    folders = set(tmp_path.iterdir()) - {stale}
     first = GatewayProcess(RuntimeOptions(model="oracle"))
     try:
         assert not stale.exists()
@@ -331,4 +344,4 @@ def test_a_folder_left_by_a_killed_gateway_is_removed_at_the_next_start(
         assert first.folder.exists()  # the living one holds its lock
     finally:
         first.close()
-    assert list(tmp_path.iterdir()) == [foreign]
+    assert set(tmp_path.iterdir()) == folders

@@ -41,14 +41,24 @@ def test_an_idle_engine_that_beats_is_left_alone() -> None:
 
 def test_a_silent_engine_is_ended_once_within_five_seconds() -> None:
     watched = Watched().ready()
-    watched.clock.advance(LIMITS.heartbeat_silence)
-    assert watched.supervisor.decide() is None
+    for _ in range(int(LIMITS.heartbeat_silence / 0.5)):
+        watched.clock.advance(0.5)
+        assert watched.supervisor.decide() is None
     watched.clock.advance(0.5)
     decision = watched.supervisor.decide()
     assert isinstance(decision, Kill)
     assert "no sign of life for 4.5 s" in decision.reason
     assert watched.supervisor.decide() is None
     assert LIMITS.heartbeat_silence + 2 * LIMITS.tick < 5
+
+
+def test_a_silence_during_which_nobody_looked_is_no_proof() -> None:
+    watched = Watched().ready()
+    watched.clock.advance(3600.0)
+    assert watched.supervisor.decide() is None
+    watched.supervisor.heartbeat(1, busy=False)
+    watched.clock.advance(0.5)
+    assert watched.supervisor.decide() is None
 
 
 def test_a_step_of_a_minute_is_healthy_and_an_endless_one_is_not() -> None:
