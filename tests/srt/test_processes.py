@@ -293,6 +293,11 @@ def test_no_network_socket_listens_and_the_folder_is_private(runtime: Runtime) -
     assert folder_of(runtime).stat().st_mode & 0o777 == 0o700
 
 
+def test_waiting_threads_of_the_engine_sleep(runtime: Runtime) -> None:
+    runtime.wait_ready()
+    assert engine_of(runtime).environ()["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
 def test_a_failed_start_raises_the_original_error_and_leaves_nothing() -> None:
     runtime = Runtime("no-such-model")
     for _ in range(2):  # the second try is as good as the first
