@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Iterator
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.runtime import Runtime
+from umbel.interpreter.backends.runtime_link import _start_error
+from umbel.lang import errors
 from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.errors import (
     BackendError,
@@ -73,6 +75,13 @@ def test_making_a_runtime_starts_nothing() -> None:
     with pytest.raises(BackendError, match="call wait_ready"):
         _ = runtime.chat_template
     assert Runtime("oracle", chat_template="{{ messages }}").chat_template.source == "{{ messages }}"
+
+
+@pytest.mark.parametrize("kind", ["ModelError", "MissingExtraError", "ParameterError", "SomethingNew"])
+def test_why_a_start_failed_comes_back_as_its_class_with_its_words(kind: str) -> None:
+    error = _start_error(kind, "the words")
+    assert str(error) == "the words"
+    assert type(error) is getattr(errors, kind, BackendError)
 
 
 # --------------------------------------------------------------------------------------- with processes
