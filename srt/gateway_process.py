@@ -25,14 +25,10 @@ from ..lang.errors import EngineError, OverloadedError, ParameterError, UmbelErr
 from ..lang.link import (
     Bye,
     FrameError,
-    FromGateway,
     Hello,
     Ping,
     Pong,
-    Progress,
-    StartFailed,
     ToGateway,
-    Welcome,
 )
 from ..lang.protocol import Abort, Failure, Hint
 from ..lang.runtime_options import CLIENTS_SOCKET, GatewayStart
@@ -44,8 +40,8 @@ from .config import Limits, SupervisionLimits, fault_hook
 from .engine_child import EngineChild
 from .engine_protocol import Heartbeat, ToEngine
 from .gateway import Gateway
+from .startup import Startup
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
-from .tokenizer import Tokenizer
 from .wire import (
     EngineFrame,
     EnginePhase,
@@ -69,11 +65,7 @@ class GatewayServer:
         self._context = zmq.asyncio.Context()
         self._clients = Clients(self._context, self._folder / CLIENTS_SOCKET, self._limits.max_peers)
         self._core: Gateway | None = None  # from when the tokenizer is known
-        self._tokenizer: Tokenizer | None = None
-        self._model = start.options.model
-        self._ready: EngineReady | None = None  # the living engine's
-        self._trouble: StartFailure | None = None  # why there will be no engine
-        self._phase = "starting the engine"
+        self._startup = Startup(self._clients, self._limits)
         self._engine: EngineChild | None = None
         self._generation = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,9 +102,7 @@ class GatewayServer:
             case Ping():
                 peer.outbox.append(Pong())
             case Hello():
-                peer.waits_for_welcome = True
-                peer.outbox.append(Progress(self._phase))
-                self._tell_start()
+                self._startup.greet(peer)
             case Bye():
                 self._lose(peer)
             case _ if self._core is not None:
@@ -135,11 +125,11 @@ class GatewayServer:
         if self._core is not None:
             self._core.peer_lost(peer.identity)
 
-    # ------------------------------------------------------------------ the start, told to those who ask
+    # ------------------------------------------------------------------ the start
 
     async def _load_tokenizer(self) -> None:
         try:
-            self._model, tokenizer = await asyncio.to_thread(open_tokenizer, self._options)
+            model, tokenizer = await asyncio.to_thread(open_tokenizer, self._options)
         except UmbelError as error:
             self._give_up(StartFailure(type(error).__name__, str(error)))
             return
@@ -148,10 +138,9 @@ class GatewayServer:
             what = f"the tokenizer could not be loaded: {type(error).__name__}: {str(error)[:500]}"
             self._give_up(StartFailure(EngineError.__name__, what))
             return
-        self._tokenizer = tokenizer
         self._core = Gateway(
             tokenizer,
-            model=self._model,
+            model=model,
             to_engine=self._to_engine,
             to_peer=self._clients.say,
             clock=self._clock,
@@ -159,45 +148,17 @@ class GatewayServer:
             faults=fault_hook(),
             seed=self._options.seed,
         )
-        if self._ready is not None:
-            self._core.engine_ready(self._ready.context_length)
-        elif self._trouble is not None:
-            self._core.engine_given_up(self._trouble.message)
-        self._tell_start()
+        if self._startup.engine is not None:
+            self._core.engine_ready(self._startup.engine.context_length)
+        elif self._startup.failure is not None:
+            self._core.engine_given_up(self._startup.failure.message)
+        self._startup.tokenizer_loaded(model, tokenizer)
         self._flush()
 
-    def _tell_start(self) -> None:
-        """Whoever waits is told once: ready, or why not."""
-        answer: FromGateway
-        if self._trouble is not None:
-            answer = StartFailed(self._trouble.kind, self._trouble.message)
-        elif self._ready is not None and self._tokenizer is not None:
-            answer = Welcome(
-                model=self._model,
-                context_length=self._ready.context_length,
-                vocab_size=self._ready.vocab_size,
-                pool_tokens=self._ready.pool_tokens,
-                max_queue=self._limits.max_queue,
-                request_timeout=self._limits.request_timeout,
-                chat_template=self._tokenizer.chat_template,
-                template_tokens=self._tokenizer.template_tokens,
-            )
-        else:
-            return
-        for peer in self._clients.waiting():
-            peer.waits_for_welcome = False
-            peer.outbox.append(answer)
-
-    def _set_phase(self, phase: str) -> None:
-        self._phase = phase
-        for peer in self._clients.waiting():
-            peer.outbox.append(Progress(phase))
-
-    def _give_up(self, trouble: StartFailure) -> None:
-        self._trouble = trouble
+    def _give_up(self, failure: StartFailure) -> None:
         if self._core is not None:
-            self._core.engine_given_up(trouble.message)
-        self._tell_start()
+            self._core.engine_given_up(failure.message)
+        self._startup.fail(failure)
         self._flush()
 
     # ------------------------------------------------------------------ the engine
@@ -206,7 +167,7 @@ class GatewayServer:
         """Looks at the engine's life and at deadlines, many times a second."""
         while True:
             match self._supervisor.decide():
-                case Start() if self._trouble is None:
+                case Start() if self._startup.failure is None:
                     await self._start_engine()
                 case Kill(reason):
                     log.error("the engine is ended: %s", reason)
@@ -263,13 +224,12 @@ class GatewayServer:
     def _hear_engine(self, message: EngineFrame) -> None:
         match message:
             case EnginePhase(phase):
-                self._set_phase(phase)
+                self._startup.enter(phase)
             case EngineReady():
-                self._ready = message
                 self._supervisor.ready()
                 if self._core is not None:
                     self._core.engine_ready(message.context_length)
-                self._tell_start()
+                self._startup.engine_ready(message)
             case EngineStartFailed(kind, text):
                 self._supervisor.start_failed(StartFailure(kind, text))
             case _ if self._core is not None:
@@ -290,15 +250,13 @@ class GatewayServer:
         log.error("the engine is gone: %s", reason)
         was_ready = self._supervisor.life is EngineLife.READY
         self._engine = None
-        self._ready = None
         engine.close()
+        self._startup.engine_gone()
         self._supervisor.exited(reason)
         if was_ready and self._core is not None:
             self._core.engine_lost(reason)
         if self._supervisor.failure is not None:
             self._give_up(self._supervisor.failure)
-        else:
-            self._set_phase("starting the engine again")
 
 
 def main() -> None:
