@@ -1,6 +1,6 @@
 """Limits of the runtime, in one place, each with its reason; and the only reader of the environment here.
 
-Every number is pinned by tests/srt/test_gateway_limits.py: changing one is a decision, not an accident.
+Every number is pinned by tests/srt/test_gateway.py and test_supervisor.py: changing one is a decision, not an accident.
 """
 
 import os
@@ -44,7 +44,6 @@ class SupervisionLimits:
 
 
 MAX_ENGINE_FRAME = 256 * 2**20  # bytes; a select repeats its prompt for every choice
-MAX_SOCKET_PATH = 100  # bytes; the system's own limit is 104 to 108
 
 
 def engine_environment() -> dict[str, str]:

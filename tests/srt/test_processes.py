@@ -18,10 +18,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 from umbel.interpreter.backends import runtime_link
 from umbel.interpreter.backends.runtime import Runtime
 from umbel.interpreter.backends.runtime_process import GatewayProcess
 from umbel.lang.errors import BackendError, ConnectionLostError, EngineError, ModelError, UmbelError
+from umbel.lang.link import Codec, Outbound, ToGateway
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Chunk, Final, GenRequest
 from umbel.lang.runtime_options import RuntimeOptions
@@ -193,6 +195,20 @@ def test_a_gateway_that_hangs_is_given_up_after_a_silence(
     assert all(isinstance(result, ConnectionLostError) and "has not answered" in str(result) for result in results)
 
 
+def test_a_client_that_vanishes_without_a_word_has_its_requests_aborted(runtime: Runtime) -> None:
+    runtime.wait_ready()
+    assert runtime._process is not None
+    aborted = runtime.get_server_info()["aborted"]
+    outbound: Outbound[ToGateway] = Outbound(Codec(ToGateway))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as vanishing:
+        vanishing.connect(runtime._process.address)
+        vanishing.send_multipart(outbound.write([request("vanishing")]))
+        assert vanishing.poll(PATIENCE * 1000), "no text came"
+        vanishing.close(linger=0)
+    wait_until(lambda: runtime.get_server_info()["aborted"] != aborted, "the request of a gone client goes on")
+    assert runtime.get_server_info()["in_flight"] == 1  # this question
+
+
 def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import sys
@@ -350,3 +366,18 @@ def test_a_folder_left_by_a_killed_gateway_is_removed_at_the_next_start(
     finally:
         first.close()
     assert set(tmp_path.iterdir()) == folders
+
+
+def test_a_temporary_folder_with_a_long_path_is_not_used_for_sockets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    process = GatewayProcess(RuntimeOptions(model="oracle"))
+    try:
+        assert len(process.address) < 80
+        assert list(long.iterdir()) == []
+    finally:
+        process.close()
+    assert not process.folder.exists()

@@ -1,7 +1,8 @@
 """The engine's supervisor: when it starts one, when it ends one, and when it gives up."""
 
+from umbel.lang.link import MAX_FRAME
 from umbel.srt.clock import VirtualClock
-from umbel.srt.config import SupervisionLimits
+from umbel.srt.config import MAX_ENGINE_FRAME, SupervisionLimits
 from umbel.srt.supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 
 LIMITS = SupervisionLimits()
@@ -128,3 +129,10 @@ def test_becoming_ready_forgets_failed_starts() -> None:
     watched.supervisor.started()
     watched.supervisor.exited("status 1")
     assert watched.supervisor.failure is None
+
+
+def test_every_limit_is_what_was_decided() -> None:
+    assert (LIMITS.heartbeat_period, LIMITS.heartbeat_silence, LIMITS.longest_step) == (0.5, 4.0, 300.0)
+    assert (LIMITS.start_timeout, LIMITS.back_off, LIMITS.max_start_failures) == (600.0, (0.0, 0.5, 2.0), 3)
+    assert (LIMITS.away, LIMITS.stable_life, LIMITS.tick) == (1.0, 60.0, 0.05)
+    assert (MAX_FRAME, MAX_ENGINE_FRAME) == (32 * 2**20, 256 * 2**20)
