@@ -9,6 +9,7 @@ the gap between the two candidates is computed by transformers on the common tex
 
 import argparse
 import asyncio
+import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ async def by_runtime(prompts: list[str], tokens: int, dtype: str, options: dict[
     backend = LocalBackend("default", dtype=dtype, pool_tokens=32_768, **options)
 
     async def one(index: int) -> tuple[int, ...]:
-        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
         request = GenRequest(str(index), (Text(prompts[index]),), sampling)
         async for event in backend.generate(request):
             if isinstance(event, Final):
@@ -66,6 +67,8 @@ async def by_runtime(prompts: list[str], tokens: int, dtype: str, options: dict[
 
     answers = await asyncio.gather(*(one(index) for index in range(len(prompts))))
     await backend.close()
+    del backend
+    gc.collect()  # weights and pool of this setting, before those of the next
     return list(answers)
 
 
