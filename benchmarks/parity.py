@@ -67,8 +67,6 @@ async def by_runtime(prompts: list[str], tokens: int, dtype: str, options: dict[
 
     answers = await asyncio.gather(*(one(index) for index in range(len(prompts))))
     await backend.close()
-    del backend
-    gc.collect()  # weights and pool of this setting, before those of the next
     return list(answers)
 
 
@@ -128,6 +126,7 @@ def main() -> int:
     wrong = 0
     shipped: list[tuple[int, ...]] | None = None
     for name, setting in SETTINGS.items():
+        gc.collect()  # weights and pool of the setting before this one
         answers = asyncio.run(by_runtime(prompts, options.tokens, options.dtype, setting))
         for against, other in (("transformers", reference), ("as shipped", shipped)):
             if other is None:

@@ -4,8 +4,10 @@ Slots are handed out elsewhere; here they are only memory. Slot 0 (`batch.DUMMY_
 whose key is already in the pool write there.
 """
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..lang.errors import ParameterError
@@ -44,8 +46,16 @@ class KVPool:
         self.values.clear()
         shape = (self.num_slots, self.geometry.kv_heads, self.geometry.head_dim)
         for _ in range(self.geometry.layers):
-            self.keys.append(torch.zeros(shape, dtype=self.geometry.dtype, device=self.device))
-            self.values.append(torch.zeros(shape, dtype=self.geometry.dtype, device=self.device))
+            self.keys.append(_zeros(shape, self.geometry.dtype, self.device))
+            self.values.append(_zeros(shape, self.geometry.dtype, self.device))
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. `torch.zeros` writes every page; calloc behind numpy maps them when they are first touched."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
 def slots_for_bytes(geometry: KVGeometry, budget: int, *, minimum_tokens: int = 256) -> int:
