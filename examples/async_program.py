@@ -22,7 +22,7 @@ async def translate_all(phrases):
 
 
 def main() -> None:
-    phrases = ["good evening", "please", "yes", "good night"]
+    phrases = ["please", "yes", "good night"]
     for phrase, french in zip(phrases, asyncio.run(translate_all(phrases))):
         print(f"{phrase} -> {french}")
 

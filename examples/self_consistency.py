@@ -1,5 +1,6 @@
 """Self-consistency: sample several chains of thought for one question and take the majority's answer."""
 
+import re
 from collections import Counter
 
 import umbel as ul
@@ -27,9 +28,8 @@ def solve(s, question, samples):
 def main() -> None:
     question = "Mia had 7 pens and gave 2 to her brother. How many are left?"
     state = solve.run(question=question, samples=8)
-    answers = Counter(
-        chain.rsplit("The answer is ", 1)[1].strip(" .") for chain in state["chain"] if "The answer is " in chain
-    )
+    found = (re.search(r"The answer is (\d+)", chain) for chain in state["chain"])
+    answers = Counter(answer[1] for answer in found if answer)
     print(question)
     for chain in state["chain"]:
         print(" -", chain.strip())

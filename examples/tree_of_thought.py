@@ -39,10 +39,10 @@ def think(s, question, depth=2, width=3):
         branches += "Useful?" + ul.select("useful", choices=[" yes", " no"])
         scored = [(branch.meta("useful")["choice_scores"][" yes"], branch["step"]) for branch in branches]
         for score, step in scored:
-            print(f"  level {level + 1}  {score:7.3f} {step}")
+            print(f"  level {level + 1}  {score:7.3f} {step.rstrip()}")
         s += f"\nStep:{max(scored)[1]}Useful? yes"
     s += "\nAnswer:" + ul.gen("answer", max_tokens=16, stop="\n", temperature=0)
-    return [line.removesuffix("Useful? yes") for line in s.text().splitlines()[-depth - 1 : -1]]
+    return [line.removesuffix("Useful? yes").rstrip() for line in s.text().splitlines()[-depth - 1 : -1]]
 
 
 def main() -> None:
