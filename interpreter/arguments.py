@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..lang import sampling
-from ..lang.errors import ParameterError
+from ..lang.errors import ParameterError, remedy
 from ..lang.protocol import Backend
 from .default import chosen_backend
 
@@ -94,10 +94,8 @@ class Arguments:
             elif self._takes_any:
                 own[name] = value
             else:
-                raise ParameterError(
-                    f"{self} has no parameter {name!r}, and neither has run(); beside sampling parameters it takes "
-                    f"{', '.join(RUN_OPTIONS)} and sampling"
-                )
+                known = {*self._named, *RUN_OPTIONS, *sampling.OPTIONS, "sampling"}
+                raise ParameterError(f"{self} has no parameter {name!r}, and neither has run(); {remedy(name, known)}")
         return own, run_options(options)
 
     def bind(self, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> inspect.BoundArguments:

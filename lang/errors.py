@@ -20,6 +20,9 @@
 Messages name the value that was given and what to write instead.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class UmbelError(Exception):
     """Base of every error raised by umbel on purpose."""
@@ -91,6 +94,18 @@ class MissingExtraError(UmbelError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package!r} is not installed; run: pip install 'umbel[{extra}]'")
+
+
+def remedy(name: str, known: Iterable[str]) -> str:
+    """What to write instead of an option that does not exist: the nearest one that does, or which there are."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+
+
+def unknown_option(owner: str, name: str, known: Iterable[str]) -> ParameterError:
+    """The error for an option that does not exist."""
+    return ParameterError(f"{owner} has no option {name!r}; {remedy(name, known)}")
 
 
 # The names that may travel over the wire, in `protocol.Failure.kind`.

@@ -4,14 +4,13 @@
 whoever runs or records the program. Operations add up: `"Q: " + gen("a") + "\\n"` is a `Sequence`.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import sampling as _sampling
 from .chat_template import ROLES
-from .errors import ConstraintError, ParameterError
+from .errors import ConstraintError, ParameterError, unknown_option
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 CHOICES_METHODS: tuple[ChoicesMethod, ...] = (
@@ -178,7 +177,7 @@ def gen(
     """
     _check_name(name)
     if unknown:
-        raise _unknown_option(next(iter(unknown)))
+        raise unknown_option("gen()", next(iter(unknown)), {*(gen.__kwdefaults__ or {}), "name", "max_tokens"})
     for parameter, value in (
         ("regex", regex),
         ("json_schema", json_schema),
@@ -223,15 +222,6 @@ def gen(
         raise ParameterError(f"choices_method={choices_method!r} needs choices=[...]")
     _check_alone(given)
     return Gen(name, given, return_text_in_logprobs)
-
-
-def _unknown_option(name: str) -> ParameterError:
-    known = sorted({*(gen.__kwdefaults__ or {}), "name", "max_tokens"})
-    close = difflib.get_close_matches(name, known, n=1)
-    return ParameterError(
-        f"gen() has no option {name!r}; "
-        + (f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}")
-    )
 
 
 def _check_alone(given: Mapping[str, Any]) -> None:

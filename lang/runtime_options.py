@@ -6,7 +6,6 @@ import `lang` and neither may import the other.
 
 import difflib
 import math
-from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
@@ -92,14 +91,6 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.step_delay and self.model != ORACLE:
             raise ParameterError(f"step_delay slows the oracle model only; model={self.model!r} takes none")
-
-
-def unknown_option(owner: str, name: str, known: Iterable[str]) -> ParameterError:
-    """The error for an option that does not exist, with the nearest one that does."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    remedy = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
-    return ParameterError(f"{owner} has no option {name!r}; {remedy}")
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import ParameterError
+from .errors import ParameterError, unknown_option
 
 # Limits with the reason beside them; pinned by tests/lang/test_sampling.py.
 MAX_N = 128  # one prompt, this many continuations
@@ -112,8 +112,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         return self.temperature == 0.0
 
 
-# What users write (names of SGLang's gen) → the field above.
+# What users write (names of SGLang's gen, run and sampling_params) → the field above.
 ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
     "return_logprob": "logprobs",
     "top_logprobs_num": "top_logprobs",
     "logprob_start_len": "prompt_logprobs_from",
@@ -126,17 +128,20 @@ def overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as users write them → fields of SamplingParams. None means "not given".
 
     Raises:
-        ParameterError: an option that does not exist or has a wrong type.
+        ParameterError: an option that does not exist, has a wrong type or is given twice, under two names.
     """
     result: dict[str, Any] = {}
     for name, value in options.items():
         if name not in OPTIONS:
-            raise ParameterError(f"unknown sampling option {name!r}; known are {', '.join(sorted(OPTIONS))}")
+            raise unknown_option("sampling", name, OPTIONS)
         if value is None:
             continue
         if name == "logprob_start_len" and value == -1:  # SGLang's spelling of "no prompt log-probabilities"
             continue
-        result[ALIASES.get(name, name)] = _normalise(ALIASES.get(name, name), value)
+        field = ALIASES.get(name, name)
+        if field in result:
+            raise ParameterError(f"{name}={value!r} is a second value of {field}; give one of them")
+        result[field] = _normalise(field, value)
     return result
 
 

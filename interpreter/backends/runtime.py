@@ -17,7 +17,7 @@ from typing import Any, Self
 import msgspec
 
 from ...lang.chat_template import ChatTemplate
-from ...lang.errors import BackendError, DeadlineError, MissingExtraError, ParameterError
+from ...lang.errors import BackendError, DeadlineError, MissingExtraError, ParameterError, unknown_option
 from ...lang.exchange import Exchange
 from ...lang.link import Welcome
 from ...lang.prompt import Text
@@ -30,7 +30,6 @@ from ...lang.runtime_options import (
     LogLevel,
     Policy,
     RuntimeOptions,
-    unknown_option,
 )
 from ...lang.sampling import merge, overrides
 from ..loop import streams

@@ -40,7 +40,7 @@ def test_sampling_defaults_reach_every_program(echo: Echo) -> None:
         ([(1,)], {"num_threads": 0}, "num_threads=0"),
         ([(1,)], {"on_error": "ignore"}, "on_error='ignore'"),
         ([(1,)], {"stream": True}, "takes no stream"),
-        ([(1,)], {"tempature": 1}, "unknown sampling option"),
+        ([(1,)], {"tempature": 1}, "sampling has no option"),
     ],
 )
 def test_wrong_arguments_raise_before_any_program_runs(

@@ -71,6 +71,7 @@ def test_user_spellings_become_fields() -> None:
         "logprobs": True,
         "top_logprobs": 3,
     }
+    assert overrides({"max_new_tokens": 5, "min_new_tokens": 2}) == {"max_tokens": 5, "min_tokens": 2}
     assert overrides({"logprob_start_len": -1}) == {}
     assert overrides({"logprob_start_len": 4}) == {"prompt_logprobs_from": 4}
 
@@ -81,9 +82,14 @@ def test_wrong_shapes_are_named(options: dict[str, object]) -> None:
         overrides(options)
 
 
-def test_unknown_options_are_errors_that_list_the_known_ones() -> None:
-    with pytest.raises(ParameterError, match=r"temprature.*temperature"):
+def test_unknown_options_are_errors_that_suggest_the_nearest() -> None:
+    with pytest.raises(ParameterError, match="'temprature'; did you mean 'temperature'"):
         overrides({"temprature": 1.0})
+
+
+def test_one_field_under_two_names_is_refused() -> None:
+    with pytest.raises(ParameterError, match="return_logprob=True is a second value of logprobs"):
+        overrides({"logprobs": False, "return_logprob": True})
 
 
 def test_later_layers_win() -> None:
