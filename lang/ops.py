@@ -212,12 +212,12 @@ def gen(
         }
     )
     if choices is not None:
-        given.pop("temperature", None)
+        given.pop("temperature", None)  # select looks at it
         if given:
             raise ParameterError(
                 f"gen(choices=...) takes no {', '.join(sorted(given))}: the answer is one of the choices as a whole"
             )
-        return select(name, choices, choices_method=choices_method)
+        return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
     if choices_method is not None:
         raise ParameterError(f"choices_method={choices_method!r} needs choices=[...]")
     _check_alone(given)
@@ -249,7 +249,7 @@ def select(
             or a temperature other than 0.
     """
     _check_name(name)
-    if choices is None or isinstance(choices, str):
+    if isinstance(choices, str | Mapping) or not isinstance(choices, Iterable):
         raise ParameterError(f"select({name!r}) needs choices=[...], a list of strings; got {choices!r}")
     options = tuple(choices)
     if not options:
@@ -361,14 +361,14 @@ def separate_reasoning(content: object, model_type: str = "qwen3") -> Op:
     return SeparateReasoning(expression(content), *REASONING_TAGS[model_type])
 
 
-def gen_int(name: str | None = None, **options: Any) -> Gen | Select:  # Any: sampling options, checked by gen
-    """An integer; `gen(dtype=int)`."""
-    return gen(name, dtype=int, **options)
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+    """An integer; `gen(dtype=int)`, which checks the options."""
+    return gen(name, max_tokens, dtype=int, **options)
 
 
-def gen_string(name: str | None = None, **options: Any) -> Gen | Select:
-    """A double-quoted string; `gen(dtype=str)`."""
-    return gen(name, dtype=str, **options)
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+    """A double-quoted string; `gen(dtype=str)`, which checks the options."""
+    return gen(name, max_tokens, dtype=str, **options)
 
 
 def _check_name(name: object) -> None:

@@ -51,7 +51,7 @@ def test_constraints_are_refused_by_name_and_offer_a_way_out(options: dict[str, 
 def test_typed_shortcuts_are_the_same_constraint() -> None:
     for shortcut in (gen_int, gen_string):
         with pytest.raises(ConstraintError, match="dtype"):
-            shortcut("x")
+            shortcut("x", 8)
 
 
 def test_an_unknown_option_suggests_the_nearest() -> None:
@@ -68,6 +68,8 @@ def test_values_are_checked_when_the_operation_is_made() -> None:
 def test_choices_make_gen_a_select() -> None:
     assert gen("x", choices=["a", "b"]) == Select("x", ("a", "b"))
     assert gen("x", choices=["a"], temperature=0) == Select("x", ("a",))
+    with pytest.raises(ParameterError, match="temperature=0.7"):
+        gen("x", choices=["a"], temperature=0.7)
     with pytest.raises(ParameterError, match=r"choices=\.\.\.\) takes no max_tokens"):
         gen("x", choices=["a"], max_tokens=3)
     with pytest.raises(ParameterError, match="needs choices"):
@@ -80,6 +82,8 @@ def test_choices_make_gen_a_select() -> None:
         ([], "empty"),
         (None, "needs choices"),
         ("ab", "list of strings"),
+        (5, "list of strings"),
+        ({"a": 1}, "list of strings"),
         (["a", ""], "non-empty"),
         (["a", "a"], "repeat"),
         ([1], "non-empty string"),
