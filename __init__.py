@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .lang.ops import gen as gen
     from .lang.ops import gen_int as gen_int
     from .lang.ops import gen_string as gen_string
+    from .lang.ops import greedy_token_selection as greedy_token_selection
     from .lang.ops import image as image
     from .lang.ops import role as role
     from .lang.ops import select as select
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from .lang.ops import system as system
     from .lang.ops import system_begin as system_begin
     from .lang.ops import system_end as system_end
+    from .lang.ops import token_length_normalized as token_length_normalized
+    from .lang.ops import unconditional_likelihood_normalized as unconditional_likelihood_normalized
     from .lang.ops import user as user
     from .lang.ops import user_begin as user_begin
     from .lang.ops import user_end as user_end
@@ -104,6 +107,7 @@ _HOMES = {
         "gen",
         "gen_int",
         "gen_string",
+        "greedy_token_selection",
         "image",
         "role",
         "select",
@@ -111,6 +115,8 @@ _HOMES = {
         "system",
         "system_begin",
         "system_end",
+        "token_length_normalized",
+        "unconditional_likelihood_normalized",
         "user",
         "user_begin",
         "user_end",

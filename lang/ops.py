@@ -13,11 +13,10 @@ from .chat_template import ROLES
 from .errors import ConstraintError, ParameterError, unknown_option
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
-CHOICES_METHODS: tuple[ChoicesMethod, ...] = (
-    "token_length_normalized",
-    "greedy_token_selection",
-    "unconditional_likelihood_normalized",
-)
+token_length_normalized: ChoicesMethod = "token_length_normalized"
+greedy_token_selection: ChoicesMethod = "greedy_token_selection"
+unconditional_likelihood_normalized: ChoicesMethod = "unconditional_likelihood_normalized"
+CHOICES_METHODS = (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
 
 
 class Op:
@@ -240,7 +239,7 @@ def select(
 ) -> Select:
     """Choose the most likely of `choices` as the continuation, store it under `name` and append it.
 
-    Methods (as in SGLang): `token_length_normalized` compares the mean log-probability per token,
+    Methods (as in SGLang; also public names): `token_length_normalized` compares the mean log-probability per token,
     `greedy_token_selection` goes token by token, `unconditional_likelihood_normalized` subtracts
     what each choice would score without the prompt.
 

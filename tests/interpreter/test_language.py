@@ -203,7 +203,7 @@ def test_a_loop_with_one_name_reads_the_newest_value() -> None:
 # ------------------------------------------------------------------------------------------ select
 
 
-@pytest.mark.parametrize("method", ["token_length_normalized", "greedy_token_selection"])
+@pytest.mark.parametrize("method", [ul.token_length_normalized, ul.greedy_token_selection, "greedy_token_selection"])
 def test_select_takes_the_likeliest_choice(method: str) -> None:
     echo = Echo(scores={"True": -0.1, "False": -2.0, "Unknown": -3.0})
 
