@@ -193,7 +193,7 @@ class Job:
 
         def finished() -> None:
             with self._news:
-                member.error = member.error or state.error()
+                member.error = member.error or state._sink.error()
                 member.finished = True
                 self._failed = self._failed or member.error is not None
                 self._running -= 1

@@ -61,7 +61,8 @@ class Sink(Protocol):
 
     def sync_async(self, timeout: float | None) -> Awaitable[None]: ...
 
-    def error(self) -> BaseException | None: ...
+    def error(self) -> BaseException | None:
+        """The first error so far; does not wait."""
 
     def usage(self) -> Usage: ...
 
@@ -159,10 +160,6 @@ class BaseState:
         """Tokens and calls of this run so far, branches included."""
         return self._sink.usage()
 
-    def error(self) -> BaseException | None:
-        """The first error of this stream, or None. Does not wait."""
-        return self._sink.error()
-
     def cancel(self) -> None:
         """Stop the whole run: requests in flight are aborted, later reads raise CancelledError."""
         self._sink.cancel()
@@ -172,7 +169,7 @@ class BaseState:
         return _async_pieces(self._sink.iterate_async(var_name), return_meta_data)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} variables={self.variables()} error={self.error()!r}>"
+        return f"<{type(self).__name__} variables={self.variables()} error={self._sink.error()!r}>"
 
 
 class State(BaseState):
@@ -213,6 +210,19 @@ class State(BaseState):
         """Wait until everything appended has run. Raises the stream's error if it failed."""
         self._sink.sync(timeout)
 
+    def error(self, timeout: float | None = None) -> BaseException | None:
+        """The first error of this stream, or None; waits for what was appended.
+
+        Raises:
+            DeadlineError: `timeout` passed before that was known.
+        """
+        try:
+            self._sink.sync(timeout)
+        except Exception:
+            if self._sink.error() is None:
+                raise
+        return self._sink.error()
+
     @overload
     def text_iter(self, var_name: str | None = None, return_meta_data: Literal[False] = False) -> Iterator[str]: ...
 
@@ -251,6 +261,14 @@ class AsyncState(BaseState):
 
     def sync(self, timeout: float | None = None) -> Awaitable[None]:
         return self._sink.sync_async(timeout)
+
+    async def error(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            await self._sink.sync_async(timeout)
+        except Exception:
+            if self._sink.error() is None:
+                raise
+        return self._sink.error()
 
 
 class StateGroup(Generic[S]):

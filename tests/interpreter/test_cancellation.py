@@ -1,5 +1,6 @@
 """Ending early: cancelled by hand, by a deadline, by an error. Nothing keeps running."""
 
+import asyncio
 import contextlib
 import threading
 
@@ -93,6 +94,27 @@ def test_a_read_with_its_own_timeout_does_not_end_the_run() -> None:
         state.text(timeout=0.01)
     gate.open()
     assert state["x"] == "a"
+
+
+def test_asking_for_the_error_waits_until_it_is_known() -> None:
+    error = ul.EngineError("gone")
+
+    def run() -> ul.State:
+        return program.run(backend=Echo(gate=gate, faults=ul.FailCall(2, error)), timeout=PATIENCE)
+
+    gate = Gate()
+    state = run()
+    with pytest.raises(ul.DeadlineError):
+        state.error(timeout=0.01)
+    opener = threading.Thread(target=gate.open)
+    opener.start()
+    assert state.error() is error
+    opener.join(PATIENCE)
+
+    async def ask() -> BaseException | None:
+        return await ul.AsyncState(run()._sink).error()
+
+    assert asyncio.run(ask()) is error
 
 
 def test_an_error_of_the_body_aborts_what_is_in_flight() -> None:
