@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
-from .errors import ParameterError
+from .errors import ParameterError, ProgramError
 from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, expression, role
 from .protocol import Usage
 
@@ -79,10 +79,11 @@ S = TypeVar("S", bound="BaseState")
 class BaseState:
     """What sync and async programs share: everything that only appends."""
 
-    __slots__ = ("_sink", "ret_value")
+    __slots__ = ("_copied_from", "_sink", "ret_value")
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, copied_from: Sink | None = None) -> None:
         self._sink = sink
+        self._copied_from = copied_from
         self.ret_value: Any = None  # what the user's function returned
 
     # -------------------------------------------------------------------------------- saying
@@ -97,8 +98,21 @@ class BaseState:
         return self
 
     def copy(self) -> Self:
-        """An independent state that begins with everything said so far. O(1)."""
-        return type(self)(self._sink.fork(1)[0])
+        """An independent state that begins with everything said so far. O(1).
+
+        `with s.copy() as branch:` joins it at the end of the block, as a fork of one branch.
+        """
+        return type(self)(self._sink.fork(1)[0], copied_from=self._sink)
+
+    def __enter__(self) -> Self:
+        """Raises ProgramError for a state that is no copy: it has nothing to be joined into."""
+        if self._copied_from is None:
+            raise ProgramError("a state is no block; write with s.copy() as branch: or with s.user():")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._copied_from is not None:
+            self._copied_from.join([self._sink], "gather_variable")
 
     def fork(self, size: int = 1) -> "StateGroup[Self]":
         """`size` branches that share everything said so far, run in parallel. Returns at once.

@@ -287,6 +287,27 @@ def test_a_copy_goes_its_own_way(echo: Echo) -> None:
     assert program.run(backend=echo, timeout=PATIENCE).ret_value == ("aab", "aa", "a")
 
 
+def test_the_block_of_a_copy_is_a_fork_of_one(echo: Echo) -> None:
+    @ul.function
+    def program(s):
+        s += "a"
+        with s.copy() as branch:
+            branch += "b" + ul.gen("x")
+        return s["x"], s.text()
+
+    assert program.run(backend=echo, timeout=PATIENCE).ret_value == (["ab"], "a")
+
+
+def test_only_a_copy_is_a_block(echo: Echo) -> None:
+    @ul.function
+    def program(s):
+        with s:
+            pass
+
+    with pytest.raises(ul.ProgramError, match=r"with s\.copy\(\) as branch"):
+        program.run(backend=echo)
+
+
 def test_a_thousand_nested_copies_stay_cheap(echo: Echo) -> None:
     @ul.function
     def program(s):
