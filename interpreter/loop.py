@@ -125,13 +125,13 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel every task, give each a chance to end, then stop the loop."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
+    """Cancel every task, and those that they begin meanwhile, give each a chance to end, then stop the loop."""
 
     async def leave() -> None:
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks(loop) - {asyncio.current_task(loop)}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await loop.shutdown_asyncgens()
         loop.stop()
 

@@ -102,21 +102,28 @@ class StepQueue:
         task.add_done_callback(self._drained)
 
     async def _drain(self) -> None:
-        while True:
-            with self.lock:
-                if not self._steps:
-                    self.active = False
-                    break
-                step = self._steps.popleft()
+        while (step := self._next()) is not None:
             await self._take(step)
-        self._run.end_work()
-        self.spoken.changed.fire()
+        self._empty()
 
     def _drained(self, task: "asyncio.Task[None]") -> None:
         """A task that was cancelled before it began has failed none of its steps yet."""
         if task.cancelled():
-            self._fail(self._run.reason or CancelledError("the interpreter is shutting down"))
-            self._start()
+            error = self.error or self._run.reason or CancelledError("the interpreter is shutting down")
+            self._fail(error)
+            while (step := self._next()) is not None:
+                step.fail(error)
+            self._empty()
+
+    def _next(self) -> Step | None:
+        """The next step, or None: then what is pushed later starts a task of its own."""
+        with self.lock:
+            self.active = bool(self._steps)
+            return self._steps.popleft() if self.active else None
+
+    def _empty(self) -> None:
+        self._run.end_work()
+        self.spoken.changed.fire()
 
     async def _take(self, step: Step) -> None:
         error = self.error or self._run.reason

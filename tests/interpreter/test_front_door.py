@@ -98,6 +98,23 @@ print(pending["y"])
 
 
 @pytest.mark.processes
+def test_a_process_that_ends_with_its_programs_just_begun_says_nothing() -> None:
+    code = """
+import umbel as ul
+@ul.function
+def program(s):
+    s += "a" + ul.gen("x")
+    forks = s.fork(2)
+    forks += ul.gen("y")
+    forks.join()
+for _ in range(50):
+    program.run(backend=ul.Echo())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.processes
 def test_a_process_ends_although_calls_are_pending() -> None:
     code = """
 import umbel as ul

@@ -43,6 +43,32 @@ def test_closing_cancels_what_runs() -> None:
     assert future.cancelled()
 
 
+def test_closing_cancels_also_what_begins_meanwhile() -> None:
+    thread = LoopThread("toy")
+    ended: list[str] = []
+    started = threading.Event()
+
+    async def late() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("late")
+
+    async def forever() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            tasks.append(asyncio.create_task(late()))
+            await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+    thread.spawn(forever())
+    assert started.wait(10)
+    thread.close()
+    assert ended == ["late"]
+
+
 def test_a_loop_does_not_wait_for_itself() -> None:
     thread = LoopThread("toy")
 
