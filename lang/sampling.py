@@ -130,6 +130,8 @@ def overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ParameterError: an option that does not exist, has a wrong type or is given twice, under two names.
     """
+    if not isinstance(options, Mapping):
+        raise ParameterError(f"sampling parameters must be a dict such as {{'temperature': 0}}, got {options!r}")
     result: dict[str, Any] = {}
     for name, value in options.items():
         if name not in OPTIONS:

@@ -216,7 +216,13 @@ class Runtime:
         return self
 
     def complete(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> Final:  # Any: see overrides
-        """One prompt outside of any program → its completions and what they cost. Blocks."""
+        """One prompt outside of any program → its completions and what they cost. Blocks.
+
+        Raises:
+            ParameterError: a prompt that is no string, or unknown or wrong sampling parameters.
+        """
+        if not isinstance(prompt, str):
+            raise ParameterError(f"complete() takes one prompt, a string; got {type(prompt).__name__} {prompt!r}")
         sampling = merge(overrides(sampling_params or {}))
 
         async def last() -> Final:

@@ -173,6 +173,10 @@ def test_helpers_answer_without_a_program(runtime: Runtime) -> None:
     assert (info["model"], info["engine"], info["option_seed"]) == ("oracle", "ready", 1)
     with pytest.raises(ParameterError, match="sampling has no option"):
         runtime.complete("x", {"max_token": 3})
+    with pytest.raises(ParameterError, match="takes one prompt, a string; got list"):
+        runtime.complete(["a", "b"])
+    with pytest.raises(ParameterError, match="must be a dict"):
+        runtime.complete("x", "greedy")
 
 
 @pytest.mark.processes
