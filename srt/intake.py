@@ -46,7 +46,8 @@ class Intake:
         start = sampling.prompt_logprobs_from
         if start is not None and start > len(tokens):
             raise RequestError(
-                f"prompt_logprobs_from={start}, but the prompt has {len(tokens)} tokens; write 0 to that"
+                f"logprob_start_len (prompt_logprobs_from={start}) is past the prompt of {len(tokens)} tokens; "
+                f"write 0 to {len(tokens)}"
             )
         if sampling.seed is None and not sampling.greedy:
             raise RequestError("the request has no seed; the gateway sets one for every continuation")

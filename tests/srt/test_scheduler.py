@@ -291,7 +291,10 @@ class TestEndings:
         [
             (greedy(2, stop_token_ids=(VOCABULARY,)), f"stop_token_ids: token id {VOCABULARY}"),
             (greedy(2, logit_bias={VOCABULARY + 5: 1.0}), f"logit_bias: token id {VOCABULARY + 5}"),
-            (greedy(2, prompt_logprobs_from=18), "prompt_logprobs_from=18"),
+            (
+                greedy(2, prompt_logprobs_from=18),
+                "logprob_start_len (prompt_logprobs_from=18) is past the prompt of 17 tokens; write 0 to 17",
+            ),
             (SamplingParams(), "no seed"),
         ],
     )
