@@ -21,7 +21,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status; errors of umbel are printed without a traceback."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     command: Callable[[argparse.Namespace], int] = {"run": _run, "chat": _chat, "models": _models}[options.command]
     try:
         return command(options)
@@ -30,6 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """argparse gives what stands behind `FILE --model NAME` back as unknown: it is the file's."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    for argument in rest:
+        if options.command != "run" or argument.startswith("-"):
+            behind = "; write -- before the options of the file" if options.command == "run" else ""
+            parser.error(f"unknown argument {argument!r}{behind}")
+    if rest:
+        options.arguments += rest
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +83,8 @@ def _models(options: argparse.Namespace) -> int:
         weights: Any = importlib.import_module("umbel.srt.weights")  # by name: the interpreter imports no runtime
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "runtime") from None
-    table = rich.table.Table("name", "family", "size", "folder", box=None, header_style="bold")
+    table = rich.table.Table("name", "family", "size", box=None, header_style="bold")
+    table.add_column("folder", overflow="fold")  # a path that is cut short is of no use
     models = weights.list_models()
     for model in models:
         table.add_row(model.name, model.family, f"{model.size / 1e6:.0f} MB", str(model.folder))

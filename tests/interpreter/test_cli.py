@@ -43,6 +43,22 @@ def test_the_model_may_stand_behind_the_file(tmp_path: Path) -> None:
     assert backend.options.model == "oracle"
 
 
+def test_arguments_of_the_file_may_stand_behind_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("import sys\nprint(sys.argv[1:])\n")
+    assert main(["run", str(file), "a", "--model", "oracle", "b"]) == 0
+    assert capsys.readouterr().out == "['a', 'b']\n"
+
+
+def test_an_unknown_option_says_where_those_of_the_file_go(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "program.py", "--fast"])
+    assert "unknown argument '--fast'; write -- before the options of the file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["models", "--json"])
+    assert "unknown argument '--json'\n" in capsys.readouterr().err
+
+
 def test_a_missing_file_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "nothing.py"]) == 1
     error = capsys.readouterr().err
@@ -54,6 +70,7 @@ def test_models_lists_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("UMBEL_CACHE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "50")
     assert main(["models"]) == 0
     assert "no model yet" in capsys.readouterr().out
     folder = tmp_path / "models" / "tiny"
@@ -63,6 +80,7 @@ def test_models_lists_the_cache(
     printed = capsys.readouterr().out
     assert "tiny" in printed
     assert "llama" in printed
+    assert "".join(line.split()[-1] for line in printed.splitlines()[1:]) == str(folder)  # folded, not cut
 
 
 def test_a_conversation_remembers_and_can_begin_anew() -> None:
