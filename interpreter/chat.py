@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from ..lang.chat_template import TemplateWarning
 from ..lang.ops import assistant, gen, system, user
 from ..lang.state import State
+from .arguments import sampling_defaults
 from .backends.runtime import Runtime
 from .program import function
 
@@ -47,6 +48,7 @@ def chat(model: str | None, *, system: str | None, temperature: float, max_token
     """Runs until the user leaves. Returns the exit status."""
     import rich.console
 
+    settings = sampling_defaults({"temperature": temperature, "max_tokens": max_tokens})  # before a model is loaded
     console = rich.console.Console(highlight=False)
     with Runtime(model) as runtime:
         runtime.wait_ready()
@@ -71,8 +73,7 @@ def chat(model: str | None, *, system: str | None, temperature: float, max_token
                 lambda text: console.print(text, end="", markup=False),
                 system,
                 backend=runtime,
-                temperature=temperature,
-                max_tokens=max_tokens,
+                **settings,
                 stop=stops,
                 stream=True,  # or the reply could come whole, if it is asked for before somebody reads it
             )

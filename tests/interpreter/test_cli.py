@@ -95,5 +95,13 @@ def test_a_conversation_remembers_and_can_begin_anew() -> None:
     assert conversation.run(iter(["/quit", "never"]), shown.append, None, backend=echo).ret_value is False
 
 
+def test_chat_checks_its_options_before_it_starts_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat_module, "Runtime", None)
+    assert main(["chat", "--max-tokens", "-1"]) == 1
+    assert "max_tokens=-1 is out of range" in capsys.readouterr().err
+
+
 def test_chat_stops_at_the_other_sides_line_without_a_template() -> None:
     assert all(stop.startswith("\n") and stop.endswith(":") for stop in chat_module.PLAIN_STOPS)
