@@ -94,6 +94,11 @@ class MissingExtraError(UmbelError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package!r} is not installed; run: pip install 'umbel[{extra}]'")
+        self._given = (package, extra)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Copied as its two words: a pool of processes sends errors back that way."""
+        return type(self), self._given
 
 
 def remedy(name: str, known: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """`import umbel`: fast, light, and what it says it is."""
 
 import ast
+import copy
 import os
 import subprocess
 import sys
@@ -58,6 +59,11 @@ def test_type_checkers_see_the_same_names() -> None:
         for alias in statement.names
     }
     assert seen == {(module, name) for module, names in umbel._HOMES.items() for name in names}
+
+
+def test_an_error_can_be_copied_to_another_process() -> None:
+    error = umbel.MissingExtraError("torch", "runtime")
+    assert str(copy.copy(error)) == str(error)
 
 
 def test_all_errors_of_the_tree_are_public() -> None:
