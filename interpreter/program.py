@@ -219,13 +219,17 @@ def function(
     Bare, or with sampling defaults: `@function(temperature=0, stop="\\n")`.
 
     Raises:
-        ParameterError: an unknown option, or a function without a parameter.
+        ParameterError: an unknown option, a function without a parameter, or a generator.
     """
     defaults = sampling_defaults(options)
 
     def decorate(body: Function) -> Program:
         if not callable(body) or isinstance(body, type):
             raise ParameterError(f"@function needs a function, got {body!r}")
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise ParameterError(
+                f"@function: {body!r} is a generator, which calling does not run; return a list instead"
+            )
         return Program(Body(name or str(getattr(body, "__name__", "program")), body, defaults))
 
     return decorate if body is None else decorate(body)

@@ -126,6 +126,18 @@ def test_a_function_without_a_state_is_not_a_program() -> None:
             pass
 
 
+def test_a_generator_is_not_a_program() -> None:
+    def body(s):
+        yield s
+
+    async def async_body(s):
+        yield s
+
+    for generator in (body, async_body):
+        with pytest.raises(ul.ParameterError, match="is a generator"):
+            ul.function(generator)
+
+
 def test_bound_arguments_are_filled_in_and_can_be_given_anew(echo: Echo) -> None:
     @ul.function
     def program(s, a, b, c=3):
