@@ -174,7 +174,8 @@ def gen(
         ParameterError: a wrong value, at once and not when the program has run half-way.
         ConstraintError: `regex`, `json_schema`, `dtype` or `stop_regex`, which need constrained decoding.
     """
-    _check_name(name)
+    if name is not None:
+        check_name(name)
     if unknown:
         raise unknown_option("gen()", next(iter(unknown)), {*(gen.__kwdefaults__ or {}), "name", "max_tokens"})
     for parameter, value in (
@@ -247,7 +248,8 @@ def select(
         ParameterError: no choices, a choice that is not a non-empty string, duplicates, an unknown method,
             or a temperature other than 0.
     """
-    _check_name(name)
+    if name is not None:
+        check_name(name)
     if isinstance(choices, str | Mapping) or not isinstance(choices, Iterable):
         raise ParameterError(f"select({name!r}) needs choices=[...], a list of strings; got {choices!r}")
     options = tuple(choices)
@@ -370,8 +372,9 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **options
     return gen(name, max_tokens, dtype=str, **options)
 
 
-def _check_name(name: object) -> None:
-    if name is not None and (not isinstance(name, str) or not name):
+def check_name(name: object) -> None:
+    """Raises ParameterError for what cannot be the name of a variable."""
+    if not isinstance(name, str) or not name:
         raise ParameterError(f"a variable name must be a non-empty string, got {name!r}")
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from .errors import ParameterError, ProgramError
-from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, expression, role
+from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, check_name, expression, role
 from .protocol import Usage
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
@@ -141,6 +141,7 @@ class BaseState:
 
     def var_scope(self, name: str) -> Any:
         """`with s.var_scope("x"):` — variable x is the text appended inside."""
+        check_name(name)
         return self._block(VarScopeBegin(name), VarScopeEnd(name))
 
     @contextmanager
@@ -154,10 +155,11 @@ class BaseState:
     # -------------------------------------------------------------------------------- variables
 
     def __setitem__(self, name: str, value: Value) -> None:
+        check_name(name)
         self._sink.assign(name, value)
 
     def set_var(self, name: str, value: Value) -> None:
-        self._sink.assign(name, value)
+        self[name] = value
 
     def __contains__(self, name: object) -> bool:
         """Whether the program has asked for this variable, its value known or not."""

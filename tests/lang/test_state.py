@@ -159,6 +159,14 @@ def test_all_branches_get_it_or_none() -> None:
     assert [sink.ops for sink in sinks] == [[], [], []]
 
 
+@pytest.mark.parametrize("name", [5, "", None])
+def test_the_names_of_variables_are_checked(name: object) -> None:
+    state = State(Notebook())
+    for say in (state.var_scope, lambda name: state.set_var(name, 1), lambda name: state.__setitem__(name, 1)):
+        with pytest.raises(ParameterError, match="variable name"):
+            say(name)
+
+
 def test_branches_are_indexed_iterated_and_appended_to() -> None:
     group, sinks, _ = fork(2)
     group[1] += "only here"
