@@ -156,7 +156,7 @@ def gen(
     return_logprob: bool | None = None,
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool = True,
+    return_text_in_logprobs: bool | None = None,
     dtype: type | str | None = None,
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
@@ -220,8 +220,10 @@ def gen(
         return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
     if choices_method is not None:
         raise ParameterError(f"choices_method={choices_method!r} needs choices=[...]")
+    if not isinstance(return_text_in_logprobs, bool | None):
+        raise ParameterError(f"return_text_in_logprobs must be True or False, got {return_text_in_logprobs!r}")
     _check_alone(given)
-    return Gen(name, given, return_text_in_logprobs)
+    return Gen(name, given, return_text_in_logprobs is not False)
 
 
 def _check_alone(given: Mapping[str, Any]) -> None:

@@ -62,6 +62,9 @@ def test_an_unknown_option_suggests_the_nearest() -> None:
 def test_values_are_checked_when_the_operation_is_made() -> None:
     with pytest.raises(ParameterError, match="max_tokens=-1"):
         gen("x", max_tokens=-1)
+    with pytest.raises(ParameterError, match="return_text_in_logprobs must be True or False, got 'no'"):
+        gen("x", return_text_in_logprobs="no")
+    assert gen("x", return_text_in_logprobs=None) == Gen("x")  # SGLang's spelling of "not given"
     assert gen("x", min_tokens=500) == Gen("x", {"min_tokens": 500})  # max_tokens may come from the run
 
 
