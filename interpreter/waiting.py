@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..lang.errors import DeadlineError
+from ..lang.errors import DeadlineError, ParameterError
 
 Wake = Callable[[], object]
 
@@ -43,9 +43,15 @@ class Signal:
 
 
 def earliest(timeout: float | None, deadline: float | None) -> float | None:
-    """A timeout in seconds from now and a deadline on `time.monotonic` → the nearer point in time."""
+    """A timeout in seconds from now and a deadline on `time.monotonic` → the nearer point in time.
+
+    Raises:
+        ParameterError: the timeout is no number.
+    """
     if timeout is None:
         return deadline
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise ParameterError(f"timeout={timeout!r}; write seconds, or None to wait for the run's own deadline")
     limit = time.monotonic() + timeout
     return limit if deadline is None else min(limit, deadline)
 

@@ -96,6 +96,13 @@ def test_a_read_with_its_own_timeout_does_not_end_the_run() -> None:
     assert state["x"] == "a"
 
 
+def test_a_timeout_of_a_read_is_a_number(echo: Echo) -> None:
+    state = program.run(backend=echo, timeout=PATIENCE)
+    for read in (lambda: state.get_var("x", timeout="soon"), lambda: state.text(timeout="soon")):
+        with pytest.raises(ul.ParameterError, match="timeout='soon'; write seconds"):
+            read()
+
+
 def test_asking_for_the_error_waits_until_it_is_known() -> None:
     error = ul.EngineError("gone")
 
