@@ -31,6 +31,10 @@ class Checkpoint:
             )
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
+        return self.take_as_stored(name, *shape).to(self._dtype)
+
+    def take_as_stored(self, name: str, *shape: int) -> torch.Tensor:
+        """In the dtype of the file: on the CPU its mapped pages, neither copied nor converted."""
         self.require([name])
         self._taken.add(name)
         tensor = self._tensors[name]
@@ -39,7 +43,7 @@ class Checkpoint:
                 f"tensor {name} has shape {list(tensor.shape)}, the configuration says {list(shape)}; "
                 "check that config.json belongs to these weights"
             )
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return tensor.to(self._device)
 
     def take_fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> torch.Tensor:
         """Several tensors, stacked along the first dimension: one product instead of several."""

@@ -14,12 +14,11 @@ from ..kv_pool import KVGeometry
 from .checkpoint import Checkpoint
 from .config_values import Config
 from .decoder_config import DecoderConfig, LayerConfig, read_config
-from .layers import ACTIVATIONS, Linear, RMSNorm
+from .layers import ACTIVATIONS, Head, Linear, RMSNorm
 from .model import Rows, Tensors
 from .rope import Rope, turn
 
 MLP_ROWS = 1024  # rows of one pass through an MLP, which has by far the widest intermediates
-HEAD_ROWS = 128  # rows of one product with the vocabulary, whose result is copied into the caller's buffer
 
 
 class Attention:
@@ -90,7 +89,7 @@ class MLP:
         if len(x) > MLP_ROWS:
             return torch.cat([self(rows) for rows in torch.split(x, MLP_ROWS)])
         gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(self._activation(gate) * up)
+        return self._down(self._activation(gate).mul_(up))
 
 
 class Layer:
@@ -132,13 +131,16 @@ class Decoder:
         weights.require(_landmarks(config))
         self.config = config
         self.device = device
+        self._dtype = dtype
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.heads = config.heads
         self.kv_geometry = KVGeometry(len(config.layers), config.kv_heads, config.head_dim, dtype)
         self.windows = config.windows
 
-        self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        # Only the rows of a step are converted, unless the head is the same matrix and has to be converted anyway.
+        take = weights.take if config.tied and not pack else weights.take_as_stored
+        self._embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._embedding_scale = None
         if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
@@ -147,27 +149,21 @@ class Decoder:
         self._norm = RMSNorm(final, eps=config.norm_eps, centered=config.centered_norm)
         head = self._embedding
         if not config.tied:
-            head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
-        self._head = Linear(head, packed=pack)
+            head = weights.take_as_stored("lm_head.weight", config.vocab_size, config.hidden_size)
+        self._head = Head(head, dtype=dtype, softcap=config.logit_softcap, packed=pack)
         weights.finish(ignored=frozenset({"lm_head.weight"}) if config.tied else frozenset())
         self._ropes = {rope: Rope(rope, config.head_dim, device) for rope in {layer.rope for layer in config.layers}}
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
-        x = functional.embedding(rows.token_ids, self._embedding)  # [R, hidden]
+        x = functional.embedding(rows.token_ids, self._embedding).to(self._dtype)  # [R, hidden]
         if self._embedding_scale is not None:
             x = x * self._embedding_scale
         angles = {config: rope.angles(rows.positions, x.dtype) for config, rope in self._ropes.items()}
         for layer in self._layers:
             x = layer(x, angles[layer.rope], attention)
         x = self._norm(x.index_select(0, rows.logit_rows))  # [L, hidden]
-        for first in range(0, len(x), HEAD_ROWS):
-            out[first : first + HEAD_ROWS] = self._logits(x[first : first + HEAD_ROWS])
+        self._head(x, out)
         return out
-
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        logits = self._head(x)
-        softcap = self.config.logit_softcap
-        return (logits / softcap).tanh() * softcap if softcap else logits
 
 
 def _landmarks(config: DecoderConfig) -> list[str]:

@@ -10,7 +10,7 @@ from umbel.srt import model_runner
 from umbel.srt.batch import Runner
 from umbel.srt.kv_pool import KVGeometry, KVPool, slots_for_bytes
 from umbel.srt.model_runner import ModelRunner, build_runner, resolve_dtype
-from umbel.srt.models import decoder
+from umbel.srt.models import decoder, layers
 from umbel.srt.models.layers import can_pack
 
 from .reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
@@ -102,8 +102,24 @@ def test_mlp_and_vocabulary_products_in_blocks_give_the_same_logits(
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     whole = runner.forward(batch).clone()
     monkeypatch.setattr(decoder, "MLP_ROWS", 7)
-    monkeypatch.setattr(decoder, "HEAD_ROWS", 5)
+    monkeypatch.setattr(layers, "HEAD_ROWS", 5)
+    monkeypatch.setattr(layers, "HEAD_BLOCK", 13)
+    in_blocks = build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", pack=True)
     assert relative_error(runner.forward(batch), whole) < 1e-5
+    assert relative_error(in_blocks.forward(batch), whole) < 1e-5
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_a_file_in_another_dtype_is_the_same_model(pack: bool) -> None:
+    """The embedding stays as stored, and only the rows of a step are converted."""
+    stored = {name: tensor.bfloat16() for name, tensor in TENSORS.items()}
+    converted = {name: tensor.float() for name, tensor in stored.items()}
+    batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
+    left, right = (
+        build_runner(CONFIG, tensors, num_slots=NUM_SLOTS, dtype="float32", pack=pack).forward(batch)
+        for tensors in (stored, converted)
+    )
+    assert torch.equal(left, right)
 
 
 def test_the_pool_takes_as_many_slots_as_its_bytes_hold() -> None:
