@@ -12,7 +12,7 @@ from ..batch import Batch
 from ..kv_pool import KVPool
 from .backend import AttentionGeometry
 from .plan import make_plan
-from .torch_groups import ItemGroup, TorchPlan, group_items
+from .torch_groups import ItemGroup, Places, TorchPlan, group_items
 
 
 class TorchBackend:
@@ -24,6 +24,7 @@ class TorchBackend:
         block_rows: most query rows of one item.
         split: most keys of one item; None takes what the workspace holds.
         workspace_bytes: largest temporary tensor.
+        slices: consecutive rows and keys are read where they lie, not gathered.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class TorchBackend:
         block_rows: int = 128,
         split: int | None = None,
         workspace_bytes: int = 16 << 20,
+        slices: bool = True,
     ) -> None:
         if block_rows < 1 or (split is not None and split < 1):
             raise ParameterError(f"block_rows={block_rows}, split={split}: write numbers of at least 1")
         self.geometry = geometry
         self.device = torch.device(device)
         self.block_rows = block_rows
+        self.slices = slices
         self.max_keys = max(1, workspace_bytes // (geometry.kv_heads * geometry.head_dim * 4))
         self.max_cells = max(1, workspace_bytes // (geometry.heads * 4))
         fitting = max(1, min(self.max_keys, self.max_cells // block_rows))
@@ -47,7 +50,9 @@ class TorchBackend:
 
     def plan(self, batch: Batch, window: int | None) -> TorchPlan:
         plan = make_plan(batch, window, block_rows=self.block_rows, split=self.split)
-        return group_items(plan, max_keys=self.max_keys, max_cells=self.max_cells, device=self.device)
+        return group_items(
+            plan, max_keys=self.max_keys, max_cells=self.max_cells, slices=self.slices, device=self.device
+        )
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
         pool.keys[layer].index_copy_(0, slots, keys)
@@ -75,9 +80,9 @@ class TorchBackend:
         for group in plan.groups:
             attended, lse = self._attend_group(group, queries, keys, values, scale=scale, softcap=softcap)
             if group.direct_from is None:
-                out.index_copy_(0, group.direct_to, attended.to(out.dtype))
+                _put(out, group.direct_to, attended)
                 continue
-            out.index_copy_(0, group.direct_to, attended.index_select(0, group.direct_from).to(out.dtype))
+            _put(out, group.direct_to, attended.index_select(0, group.direct_from))
             if lse is None:
                 continue
             part_out.index_copy_(0, group.partial_to, attended.index_select(0, group.partial_from))
@@ -99,11 +104,11 @@ class TorchBackend:
         """Float32 results [G*N, heads, head_dim]; if a row has further parts, the log-sum-exp [G*N, heads] too."""
         items, kv_heads, head_dim = group.items, self.geometry.kv_heads, self.geometry.head_dim
         packed = (items, -1, kv_heads, self.geometry.group, head_dim)  # [G, N, kv_heads, group, head_dim]
-        query = queries.index_select(0, group.rows).float().mul_(scale).view(packed).transpose(1, 2)
+        query = (_take(queries, group.rows).float() * scale).reshape(packed).transpose(1, 2)
         query = query.reshape(items, kv_heads, -1, head_dim)  # [G, kv_heads, N*group, head_dim]
         gathered = (items, -1, kv_heads, head_dim)  # [G, L, kv_heads, head_dim]
-        key = keys.index_select(0, group.keys).float().view(gathered).transpose(1, 2)
-        value = values.index_select(0, group.keys).float().view(gathered).transpose(1, 2)
+        key = _take(keys, group.keys).float().view(gathered).transpose(1, 2)
+        value = _take(values, group.keys).float().view(gathered).transpose(1, 2)
 
         logits = query @ key.transpose(2, 3)  # [G, kv_heads, N*group, L]
         if softcap:
@@ -118,6 +123,17 @@ class TorchBackend:
             return result, None
         lse = logits.logsumexp(-1).view(items, kv_heads, -1, self.geometry.group).transpose(1, 2)
         return result, lse.reshape(-1, self.geometry.heads)
+
+
+def _take(tensor: torch.Tensor, places: Places) -> torch.Tensor:
+    return tensor[places] if isinstance(places, slice) else tensor.index_select(0, places)
+
+
+def _put(out: torch.Tensor, places: Places, rows: torch.Tensor) -> None:
+    if isinstance(places, slice):
+        out[places] = rows
+    else:
+        out.index_copy_(0, places, rows.to(out.dtype))
 
 
 def _merge(part_out: torch.Tensor, part_lse: torch.Tensor, merge_from: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .plan import AttentionPlan
 
+Places = slice | torch.Tensor  # int64 indices; consecutive ones are a slice, which reads without a copy
 SMALL_CELLS = 4096  # padding below this many (row, key) cells costs less than another call
 
 
@@ -27,12 +28,12 @@ class ItemGroup:
     """G items padded to N rows and L keys."""
 
     items: int  # G
-    keys: torch.Tensor  # int64 [G*L] pool slots
-    rows: torch.Tensor  # int64 [G*N] query rows
+    keys: Places  # [G*L] pool slots
+    rows: Places  # [G*N] query rows
     mask: torch.Tensor | None  # float32 [G, 1, N, 1, L], 0 or -inf, to be added; None: nothing is masked
     # Where results go. `*_from` index the G*N padded rows; None: all of them, in order.
     direct_from: torch.Tensor | None
-    direct_to: torch.Tensor  # int64: row of the output
+    direct_to: Places  # row of the output
     partial_from: torch.Tensor  # int64, empty when no row of the group has further parts
     partial_to: torch.Tensor  # int64: place in the workspace of partial results
 
@@ -48,14 +49,17 @@ class TorchPlan:
     merge_from: torch.Tensor  # int64 [M, most parts] places in the workspace, padded with the empty one
 
 
-def group_items(plan: AttentionPlan, *, max_keys: int, max_cells: int, device: torch.device) -> TorchPlan:
-    """Groups of at most `max_keys` padded keys and `max_cells` padded (row, key) cells; an item alone may exceed."""
+def group_items(plan: AttentionPlan, *, max_keys: int, max_cells: int, slices: bool, device: torch.device) -> TorchPlan:
+    """Groups of at most `max_keys` padded keys and `max_cells` padded (row, key) cells; an item alone may exceed.
+
+    `slices`: consecutive places become slices.
+    """
     parts = np.diff(plan.merge_ptr)  # [R]
     split_slots = np.flatnonzero(parts[plan.q_rows] > 1)  # partial slots that need the workspace
     place = np.full(len(plan.q_rows), -1, dtype=np.int64)
     place[split_slots] = np.arange(len(split_slots))
     groups = tuple(
-        _prepare(plan, items, place, device) for items in _pack(plan, max_keys=max_keys, max_cells=max_cells)
+        _prepare(plan, items, place, slices, device) for items in _pack(plan, max_keys=max_keys, max_cells=max_cells)
     )
     merge_rows = np.flatnonzero(parts > 1)
     most = int(parts.max(initial=1))
@@ -93,8 +97,9 @@ def _pack(plan: AttentionPlan, *, max_keys: int, max_cells: int) -> list[NDArray
 
 
 def _prepare(
-    plan: AttentionPlan, items: NDArray[np.int64], place: NDArray[np.int64], device: torch.device
+    plan: AttentionPlan, items: NDArray[np.int64], place: NDArray[np.int64], slices: bool, device: torch.device
 ) -> ItemGroup:
+    places = _places if slices else _index
     first_key, end_key = plan.item_kv[items, 0], plan.item_kv[items, 1]
     first_slot, end_slot = plan.item_q[items], plan.item_q[items + 1]
     column = np.arange((end_key - first_key).max(), dtype=np.int32)  # [L]
@@ -110,11 +115,11 @@ def _prepare(
     partial = np.flatnonzero(real & (target >= 0))
     return ItemGroup(
         items=len(items),
-        keys=_index(keys.ravel(), device),
-        rows=_index(rows.ravel(), device),
+        keys=places(keys.ravel(), device),
+        rows=places(rows.ravel(), device),
         mask=_mask(plan, items, rows, column, device),
         direct_from=None if len(direct) == rows.size else _index(direct, device),
-        direct_to=_index(rows.ravel()[direct], device),
+        direct_to=places(rows.ravel()[direct], device),
         partial_from=_index(partial, device),
         partial_to=_index(target[partial], device),
     )
@@ -139,6 +144,12 @@ def _mask(
     blocked = torch.from_numpy(hidden).to(device)
     mask = torch.zeros(blocked.shape, dtype=torch.float32, device=device).masked_fill_(blocked, float("-inf"))
     return mask[:, None, :, None, :]
+
+
+def _places(values: NDArray[np.integer], device: torch.device) -> Places:
+    if len(values) and (values[1:] - values[:-1] == 1).all():
+        return slice(int(values[0]), int(values[-1]) + 1)
+    return _index(values, device)
 
 
 def _index(values: NDArray[np.integer], device: torch.device) -> torch.Tensor:

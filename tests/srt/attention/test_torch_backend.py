@@ -15,12 +15,13 @@ from .batches import HEADS, Sequence, dense_attention, make_batch, random_pool, 
 
 SCALE = 0.3
 backends = st.builds(
-    lambda block_rows, split, workspace: TorchBackend(
-        HEADS, "cpu", block_rows=block_rows, split=split, workspace_bytes=workspace
+    lambda block_rows, split, workspace, slices: TorchBackend(
+        HEADS, "cpu", block_rows=block_rows, split=split, workspace_bytes=workspace, slices=slices
     ),
     st.sampled_from([1, 3, 128]),
     st.one_of(st.none(), st.integers(1, 20)),
     st.sampled_from([1, 4096, 16 << 20]),  # one item per group, a few, all
+    st.booleans(),
 )
 windows = st.one_of(st.none(), st.integers(1, 30))
 
@@ -105,7 +106,7 @@ def test_decode_rows_of_like_length_share_one_call() -> None:
 def test_no_temporary_exceeds_the_workspace() -> None:
     geometry = AttentionGeometry(heads=8, kv_heads=4, head_dim=16)
     batch, num_slots = make_batch([Sequence(prefix=3000, query=300), Sequence(prefix=5000, query=1)], seed=0)
-    backend = TorchBackend(geometry, "cpu", workspace_bytes=1 << 20)
+    backend = TorchBackend(geometry, "cpu", workspace_bytes=1 << 20, slices=False)
     pool = random_pool(num_slots, geometry, torch.float32, seed=0)
     queries = torch.randn(batch.rows, geometry.heads, geometry.head_dim)
     plan = backend.plan(batch, None)
@@ -137,6 +138,22 @@ def test_positions_of_rows_follow_from_the_slots_not_from_rotary_positions() -> 
     queries = torch.randn(3, HEADS.heads, HEADS.head_dim)
     first, second = (backend.attend(0, queries, pool, backend.plan(b, 4), scale=SCALE) for b in (batch, moved))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("parts", [[Sequence(prefix=6, query=1)], [Sequence(prefix=0, query=5)] * 2])
+def test_consecutive_slots_read_in_place_give_the_same(parts: list[Sequence]) -> None:
+    batch, num_slots = make_batch(parts, seed=0)
+    ends = np.cumsum([len(slots) for slots in batch.slots])
+    every = np.arange(1, ends[-1] + 1, dtype=np.int32)
+    batch = dataclasses.replace(batch, slots=tuple(np.split(every, ends[:-1])))
+    pool = random_pool(max(num_slots, len(every) + 1), HEADS, torch.float32, seed=1)
+    queries = torch.randn(batch.rows, HEADS.heads, HEADS.head_dim)
+    in_place, gathered = TorchBackend(HEADS, "cpu"), TorchBackend(HEADS, "cpu", slices=False)
+    plan = in_place.plan(batch, None)
+    assert all(isinstance(group.keys, slice) for group in plan.groups)
+    actual = in_place.attend(0, queries, pool, plan, scale=SCALE)
+    expected = gathered.attend(0, queries, pool, gathered.plan(batch, None), scale=SCALE)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("limits", [{"block_rows": 0}, {"split": 0}])
