@@ -68,6 +68,7 @@ class GatewayServer:
         self._startup = Startup(self._clients, self._limits)
         self._engine: EngineChild | None = None
         self._generation = 0
+        self._ended_because: str | None = None  # when it was us
         self._tasks: set[asyncio.Task[None]] = set()
 
     def engine_process_id(self) -> int | None:
@@ -170,9 +171,7 @@ class GatewayServer:
                 case Start() if self._startup.failure is None:
                     await self._start_engine()
                 case Kill(reason):
-                    log.error("the engine is ended: %s", reason)
-                    assert self._engine is not None, "an engine that is up has a process"
-                    self._engine.kill()
+                    self._end_engine(reason)
                 case Start() | None:
                     pass
             if self._core is not None:
@@ -183,8 +182,14 @@ class GatewayServer:
             self._flush()
             await asyncio.sleep(self._supervision.tick)
 
+    def _end_engine(self, reason: str) -> None:
+        assert self._engine is not None, "an engine that is up has a process"
+        self._ended_because = reason
+        self._engine.kill()
+
     async def _start_engine(self) -> None:
         self._generation += 1
+        self._ended_because = None
         self._engine = EngineChild(self._context, self._folder, self._generation, Counter())
         self._supervisor.started()
         try:
@@ -243,11 +248,12 @@ class GatewayServer:
 
     async def _wait_for_exit(self, engine: EngineChild) -> None:
         reason = await engine.exit_reason()
-        self._engine_gone(engine, reason)
+        self._engine_gone(engine, self._ended_because or reason)
         self._flush()
 
     def _engine_gone(self, engine: EngineChild, reason: str) -> None:
-        log.error("the engine is gone: %s", reason)
+        level = logging.INFO if self._supervisor.start_explained else logging.ERROR  # every client is told then
+        log.log(level, "the engine is gone: %s", reason)
         was_ready = self._supervisor.life is EngineLife.READY
         self._engine = None
         engine.close()

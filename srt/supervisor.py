@@ -64,6 +64,11 @@ class Supervisor:
     def life(self) -> EngineLife:
         return self._life
 
+    @property
+    def start_explained(self) -> bool:
+        """The engine that starts has said why it cannot."""
+        return self._told is not None
+
     # ------------------------------------------------------------------ what happened
 
     def started(self) -> None:

@@ -147,6 +147,7 @@ def test_a_stopped_engine_counts_as_dead_and_is_replaced(runtime: Runtime) -> No
 
     results, text = asyncio.run(scenario())
     assert all(isinstance(result, EngineError) for result in results)
+    assert "no sign of life" in str(results[0])  # why it was ended, not how
     assert len(text) == 5
     assert not first.is_running()
 

@@ -105,7 +105,9 @@ def test_a_start_that_says_why_it_fails_is_not_tried_again() -> None:
     watched = Watched()
     watched.supervisor.started()
     cause = StartFailure("ModelError", "no such model")
+    assert not watched.supervisor.start_explained
     watched.supervisor.start_failed(cause)
+    assert watched.supervisor.start_explained
     assert isinstance(watched.supervisor.decide(), Kill)
     watched.supervisor.exited("it was ended by SIGKILL")
     assert watched.supervisor.failure == cause
