@@ -38,7 +38,13 @@ class KVPool:
         self.device = torch.device(device)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        self.clear()
+        try:
+            self.clear()
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise ParameterError(
+                f"a KV pool of {num_slots - 1} tokens takes {num_slots * geometry.bytes_per_slot} bytes, more than "
+                "there is; write a smaller pool_tokens or pool_memory"
+            ) from error
 
     def clear(self) -> None:
         """Forget everything. The old memory goes back first: two pools may not fit."""

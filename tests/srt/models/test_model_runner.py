@@ -139,6 +139,11 @@ def test_a_pool_without_a_usable_slot_is_refused() -> None:
         KVPool(GEOMETRY, 1, "cpu")
 
 
+def test_a_pool_larger_than_memory_says_what_to_write() -> None:
+    with pytest.raises(ParameterError, match="more than there is; write a smaller pool_tokens"):
+        KVPool(GEOMETRY, 1 << 45, "cpu")
+
+
 @pytest.mark.parametrize(("fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_auto_takes_bfloat16_only_where_the_cpu_multiplies_it(
     fast: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
