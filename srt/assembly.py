@@ -112,11 +112,12 @@ def _open_source(options: RuntimeOptions) -> "ModelSource":
 def _model_runner(options: RuntimeOptions, source: "ModelSource") -> Runner:
     import torch
 
-    from .model_runner import build_runner
+    from .model_runner import build_runner, resolve_device
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    resolve_device(device)  # refused here, before its memory is asked about
     slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
     runner = build_runner(
         source.config,

@@ -53,3 +53,12 @@ def test_pieces_of_a_stream_are_whole_characters_and_add_up(runtime: Runtime) ->
 def test_a_prompt_beyond_the_pool_is_refused_with_the_numbers(runtime: Runtime) -> None:
     with pytest.raises(ul.UmbelError, match="KV pool of 4096 tokens"):
         runtime.complete("word " * 5000, GREEDY)
+
+
+def test_a_device_that_is_not_there_is_named_before_anything_is_loaded() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    with Runtime(device="cuda") as absent, pytest.raises(ul.ModelError, match="no CUDA device"):
+        absent.wait_ready()
