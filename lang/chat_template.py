@@ -268,6 +268,3 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
     import json
 
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-PLAIN = ChatTemplate(None)

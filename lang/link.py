@@ -17,8 +17,6 @@ from .protocol import FromBackend, ToBackend
 MAX_FRAME = 32 * 2**20  # bytes
 SEQUENCE_BYTES = 8
 
-Scalar = str | int | float | bool | None
-
 
 class _Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     pass

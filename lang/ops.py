@@ -4,7 +4,7 @@
 whoever runs or records the program. Operations add up: `"Q: " + gen("a") + "\\n"` is a `Sequence`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -378,6 +378,3 @@ def check_name(name: object) -> None:
     """Raises ParameterError for what cannot be the name of a variable."""
     if not isinstance(name, str) or not name:
         raise ParameterError(f"a variable name must be a non-empty string, got {name!r}")
-
-
-ForkBody = Callable[[int], object]

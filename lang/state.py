@@ -173,7 +173,7 @@ class BaseState:
 
     @property
     def usage(self) -> Usage:
-        """Tokens and calls of this run so far, branches included; after `sync()` of everything said."""
+        """Tokens and calls of this run so far, branches included; final when everything said has run."""
         return self._sink.usage()
 
     def cancel(self) -> None:

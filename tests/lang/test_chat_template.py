@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from umbel.lang.chat_template import PLAIN, ChatTemplate, TemplateWarning, Turn
+from umbel.lang.chat_template import ChatTemplate, TemplateWarning, Turn
 from umbel.lang.errors import TemplateError
 from umbel.lang.prompt import Part, Text
 
@@ -128,14 +128,14 @@ def test_without_a_template_one_loud_fallback() -> None:
     assert len(caught) == 1
     assert text(parts) == "SYSTEM: You answer in one word.\nUSER: Capital of France?\nASSISTANT: Paris\n"
     assert not any(part.control for part in parts if isinstance(part, Text))
-    assert PLAIN.render(messages(CONVERSATION[1:2]), add_generation_prompt=True).endswith("ASSISTANT:")
+    assert chat.render(messages(CONVERSATION[1:2]), add_generation_prompt=True).endswith("ASSISTANT:")
 
 
 def test_a_space_before_the_answer_is_written_for_constant_answers_only() -> None:
     llama2 = template(next(family for family in FAMILIES if family.name == "llama2"))
     turns = [Turn("user", "hi")]
     assert text(list(llama2.open(turns, "assistant"))) == ""
-    assert llama2.lead(turns, "assistant") == PLAIN.lead(turns, "assistant") == " "
+    assert llama2.lead(turns, "assistant") == ChatTemplate(None).lead(turns, "assistant") == " "
     assert llama2.lead([], "user") == ""
     assert ChatTemplate(CHATML).lead(turns, "assistant") == ""
 
