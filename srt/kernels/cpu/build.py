@@ -1,0 +1,103 @@
+"""Compiles the kernels with the system's compiler, once, into the cache folder.
+
+<cache>/kernels/<isa>-<digest>/umbel-kernels.so, where the digest is of the sources, the flags and the compiler. No
+torch headers are needed, so it takes seconds. A library is checked in a process of its own before it gets its name:
+an instruction that this machine refuses costs the kernels, never the runtime.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ....lang.errors import ModelError
+from ...weights.cache import build_once, cache_folder
+from .isa import Isa
+
+SOURCES = Path(__file__).parent / "source"
+LIBRARY = "umbel-kernels.so"
+FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi")
+COMPILE_SECONDS = 300.0
+CHECK_SECONDS = 60.0
+
+_CHECK = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+sys.exit(library.umbel_self_check())
+"""
+
+
+class NoKernels(Exception):
+    """The kernels cannot be had here; the message says why and what would help."""
+
+
+def library_path(isa: Isa, environment: Mapping[str, str] = os.environ) -> Path:
+    """The compiled library for `isa`, compiled now unless it is in the cache.
+
+    Raises:
+        NoKernels: there is no compiler, it fails, the cache folder cannot be written, or the result is wrong here.
+    """
+    compiler = find_compiler(environment)
+    folder = cache_folder(environment) / "kernels" / f"{isa.value}-{_digest(isa, compiler)}"
+    try:
+        build_once(folder, lambda making: _build(making, isa, compiler), complete=lambda path: (path / LIBRARY).exists())
+    except ModelError as error:  # of the cache folder
+        raise NoKernels(str(error)) from error
+    return folder / LIBRARY
+
+
+def find_compiler(environment: Mapping[str, str] = os.environ) -> str:
+    """`$CXX`, g++, clang++ or c++, whichever is there."""
+    asked = environment.get("CXX")
+    for name in [asked] if asked else ["g++", "clang++", "c++"]:
+        found = shutil.which(name, path=environment.get("PATH"))
+        if found:
+            return found
+    raise NoKernels(
+        f"CXX={asked} is not a program; unset it or name a C++ compiler"
+        if asked
+        else "there is no C++ compiler; install one (Debian and Ubuntu: apt-get install g++)"
+    )
+
+
+def _digest(isa: Isa, compiler: str) -> str:
+    """Of all that decides what the library does. The compiler counts by its path, size and time: asking it is slow."""
+    state = os.stat(compiler)
+    digest = hashlib.sha256(repr((isa.value, isa.compiler_flags, FLAGS)).encode())
+    digest.update(f"{os.path.realpath(compiler)} {state.st_size} {state.st_mtime_ns}".encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _build(folder: Path, isa: Isa, compiler: str) -> None:
+    print(f"umbel: compiling the {isa.value} kernels; this happens once", file=sys.stderr, flush=True)
+    flags = [*FLAGS, *isa.compiler_flags]
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            list(
+                pool.map(
+                    lambda pair: _run([compiler, *flags, "-c", str(pair[0]), "-o", str(pair[1])], COMPILE_SECONDS),
+                    zip(sources, objects, strict=True),
+                )
+            )
+        _run([compiler, *flags, *map(str, objects), "-o", str(folder / LIBRARY)], COMPILE_SECONDS)
+    _run([sys.executable, "-c", _CHECK, str(folder / LIBRARY)], CHECK_SECONDS, what="the self-check of the kernels")
+
+
+def _run(command: list[str], seconds: float, what: str = "the compiler") -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)
+    except subprocess.CalledProcessError as error:
+        lines = (error.stderr or "").strip().splitlines()
+        first = next((line for line in lines if "error" in line), lines[-1] if lines else f"status {error.returncode}")
+        raise NoKernels(f"{what} failed: {first}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoKernels(f"{what} failed: {error}") from error

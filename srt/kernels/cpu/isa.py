@@ -1,0 +1,78 @@
+"""Which instruction set the kernels are compiled for: the widest that this CPU has, or the one that is asked for."""
+
+import os
+import platform
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+
+from ....lang.errors import ParameterError
+
+
+class Isa(Enum):
+    """From the slowest to the fastest. `AMX_EMULATED` runs the tile code of AMX on any CPU, for tests."""
+
+    PORTABLE = "portable"
+    AVX2 = "avx2"
+    AVX512 = "avx512"
+    AMX = "amx"
+    AMX_EMULATED = "amx-emulated"
+
+    @property
+    def compiler_flags(self) -> tuple[str, ...]:
+        return _FLAGS[self]
+
+
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")  # as /proc/cpuinfo spells them
+_NEEDS: dict[Isa, tuple[str, ...]] = {
+    Isa.PORTABLE: (),
+    Isa.AVX2: ("avx2", "fma", "f16c"),
+    Isa.AVX512: ("avx2", "fma", "f16c", *_AVX512),
+    Isa.AMX: ("avx2", "fma", "f16c", *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
+}
+_VECTOR_512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
+_FLAGS: dict[Isa, tuple[str, ...]] = {
+    Isa.PORTABLE: (),
+    Isa.AVX2: ("-mavx2", "-mfma", "-mf16c"),
+    Isa.AVX512: ("-mavx2", "-mfma", "-mf16c", *_VECTOR_512),
+    Isa.AMX: (
+        *("-mavx2", "-mfma", "-mf16c", *_VECTOR_512, "-mavx512bf16"),
+        *("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DUMBEL_AMX"),
+    ),
+    Isa.AMX_EMULATED: ("-mavx2", "-mfma", "-mf16c", "-DUMBEL_AMX", "-DUMBEL_AMX_EMULATED"),
+}
+
+
+def cpu_flags() -> frozenset[str]:
+    """The features that the kernel of the operating system lists; empty where it lists none (not Linux)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+def usable(isa: Isa, flags: frozenset[str]) -> bool:
+    """Whether a CPU with these features runs it. What runs the emulation is AVX2."""
+    return flags.issuperset(_NEEDS[Isa.AVX2 if isa is Isa.AMX_EMULATED else isa])
+
+
+def choose_isa(environment: Mapping[str, str] = os.environ, flags: frozenset[str] | None = None) -> Isa:
+    """`$UMBEL_CPU_ISA`, or the fastest that this CPU runs.
+
+    Raises:
+        ParameterError: the variable names none, or one that this CPU does not run.
+    """
+    here = cpu_flags() if flags is None else flags
+    asked = environment.get("UMBEL_CPU_ISA", "")
+    if asked:
+        names = ", ".join(isa.value for isa in Isa)
+        if asked not in {isa.value for isa in Isa}:
+            raise ParameterError(f"UMBEL_CPU_ISA={asked}: write one of {names}, or unset it")
+        if not usable(Isa(asked), here):
+            raise ParameterError(f"UMBEL_CPU_ISA={asked}: this CPU ({platform.machine()}) does not run it; unset it")
+        return Isa(asked)
+    return next(isa for isa in (Isa.AMX, Isa.AVX512, Isa.AVX2, Isa.PORTABLE) if usable(isa, here))

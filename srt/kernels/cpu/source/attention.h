@@ -1,0 +1,40 @@
+// Attention over the paged pool: one list of work items for every kind of step (see srt/attention/plan.py).
+#pragma once
+
+#include "simd.h"
+
+namespace umbel {
+
+// The arrays of AttentionPlan. R rows, I items, S partial slots, T keys.
+struct AttentionPlan {
+    long rows, items, partials, keys;
+    const int32_t* row_lo;      // [R]
+    const int32_t* row_hi;      // [R]
+    const int32_t* item_q;      // [I+1]
+    const int32_t* q_rows;      // [S]
+    const int32_t* item_kv;     // [I, 2]
+    const int32_t* item_pos;    // [I]
+    const uint8_t* item_full;   // [I]
+    const int32_t* kv_idx;      // [T]
+    const int32_t* merge_ptr;   // [R+1]
+    const int32_t* merge_slot;  // [S]
+};
+
+// Keys and values of one layer: [slots, kv_heads, head_dim], float32 or bfloat16.
+struct LayerPool {
+    void* keys;
+    void* values;
+    int is_bf16;
+};
+
+struct AttentionShape {
+    long heads, kv_heads, head_dim;
+    float scale, softcap;  // softcap 0: none
+};
+
+// out[R, heads, head_dim] = attention of queries [R, heads, head_dim] (row strides in elements) to the pool.
+// Uses the whole team; the workspace for partial results is kept between calls.
+void attend(const AttentionPlan& plan, const AttentionShape& shape, const LayerPool& pool, const float* queries,
+            long query_stride, float* out, long out_stride);
+
+}  // namespace umbel

@@ -1,0 +1,107 @@
+// Vectors of VL floats in the width of the machine, written with the compiler's vector extensions: one text for every
+// instruction set. What only some machines can do (tiles, integer dot products) lives beside the kernel that uses it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace umbel {
+
+#if defined(__AVX512F__)
+constexpr int VL = 16;
+#elif defined(__AVX__)
+constexpr int VL = 8;
+#else
+constexpr int VL = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(VL * 4)));
+typedef int32_t vi __attribute__((vector_size(VL * 4)));
+typedef uint32_t vu __attribute__((vector_size(VL * 4)));
+typedef uint16_t vh __attribute__((vector_size(VL * 2)));
+
+#define UMBEL_INLINE inline __attribute__((always_inline))
+
+typedef uint16_t bf16;  // the upper half of a float32
+
+UMBEL_INLINE vf load(const float* p) {
+    vf v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+UMBEL_INLINE void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+UMBEL_INLINE vf splat(float x) { return vf{} + x; }
+UMBEL_INLINE vi splat_int(int32_t x) { return vi{} + x; }
+UMBEL_INLINE vf bits_to_float(vi v) { return (vf)v; }
+UMBEL_INLINE vi float_to_bits(vf v) { return (vi)v; }
+
+UMBEL_INLINE float from_bf16(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+UMBEL_INLINE bf16 to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (bf16)((bits >> 16) | 0x40);
+    return (bf16)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+UMBEL_INLINE vf load(const bf16* p) {
+    vh half;
+    std::memcpy(&half, p, sizeof half);
+    return (vf)(__builtin_convertvector(half, vu) << 16);
+}
+UMBEL_INLINE void store(bf16* p, vf v) {
+    vu bits = (vu)v;
+    vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+    vu quiet = (bits >> 16) | 0x40;
+    vi nan = (vi)((bits & 0x7fffffffu) > 0x7f800000u);
+    vh half = __builtin_convertvector((vu)(((vi)quiet & nan) | ((vi)rounded & ~nan)), vh);
+    std::memcpy(p, &half, sizeof half);
+}
+
+UMBEL_INLINE vf select(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+UMBEL_INLINE vf max(vf a, vf b) { return select(a > b, a, b); }
+UMBEL_INLINE vf min(vf a, vf b) { return select(a < b, a, b); }
+
+UMBEL_INLINE float sum(vf v) {
+    float total = 0;
+    for (int i = 0; i < VL; i++) total += v[i];
+    return total;
+}
+UMBEL_INLINE float max_of(vf v) {
+    float best = v[0];
+    for (int i = 1; i < VL; i++) best = v[i] > best ? v[i] : best;
+    return best;
+}
+
+// e^x to about 2 ulp: x = n·ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, and n into the exponent. Below -87: 0.
+UMBEL_INLINE vf exp(vf x) {
+    vi too_small = x < splat(-87.0f);
+    vf clipped = max(min(x, splat(88.0f)), splat(-87.0f));
+    vf shifted = clipped * 1.44269504088896341f + 12582912.0f;  // 1.5 · 2^23: the fraction is rounded away
+    vf n = shifted - 12582912.0f;
+    vf r = clipped - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    vi exponent = __builtin_convertvector(n, vi) << 23;
+    vf result = bits_to_float(float_to_bits(p) + exponent);
+    return select(too_small, vf{}, result);
+}
+UMBEL_INLINE vf tanh(vf x) {
+    vf limited = max(min(x, splat(10.0f)), splat(-10.0f));
+    vf e = exp(limited * 2.0f);
+    return (e - 1.0f) / (e + 1.0f);
+}
+
+UMBEL_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+}  // namespace umbel
