@@ -44,8 +44,12 @@ def library_path(isa: Isa, environment: Mapping[str, str] = os.environ) -> Path:
     """
     compiler = find_compiler(environment)
     folder = cache_folder(environment) / "kernels" / f"{isa.value}-{_digest(isa, compiler)}"
+
+    def complete(path: Path) -> bool:
+        return (path / LIBRARY).exists()
+
     try:
-        build_once(folder, lambda making: _build(making, isa, compiler), complete=lambda path: (path / LIBRARY).exists())
+        build_once(folder, lambda making: _build(making, isa, compiler), complete=complete)
     except ModelError as error:  # of the cache folder
         raise NoKernels(str(error)) from error
     return folder / LIBRARY

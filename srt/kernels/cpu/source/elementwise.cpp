@@ -1,0 +1,212 @@
+#include "elementwise.h"
+
+#include <cmath>
+
+#include "threads.h"
+
+namespace umbel {
+namespace {
+
+constexpr long FLOATS_PER_CHUNK = 1 << 14;  // below, a second thread costs more than it saves
+
+long row_grain(long rows, long size) {
+    long least = FLOATS_PER_CHUNK / (size > 0 ? size : 1) + 1;
+    long even = even_grain(rows, 4);
+    return even > least ? even : least;
+}
+
+float inverse_rms(const float* x, long size, float epsilon) {
+    vf total[4] = {};
+    long i = 0;
+    for (; i + 4 * VL <= size; i += 4 * VL)
+        for (int j = 0; j < 4; j++) {
+            vf v = load(x + i + j * VL);
+            total[j] += v * v;
+        }
+    float rest = sum((total[0] + total[1]) + (total[2] + total[3]));
+    for (; i < size; i++) rest += x[i] * x[i];
+    return 1.0f / std::sqrt(rest / (float)size + epsilon);
+}
+
+void scale_by(const float* x, float factor, const float* weight, float* out, long size) {
+    long i = 0;
+    for (; i + VL <= size; i += VL) store(out + i, load(x + i) * factor * load(weight + i));
+    for (; i < size; i++) out[i] = x[i] * factor * weight[i];
+}
+
+void add_scaled(float* x, const float* update, float factor, const float* weight, long size) {
+    long i = 0;
+    for (; i + VL <= size; i += VL) store(x + i, load(x + i) + load(update + i) * factor * load(weight + i));
+    for (; i < size; i++) x[i] += update[i] * factor * weight[i];
+}
+
+void add(float* x, const float* update, long size) {
+    long i = 0;
+    for (; i + VL <= size; i += VL) store(x + i, load(x + i) + load(update + i));
+    for (; i < size; i++) x[i] += update[i];
+}
+
+UMBEL_INLINE vf silu(vf x) { return x / (exp(-x) + 1.0f); }
+UMBEL_INLINE vf gelu_tanh(vf x) {
+    vf inner = (x + x * x * x * 0.044715f) * 0.7978845608028654f;
+    return x * 0.5f * (tanh(inner) + 1.0f);
+}
+UMBEL_INLINE vf gelu(vf x) {
+    vf result = x;
+    for (int i = 0; i < VL; i++) result[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+    return result;
+}
+UMBEL_INLINE vf relu(vf x) { return max(x, vf{}); }
+
+template <vf (*FUNCTION)(vf)>
+void activate_row(const float* gate, const float* up, float* out, long size) {
+    long i = 0;
+    for (; i + VL <= size; i += VL) store(out + i, FUNCTION(load(gate + i)) * load(up + i));
+    for (; i < size; i++) out[i] = FUNCTION(splat(gate[i]))[0] * up[i];
+}
+
+// Dimension i turns with dimension i + size/2.
+void turn_head(const float* x, float factor, const float* weight, const float* angles, float* out, long size) {
+    long half = size / 2;
+    const float *cosines = angles, *sines = angles + half;
+    long i = 0;
+    for (; i + VL <= half; i += VL) {
+        vf low = load(x + i) * factor, high = load(x + half + i) * factor;
+        if (weight) {
+            low *= load(weight + i);
+            high *= load(weight + half + i);
+        }
+        vf c = load(cosines + i), s = load(sines + i);
+        store(out + i, low * c - high * s);
+        store(out + half + i, high * c + low * s);
+    }
+    for (; i < half; i++) {
+        float low = x[i] * factor, high = x[half + i] * factor;
+        if (weight) {
+            low *= weight[i];
+            high *= weight[half + i];
+        }
+        out[i] = low * cosines[i] - high * sines[i];
+        out[half + i] = high * cosines[i] + low * sines[i];
+    }
+}
+
+void put(const float* x, bf16* out, long size) {
+    long i = 0;
+    for (; i + VL <= size; i += VL) store(out + i, load(x + i));
+    for (; i < size; i++) out[i] = to_bf16(x[i]);
+}
+void put(const float* x, float* out, long size) { std::memcpy(out, x, size * sizeof(float)); }
+
+template <class T>
+void turn_rows(const HeadTurn& turn, float* qkv, const int64_t* positions, const int64_t* slots, T* keys, T* values,
+               long begin, long end) {
+    long size = turn.head_dim, width = (turn.heads + 2 * turn.kv_heads) * size;
+    for (long row = begin; row < end; row++) {
+        float* queries = qkv + row * width;
+        float* key = queries + turn.heads * size;
+        const float* value = key + turn.kv_heads * size;
+        const float* angles = turn.angles + positions[row] * size;
+        for (long head = 0; head < turn.heads + turn.kv_heads; head++) {
+            float* x = queries + head * size;
+            const float* weight = head < turn.heads ? turn.query_norm : turn.key_norm;
+            float factor = weight ? inverse_rms(x, size, turn.epsilon) : 1.0f;
+            turn_head(x, factor, weight, angles, x, size);
+        }
+        long place = slots[row] * turn.kv_heads * size;
+        put(key, keys + place, turn.kv_heads * size);
+        put(value, values + place, turn.kv_heads * size);
+    }
+}
+
+}  // namespace
+
+void rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon) {
+    parallel(rows, row_grain(rows, size), [&](long begin, long end) {
+        for (long row = begin; row < end; row++) {
+            const float* from = x + row * size;
+            scale_by(from, inverse_rms(from, size, epsilon), weight, out + row * size, size);
+        }
+    });
+}
+
+void add_and_norm(float* x, const float* update, const float* after, const float* next, float* normed, long rows,
+                  long size, float epsilon) {
+    parallel(rows, row_grain(rows, size), [&](long begin, long end) {
+        for (long row = begin; row < end; row++) {
+            float* into = x + row * size;
+            const float* from = update + row * size;
+            if (after)
+                add_scaled(into, from, inverse_rms(from, size, epsilon), after, size);
+            else
+                add(into, from, size);
+            scale_by(into, inverse_rms(into, size, epsilon), next, normed + row * size, size);
+        }
+    });
+}
+
+void activate(const float* gate_up, float* out, long rows, long size, Activation activation) {
+    auto function = activation == Activation::SILU        ? activate_row<silu>
+                    : activation == Activation::GELU_TANH ? activate_row<gelu_tanh>
+                    : activation == Activation::GELU      ? activate_row<gelu>
+                                                          : activate_row<relu>;
+    parallel(rows, row_grain(rows, 4 * size), [&](long begin, long end) {
+        for (long row = begin; row < end; row++) {
+            const float* gate = gate_up + row * 2 * size;
+            function(gate, gate + size, out + row * size, size);
+        }
+    });
+}
+
+void turn_and_store(const HeadTurn& turn, float* qkv, const int64_t* positions, const int64_t* slots, long rows,
+                    void* keys, void* values, bool pool_is_bf16) {
+    long width = (turn.heads + 2 * turn.kv_heads) * turn.head_dim;
+    parallel(rows, row_grain(rows, 2 * width), [&](long begin, long end) {
+        if (pool_is_bf16)
+            turn_rows(turn, qkv, positions, slots, (bf16*)keys, (bf16*)values, begin, end);
+        else
+            turn_rows(turn, qkv, positions, slots, (float*)keys, (float*)values, begin, end);
+    });
+}
+
+void embed(const void* embedding, bool is_bf16, const int64_t* tokens, float scale, float* out, long rows, long size) {
+    parallel(rows, row_grain(rows, size), [&](long begin, long end) {
+        for (long row = begin; row < end; row++) {
+            float* to = out + row * size;
+            if (is_bf16) {
+                const bf16* from = (const bf16*)embedding + tokens[row] * size;
+                for (long i = 0; i < size; i++) to[i] = from_bf16(from[i]) * scale;
+            } else {
+                const float* from = (const float*)embedding + tokens[row] * size;
+                for (long i = 0; i < size; i++) to[i] = from[i] * scale;
+            }
+        }
+    });
+}
+
+}  // namespace umbel
+
+using namespace umbel;
+
+extern "C" {
+
+void umbel_rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon) {
+    rms_norm(x, weight, out, rows, size, epsilon);
+}
+void umbel_add_and_norm(float* x, const float* update, const float* after, const float* next, float* normed, long rows,
+                        long size, float epsilon) {
+    add_and_norm(x, update, after, next, normed, rows, size, epsilon);
+}
+void umbel_activate(const float* gate_up, float* out, long rows, long size, int activation) {
+    activate(gate_up, out, rows, size, (Activation)activation);
+}
+void umbel_turn_and_store(const HeadTurn* turn, float* qkv, const int64_t* positions, const int64_t* slots, long rows,
+                          void* keys, void* values, int pool_is_bf16) {
+    turn_and_store(*turn, qkv, positions, slots, rows, keys, values, pool_is_bf16 != 0);
+}
+void umbel_embed(const void* embedding, int is_bf16, const int64_t* tokens, float scale, float* out, long rows,
+                 long size) {
+    embed(embedding, is_bf16 != 0, tokens, scale, out, rows, size);
+}
+
+}  // extern "C"

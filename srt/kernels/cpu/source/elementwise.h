@@ -1,0 +1,38 @@
+// What lies between the matrix products of a decoder: norms, residual sums, activations, the turn of queries and keys.
+// Everything is float32; rows are spread over the team.
+#pragma once
+
+#include "simd.h"
+
+namespace umbel {
+
+enum class Activation : int { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
+
+// out[r] = x[r] / rms(x[r]) · weight
+void rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon);
+
+// x[r] += after ? rms_norm(update[r], after) : update[r]; then normed[r] = rms_norm(x[r], next).
+// The residual sum and both norms around it in one pass over a row.
+void add_and_norm(float* x, const float* update, const float* after, const float* next, float* normed, long rows,
+                  long size, float epsilon);
+
+// out[r, i] = activation(gate_up[r, i]) · gate_up[r, size + i]
+void activate(const float* gate_up, float* out, long rows, long size, Activation activation);
+
+// What happens to the product [rows, heads + 2 kv_heads, head_dim] of queries, keys and values before attention.
+struct HeadTurn {
+    long heads, kv_heads, head_dim;
+    const float* query_norm;  // [head_dim], or nullptr: queries are not normalised
+    const float* key_norm;
+    float epsilon;
+    const float* angles;  // [positions, head_dim]: head_dim/2 cosines, then as many sines
+};
+
+// Queries in place; keys and values go to their slots. `keys` and `values` are [slots, kv_heads, head_dim].
+void turn_and_store(const HeadTurn& turn, float* qkv, const int64_t* positions, const int64_t* slots, long rows,
+                    void* keys, void* values, bool pool_is_bf16);
+
+// out[r] = embedding[tokens[r]] · scale
+void embed(const void* embedding, bool is_bf16, const int64_t* tokens, float scale, float* out, long rows, long size);
+
+}  // namespace umbel
