@@ -1,4 +1,29 @@
-"""One token to choose, and the chance that chooses it."""
+"""One token to choose, and the chance that chooses it.
+
+A draw is a Gumbel-max draw. The score of a token is
+
+    score(token) = logit · (1 / temperature) + g(seed, position, token)        in float64
+
+and the token with the largest score is taken, of equal ones the first. With independent standard Gumbel noise g this
+gives every token the probability softmax(logits / temperature)[token]. top_k, top_p and min_p take tokens out of the
+race beforehand; the noise of those that stay is the same, so they win in the proportion of their probabilities.
+
+The noise is a function of (seed, position, token) and of nothing else: a text is the same alone, in a batch, and after
+a retraction, and whoever computes logits in pieces need not have seen the others: a token whose logit plus
+`LARGEST_NOISE` stays behind the best score so far cannot win, and needs neither its noise nor its exact logit.
+
+    key   = mix(mix(seed) ^ position)              64 bits, one for a draw; mix is splitmix64
+    h     = token ^ low half of key                32 bits from here on, all arithmetic wraps around
+    h     = (h ^ h >> 17) · 0xed5ad4bb
+    h     = (h ^ h >> 11) + high half of key
+    h     = h · 0xac4c1b51
+    h     = (h ^ h >> 15) · 0x31848bab
+    h     = h ^ h >> 14                            Wellons's triple32, with the other half of the key inside
+    g     = −log(−log1p(−(h + ½) · 2⁻³²))          float64: small h is large noise
+
+Two libraries may round a logarithm differently in its last bit. Scores are compared in float64, where that decides
+nothing but ties closer than 10⁻¹⁵. `source/noise.h` is the same in C++.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +34,9 @@ from numpy.typing import NDArray
 from ..lang.sampling import SamplingParams
 
 _MASK = (1 << 64) - 1
+
+LARGEST_NOISE = 22.8739  # of h = 0, rounded up: −log(−log1p(−2⁻³³)) = 22.87385…
+SMALLEST_NOISE = -3.13  # of the largest h, rounded down: −log(33 · log 2) = −3.12999…
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +56,37 @@ class Draw:
     forbidden: frozenset[int] = frozenset()
 
 
+def draw_key(seed: int, position: int) -> int:
+    """64 bits that stand for (seed, position)."""
+    return _mix(_mix(seed) ^ (position & _MASK))
+
+
+def gumbel(keys: NDArray[np.uint64], tokens: NDArray[np.integer]) -> NDArray[np.float64]:
+    """The noise of each token under its key. keys and tokens: shapes that broadcast."""
+    hashed = token_hash(keys, tokens).astype(np.float64)
+    return -np.log(-np.log1p((hashed + 0.5) * -(2.0**-32)))
+
+
+def token_hash(keys: NDArray[np.uint64], tokens: NDArray[np.integer]) -> NDArray[np.uint32]:
+    """h of the definition above. For one key no two tokens have the same."""
+    low, high = keys.astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)
+    h = np.bitwise_xor(tokens.astype(np.uint32), low)
+    h = (h ^ (h >> np.uint32(17))) * np.uint32(0xED5AD4BB)
+    h = (h ^ (h >> np.uint32(11))) + high
+    h = h * np.uint32(0xAC4C1B51)
+    h = (h ^ (h >> np.uint32(15))) * np.uint32(0x31848BAB)
+    hashed: NDArray[np.uint32] = h ^ (h >> np.uint32(14))
+    return hashed
+
+
+def inverse_temperature(temperature: float) -> float:
+    """1 / temperature, finite for the smallest one: there the best token wins anyway."""
+    return 1.0 / max(temperature, 1e-30)
+
+
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on seed and position only: two rounds of splitmix64, its top 53 bits."""
-    return (_mix(_mix(seed) ^ (position & _MASK)) >> 11) * 2.0**-53
+    """A number in [0, 1) that depends on seed and position only: the top 53 bits of the key."""
+    return (draw_key(seed, position) >> 11) * 2.0**-53
 
 
 def _mix(value: int) -> int:
