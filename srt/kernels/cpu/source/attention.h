@@ -28,13 +28,18 @@ struct LayerPool {
 };
 
 struct AttentionShape {
-    long heads, kv_heads, head_dim;
-    float scale, softcap;  // softcap 0: none
+    long heads, kv_heads, head_dim;  // head_dim: a multiple of 16
+    float scale, softcap;            // softcap 0: none
 };
 
 // out[R, heads, head_dim] = attention of queries [R, heads, head_dim] (row strides in elements) to the pool.
 // Uses the whole team; the workspace for partial results is kept between calls.
 void attend(const AttentionPlan& plan, const AttentionShape& shape, const LayerPool& pool, const float* queries,
             long query_stride, float* out, long out_stride);
+
+// Writes keys and values [rows, kv_heads, head_dim] (row strides in elements) to their slots, rounded to what the pool
+// holds. Slot 0 is nowhere: rows whose key is in the pool already are sent there.
+void store(const AttentionShape& shape, const LayerPool& pool, const float* keys, long key_stride, const float* values,
+           long value_stride, const int64_t* slots, long rows);
 
 }  // namespace umbel
