@@ -6,15 +6,44 @@ A step is a flat list of rows (query tokens). Each sequence contributes consecut
                                prefix_lengths[i] keys           query_lengths[i] keys
 
 Rows of a step may read keys that other rows of the same step write: every layer stores before it attends.
+
+Most rows whose logits are "needed" need only the token that they choose. `Picks` says so, and a runner that finds
+the token without computing 262,144 logits may answer with it; any runner may give the logits instead.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Protocol
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:  # the gateway reads this file through its configuration, and must start without torch
+    import torch
+
 DUMMY_SLOT = 0  # never handed out; rows whose key is already in the pool write here
+
+
+class Pick(IntEnum):
+    """What is asked of a row of logits."""
+
+    ALL = 0  # the logits themselves
+    BEST = 1  # the most likely token, of equal ones the first
+    SAMPLE = 2  # a draw (draw.py), restricted by top_k and min_p at most
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picks:
+    """By logit row. The numbers of a row that is not SAMPLE mean nothing."""
+
+    kinds: NDArray[np.uint8]  # [L] Pick
+    inverse_temperatures: NDArray[np.float64]  # [L]
+    keys: NDArray[np.uint64]  # [L] draw.draw_key(seed, position)
+    top_k: NDArray[np.int32]  # [L] 0 = all; tokens that tie with the k-th stay
+    # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
+    min_p: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +59,28 @@ class Batch:
     logit_rows: NDArray[np.int64]  # [L] ascending rows of which the logits are needed
     # Radix path of each sequence, root first: (node id, first position, length). Empty: no grouping.
     paths: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    picks: Picks | None = None  # None: all logits of every logit row
 
     @property
     def rows(self) -> int:
         return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logits:
+    """What a forward pass answers, valid until the next one. A row has its logits, or its token, or both.
+
+    Build it with `complete` where all rows have their logits.
+    """
+
+    values: torch.Tensor  # float32 [F, vocab] of the rows that have all their logits; a sampler may write to it
+    places: NDArray[np.int64]  # [L] index into `values`, −1 = none
+    tokens: NDArray[np.int64]  # [L] the token that was picked, −1 = none; never of an ALL row
+
+    @classmethod
+    def complete(cls, values: torch.Tensor) -> Logits:
+        rows = len(values)
+        return cls(values, np.arange(rows, dtype=np.int64), np.full(rows, -1, dtype=np.int64))
 
 
 class Runner(Protocol):
@@ -43,8 +90,12 @@ class Runner(Protocol):
     context_length: int
     num_slots: int  # including DUMMY_SLOT
 
-    def forward(self, batch: Batch) -> "object":
-        """Run one step. Returns float32 logits, a torch tensor [L, vocab_size], valid until the next call."""
+    def forward(self, batch: Batch) -> Logits:
+        """Runs one step. Rows with Pick.ALL get their logits; of the others each gets its token or its logits.
+
+        Raises:
+            EngineError: a token was to be picked among logits that are not numbers.
+        """
 
     def clear(self) -> None:
         """Forget the KV pool's content (after a failed step or a flush)."""

@@ -32,6 +32,7 @@ class Counters:
     completion_tokens: int = 0
     forward_rows: int = 0
     logit_rows: int = 0
+    picked_rows: int = 0  # logit rows of which the runner gave the token, and not the logits
     evicted_tokens: int = 0
     pool_rebuilds: int = 0  # after failed steps and failed integrity checks
     integrity_failures: int = 0

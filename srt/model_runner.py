@@ -7,7 +7,7 @@ import torch
 from ..lang.errors import ModelError, ParameterError
 from .attention.backend import AttentionBackend, AttentionStep
 from .attention.torch_backend import TorchBackend
-from .batch import Batch
+from .batch import Batch, Logits
 from .kv_pool import KVPool, slots_for_bytes
 from .models.config_values import Config
 from .models.model import Model, Rows, Tensors, attention_geometry
@@ -43,8 +43,8 @@ class ModelRunner:
         self.backend: AttentionBackend[Any] = backend or TorchBackend(attention_geometry(model), model.device)
         self._logits = torch.empty((0, self.vocab_size), device=model.device)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """One step. The logits [L, vocab_size], float32, are a view of a buffer that the next step overwrites."""
+    def forward(self, batch: Batch) -> Logits:
+        """One step, all logits of every logit row: a view of a buffer that the next step overwrites."""
         device = self.model.device
         out = self._buffer(len(batch.logit_rows))  # outside inference mode: a sampler may write to it
         with torch.inference_mode():
@@ -59,7 +59,7 @@ class ModelRunner:
                 positions=torch.from_numpy(batch.positions).to(device),
                 logit_rows=torch.from_numpy(batch.logit_rows).to(device),
             )
-            return self.model.forward(rows, attention, out=out)
+            return Logits.complete(self.model.forward(rows, attention, out=out))
 
     def clear(self) -> None:
         self.pool.clear()

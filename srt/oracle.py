@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ..lang.errors import EngineError
 from ..lang.protocol import FinishReason
 from ..lang.sampling import SamplingParams
-from .batch import DUMMY_SLOT, Batch
-from .draw import Draw
+from .batch import DUMMY_SLOT, Batch, Logits, Pick, Picks
+from .draw import Draw, gumbel
 from .sampler import Sampler
 
 _LARGEST_VOCABULARY = 1 << 12  # 12 bits of id and 10 of hash: every logit is exact in float32 and unique in its row
@@ -84,6 +84,7 @@ class OracleRunner:
     Args:
         expected: when given, is asked at every step for the true tokens of each sequence of the batch, in order
             (`Scheduler.planned_tokens`); what the slots hold must be exactly these.
+        picks_tokens: answer rows that only have to choose a token with the token.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class OracleRunner:
         *,
         favourites: Iterable[int] | None = None,
         expected: Callable[[], Sequence[NDArray[np.int32]]] | None = None,
+        picks_tokens: bool = False,
     ) -> None:
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.num_slots = num_slots
         self.model = OracleModel(vocab_size, None if favourites is None else tuple(favourites))
         self.expected = expected
+        self.picks_tokens = picks_tokens
         self.batches: list[int] = []  # rows of every step
         self.clear()
 
@@ -108,7 +111,7 @@ class OracleRunner:
         self._positions = np.full(self.num_slots, -1, dtype=np.int64)
         self._histories = np.zeros(self.num_slots, dtype=np.uint64)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> Logits:
         self._check_shape(batch)
         self.batches.append(batch.rows)
         writes = batch.write_slots != DUMMY_SLOT
@@ -136,7 +139,10 @@ class OracleRunner:
         of_rows = np.concatenate(
             [own[-count:] for own, count in zip(fingerprints, batch.query_lengths.tolist(), strict=True)]
         )
-        return torch.from_numpy(self.model.logits(of_rows[batch.logit_rows]))
+        logits = self.model.logits(of_rows[batch.logit_rows])
+        if batch.picks is None or not self.picks_tokens:
+            return Logits.complete(torch.from_numpy(logits))
+        return _answer_picks(logits, batch.picks)
 
     def _gather(self, batch: Batch, index: int) -> NDArray[np.int64]:
         """The tokens in the sequence's slots, checked against its own rows and its positions."""
@@ -190,6 +196,26 @@ class OracleRunner:
             first += len(own)
         if (np.diff(batch.logit_rows) <= 0).any() or (batch.logit_rows >= batch.rows).any():
             raise OracleError("logit rows are not ascending rows of the batch")
+
+
+def _answer_picks(logits: NDArray[np.float32], picks: Picks) -> Logits:
+    """Rows with Pick.ALL keep their logits; of the others only a token is left. By the definitions, row by row."""
+    whole = picks.kinds == Pick.ALL
+    places = np.where(whole, np.cumsum(whole) - 1, -1)
+    tokens = np.full(len(logits), -1, dtype=np.int64)
+    for row in np.flatnonzero(~whole).tolist():
+        scores = logits[row].astype(np.float64)
+        if picks.kinds[row] == Pick.SAMPLE:
+            ids = np.arange(len(scores))
+            kept = np.ones(len(scores), dtype=np.bool_)
+            if 0 < picks.top_k[row] < len(scores):
+                kept &= scores >= np.sort(scores)[-int(picks.top_k[row])]
+            if picks.min_p[row] > 0:
+                kept &= (scores - scores.max()) * picks.inverse_temperatures[row] >= np.log(picks.min_p[row])
+            drawn = scores * picks.inverse_temperatures[row] + gumbel(picks.keys[row], ids)
+            scores = np.where(kept, drawn, -np.inf)
+        tokens[row] = scores.argmax()
+    return Logits(torch.from_numpy(logits[whole]), places, tokens)
 
 
 @dataclass(frozen=True, slots=True)

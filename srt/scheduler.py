@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import assert_never
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..lang.errors import DeadlineError, ParameterError, RequestError
@@ -38,6 +37,7 @@ from .intake import Intake
 from .kv_space import KVSpace
 from .memory import IntegrityError
 from .outcome import Outcome, Sampled, read_outcome
+from .picks import picks_of
 from .planner import Planner
 from .request import Generation, Phase, Prefilling, Request, Scoring
 from .roster import Roster
@@ -255,11 +255,10 @@ class Scheduler:
     def _forward(self, plan: StepPlan) -> Outcome | None:
         """Logits and what they say; None when the step has failed."""
         try:
-            batch = plan.build()
+            batch = plan.build(picks_of(plan.planned, plan.logit_rows) if self.config.partial_logits else None)
             started = self._clock.now()
             self._faults("engine.forward")
             logits = self._runner.forward(batch)
-            assert isinstance(logits, torch.Tensor), "a runner returns a torch tensor"
             computed = self._clock.now()
             self._faults("engine.sample")
             outcome = read_outcome(logits, plan, self._sampler)
@@ -271,6 +270,7 @@ class Scheduler:
         self._counters.steps += 1
         self._counters.forward_rows += batch.rows
         self._counters.logit_rows += plan.logit_rows
+        self._counters.picked_rows += int((logits.places < 0).sum())
         return outcome
 
     def _commit(self, plan: StepPlan, outcome: Outcome) -> None:

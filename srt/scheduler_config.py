@@ -28,6 +28,7 @@ class SchedulerConfig:
         in_step_sharing: a request may use keys that another request computes in the same step.
         max_wait: a request that has waited so many seconds goes before all cache-aware order.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
+        partial_logits: a row that only has to choose a token may be answered with the token, without its logits.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
     """
 
@@ -40,6 +41,7 @@ class SchedulerConfig:
     in_step_sharing: bool = True
     max_wait: float = 10.0
     headroom: int = 8
+    partial_logits: bool = True
     check_every_step: bool = False
 
     def __post_init__(self) -> None:

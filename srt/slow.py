@@ -2,7 +2,7 @@
 
 import time
 
-from .batch import Batch, Runner
+from .batch import Batch, Logits, Runner
 
 
 class Slowed:
@@ -15,7 +15,7 @@ class Slowed:
         self.context_length = runner.context_length
         self.num_slots = runner.num_slots
 
-    def forward(self, batch: Batch) -> object:
+    def forward(self, batch: Batch) -> Logits:
         time.sleep(self._seconds)
         return self._runner.forward(batch)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .batch import DUMMY_SLOT, Batch
+from .batch import DUMMY_SLOT, Batch, Picks
 from .request import Request
 
 
@@ -23,6 +23,11 @@ class PlannedRows:
     first_logit: int
     last_logit: int
     first_index: int
+
+    @property
+    def logits_of_last(self) -> int:
+        """Which of the step's rows of logits is that of the last row, the one that chooses a token."""
+        return self.first_index + self.end - 1 - self.first_logit
 
 
 @dataclass(slots=True)
@@ -59,7 +64,7 @@ class StepPlan:
         if self.rows_left is not None:
             self.rows_left = max(0, self.rows_left - (end - start))
 
-    def build(self) -> Batch:
+    def build(self, picks: Picks | None = None) -> Batch:
         """Paths are taken now, when no node of the tree is split any more before the step runs."""
         writes, logits = [], []
         offset = 0
@@ -78,6 +83,7 @@ class StepPlan:
             slots=tuple(r.request.slots(0, r.end) for r in self.planned),
             logit_rows=np.concatenate(logits),
             paths=tuple(_path(r.request, r.end) for r in self.planned),
+            picks=picks,
         )
 
 

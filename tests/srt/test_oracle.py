@@ -32,14 +32,14 @@ def runner() -> OracleRunner:
 def test_the_pool_gives_the_logits_of_the_whole_history() -> None:
     oracle = runner()
     oracle.forward(batch([1, 2, 3], [4, 5, 6]))
-    logits = oracle.forward(batch([1, 2, 3, 7], [4, 5, 6, 9], prefix=3))
+    logits = oracle.forward(batch([1, 2, 3, 7], [4, 5, 6, 9], prefix=3)).values
     assert torch.equal(logits[0], torch.from_numpy(oracle.model.reference([1, 2, 3, 7])))
 
 
 def test_a_row_without_a_slot_reads_the_key_that_is_there() -> None:
     oracle = runner()
     oracle.forward(batch([1, 2, 3], [4, 5, 6]))
-    logits = oracle.forward(batch([1, 2, 3], [4, 5, 6], prefix=2, known=3))
+    logits = oracle.forward(batch([1, 2, 3], [4, 5, 6], prefix=2, known=3)).values
     assert torch.equal(logits[0], torch.from_numpy(oracle.model.reference([1, 2, 3])))
 
 

@@ -92,7 +92,7 @@ def run_steps(runner: ModelRunner, sequences: Sequences, steps: Sequence[Sequenc
     """Logits of every token of every sequence, whatever step computed it: [tokens, vocab] each."""
     collected: list[list[torch.Tensor]] = [[] for _ in sequences.token_ids]
     for pieces in steps:
-        logits = runner.forward(sequences.batch(pieces)).clone()
+        logits = runner.forward(sequences.batch(pieces)).values.clone()
         for piece, part in zip(pieces, logits.split([p.count for p in pieces]), strict=True):
             collected[piece.sequence].append(part)
     return [torch.cat(parts) for parts in collected]

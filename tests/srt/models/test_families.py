@@ -151,7 +151,7 @@ def test_both_spellings_of_rope_parameters_give_the_same_model(case: str) -> Non
         for spelling in (config, spell_as_transformers_4(config))
     )
     batch = sequences().batch(WHOLE[0])
-    assert torch.equal(new.forward(batch), old.forward(batch))
+    assert torch.equal(new.forward(batch).values, old.forward(batch).values)
 
 
 def shared_prefix_run(runner: ModelRunner) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,7 +161,9 @@ def shared_prefix_run(runner: ModelRunner) -> tuple[torch.Tensor, torch.Tensor]:
     runner.clear()
     both = Sequences([ids[:14], ids], NUM_SLOTS)
     both.slots[1][:12] = both.slots[0][:12]
-    logits = runner.forward(both.batch([Piece(1, 12, 8), Piece(0, 0, 14)]))  # the reader stands before the writer
+    logits = runner.forward(
+        both.batch([Piece(1, 12, 8), Piece(0, 0, 14)])
+    ).values  # the reader stands before the writer
     return logits[:8].clone(), alone
 
 
@@ -176,11 +178,11 @@ def test_the_last_token_of_a_wholly_cached_prompt_is_computed_again_without_bein
     reference = reference_model("llama")
     runner = build_runner(reference.config.to_dict(), tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
     prompt = sequences()
-    first = runner.forward(prompt.batch([Piece(0, 0, 23)]))[-1].clone()
+    first = runner.forward(prompt.batch([Piece(0, 0, 23)])).values[-1].clone()
     keys = runner.pool.keys[0][1:].clone()
     again = prompt.batch([Piece(0, 22, 1)])
     again.write_slots[:] = 0
-    assert relative_error(runner.forward(again)[0], first) < 1e-5
+    assert relative_error(runner.forward(again).values[0], first) < 1e-5
     assert torch.equal(runner.pool.keys[0][1:], keys)
 
 

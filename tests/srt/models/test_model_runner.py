@@ -42,25 +42,25 @@ def test_the_runner_has_the_shape_that_the_scheduler_expects(runner: ModelRunner
 
 def test_only_the_rows_asked_for_get_logits(runner: ModelRunner) -> None:
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
-    every = runner.forward(batch).clone()
-    some = runner.forward(dataclasses.replace(batch, logit_rows=np.array([3, 29, 46])))
+    every = runner.forward(batch).values.clone()
+    some = runner.forward(dataclasses.replace(batch, logit_rows=np.array([3, 29, 46]))).values
     assert some.shape == (3, 97)
     assert some.dtype is torch.float32
     assert relative_error(some, every[[3, 29, 46]]) < 1e-5
-    assert runner.forward(dataclasses.replace(batch, logit_rows=np.array([], dtype=np.int64))).shape == (0, 97)
+    assert runner.forward(dataclasses.replace(batch, logit_rows=np.array([], dtype=np.int64))).values.shape == (0, 97)
 
 
 def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: ModelRunner) -> None:
-    first = runner.forward(sequences().batch([Piece(0, 0, 5)]))
+    first = runner.forward(sequences().batch([Piece(0, 0, 5)])).values
     first += 1.0
-    second = runner.forward(sequences().batch([Piece(0, 5, 3)]))
+    second = runner.forward(sequences().batch([Piece(0, 5, 3)])).values
     assert first.data_ptr() == second.data_ptr()
 
 
 def test_a_buffer_of_unusual_size_is_given_back(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "KEPT_LOGITS_BYTES", 20 * 97 * 4)
-    assert runner.forward(sequences().batch([Piece(0, 0, 30)])).shape == (30, 97)
-    after = runner.forward(sequences().batch([Piece(0, 29, 1)]))
+    assert runner.forward(sequences().batch([Piece(0, 0, 30)])).values.shape == (30, 97)
+    after = runner.forward(sequences().batch([Piece(0, 29, 1)])).values
     assert after.untyped_storage().nbytes() <= 20 * 97 * 4
 
 
@@ -75,7 +75,7 @@ def test_packed_weights_give_the_same_logits() -> None:
     assert can_pack(torch.float32)
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     packed, plain = (
-        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", pack=pack).forward(batch)
+        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", pack=pack).forward(batch).values
         for pack in (True, False)
     )
     assert relative_error(packed, plain) < 1e-5
@@ -85,7 +85,7 @@ def test_packed_weights_give_the_same_logits() -> None:
 def test_packed_bfloat16_weights_give_the_same_logits() -> None:
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     packed, plain = (
-        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="bfloat16", pack=pack).forward(batch)
+        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="bfloat16", pack=pack).forward(batch).values
         for pack in (True, False)
     )
     assert relative_error(packed, plain) < 0.02
@@ -100,13 +100,13 @@ def test_mlp_and_vocabulary_products_in_blocks_give_the_same_logits(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
-    whole = runner.forward(batch).clone()
+    whole = runner.forward(batch).values.clone()
     monkeypatch.setattr(decoder, "MLP_ROWS", 7)
     monkeypatch.setattr(layers, "HEAD_ROWS", 5)
     monkeypatch.setattr(layers, "HEAD_BLOCK", 13)
     in_blocks = build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", pack=True)
-    assert relative_error(runner.forward(batch), whole) < 1e-5
-    assert relative_error(in_blocks.forward(batch), whole) < 1e-5
+    assert relative_error(runner.forward(batch).values, whole) < 1e-5
+    assert relative_error(in_blocks.forward(batch).values, whole) < 1e-5
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -116,7 +116,7 @@ def test_a_file_in_another_dtype_is_the_same_model(pack: bool) -> None:
     converted = {name: tensor.float() for name, tensor in stored.items()}
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     left, right = (
-        build_runner(CONFIG, tensors, num_slots=NUM_SLOTS, dtype="float32", pack=pack).forward(batch)
+        build_runner(CONFIG, tensors, num_slots=NUM_SLOTS, dtype="float32", pack=pack).forward(batch).values
         for tensors in (stored, converted)
     )
     assert torch.equal(left, right)

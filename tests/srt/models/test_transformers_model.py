@@ -112,6 +112,6 @@ def test_a_step_that_wants_no_logits_only_fills_the_pool() -> None:
     runner = build_runner(reference.config.to_dict(), tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
     sequences = Sequences([random_tokens(12, 4)], NUM_SLOTS)
     nothing = dataclasses.replace(sequences.batch([Piece(0, 0, 11)]), logit_rows=np.array([], dtype=np.int64))
-    assert runner.forward(nothing).shape == (0, 97)
-    last = runner.forward(sequences.batch([Piece(0, 11, 1)]))
+    assert runner.forward(nothing).values.shape == (0, 97)
+    last = runner.forward(sequences.batch([Piece(0, 11, 1)])).values
     assert relative_error(last, reference_logits(reference, sequences.token_ids[0].tolist())[-1:]) < 2e-5
