@@ -30,7 +30,7 @@ UMBEL_INLINE vf load(const float* p) {
     return v;
 }
 UMBEL_INLINE void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
-UMBEL_INLINE vf splat(float x) { return vf{} + x; }
+UMBEL_INLINE vf splat(float x) { return x - vf{}; }  // 0 + x would be an addition: it turns -0 into 0
 UMBEL_INLINE vi splat_int(int32_t x) { return vi{} + x; }
 UMBEL_INLINE vf bits_to_float(vi v) { return (vf)v; }
 UMBEL_INLINE vi float_to_bits(vf v) { return (vi)v; }

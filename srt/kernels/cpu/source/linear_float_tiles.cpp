@@ -1,0 +1,203 @@
+// BF16 linears by AMX tiles: x is rounded to bfloat16 in tiles of 16 rows × 32 inputs, 16 lanes of a panel are one tile
+// of weights as they lie in memory, sums are float32.
+//
+// An output is summed tile by tile from the front of k, whatever the number of rows: blocks of k continue from the
+// float32 sum that the block before has stored.
+#include "linear_float.h"
+
+#include <utility>
+
+#include "memory.h"
+#include "threads.h"
+#include "tiles.h"
+
+namespace umbel {
+
+#if defined(UMBEL_AMX)
+
+namespace {
+
+constexpr long TILE_K = 32;                              // inputs of one tile
+constexpr long TILE_SIZE = TILE_ROWS * TILE_BYTES;       // bytes, of A and of B
+constexpr long BLOCK_K = 16;                             // tiles: two panels of a block stay in the first cache
+constexpr long BLOCK_ROWS = 8;                           // tiles of rows that share a visit of a panel
+constexpr long CHUNK_PANELS = 64;
+constexpr long AHEAD = 2048;                             // bytes of a panel that are asked for before their use
+
+struct Call {
+    const Matrix& weight;
+    const char* x;  // [tiles of rows, k_tiles, 16, 32] bfloat16, padded with zeros
+    long rows;
+    long k_tiles;
+    const float* bias;
+    float* out;
+    long out_stride;
+
+    long panel_bytes() const { return weight.k_padded * PANEL * (long)sizeof(bf16); }
+};
+
+// Rows [16 · tile, 16 · tile + 16) of x as tiles along k.
+void round_rows(const float* x, long rows, long x_stride, long k, long tile, bf16* tiles) {
+    long k_tiles = (k + TILE_K - 1) / TILE_K;
+    for (long r = 0; r < TILE_ROWS; r++) {
+        long row = tile * TILE_ROWS + r;
+        for (long t = 0; t < k_tiles; t++) {
+            bf16* line = tiles + (t * TILE_ROWS + r) * TILE_K;
+            long width = row >= rows ? 0 : k - t * TILE_K < TILE_K ? k - t * TILE_K : TILE_K;
+            const float* source = x + row * x_stride + t * TILE_K;
+            long i = 0;
+            for (; i + VL <= width; i += VL) store(line + i, load(source + i));
+            for (; i < width; i++) line[i] = to_bf16(source[i]);
+            for (; i < TILE_K; i++) line[i] = 0;
+        }
+    }
+}
+
+// R tiles of rows times P panels over `k_tiles` tiles: sums are tiles R·P at most 4, inputs 4 and 5, weights 6 and 7.
+// sums[r · P + p] is where a tile of sums begins, `strides` its bytes from row to row.
+template <int R, int P>
+void multiply(const char* x, long x_bytes, const char* panel, long panel_bytes, long k_tiles, bool first, bool streamed,
+              float* const* sums, const long* strides) {
+    auto each = [&]<int... S>(std::integer_sequence<int, S...>, auto&& body) {
+        (body.template operator()<S>(), ...);
+    };
+    constexpr auto ALL = std::make_integer_sequence<int, R * P>{};
+    each(ALL, [&]<int S>() {
+        if (first)
+            tile_zero<S>();
+        else
+            tile_load<S>(sums[S], strides[S]);
+    });
+    for (long t = 0; t < k_tiles; t++) {
+        tile_load<4>(x + t * TILE_SIZE, TILE_BYTES);
+        if constexpr (R == 2) tile_load<5>(x + x_bytes + t * TILE_SIZE, TILE_BYTES);
+        each(std::make_integer_sequence<int, P>{}, [&]<int V>() {
+            const char* weights = panel + V * panel_bytes + t * TILE_SIZE;
+            if (streamed)
+                for (long line = 0; line < TILE_SIZE; line += 64) prefetch(weights + AHEAD + line);
+            tile_load<6 + V % 2>(weights, TILE_BYTES);
+            tile_multiply_bf16<V, 4, 6 + V % 2>();
+            if constexpr (R == 2) tile_multiply_bf16<P + V, 5, 6 + V % 2>();
+        });
+    }
+    each(ALL, [&]<int S>() { tile_store<S>(sums[S], strides[S]); });
+}
+
+typedef void (*Multiply)(const char*, long, const char*, long, long, bool, bool, float* const*, const long*);
+constexpr Multiply KERNELS[3][5] = {
+    {},
+    {nullptr, multiply<1, 1>, multiply<1, 2>, nullptr, multiply<1, 4>},
+    {nullptr, multiply<2, 1>, multiply<2, 2>, nullptr, nullptr},
+};
+
+// Copies the part of a tile of sums that exists, row by row.
+void copy_rows(const float* from, long from_stride, float* to, long to_stride, long rows, long width) {
+    for (long r = 0; r < rows; r++) std::memcpy(to + r * to_stride, from + r * from_stride, width * sizeof(float));
+}
+
+// `tiles` tiles of rows from `tile` on, `panels` panels from `panel` on, k_tiles of k from `at` on. Whole tiles of sums
+// live in `out`; those that the end of rows or outputs cuts go through memory of their own.
+void compute_tiles(const Call& call, long tile, long tiles, long panel, long panels, long at, long k_tiles, bool streamed) {
+    alignas(64) float edges[4][TILE_ROWS * PANEL];
+    float* sums[4];
+    long strides[4];
+    for (long r = 0; r < tiles; r++)
+        for (long p = 0; p < panels; p++) {
+            long s = r * panels + p;
+            float* target = call.out + (tile + r) * TILE_ROWS * call.out_stride + (panel + p) * PANEL;
+            long rows = call.rows - (tile + r) * TILE_ROWS, width = call.weight.n - (panel + p) * PANEL;
+            bool whole = rows >= TILE_ROWS && width >= PANEL;
+            sums[s] = whole ? target : edges[s];
+            strides[s] = (whole ? call.out_stride : PANEL) * (long)sizeof(float);
+            if (rows > TILE_ROWS) rows = TILE_ROWS;
+            if (width > PANEL) width = PANEL;
+            if (!whole && at > 0) copy_rows(target, call.out_stride, edges[s], PANEL, rows, width);
+        }
+    long x_bytes = call.k_tiles * TILE_SIZE;
+    const char* weights = (const char*)call.weight.data + panel * call.panel_bytes() + at * TILE_SIZE;
+    KERNELS[tiles][panels](call.x + tile * x_bytes + at * TILE_SIZE, x_bytes, weights, call.panel_bytes(), k_tiles,
+                           at == 0, streamed, sums, strides);
+    bool last = at + k_tiles == call.k_tiles;
+    for (long r = 0; r < tiles; r++)
+        for (long p = 0; p < panels; p++) {
+            long s = r * panels + p;
+            float* target = call.out + (tile + r) * TILE_ROWS * call.out_stride + (panel + p) * PANEL;
+            long rows = call.rows - (tile + r) * TILE_ROWS, width = call.weight.n - (panel + p) * PANEL;
+            if (rows > TILE_ROWS) rows = TILE_ROWS;
+            if (width > PANEL) width = PANEL;
+            if (sums[s] != target) copy_rows(edges[s], PANEL, target, call.out_stride, rows, width);
+            if (last && call.bias)
+                for (long row = 0; row < rows; row++)
+                    for (long o = 0; o < width; o++)
+                        target[row * call.out_stride + o] += call.bias[(panel + p) * PANEL + o];
+        }
+}
+
+void compute_block(const Call& call, long first_tile, long end_tile, long first_panel, long end_panel) {
+    Tiles configured;
+    bool single = end_tile - first_tile == 1;  // of rows: weights are read once, so panels go side by side
+    long together = single ? 4 : 2;
+    long block_k = single ? call.k_tiles : BLOCK_K;
+    for (long at = 0; at < call.k_tiles; at += block_k) {
+        long k_tiles = call.k_tiles - at < block_k ? call.k_tiles - at : block_k;
+        for (long panel = first_panel; panel < end_panel;) {
+            long panels = together;
+            while (panels > end_panel - panel) panels /= 2;
+            for (long tile = first_tile; tile < end_tile; tile += 2) {
+                long tiles = end_tile - tile < 2 ? 1 : 2;
+                compute_tiles(call, tile, tiles, panel, panels, at, k_tiles, tile == first_tile);
+            }
+            panel += panels;
+        }
+    }
+}
+
+}  // namespace
+
+void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+                  long out_stride) {
+    static Buffer buffer;  // one loop of the team at a time, so one buffer
+    long k_tiles = (weight.k + TILE_K - 1) / TILE_K, row_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    long tile_elements = k_tiles * TILE_ROWS * TILE_K;
+    bf16* rounded = buffer.take<bf16>(row_tiles * tile_elements);
+    if (!rounded) return linear_vectors(weight, x, rows, x_stride, bias, out, out_stride);  // no memory: without copy
+    parallel(row_tiles, 2, [&](long begin, long end) {
+        for (long tile = begin; tile < end; tile++)
+            round_rows(x, rows, x_stride, weight.k, tile, rounded + tile * tile_elements);
+    });
+    Call call{weight, (const char*)rounded, rows, k_tiles, bias, out, out_stride};
+    long blocks = (row_tiles + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    long group = even_grain(weight.panels * blocks, 8, 4);
+    if (group > CHUNK_PANELS) group = CHUNK_PANELS;
+    long groups = (weight.panels + group - 1) / group;
+    parallel(groups * blocks, 1, [&](long begin, long end) {  // neighbours share panels
+        for (long chunk = begin; chunk < end; chunk++) {
+            long block = chunk % blocks, panel = chunk / blocks * group;
+            long panel_end = panel + group < weight.panels ? panel + group : weight.panels;
+            compute_block(call, block * row_tiles / blocks, (block + 1) * row_tiles / blocks, panel, panel_end);
+        }
+    });
+}
+
+void linear_panel_tiles(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
+    static thread_local Buffer buffer;  // inside a loop of the team every thread has its own rows
+    long k_tiles = (weight.k + TILE_K - 1) / TILE_K;
+    bf16* rounded = buffer.take<bf16>(k_tiles * TILE_ROWS * TILE_K);
+    if (!rounded) return linear_panel_vectors(weight, x, rows, x_stride, panel, tile);
+    Call call{weight, (const char*)rounded, TILE_ROWS, k_tiles, nullptr, nullptr, PANEL};
+    const char* weights = (const char*)weight.data + panel * call.panel_bytes();
+    Tiles configured;
+    for (long row = 0; row < rows; row += TILE_ROWS) {
+        long count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
+        alignas(64) float sums[TILE_ROWS * PANEL];
+        float* target = sums;
+        long stride = PANEL * (long)sizeof(float);
+        round_rows(x + row * x_stride, count, x_stride, weight.k, 0, rounded);
+        multiply<1, 1>((const char*)rounded, 0, weights, 0, k_tiles, true, true, &target, &stride);
+        std::memcpy(tile + row * PANEL, sums, count * PANEL * sizeof(float));
+    }
+}
+
+#endif
+
+}  // namespace umbel

@@ -1,0 +1,189 @@
+"""Linears of F32 and BF16 weights against functional.linear, on every instruction set that this machine executes."""
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from umbel.lang.errors import ParameterError
+from umbel.srt.kernels.cpu.isa import Isa
+from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
+
+from .native import native_isas
+
+FLOATS = (Format.F32, Format.BF16)
+TILED = (Isa.AMX, Isa.AMX_EMULATED)  # BF16 rounds x as well
+
+# rows, n, k: one and many tiles of rows, blocks of rows, cut panels, odd k, k of one and several blocks
+SHAPES = [
+    *((1, 16, 64), (1, 100, 63), (2, 33, 65), (3, 17, 640), (4, 80, 31), (5, 48, 513), (6, 200, 1024), (7, 99, 1)),
+    *((8, 64, 2), (13, 70, 1537), (16, 64, 96), (17, 130, 640), (33, 15, 1030), (70, 130, 640), (200, 40, 700)),
+]
+
+
+@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+def isa(request: pytest.FixtureRequest) -> Isa:
+    instruction_set: Isa = request.param
+    return instruction_set
+
+
+@pytest.fixture
+def library(isa: Isa) -> Iterator[ctypes.CDLL]:
+    loaded = load_library(isa)
+    loaded.umbel_set_threads(2)
+    yield loaded
+    loaded.umbel_set_threads(1)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded(weight: torch.Tensor, form: Format) -> torch.Tensor:
+    return weight.bfloat16().float() if form is Format.BF16 else weight
+
+
+def twin(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: Format, isa: Isa) -> torch.Tensor:
+    """In float64, so that what differs is the kernel's own rounding."""
+    inputs = x.bfloat16() if form is Format.BF16 and isa in TILED else x
+    return functional.linear(inputs.double(), rounded(weight, form).double(), None if bias is None else bias.double())
+
+
+def assert_close(out: torch.Tensor, expected: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Within what float32 sums of these magnitudes may lose: √k roundings of the largest partial sums."""
+    scale = x.norm(dim=1, keepdim=True).double() * weight.norm(dim=1).double()
+    assert bool(((out.double() - expected).abs() <= 1e-6 * scale + 1e-6).all())
+
+
+@pytest.mark.parametrize("form", FLOATS)
+@pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
+def test_a_linear_is_that_of_torch(library: ctypes.CDLL, isa: Isa, form: Format, rows: int, n: int, k: int) -> None:
+    x, weight, bias = normal(rows, k), normal(n, k, seed=1), normal(n, seed=2)
+    matrix = PackedMatrix(library, [weight], form)
+    assert_close(matrix(x), twin(x, weight, None, form, isa), x, weight)
+    assert_close(matrix(x, bias), twin(x, weight, bias, form, isa), x, weight)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 150), st.integers(1, 600), st.sampled_from(FLOATS), st.integers(0, 5))
+def test_sizes_and_strides_are_free(rows: int, n: int, k: int, form: Format, gap: int) -> None:
+    for isa in native_isas():
+        library = load_library(isa)
+        library.umbel_set_threads(2)
+        x, weight = normal(rows, k + gap)[:, :k], normal(n, k + gap, seed=1)[:, :k]
+        around = torch.full((rows, n + gap), 7.0)
+        PackedMatrix(library, [weight], form)(x, out=around[:, :n])
+        assert_close(around[:, :n], twin(x, weight, None, form, isa), x, weight)
+        assert bool((around[:, n:] == 7).all()), "nothing is written past the outputs"
+        library.umbel_set_threads(1)
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_what_lies_past_a_row_is_not_read(library: ctypes.CDLL, form: Format) -> None:
+    x = torch.full((9, 80), float("nan"))
+    x[:, :65] = normal(9, 65)
+    weight = normal(20, 65, seed=1)
+    out = PackedMatrix(library, [weight], form)(x[:, :65])
+    assert bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_a_row_gives_the_same_bits_alone_and_in_a_batch(library: ctypes.CDLL, form: Format) -> None:
+    x = normal(130, 1100)
+    matrix = PackedMatrix(library, [normal(90, 1100, seed=1)], form)
+    bias = normal(90, seed=2)
+    together = matrix(x, bias)
+    for rows in (1, 2, 3, 5, 6, 7, 11, 16, 17, 31, 32, 48):
+        assert torch.equal(matrix(x[40 : 40 + rows], bias), together[40 : 40 + rows])
+
+
+@pytest.mark.parametrize("form", FLOATS)
+@pytest.mark.parametrize("rows", [1, 5, 40, 130])
+def test_the_number_of_threads_changes_no_bit(library: ctypes.CDLL, form: Format, rows: int) -> None:
+    x, weight = normal(rows, 700), normal(410, 700, seed=1)
+    results = []
+    for threads in (1, 2, 3):
+        library.umbel_set_threads(threads)
+        results.append(PackedMatrix(library, [weight], form)(x))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_a_panel_gives_the_bits_of_the_whole(library: ctypes.CDLL, form: Format) -> None:
+    x = normal(21, 645)
+    matrix = PackedMatrix(library, [normal(41, 645, seed=1)], form)
+    whole = functional.pad(matrix(x), (0, 7))
+    for panel in range(3):
+        assert torch.equal(matrix.panel(x, panel), whole[:, 16 * panel : 16 * panel + 16])
+
+
+@pytest.mark.parametrize("form", FLOATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stacked_sources_are_one_matrix(library: ctypes.CDLL, form: Format, dtype: torch.dtype) -> None:
+    whole = normal(107, 333).to(dtype)
+    x = normal(4, 333, seed=1)
+    parts = [whole[:37], whole[37:38], whole[38:100], whole[100:]]
+    assert torch.equal(PackedMatrix(library, parts, form)(x), PackedMatrix(library, [whole.float()], form)(x))
+
+
+def test_a_strided_source_is_read_where_it_lies(library: ctypes.CDLL) -> None:
+    whole, x = normal(64, 200), normal(3, 64, seed=1)
+    part, turned = whole[::2, 100:164], whole[:, :50].T
+    for source in (part, turned):
+        matrix, plain = PackedMatrix(library, [source], Format.F32), PackedMatrix(library, [source.clone()], Format.F32)
+        assert torch.equal(matrix(x), plain(x))
+
+
+def test_float32_weights_become_the_nearest_bfloat16(library: ctypes.CDLL) -> None:
+    weight = normal(48, 70) * 1e3
+    x = torch.eye(70)
+    assert torch.equal(PackedMatrix(library, [weight], Format.BF16)(x), weight.bfloat16().float().T.contiguous())
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_nan_and_infinity_stay_in_their_row(library: ctypes.CDLL, form: Format) -> None:
+    x = normal(20, 130)
+    matrix = PackedMatrix(library, [normal(50, 130, seed=1)], form)
+    sound = matrix(x)
+    x[3, 5], x[11, 129] = float("nan"), float("inf")
+    out = matrix(x)
+    assert bool(out[3].isnan().all())
+    assert not bool(out[11].isfinite().any())
+    kept = [row for row in range(20) if row not in (3, 11)]
+    assert torch.equal(out[kept], sound[kept])
+
+
+def test_no_rows_are_no_work(library: ctypes.CDLL) -> None:
+    assert PackedMatrix(library, [normal(20, 30)], Format.F32)(normal(0, 30)).shape == (0, 20)
+
+
+def test_a_matrix_takes_its_weights_and_their_padding(library: ctypes.CDLL) -> None:
+    assert PackedMatrix(library, [normal(50, 100)], Format.F32).bytes == 64 * 128 * 4
+    assert PackedMatrix(library, [normal(50, 100)], Format.BF16).bytes == 64 * 128 * 2
+
+
+def test_what_a_kernel_cannot_read_is_refused(library: ctypes.CDLL) -> None:
+    matrix = PackedMatrix(library, [normal(20, 30)], Format.BF16)
+    with pytest.raises(ParameterError, match=r"x is \(4, 31\)"):
+        matrix(normal(4, 31))
+    with pytest.raises(ParameterError, match="bfloat16"):
+        matrix(normal(4, 30).bfloat16())
+    with pytest.raises(ParameterError, match="next to each other"):
+        matrix(normal(30, 4).T)
+    with pytest.raises(ParameterError, match="out is"):
+        matrix(normal(4, 30), out=torch.empty(4, 19))
+    with pytest.raises(ParameterError, match="bias is"):
+        matrix(normal(4, 30), normal(21))
+    with pytest.raises(ParameterError, match="panel=2"):
+        matrix.panel(normal(4, 30), 2)
+    with pytest.raises(ParameterError, match="cannot be stacked"):
+        PackedMatrix(library, [normal(2, 3), normal(2, 4)], Format.F32)
+    with pytest.raises(ParameterError, match="float16"):
+        PackedMatrix(library, [normal(2, 3).half()], Format.F32)
+    with pytest.raises(ParameterError, match="empty"):
+        PackedMatrix(library, [], Format.F32)
