@@ -23,7 +23,10 @@ constexpr int BLOCK = 64;                   // keys at a time: one block of keys
 constexpr int PANEL = 2 * VL;               // columns of a panel
 constexpr int TILE = VL == 16 ? 12 : 6;     // rows of a product that accumulate in registers, times two vectors
 constexpr int STREAMED = 8;                 // up to so many query vectors of an item are streamed
+constexpr int AHEAD = 8;                    // keys between a row that is streamed and the one that is fetched
 constexpr float NEVER = -__builtin_inff();  // the score of a key that is not seen
+
+#define UMBEL_UNROLL _Pragma("GCC unroll 16")
 
 // ------------------------------------------------------------------------------------------------ vectors of VL
 
@@ -61,7 +64,7 @@ UMBEL_INLINE vf sums(vf (&v)[VL]) {
     if constexpr (BIT == 0) {
         return v[0];
     } else {
-        for (int i = 0; i < BIT; i++) {
+        UMBEL_UNROLL for (int i = 0; i < BIT; i++) {
             vf own = pick(v[i], v[i + BIT], own_lanes<BIT>(Lanes{}));
             v[i] = own + pick(v[i], v[i + BIT], other_lanes<BIT>(Lanes{}));
         }
@@ -72,7 +75,7 @@ UMBEL_INLINE vf sums(vf (&v)[VL]) {
 template <int BIT = VL / 2>
 UMBEL_INLINE void transpose(vf (&v)[VL]) {
     if constexpr (BIT > 0) {
-        for (int i = 0; i < VL; i++) {
+        UMBEL_UNROLL for (int i = 0; i < VL; i++) {
             if (i & BIT) continue;
             vf a = v[i], b = v[i + BIT];
             v[i] = pick(a, b, first_lanes<BIT>(Lanes{}));
@@ -144,78 +147,126 @@ Scratch take_scratch(long vectors, long head_dim, long columns) {
 
 // score[q, k] for QUERIES queries and KEYS keys whose accumulators fill one vector of sums.
 constexpr int KEYS = VL / 4;
+constexpr int VALUES = 4;  // value rows at a time: a result is loaded and stored once for so many
+constexpr int LINE = 16;   // elements between prefetches; head_dim is a multiple of it
 
-template <int QUERIES, class Element>
-UMBEL_INLINE void dot_products(const float* query, long head_dim, const Element* const (&key)[KEYS], float* score) {
+// COUNT rows of a run of keys or values. Behind its end the last is repeated.
+template <int COUNT, class Element>
+struct Rows {
+    const Element* row[COUNT];
+
+    Rows(const Element* base, long row_stride, const int32_t* slots, long k, long count) {
+        UMBEL_UNROLL for (int i = 0; i < COUNT; i++)
+            row[i] = base + slots[k + i < count ? k + i : count - 1] * row_stride;
+    }
+};
+
+// Fetches such rows a few lines at a time while others are computed, one row after the other: what the machine fetches
+// by itself follows runs of lines. Several rows at once, or all lines at once, cost a third of the read speed.
+template <int COUNT, class Element>
+class Fetcher {
+  public:
+    Fetcher(const Rows<COUNT, Element>& rows, long head_dim) : rows_(rows), row_bytes_(head_dim * sizeof(Element)) {}
+
+    UMBEL_INLINE void fetch_lines() {  // as many as LINE elements of every row take
+        UMBEL_UNROLL for (long i = 0; i < (COUNT * LINE * (long)sizeof(Element) + 63) / 64; i++) {
+            if (row_ == COUNT) return;
+            prefetch((const char*)rows_.row[row_] + at_);
+            at_ += 64;
+            if (at_ >= row_bytes_) at_ = 0, row_++;
+        }
+    }
+
+  private:
+    const Rows<COUNT, Element>& rows_;
+    long row_bytes_, at_ = 0;
+    int row_ = 0;
+};
+
+template <int QUERIES, bool FETCH, class Element>
+UMBEL_INLINE void dot_products(const float* query, long head_dim, const Rows<KEYS, Element>& keys,
+                               const Rows<KEYS, Element>& next, float* score) {
     vf total[VL] = {};
-    for (long d = 0; d < head_dim; d += VL) {
-        vf q[QUERIES];
-        for (int i = 0; i < QUERIES; i++) q[i] = load(query + i * head_dim + d);
-        for (int k = 0; k < KEYS; k++) {
-            vf x = load(key[k] + d);
-            for (int i = 0; i < QUERIES; i++) total[i * KEYS + k] += q[i] * x;
+    Fetcher<KEYS, Element> fetcher(next, head_dim);
+    for (long line = 0; line < head_dim; line += LINE) {
+        if (FETCH) fetcher.fetch_lines();
+        UMBEL_UNROLL for (long d = line; d < line + LINE; d += VL) {
+            UMBEL_UNROLL for (int k = 0; k < KEYS; k++) {
+                vf x = load(keys.row[k] + d);
+                UMBEL_UNROLL for (int i = 0; i < QUERIES; i++) total[i * KEYS + k] += load(query + i * head_dim + d) * x;
+            }
         }
     }
     vf sum = sums(total);
-    for (int i = 0; i < QUERIES; i++) std::memcpy(score + i * BLOCK, (const float*)&sum + i * KEYS, KEYS * 4);
+    UMBEL_UNROLL for (int i = 0; i < QUERIES; i++) std::memcpy(score + i * BLOCK, (const float*)&sum + i * KEYS, KEYS * 4);
 }
 
-template <class Element>
-void stream_scores(const float* query, long vectors, long head_dim, const Element* keys, long row_stride,
-                   const int32_t* slots, long count, float* score) {
-    for (long k = 0; k < count; k += KEYS) {
-        const Element* key[KEYS];
-        for (int i = 0; i < KEYS; i++) key[i] = keys + slots[k + i < count ? k + i : count - 1] * row_stride;
-        long m = 0;
-        for (; m + 4 <= vectors; m += 4) dot_products<4>(query + m * head_dim, head_dim, key, score + m * BLOCK + k);
-        const float* rest = query + m * head_dim;
-        float* to = score + m * BLOCK + k;
-        if (vectors - m == 3) dot_products<3>(rest, head_dim, key, to);
-        if (vectors - m == 2) dot_products<2>(rest, head_dim, key, to);
-        if (vectors - m == 1) dot_products<1>(rest, head_dim, key, to);
+template <bool FETCH, class Element>
+UMBEL_INLINE void dot_products_of(const float* query, long vectors, long head_dim, const Rows<KEYS, Element>& keys,
+                                  const Rows<KEYS, Element>& next, float* score) {
+    switch (vectors) {
+        case 1:
+            return dot_products<1, FETCH>(query, head_dim, keys, next, score);
+        case 2:
+            return dot_products<2, FETCH>(query, head_dim, keys, next, score);
+        case 3:
+            return dot_products<3, FETCH>(query, head_dim, keys, next, score);
+        default:
+            return dot_products<4, FETCH>(query, head_dim, keys, next, score);
     }
 }
 
-// result[q] += Σ weight[q, k] · value[k], for QUERIES rows and COUNT keys: each value is loaded once.
-template <int QUERIES, int COUNT, class Element>
-UMBEL_INLINE void add_values(const float* weight, const Element* const* value, long head_dim, float* result,
-                             long columns) {
-    vf w[QUERIES][COUNT];
-    for (int i = 0; i < QUERIES; i++)
-        for (int k = 0; k < COUNT; k++) w[i][k] = spread(weight[i * BLOCK + k]);
-    for (long d = 0; d < head_dim; d += VL) {
-        vf v[COUNT];
-        for (int k = 0; k < COUNT; k++) v[k] = load(value[k] + d);
-        for (int i = 0; i < QUERIES; i++) {
-            float* to = result + i * columns + d;
-            vf total = load(to);
-            for (int k = 0; k < COUNT; k++) total += w[i][k] * v[k];
-            store(to, total);
+// `slots`: of `known` keys, the first `count` of which are computed now.
+template <class Element>
+void stream_scores(const float* query, long vectors, long head_dim, const Element* keys, long row_stride,
+                   const int32_t* slots, long count, long known, float* score) {
+    for (long k = 0; k < count; k += KEYS) {
+        Rows<KEYS, Element> now(keys, row_stride, slots, k, count), next(keys, row_stride, slots, k + AHEAD, known);
+        dot_products_of<true>(query, vectors, head_dim, now, next, score + k);
+        for (long m = 4; m < vectors; m += 4)
+            dot_products_of<false>(query + m * head_dim, vectors - m, head_dim, now, next, score + m * BLOCK + k);
+    }
+}
+
+// result[q] += Σ weight[q, k] · value[k], for QUERIES rows and VALUES keys: each value is loaded once.
+template <int QUERIES, bool FETCH, class Element>
+UMBEL_INLINE void add_values(const float* weight, const Rows<VALUES, Element>& values,
+                             const Rows<VALUES, Element>& next, long head_dim, float* result, long columns) {
+    vf w[QUERIES][VALUES];
+    UMBEL_UNROLL for (int i = 0; i < QUERIES; i++)
+        UMBEL_UNROLL for (int k = 0; k < VALUES; k++) w[i][k] = spread(weight[i * BLOCK + k]);
+    Fetcher<VALUES, Element> fetcher(next, head_dim);
+    for (long line = 0; line < head_dim; line += LINE) {
+        if (FETCH) fetcher.fetch_lines();
+        UMBEL_UNROLL for (long d = line; d < line + LINE; d += VL) {
+            vf v[VALUES];
+            UMBEL_UNROLL for (int k = 0; k < VALUES; k++) v[k] = load(values.row[k] + d);
+            UMBEL_UNROLL for (int i = 0; i < QUERIES; i++) {
+                float* to = result + i * columns + d;
+                vf total = load(to);
+                UMBEL_UNROLL for (int k = 0; k < VALUES; k++) total += w[i][k] * v[k];
+                store(to, total);
+            }
         }
     }
 }
 
-template <int COUNT, class Element>
-UMBEL_INLINE void add_values_of(const float* weight, const Element* const* value, long vectors, long head_dim,
-                                float* result, long columns) {
-    long m = 0;
-    for (; m + 2 <= vectors; m += 2)
-        add_values<2, COUNT>(weight + m * BLOCK, value, head_dim, result + m * columns, columns);
-    if (m < vectors) add_values<1, COUNT>(weight + m * BLOCK, value, head_dim, result + m * columns, columns);
-}
-
+// `slots` as above. Weights behind the last key are 0: rows of scores are BLOCK long.
 template <class Element>
 void stream_values(const float* weight, long vectors, long head_dim, const Element* values, long row_stride,
-                   const int32_t* slots, long count, float* result, long columns) {
-    long k = 0;
-    for (; k + 4 <= count; k += 4) {
-        const Element* value[4];
-        for (int i = 0; i < 4; i++) value[i] = values + slots[k + i] * row_stride;
-        add_values_of<4>(weight + k, value, vectors, head_dim, result, columns);
-    }
-    for (; k < count; k++) {
-        const Element* value = values + slots[k] * row_stride;
-        add_values_of<1>(weight + k, &value, vectors, head_dim, result, columns);
+                   const int32_t* slots, long count, long known, float* result, long columns) {
+    for (long k = 0; k < count; k += VALUES, weight += VALUES) {
+        Rows<VALUES, Element> now(values, row_stride, slots, k, count);
+        Rows<VALUES, Element> next(values, row_stride, slots, k + AHEAD, known);
+        if (vectors > 1)
+            add_values<2, true>(weight, now, next, head_dim, result, columns);
+        else
+            add_values<1, true>(weight, now, next, head_dim, result, columns);
+        long m = 2;
+        for (; m + 2 <= vectors; m += 2)
+            add_values<2, false>(weight + m * BLOCK, now, next, head_dim, result + m * columns, columns);
+        if (m < vectors)
+            add_values<1, false>(weight + m * BLOCK, now, next, head_dim, result + m * columns, columns);
     }
 }
 
@@ -227,12 +278,12 @@ void pack_keys(const Element* keys, long row_stride, const int32_t* slots, long 
     for (long first = 0; first < whole(count, PANEL); first += VL) {
         float* to = panels + first / PANEL * PANEL * head_dim + first % PANEL;
         const Element* key[VL];
-        for (int i = 0; i < VL; i++) key[i] = first + i < count ? keys + slots[first + i] * row_stride : nullptr;
+        UMBEL_UNROLL for (int i = 0; i < VL; i++) key[i] = first + i < count ? keys + slots[first + i] * row_stride : nullptr;
         for (long d = 0; d < head_dim; d += VL) {
             vf block[VL];
-            for (int i = 0; i < VL; i++) block[i] = key[i] ? load(key[i] + d) : vf{};
+            UMBEL_UNROLL for (int i = 0; i < VL; i++) block[i] = key[i] ? load(key[i] + d) : vf{};
             transpose(block);
-            for (int i = 0; i < VL; i++) store(to + (d + i) * PANEL, block[i]);
+            UMBEL_UNROLL for (int i = 0; i < VL; i++) store(to + (d + i) * PANEL, block[i]);
         }
     }
 }
@@ -253,20 +304,20 @@ template <int ROWS>
 UMBEL_INLINE void product(const float* a, long a_stride, const float* panel, long depth, const float* rescale, float* c,
                           long c_stride) {
     vf low[ROWS], high[ROWS];
-    for (int i = 0; i < ROWS; i++) {
+    UMBEL_UNROLL for (int i = 0; i < ROWS; i++) {
         vf factor = rescale ? spread(rescale[i]) : vf{};
         low[i] = rescale ? load(c + i * c_stride) * factor : vf{};
         high[i] = rescale ? load(c + i * c_stride + VL) * factor : vf{};
     }
     for (long k = 0; k < depth; k++) {
         vf b0 = load(panel + k * PANEL), b1 = load(panel + k * PANEL + VL);
-        for (int i = 0; i < ROWS; i++) {
+        UMBEL_UNROLL for (int i = 0; i < ROWS; i++) {
             vf x = spread(a[i * a_stride + k]);
             low[i] += x * b0;
             high[i] += x * b1;
         }
     }
-    for (int i = 0; i < ROWS; i++) {
+    UMBEL_UNROLL for (int i = 0; i < ROWS; i++) {
         store(c + i * c_stride, low[i]);
         store(c + i * c_stride + VL, high[i]);
     }
@@ -385,7 +436,7 @@ void run_item(const Job& job, long item, long head) {
         long count = end - at < BLOCK ? end - at : BLOCK;
         const int32_t* slots = plan.kv_idx + at;
         if (streamed) {
-            stream_scores(scratch.query, vectors, head_dim, keys, row_stride, slots, count, scratch.score);
+            stream_scores(scratch.query, vectors, head_dim, keys, row_stride, slots, count, end - at, scratch.score);
         } else {
             pack_keys(keys, row_stride, slots, count, head_dim, scratch.key_panels);
             multiply(scratch.query, vectors, head_dim, scratch.key_panels, whole(count, PANEL) / PANEL,
@@ -412,7 +463,7 @@ void run_item(const Job& job, long item, long head) {
                         float* to = scratch.result + m * columns + d;
                         store(to, load(to) * scratch.rescale[m]);
                     }
-            stream_values(scratch.score, vectors, head_dim, values, row_stride, slots, count, scratch.result, columns);
+            stream_values(scratch.score, vectors, head_dim, values, row_stride, slots, count, end - at, scratch.result, columns);
         } else {
             pack_values(values, row_stride, slots, count, head_dim, columns, scratch.value_panels);
             multiply(scratch.score, vectors, BLOCK, scratch.value_panels, columns / PANEL, PANEL * BLOCK, count,
