@@ -23,6 +23,10 @@ class Counters:
     aborted: int = 0
     expired: int = 0
     retractions: int = 0
+    aged_admissions: int = 0  # of requests that had waited longer than max_wait
+    urgent_admissions: int = 0  # of requests brought forward by their deadline
+    sibling_admissions: int = 0  # of branches called behind the first of their fork, and who shares more than they
+    fair_admissions: int = 0  # before an older request that was equal but for the service of its program
     prompt_tokens: int = 0  # of requests when they are first admitted
     cached_tokens: int = 0  # prompt tokens whose keys were found in the tree
     in_step_tokens: int = 0  # those of them that another request of the same step was about to compute
@@ -34,6 +38,7 @@ class Counters:
     logit_rows: int = 0
     picked_rows: int = 0  # logit rows of which the runner gave the token, and not the logits
     evicted_tokens: int = 0
+    protected_prefixes: int = 0  # of waiting requests, at evictions that could have taken them
     pool_rebuilds: int = 0  # after failed steps and failed integrity checks
     integrity_failures: int = 0
     tree_seconds: float = 0.0

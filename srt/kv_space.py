@@ -5,9 +5,12 @@ Every change of who owns a slot goes through here: found in the tree, allocated,
     open     lock what the tree knows            place    give it slots for its next rows
     advance  lock what it has learnt since       adopt    hand private slots to the tree
     close    hand over what is computed, free the rest, unlock
+
+A decoding request takes slots for its next tokens ahead, a run of them: token after token, taken in turns with all
+others, its keys would lie scattered. Spare slots are private, and are taken back before anybody is retracted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -16,10 +19,12 @@ from .counters import Counters, Stopwatch
 from .faults import FaultHook
 from .memory import SlotPool, Slots
 from .radix_cache import Match, RadixCache
-from .request import Request
+from .request import Generation, Request
 from .scheduler_config import SchedulerConfig
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+_LONGEST_RUN = 16  # slots taken ahead
+_SPARE_SHARE = 16  # all spare slots together are at most this part of the pool
 
 
 class KVSpace:
@@ -34,6 +39,7 @@ class KVSpace:
         self._counters = counters
         self._reuse = config.radix_cache
         self._share_in_step = config.radix_cache and config.in_step_sharing
+        self._run = max(1, min(_LONGEST_RUN, self.pool.total // (_SPARE_SHARE * config.max_running)))
         self._step = 0
         self._placed_in = np.zeros(num_slots, dtype=np.int64)  # slot → step that placed it
 
@@ -89,7 +95,18 @@ class KVSpace:
 
     def missing(self, request: Request, end: int) -> int:
         """Slots to allocate before rows up to `end` can run."""
-        return max(0, end - request.kv_length)
+        return max(0, end - request.slot_end)
+
+    def must_evict(self, count: int) -> bool:
+        """So many slots are not free, and can be had."""
+        return self.pool.free < count <= self.available
+
+    def touch(self, request: Request) -> int:
+        """What a waiting request will read counts as used now; says how many tokens that are."""
+        if not self._reuse:
+            return 0
+        with self.tree_time:
+            return self.cache.touch(request.tokens, request.schedule.salt)
 
     def make_room(self, count: int) -> bool:
         """Evicts until `count` slots are free; False if even an empty cache would not do."""
@@ -104,16 +121,41 @@ class KVSpace:
         """Free slots, ascending; room has been made."""
         return self.pool.allocate(count) if count else _NO_SLOTS
 
-    def place(self, request: Request, slots: Slots) -> None:
-        """Slots for the rows behind kv_length. Prompt tokens go into the tree at once: every layer stores its keys
-        before it attends, so a request planned later in this step may already read them."""
-        if not len(slots):
+    def run_length(self, request: Request) -> int:
+        """Slots that a decoding request without a spare one takes at once: as many as it may still need, but few
+        when the pool is nearly full."""
+        assert isinstance(request.job, Generation), "only generations decode"
+        wanted = min(self._run, request.job.sampling.max_tokens - request.generated)
+        return wanted if wanted * _SPARE_SHARE <= self.available else 1
+
+    def place(self, request: Request, end: int, slots: Slots) -> None:
+        """Keys for rows before `end`, in the spare slots and in new ones behind them.
+
+        Prompt tokens go into the tree at once: every layer stores its keys before it attends, so a request planned
+        later in this step may already read them.
+        """
+        if len(slots):
+            request.set_slots(request.slot_end, slots)
+            request.slot_end += len(slots)
+        if end <= request.kv_length:
             return
-        self._placed_in[slots] = self._step
-        request.set_slots(request.kv_length, slots)
-        request.kv_length += len(slots)
+        if not request.decoding:
+            self._placed_in[request.slots(request.kv_length, end)] = self._step
+        request.kv_length = end
         if self._share_in_step and not request.decoding:
-            self.adopt(request, request.kv_length)
+            self.adopt(request, end)
+
+    def take_back_spare(self, requests: Iterable[Request]) -> bool:
+        """Frees the spare slots of all; False: there were none."""
+        found = False
+        for request in requests:
+            found |= request.slot_end > request.kv_length
+            self._release_spare(request)
+        return found
+
+    def _release_spare(self, request: Request) -> None:
+        self.pool.release(request.slots(request.kv_length, request.slot_end))
+        request.slot_end = request.kv_length
 
     def adopt(self, request: Request, end: int) -> None:
         """Hands private slots before `end` to the tree; where it has the same tokens already, ours are freed."""
@@ -146,12 +188,13 @@ class KVSpace:
     def detach(request: Request) -> None:
         """Forgets the request's place without giving it back (it was given back, or the pool was cleared)."""
         request.match = None
-        request.kv_length = request.computed = 0
+        request.kv_length = request.slot_end = request.computed = 0
 
     def _take_match(self, request: Request, match: Match) -> None:
         if match.length > request.kv_length:
+            self._release_spare(request)
             request.set_slots(request.kv_length, match.slots(request.kv_length))
-            request.kv_length = match.length
+            request.kv_length = request.slot_end = match.length
         request.match = match
 
     # ------------------------------------------------------------------------------------------ whole

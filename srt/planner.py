@@ -7,14 +7,18 @@ that fails here, by a fault or by its own data, ends alone.
 from collections.abc import Callable
 
 from .clock import Clock
+from .counters import Counters
 from .faults import FaultHook
 from .kv_space import KVSpace
 from .memory import Slots
-from .policy import arrange
+from .policy import Arranger, Order
 from .request import Phase, Prefilling, Request
 from .roster import Roster
 from .scheduler_config import SchedulerConfig
 from .step_plan import StepPlan
+
+_PROTECTED = 16  # requests at the head of the queue whose prefixes are evicted last
+_PATIENCE = 16  # steps after which a queue whose head does not fit is looked at again, though nobody has ended
 
 
 class Planner:
@@ -29,6 +33,7 @@ class Planner:
         config: SchedulerConfig,
         space: KVSpace,
         roster: Roster,
+        counters: Counters,
         clock: Clock,
         faults: FaultHook,
         finish: Callable[[Request], None],
@@ -40,65 +45,102 @@ class Planner:
         self._clock = clock
         self._faults = faults
         self._finish = finish
+        self._counters = counters
+        self._arranger = Arranger(config, space.peek, counters)
+        self._order: Order | None = None  # the last one: who comes next, until there is a new one
+        self._protected = False  # in this step
+        self._held = 0  # steps for which nobody needs to be asked whether he fits
+        self._held_at = 0  # state of the roster then
 
     def plan(self) -> StepPlan:
-        self._space.begin_step()
-        plan = self.current = StepPlan(None, self._config.max_step_logits)
         running = sorted(self._roster.running.values(), key=lambda request: request.rank)
+        self._arranger.pace.begin_step(self._clock.now(), busy=bool(running and self.current.planned))
+        self._space.begin_step()
+        self._protected = False
+        plan = self.current = StepPlan(None, self._config.max_step_logits)
         for request in running:
             if request.phase is Phase.RUNNING and request.decoding:
-                self._plan_rows(request)
+                self._plan_next_row(request)
+        decoding = len(plan.planned)
         if self._config.max_step_tokens is not None:
-            plan.rows_left = max(1, self._config.max_step_tokens - len(plan.planned))
-        for request in running:
-            if request.phase is Phase.RUNNING and not request.decoding and not plan.full:
-                self._plan_rows(request)
-        if not plan.full and self._roster.waiting and self._may_admit:
-            self._admit(plan)
+            plan.rows_left = max(1, self._config.max_step_tokens - decoding)
+        if decoding < len(running):
+            for request in running:
+                if request.phase is Phase.RUNNING and not request.decoding and not plan.full:
+                    self._plan_rows(request)
+        if self._roster.waiting:
+            admitted = 0
+            if not plan.full and self._may_admit and not self._still_held:
+                admitted = self._admit(plan)
+            self._arranger.pace.admitted(admitted)
+        else:
+            self._order = None
         return plan
 
     @property
     def _may_admit(self) -> bool:
         return len(self._roster.running) < self._config.max_running
 
+    @property
+    def _still_held(self) -> bool:
+        """The head of the queue did not fit, and since then the running ones have only grown."""
+        self._held -= 1
+        return self._held > 0 and self._held_at == self._roster.changes
+
     # ------------------------------------------------------------------------------------------- waiting
 
-    def _admit(self, plan: StepPlan) -> None:
+    def _admit(self, plan: StepPlan) -> int:
         """Takes waiting requests while limits and memory allow; the first that does not fit stops the rest."""
-        order = arrange(
-            self._config.policy,
-            list(self._roster.waiting.values()),
-            self._space.peek,
-            now=self._clock.now(),
-            max_wait=self._config.max_wait,
-            window=self._config.policy_window,
-        )
+        order = self._order = self._arranger.arrange(list(self._roster.waiting.values()), self._clock.now())
+        promised = self._promised()
+        admitted = 0
         while not plan.full and self._may_admit:
             request = order.next()
             if request is None:
-                return
+                break
             if request.phase is not Phase.WAITING:
                 continue  # it ended with its message while this step was planned
             self._space.open(request)
-            if self._fits(request):
+            if promised + self._space.missing(request, request.length) <= self._space.available:
                 self._roster.admit(request)
+                admitted += 1
                 self._plan_rows(request)
                 if request.match is not None:  # it has not failed, and was not done at once
                     order.admitted(request)
+                    self._arranger.admitted(request)
+                    promised += self._space.missing(request, request.length) + self._config.headroom
             elif isinstance(request.job, Prefilling):
                 self._roster.drop(request)  # a hint does not hold up anybody
             else:
                 self._space.close(request)
-                return
+                order.put_back(request)
+                if all(rows.request.decoding for rows in plan.planned):
+                    self._held, self._held_at = _PATIENCE, self._roster.changes
+                break
+        return admitted
 
-    def _fits(self, request: Request) -> bool:
-        """Its whole sequence has room beside what the running ones still need; alone it always fits."""
-        need = self._space.missing(request, request.length)
-        for other in self._roster.running.values():
-            need += self._space.missing(other, other.length) + self._config.headroom
-        return need <= self._space.available
+    def _promised(self) -> int:
+        """Slots that the running requests still need, and some more that each of them will ask for.
+
+        An admitted request has room for its whole sequence beside these; alone it always fits.
+        """
+        missing = sum(self._space.missing(other, other.length) for other in self._roster.running.values())
+        return missing + self._config.headroom * len(self._roster.running)
 
     # ------------------------------------------------------------------------------------------- running
+
+    def _plan_next_row(self, request: Request) -> None:
+        """The row of a decoding request: most often its slot has been taken ahead."""
+        if request.slot_end == request.kv_length:
+            self._plan_rows(request)
+            return
+        try:
+            self._faults("engine.plan")
+        except Exception as error:
+            self._roster.fail(request, error)
+            return
+        request.kv_length += 1
+        self._add(request, request.kv_length, request.computed)
 
     def _plan_rows(self, request: Request) -> None:
         """Puts as many of the request's next rows into the step as fit."""
@@ -112,7 +154,11 @@ class Planner:
         # From here on a failure is not one request's any more: the tree would know keys that are never computed.
         end, slots = claim
         known = request.kv_length
-        self._space.place(request, slots)
+        self._space.place(request, end, slots)
+        self._add(request, end, known)
+
+    def _add(self, request: Request, end: int, known: int) -> None:
+        self._arranger.service.add(request, end - request.computed)
         self.current.add(request, end, known)
 
     def _claim(self, request: Request) -> tuple[int, Slots] | None:
@@ -129,7 +175,11 @@ class Planner:
         end = request.computed + 1 if request.decoding else self.current.reachable(request)
         if not self._ensure_room(request, end):
             return None
-        return end, self._space.allocate(self._space.missing(request, end))
+        count = self._space.missing(request, end)
+        if request.decoding and count:
+            count = self._space.run_length(request)
+            self._make_room(count)
+        return end, self._space.allocate(count)
 
     def _ensure_room(self, request: Request, end: int) -> bool:
         """Room for rows up to `end`, retracting requests of lower rank; False: not in this step.
@@ -137,7 +187,9 @@ class Planner:
         The request of the highest rank gets everything if it must, so some row runs in every step.
         """
         count = self._space.missing(request, end)
-        while not self._space.make_room(count):
+        while not self._make_room(count):
+            if self._space.take_back_spare(self._roster.running.values()):
+                continue
             planned = {rows.request.number for rows in self.current.planned}
             candidates = [other for other in self._roster.running.values() if other.number not in planned]
             victim = max(candidates, key=lambda other: other.rank)
@@ -147,3 +199,19 @@ class Planner:
             if victim is request:
                 return False
         return True
+
+    def _make_room(self, count: int) -> bool:
+        """Evicts, but last what the head of the queue is about to read."""
+        if (
+            self._config.protect_waiting
+            and self._order is not None
+            and not self._protected
+            and self._roster.waiting
+            and self._space.must_evict(count)
+        ):
+            self._protected = True
+            heads = self._order.upcoming(_PROTECTED)
+            for request in reversed(heads):  # the next one is used last, and so evicted last
+                if request.phase is Phase.WAITING and request.match is None:
+                    self._counters.protected_prefixes += self._space.touch(request) > 0
+        return self._space.make_room(count)

@@ -1,23 +1,29 @@
-"""The order in which waiting requests are admitted (the paper's section 3, cache-aware scheduling).
+"""The order in which waiting requests are admitted.
 
-One `Order` is made per step and asked for one request after the other, because every admission may put tokens
-into the tree that bring another request forward: longest prefix first, asked this way, visits the radix tree of
-the waiting requests depth first, which is optimal (Theorem 3.1).
+    policy       order inside a lane (lanes.py: age and deadlines go before; fcfs and random know no deadlines)
+    lpm          longest cached prefix first; called siblings of a fork before; programs with less service among equals
+    dfs-weight   depth first through the tree of the waiting requests, the subtree with most of them first
+    fcfs         arrival; ageing changes nothing
+    random       by a number drawn for each request from the seed, the same in every step
 
-For both policies: higher `priority` first, then requests that have waited longer than the bound, by arrival.
-Between salts the oldest waiting request decides, so that the order of answers says nothing about
-what another salt has cached.
+An `Order` is made for a step and asked for one request after the other, because an admission may change what comes
+next. The Arranger makes orders, and remembers between them what outlives a step.
 """
 
-import heapq
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 from typing import Protocol, assert_never
 
-from .radix_cache import common_length
+from .counters import Counters
+from .lanes import Lane, LaneKey, Lanes
+from .longest_prefix import LongestPrefix, Peek
+from .pace import Pace
+from .radix_cache import Tokens
 from .request import Request
-from .scheduler_config import PolicyName
-
-Peek = Callable[[Request], int]  # cached tokens of a waiting request
+from .scheduler_config import PolicyName, SchedulerConfig
+from .service import Service
+from .siblings import Siblings
+from .waiting_tree import heaviest_first
 
 
 class Order(Protocol):
@@ -28,83 +34,111 @@ class Order(Protocol):
     def admitted(self, request: Request) -> None:
         """`request` has been planned: tokens before its kv_length are in the tree now."""
 
+    def put_back(self, request: Request) -> None:
+        """`request` was given, and does not fit: it is the next one again."""
 
-class FirstCome:
-    """By priority, then by arrival (which is also the order of ageing)."""
+    def upcoming(self, count: int) -> list[Request]:
+        """The next ones, as things stand."""
 
-    def __init__(self, waiting: Sequence[Request]) -> None:
-        self._left = sorted(waiting, key=lambda request: request.rank, reverse=True)
+
+class Sequenced:
+    """An order that no admission changes."""
+
+    def __init__(self, in_order: Sequence[Request], lanes: Lanes) -> None:
+        self._left = list(reversed(in_order))
+        self._lanes = lanes
 
     def next(self) -> Request | None:
         return self._left.pop() if self._left else None
 
     def admitted(self, request: Request) -> None:
-        pass  # what is cached does not matter here
+        self._lanes.admitted(request)
+
+    def put_back(self, request: Request) -> None:
+        self._left.append(request)
+
+    def upcoming(self, count: int) -> list[Request]:
+        return self._left[: -count - 1 : -1]
 
 
-_Key = tuple[int, int, int, int, int]  # its last entry is the request's number
+class Arranger:
+    """Makes the orders of one scheduler."""
 
+    def __init__(self, config: SchedulerConfig, peek: Peek, counters: Counters) -> None:
+        self.service = Service()
+        self.pace = Pace(config.max_step_tokens)
+        self._config = config
+        self._peek = peek
+        self._counters = counters
+        self._siblings = Siblings() if config.fork_hints else None
+        self._begun: dict[str, Tokens] = {}  # of the last admitted request, by salt
 
-class LongestPrefix:
-    """By priority, age beyond the bound, salt of the oldest, longest cached prefix, arrival.
-
-    Those that an admission may bring forward are found by the token that follows what they have cached.
-    """
-
-    def __init__(self, waiting: Sequence[Request], peek: Peek, *, aged_before: float, window: int) -> None:
+    def arrange(self, waiting: Sequence[Request], now: float) -> Order:
+        """Higher priority first. The newest, behind the window, come last, by arrival."""
         oldest_first = sorted(waiting, key=lambda request: request.rank)
-        self._behind = oldest_first[window:][::-1]
-        self._aged_before = aged_before
-        self._oldest_of_salt: dict[tuple[int, str], int] = {}
-        self._left = {request.number: request for request in oldest_first[:window]}
-        self._cached: dict[int, int] = {}  # by number
-        self._heap: list[_Key] = []  # an entry that is not its request's present key counts no more
-        self._followers: dict[tuple[str, int, int], list[Request]] = {}  # (salt, cached length, next token)
-        for request in self._left.values():
-            schedule = request.schedule
-            self._oldest_of_salt.setdefault((schedule.priority, schedule.salt), request.number)
-            self._place(request, peek(request))
-
-    def _place(self, request: Request, cached: int) -> None:
-        self._cached[request.number] = cached
-        heapq.heappush(self._heap, self._key(request))
-        if cached < request.length:
-            follower = (request.schedule.salt, cached, int(request.tokens[cached]))
-            self._followers.setdefault(follower, []).append(request)
-
-    def _key(self, request: Request) -> _Key:
-        schedule = request.schedule
-        if request.arrival <= self._aged_before:
-            return (-schedule.priority, 0, 0, 0, request.number)
-        salt = self._oldest_of_salt[schedule.priority, schedule.salt]
-        return (-schedule.priority, 1, salt, -self._cached[request.number], request.number)
-
-    def next(self) -> Request | None:
-        while self._heap:
-            key = heapq.heappop(self._heap)
-            request = self._left.get(key[-1])
-            if request is not None and key == self._key(request):
-                del self._left[request.number]
-                return request
-        return self._behind.pop() if self._behind else None
+        window, behind = oldest_first[: self._config.policy_window], oldest_first[self._config.policy_window :]
+        lanes = Lanes(now - self._config.max_wait, self._counters)
+        match self._config.policy:
+            case PolicyName.FCFS:
+                return Sequenced(oldest_first, lanes)
+            case PolicyName.RANDOM:
+                return Sequenced(_by_lane(_shuffled(window, self._config.policy_seed), lanes) + behind, lanes)
+            case PolicyName.DFS_WEIGHT:
+                walk = self._walk(window)
+                if self._config.deadline_pressure:
+                    lanes.press(_by_lane(walk, lanes), self.pace, now)
+                return Sequenced(_by_lane(walk, lanes) + behind, lanes)
+            case PolicyName.LPM:
+                order = LongestPrefix(
+                    window,
+                    behind,
+                    self._peek,
+                    lanes,
+                    self._counters,
+                    siblings=self._siblings,
+                    service=self.service if self._config.fairness else None,
+                )
+                if self._config.deadline_pressure and self._somebody_may_be_late(window, now):
+                    order.press(lanes.press(order.upcoming(len(window)), self.pace, now))
+                return order
+            case _:
+                assert_never(self._config.policy)
 
     def admitted(self, request: Request) -> None:
-        """Those that share more with `request` than they had cached have that cached now."""
-        tokens = request.tokens[: request.kv_length]
-        salt = request.schedule.salt
-        for cached in {length for _, length, _ in self._followers if length < len(tokens)}:
-            for other in self._followers.pop((salt, cached, int(tokens[cached])), ()):
-                if other.number in self._left:
-                    self._place(other, max(cached, common_length(tokens, other.tokens)))
+        """Where the walk of dfs-weight goes on."""
+        if self._config.policy is PolicyName.DFS_WEIGHT:
+            self._begun = {request.schedule.salt: request.tokens}
+
+    def _walk(self, window: Sequence[Request]) -> list[Request]:
+        """Salts share no subtree; that of the oldest request first."""
+        of_salt: dict[str, list[Request]] = {}
+        for request in window:
+            of_salt.setdefault(request.schedule.salt, []).append(request)
+        walk: list[Request] = []
+        for salt, requests in of_salt.items():
+            walk.extend(heaviest_first(requests, self._begun.get(salt, requests[0].tokens[:0])))
+        return walk
+
+    def _somebody_may_be_late(self, window: Sequence[Request], now: float) -> bool:
+        """Even the last place is in time for most queues, and then places need not be counted."""
+        return any(self.pace.needs_help(request, len(window), now) for request in window)
 
 
-def arrange(
-    policy: PolicyName, waiting: Sequence[Request], peek: Peek, *, now: float, max_wait: float, window: int
-) -> Order:
-    match policy:
-        case PolicyName.FCFS:
-            return FirstCome(waiting)
-        case PolicyName.LPM:
-            return LongestPrefix(waiting, peek, aged_before=now - max_wait, window=window)
-        case _:
-            assert_never(policy)
+def _by_lane(in_order: Sequence[Request], lanes: Lanes) -> list[Request]:
+    """Lanes first; the aged by arrival, the others as they stand."""
+    place = {request.number: i for i, request in enumerate(in_order)}
+
+    def key(request: Request) -> tuple[LaneKey, int]:
+        lane = lanes.key(request)
+        return (lane, request.number if lane[1] is Lane.AGED else place[request.number])
+
+    return sorted(in_order, key=key)
+
+
+def _shuffled(waiting: Sequence[Request], seed: int) -> list[Request]:
+    """Each draws a lot of its own, so its place does not depend on how often orders are made."""
+
+    def lot(request: Request) -> bytes:
+        return hashlib.blake2b(f"{seed}:{request.number}".encode(), digest_size=8).digest()
+
+    return sorted(waiting, key=lot)

@@ -134,17 +134,30 @@ class RadixCache:
 
     def peek(self, tokens: Tokens, salt: str) -> int:
         """Length of the longest cached prefix; nothing is touched."""
+        return sum(shared for _, shared in self._known(tokens, salt))
+
+    def touch(self, tokens: Tokens, salt: str) -> int:
+        """As `peek`, and what was found counts as a use. A node found in part stays whole."""
+        self._time += 1
+        length = 0
+        for node, shared in self._known(tokens, salt):
+            node.last_use = self._time
+            length += shared
+        return length
+
+    def _known(self, tokens: Tokens, salt: str) -> Iterator[tuple[RadixNode, int]]:
+        """(node, tokens it shares) from the root on, the last node perhaps in part."""
         node = self._roots.get(salt)
         position = 0
         while node is not None and position < len(tokens):
             node = node.children.get(int(tokens[position]))
             if node is None:
-                break
+                return
             shared = common_length(node.tokens, tokens[position:])
-            position += shared
+            yield node, shared
             if shared < len(node.tokens):
-                break
-        return position
+                return
+            position += shared
 
     def match(self, tokens: Tokens, salt: str) -> Match:
         """The longest cached prefix; it counts as a use. A node that is matched in part is split there."""

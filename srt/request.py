@@ -1,10 +1,11 @@
 """What the scheduler runs: one token sequence with its place in the KV pool, and the job it is run for.
 
-position      0            match.length          kv_length            length
-slots         [── tree, locked by us ──|── private ──|── none yet ──)
+position      0            match.length          kv_length     slot_end        length
+slots         [── tree, locked by us ──|── private ──|─── spare ───)
 rows          [────────── computed ──────────|───── to compute ─────)
 
 match.length ≤ kv_length        the tree owns the slots before match.length; we own those behind it
+kv_length ≤ slot_end            slots taken ahead for tokens to come, so that they lie in runs; slot_end may pass length
 computed ≤ kv_length            rows before `computed` have run; a row whose key is already in the pool
                                 (it was found in the tree, but its logits are needed) writes to no slot
 """
@@ -103,6 +104,7 @@ class Request:
         "prompt_length",
         "reached",
         "schedule",
+        "slot_end",
     )
 
     def __init__(
@@ -127,6 +129,7 @@ class Request:
         self.prompt_length = self.length = len(token_ids)
         self.match: Match | None = None
         self.kv_length = 0
+        self.slot_end = 0
         self.computed = 0
         self.reached = 0  # most rows ever computed or found: behind it rows are new, before it repeated
         self.cached_tokens = 0  # prompt tokens that this request never computed
@@ -164,7 +167,7 @@ class Request:
         end = start + len(slots)
         if end > len(self._slots):
             grown = np.zeros(max(end, len(self._tokens)), dtype=np.int32)
-            grown[: self.kv_length] = self._slots[: self.kv_length]
+            grown[:start] = self._slots[:start]
             self._slots = grown
         self._slots[start:end] = slots
 
@@ -174,7 +177,8 @@ class Request:
 
     @property
     def private_slots(self) -> NDArray[np.int32]:
-        return self._slots[self.tree_length : self.kv_length]
+        """Those with a key, and the spare ones behind them."""
+        return self._slots[self.tree_length : self.slot_end]
 
     # ------------------------------------------------------------------------------------------ rows
 

@@ -24,12 +24,14 @@ class Roster:
         self.alive: dict[int, list[Request]] = {}  # by message: those of its requests that have not ended
         self.events: list[FromEngine] = []
         self.last_failure: Exception | None = None
+        self.changes = 0  # counts arrivals, admissions, retractions and endings
         self._space = space
         self._counters = counters
 
     def add(self, message_id: int, requests: Sequence[Request]) -> None:
         self.alive[message_id] = list(requests)
         self.waiting.update((request.number, request) for request in requests)
+        self.changes += 1
 
     def admit(self, request: Request) -> None:
         """The request, whose place is open, runs from now on."""
@@ -39,6 +41,7 @@ class Roster:
         del self.waiting[request.number]
         self.running[request.number] = request
         request.phase = Phase.RUNNING
+        self.changes += 1
 
     def retract(self, request: Request) -> None:
         """Back to waiting with all its tokens. Its keys stay in the tree as long as nobody needs the room."""
@@ -59,6 +62,7 @@ class Roster:
         del self.running[request.number]
         self.waiting[request.number] = request
         request.phase = Phase.WAITING
+        self.changes += 1
 
     def release(self, request: Request) -> None:
         """The request holds nothing any more. Its message is alive until `end`."""
@@ -67,6 +71,7 @@ class Roster:
         self.running.pop(request.number, None)
         self.alive[request.message_id].remove(request)
         request.phase = Phase.ENDED
+        self.changes += 1
 
     def end(self, message_id: int, ending: FromEngine | None) -> None:
         """The one place where a message ends: what it holds is given back, then it is answered (hints never are)."""

@@ -84,7 +84,7 @@ class Scheduler:
             eos_ids=eos_ids,
         )
         self._roster = Roster(self.space, self._counters)
-        self._planner = Planner(config, self.space, self._roster, clock, faults, self._finish_cached)
+        self._planner = Planner(config, self.space, self._roster, self._counters, clock, faults, self._finish_cached)
         self._sampler = Sampler(runner.vocab_size)
         self._aborts: list[int] = []
         self._controls: list[EngineControl] = []
@@ -169,6 +169,9 @@ class Scheduler:
     # ------------------------------------------------------------------------------------- between steps
 
     def _accept(self, message: EngineGenerate | EngineScore | EnginePrefill) -> None:
+        if isinstance(message, EnginePrefill) and not self.config.fork_hints:
+            self._counters.dropped_hints += 1
+            return
         now = self._clock.now()
         try:
             match message:

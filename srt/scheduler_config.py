@@ -9,7 +9,9 @@ from ..lang.errors import ParameterError
 
 class PolicyName(StrEnum):
     LPM = "lpm"  # longest prefix match first
+    DFS_WEIGHT = "dfs-weight"  # depth first through the tree of waiting requests, heaviest subtree first
     FCFS = "fcfs"  # first come, first served
+    RANDOM = "random"  # drawn by lot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +24,17 @@ class SchedulerConfig:
             in the rest (at least one row, so that prompts advance under any load). None: no chunks.
         max_step_logits: rows of one step whose logits are computed; log-probabilities of long prompts would
             otherwise ask for gigabytes at a vocabulary of 262,144. At least max_running.
-        policy: order of waiting requests.
+        policy: order of waiting requests; policy.py has the definitions.
+        policy_seed: of the lots of the random policy.
         policy_window: waiting requests that are compared by their match; those behind keep their order of arrival.
         radix_cache: keep and reuse keys and values of finished and running requests.
         in_step_sharing: a request may use keys that another request computes in the same step.
-        max_wait: a request that has waited so many seconds goes before all cache-aware order.
+        fork_hints: hints are computed, and waiting branches follow the first of them (lpm).
+        fairness: among equals the program that has been served least goes first (lpm).
+        deadline_pressure: a request that would miss its deadline in its turn goes first (lpm, dfs-weight).
+        protect_waiting: what the head of the queue is about to read is evicted last.
+        max_wait: a request that has waited so many seconds goes before all cache-aware order; lanes.py says what
+            that makes of its wait as a whole.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
         partial_logits: a row that only has to choose a token may be answered with the token, without its logits.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
@@ -36,22 +44,36 @@ class SchedulerConfig:
     max_step_tokens: int | None = 512
     max_step_logits: int = 256
     policy: PolicyName = PolicyName.LPM
+    policy_seed: int = 0
     policy_window: int = 256
     radix_cache: bool = True
     in_step_sharing: bool = True
+    fork_hints: bool = True
+    fairness: bool = True
+    deadline_pressure: bool = True
+    protect_waiting: bool = True
     max_wait: float = 10.0
     headroom: int = 8
     partial_logits: bool = True
     check_every_step: bool = False
 
     def __post_init__(self) -> None:
-        least = {"max_running": 1, "max_step_logits": self.max_running, "policy_window": 1, "headroom": 0}
+        least = {
+            "max_running": 1,
+            "max_step_logits": self.max_running,
+            "policy_window": 1,
+            "policy_seed": 0,
+            "headroom": 0,
+        }
         if self.max_step_tokens is not None:
             least["max_step_tokens"] = 1
         for name, low in least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise ParameterError(f"{name}={value!r}; write an integer of at least {low}")
+        for name, kind in self.__annotations__.items():
+            if kind is bool and not isinstance(getattr(self, name), bool):
+                raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not isinstance(self.policy, PolicyName):
             known = ", ".join(f"PolicyName.{name.name}" for name in PolicyName)
             raise ParameterError(f"policy={self.policy!r}; write one of {known}")

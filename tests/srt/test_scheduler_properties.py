@@ -47,6 +47,8 @@ class Arrival:
     stream: bool
     salt: str
     priority: int
+    program: str
+    fork_group: str
     timeout: float | None
     abort_after: int | None
 
@@ -61,6 +63,8 @@ arrivals = st.builds(
     stream=st.booleans(),
     salt=st.sampled_from(["", "", "s"]),
     priority=st.sampled_from([0, 0, 0, 1]),
+    program=st.sampled_from(["", "p", "q"]),
+    fork_group=st.sampled_from(["", "g", "h"]),
     timeout=st.sampled_from([None, None, None, 0.0, 6.0]),
     abort_after=st.sampled_from([None, None, None, 0, 2, 5]),
 )
@@ -71,6 +75,11 @@ configs = st.fixed_dictionaries(
         "radix_cache": st.sampled_from([True, True, False]),
         "in_step_sharing": st.booleans(),
         "policy": st.sampled_from(list(PolicyName)),
+        "fork_hints": st.booleans(),
+        "fairness": st.booleans(),
+        "deadline_pressure": st.booleans(),
+        "protect_waiting": st.booleans(),
+        "max_wait": st.sampled_from([0.0, 3.0, 1e9]),
         "headroom": st.sampled_from([0, 8]),
         "max_step_logits": st.sampled_from([16, 256]),
         "pool": st.sampled_from([22, 30, 200]),
@@ -85,7 +94,13 @@ def drive(engine: Engine, events: list[Arrival]) -> dict[int, Arrival]:
     for arrival in events:
         for _ in range(arrival.after):
             step(engine, aborts)
-        common = {"salt": arrival.salt, "priority": arrival.priority, "timeout": arrival.timeout}
+        common = {
+            "salt": arrival.salt,
+            "priority": arrival.priority,
+            "timeout": arrival.timeout,
+            "program_id": arrival.program,
+            "fork_group": arrival.fork_group,
+        }
         match arrival.kind:
             case "generate":
                 message_id = engine.generate(arrival.prompt, arrival.sampling, stream=arrival.stream, **common)

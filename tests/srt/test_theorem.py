@@ -2,11 +2,15 @@
 requests depth first computes every edge once, which no order can beat; and longest prefix first is such an order.
 """
 
+from collections.abc import Sequence
 from itertools import permutations
 
+import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.memory import SlotPool
+from umbel.srt.radix_cache import RadixCache
 from umbel.srt.scheduler import PolicyName
 
 from .engine_harness import Engine
@@ -22,36 +26,77 @@ def sum_of_edges(batch: Requests) -> int:
     return len({tokens[: i + 1] for tokens in batch for i in range(len(tokens))})
 
 
-def computed(batch: Requests, pool: int, policy: PolicyName, **settings_: object) -> float:
-    """Keys computed when the whole batch waits from the start."""
+def computed(batch: Requests, pool: int, policy: PolicyName, forks: Sequence[str] = (), **settings_: object) -> float:
+    """Keys computed when the whole batch waits from the start. `forks`: the fork group of each request."""
     engine = Engine(pool=pool, policy=policy, headroom=0, max_wait=1e9, **settings_)
-    for tokens in batch:
-        engine.generate(tokens, PROMPT_ONLY)
+    for i, tokens in enumerate(batch):
+        group = forks[i] if forks else ""
+        engine.generate(tokens, PROMPT_ONLY, program_id=group[:1], fork_group=group)
     engine.run()
     assert len(engine.endings) == len(batch)
     return engine.count("computed_prompt_tokens")
 
 
+DEPTH_FIRST = st.sampled_from([PolicyName.LPM, PolicyName.DFS_WEIGHT])
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(batch=requests, slack=st.integers(0, 3))
-def test_longest_prefix_first_computes_every_edge_once(batch: Requests, slack: int) -> None:
+@given(batch=requests, policy=DEPTH_FIRST, slack=st.integers(0, 3))
+def test_depth_first_computes_every_edge_once(batch: Requests, policy: PolicyName, slack: int) -> None:
     pool = max(map(len, batch)) + slack
-    assert computed(batch, pool, PolicyName.LPM, max_running=1) == sum_of_edges(batch)
+    assert computed(batch, pool, policy, max_running=1) == sum_of_edges(batch)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(batch=requests, extra=st.integers(0, 20))
-def test_it_does_so_for_requests_that_run_together(batch: Requests, extra: int) -> None:
+@given(batch=requests, policy=DEPTH_FIRST, extra=st.integers(0, 20))
+def test_it_does_so_for_requests_that_run_together(batch: Requests, policy: PolicyName, extra: int) -> None:
     pool = max(map(len, batch)) + extra
-    assert computed(batch, pool, PolicyName.LPM) == sum_of_edges(batch)
+    assert computed(batch, pool, policy) == sum_of_edges(batch)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(batch=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=5).map(tuple), min_size=2, max_size=4))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(batch=requests, extra=st.integers(0, 12), running=st.sampled_from([1, 3, 64]), data=st.data())
+def test_calling_siblings_keeps_the_order_depth_first(
+    batch: Requests, extra: int, running: int, data: st.DataObject
+) -> None:
+    """Whatever requests are said to be branches of one fork."""
+    forks = [data.draw(st.sampled_from(["", "pg", "ph", "qg"])) for _ in batch]
+    pool = max(map(len, batch)) + extra
+    assert computed(batch, pool, PolicyName.LPM, forks, max_running=running) == sum_of_edges(batch)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(batch=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=5).map(tuple), min_size=2, max_size=7))
 def test_no_order_computes_less(batch: Requests) -> None:
+    """All orders of at most 7 requests, in a cache as large as the longest, by the tree itself."""
     pool = max(map(len, batch))
-    best = min(computed(list(order), pool, PolicyName.FCFS, max_running=1) for order in permutations(batch))
+    best = min(served_in_turn(order, pool) for order in set(permutations(batch)))
     assert computed(batch, pool, PolicyName.LPM, max_running=1) == best == sum_of_edges(batch)
+
+
+def served_in_turn(order: Sequence[tuple[int, ...]], pool_size: int) -> int:
+    """Keys computed by one request after the other, with least recently used eviction."""
+    pool = SlotPool(pool_size + 1)
+    cache = RadixCache(pool)
+    total = 0
+    for tokens in order:
+        sequence = np.array(tokens, dtype=np.int32)
+        match = cache.match(sequence, "")
+        cache.lock(match)
+        missing = len(sequence) - match.length
+        if missing:
+            cache.evict(missing - pool.free)
+            match = cache.extend(match, sequence[match.length :], pool.allocate(missing))
+        cache.unlock(match)
+        total += missing
+    return total
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(batch=requests, policy=st.sampled_from(list(PolicyName)), extra=st.integers(0, 6), running=st.integers(1, 3))
+def test_no_policy_computes_less_than_every_edge(batch: Requests, policy: PolicyName, extra: int, running: int) -> None:
+    pool = max(map(len, batch)) + extra
+    assert computed(batch, pool, policy, max_running=running) >= sum_of_edges(batch)
 
 
 def test_first_come_first_served_thrashes_where_the_theorem_does_not() -> None:
@@ -77,4 +122,5 @@ def test_online_arrivals_stay_near_the_optimum() -> None:
         rates[policy] = engine.count("cached_tokens") / engine.count("prompt_tokens")
     optimum = 1 - sum_of_edges(batch) / sum(map(len, batch))
     assert rates[PolicyName.LPM] > 0.94 * optimum
-    assert rates[PolicyName.FCFS] < 0.5 * optimum
+    assert rates[PolicyName.DFS_WEIGHT] > 0.94 * optimum
+    assert max(rates[PolicyName.FCFS], rates[PolicyName.RANDOM]) < 0.5 * optimum
