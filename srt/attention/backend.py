@@ -30,8 +30,22 @@ class AttentionGeometry:
         return self.heads // self.kv_heads
 
 
+@dataclass(slots=True)
+class AttentionCounters:
+    """Of all plans so far, per layer and window class. What tree attention saves is keys_saved."""
+
+    keys_read: int = 0
+    keys_saved: int = 0
+
+    def add(self, keys_read: int, keys_saved: int) -> None:
+        self.keys_read += keys_read
+        self.keys_saved += keys_saved
+
+
 class AttentionBackend(Protocol[Prepared]):
     """Three verbs. The oracle is `torch_backend.TorchBackend`."""
+
+    counters: AttentionCounters
 
     def plan(self, batch: Batch, window: int | None) -> Prepared:
         """Cut the step. `window`: a row sees at most this many positions, its own included; None: all."""

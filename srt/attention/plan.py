@@ -11,22 +11,51 @@ positions per row, so causal, sliding window, chunked extend and decode differ o
     items       |-- item 0 --|- item 1 -|              rows 0-2 × positions [0,7), rows 2 × positions [7,10)
 
 A row that two items see has two partial results, merged by log-sum-exp; a row with one part is written directly.
-The arrays are numpy on the host. A backend copies them to where its kernel reads them.
+Rows of an item may belong to several sequences that share its keys (`sharing.py`), so tree attention is a matter of
+cutting as well. The arrays are numpy on the host. A backend copies them to where its kernel reads them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch
+from .sharing import SharedRun, find_sharing, no_sharing
 
 Int32 = NDArray[np.int32]
+
+ITEMS_PER_WORKER = 4  # enough that the last ones end at about the same time
+SHORTEST_RUN = 128  # keys; shorter ones are not cut further to keep workers busy
+LOAD_COST = 4  # reading a key costs as much as computing it for so many rows
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a step is cut.
+
+    block_rows: most rows of an item.
+    split: most keys of an item; None: no limit.
+    tree: keys that several sequences share are read once for all of them, where it pays.
+    workers: long runs are cut so that so many can work; 1 cuts none.
+    """
+
+    block_rows: int
+    split: int | None = None
+    tree: bool = True
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.block_rows >= 1, "a tile holds at least one row"
+        assert self.split is None or self.split >= 1, "a run holds at least one key"
+        assert self.workers >= 1, "somebody works"
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """One step and one window class. R rows, I items, S partial slots (S >= R), T keys.
+
+    Items come in ascending cost, for workers that take them from the end.
 
     item_q   0        3     5          item i owns partial slots [item_q[i], item_q[i+1])
     q_rows   0  1  2  2  3             the row that each partial slot belongs to
@@ -44,6 +73,12 @@ class AttentionPlan:
     kv_idx: Int32  # [T] physical slots; items may share a range
     merge_ptr: Int32  # [R+1] ranges in merge_slot
     merge_slot: Int32  # [S] partial slots grouped by row
+    keys_saved: int = 0  # reads of a key that sharing saved
+
+    @property
+    def keys_read(self) -> int:
+        """By items: a key that two items read counts twice."""
+        return int((self.item_kv[:, 1] - self.item_kv[:, 0]).sum())
 
     @property
     def items(self) -> int:
@@ -54,49 +89,109 @@ class AttentionPlan:
         return len(self.q_rows) > len(self.row_lo)
 
 
-def make_plan(batch: Batch, window: int | None, *, block_rows: int, split: int | None = None) -> AttentionPlan:
-    """Cut a batch into items: tiles of at most `block_rows` rows of a sequence × runs of at most `split` keys.
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """N tiles: rows [first, first + rows) of a list × positions [lo, hi), which are in kv_idx at position + offset."""
 
-    Keys that no row of a tile sees are left out, and so are rows of a tile that see nothing of a run. `batch.paths`
-    is not read yet: an item shared by several sequences is one more entry for `_assemble`.
-    """
-    assert block_rows >= 1, "a tile holds at least one row"
-    assert split is None or split >= 1, "a run holds at least one key"
+    first: Int32
+    rows: Int32
+    lo: Int32
+    hi: Int32
+    offset: Int32
+
+    def where(self, chosen: NDArray[np.bool_]) -> "_Tiles":
+        return _Tiles(self.first[chosen], self.rows[chosen], self.lo[chosen], self.hi[chosen], self.offset[chosen])
+
+    def and_more(self, other: "_Tiles") -> "_Tiles":
+        pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        return _Tiles(*map(np.concatenate, pairs))
+
+
+def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
+    """Cut a batch into items. Keys that no row of a tile sees are left out, and rows that see nothing of a run."""
     assert window is None or window >= 1, "a row sees at least its own key"
     row_lo, row_hi, first_row = _intervals(batch, window)
+    lengths = batch.prefix_lengths + batch.query_lengths
+    kv_start = (np.cumsum(lengths) - lengths).astype(np.int32)  # [B] where the slots of a sequence begin in kv_idx
 
-    # Per sequence: one run of kv_idx, clipped to what its first (lowest) row can see.
-    clip = row_lo[first_row]  # [B]
-    kv_idx = np.concatenate([slots[start:] for slots, start in zip(batch.slots, clip.tolist(), strict=True)])
-    lengths = batch.prefix_lengths + batch.query_lengths - clip
-    kv_start = np.cumsum(lengths) - lengths  # [B]
+    sharing = find_sharing(batch, row_lo[first_row], block_rows=cut.block_rows) if cut.tree else no_sharing(batch)
+    sharers = [
+        np.concatenate([np.arange(first_row[i], first_row[i] + batch.query_lengths[i]) for i in run.sequences])
+        for run in sharing.runs
+    ]
+    rows = np.concatenate([np.arange(batch.rows), *sharers]).astype(np.int32)
+    tiles = _own_tiles(batch, row_lo, row_hi, first_row, kv_start, sharing.alone_from, cut.block_rows)
+    if sharing.runs:
+        counts = [len(of_run) for of_run in sharers]
+        tiles = tiles.and_more(_shared_tiles(sharing.runs, counts, rows, row_lo, row_hi, kv_start, cut.block_rows))
+    runs = _run_lengths(tiles, cut)
+    item_tile, part = _cut(tiles.hi - tiles.lo, runs)
+    item_pos = tiles.lo[item_tile] + part * runs[item_tile]
+    item_end = np.minimum(item_pos + runs[item_tile], tiles.hi[item_tile])
+    cost = (item_end - item_pos) * (LOAD_COST + tiles.rows[item_tile])
+    order = np.argsort(cost, kind="stable")
+    item_tile, item_pos, item_end = item_tile[order], item_pos[order], item_end[order]
 
-    # Tiles of consecutive rows of one sequence; their keys are [lo of the first row, hi of the last row).
-    tile_sequence, tile_index = _cut(batch.query_lengths, block_rows)
-    tile_first = first_row[tile_sequence] + tile_index * block_rows
-    tile_rows = np.minimum(block_rows, batch.query_lengths[tile_sequence] - tile_index * block_rows)
-    tile_lo = row_lo[tile_first]
-    tile_hi = row_hi[tile_first + tile_rows - 1]
-
-    # Runs of a tile, as equal as possible: the last of them must not be a crumb.
-    span = tile_hi - tile_lo
-    parts = np.ones_like(span) if split is None else -(-span // split)
-    run_length = -(-span // parts)
-    item_tile, part = _cut(span, run_length)
-    item_pos = tile_lo[item_tile] + part * run_length[item_tile]
-    item_end = np.minimum(item_pos + run_length[item_tile], tile_hi[item_tile])
-    offset = (kv_start - clip)[tile_sequence[item_tile]]  # position → index in kv_idx
-
-    slot_item, row_in_tile = _cut(tile_rows[item_tile], 1)
+    slot_item, row_in_tile = _cut(tiles.rows[item_tile], 1)
     return _assemble(
         row_lo,
         row_hi,
-        kv_idx=kv_idx,
+        kv_idx=np.concatenate(batch.slots),
         item_pos=item_pos,
-        item_kv=np.stack([item_pos + offset, item_end + offset], axis=1),
+        item_kv=np.stack([item_pos, item_end], axis=1) + tiles.offset[item_tile][:, None],
         slot_item=slot_item,
-        q_rows=tile_first[item_tile][slot_item] + row_in_tile,
+        q_rows=rows[tiles.first[item_tile][slot_item] + row_in_tile],
+        keys_saved=sum(run.saved for run in sharing.runs),
     )
+
+
+def _own_tiles(
+    batch: Batch, row_lo: Int32, row_hi: Int32, first_row: Int32, kv_start: Int32, alone_from: Int32, block_rows: int
+) -> _Tiles:
+    """Consecutive rows of one sequence × the keys that it does not share, from what the first row sees."""
+    sequence, number = _cut(batch.query_lengths, block_rows)
+    first = first_row[sequence] + number * block_rows
+    rows = np.minimum(block_rows, batch.query_lengths[sequence] - number * block_rows)
+    lo = np.maximum(row_lo[first], alone_from[sequence])
+    hi = row_hi[first + rows - 1]
+    return _Tiles(first, rows, lo, hi, kv_start[sequence]).where(lo < hi)
+
+
+def _shared_tiles(
+    runs: tuple[SharedRun, ...],
+    counts: list[int],
+    rows: Int32,
+    row_lo: Int32,
+    row_hi: Int32,
+    kv_start: Int32,
+    block_rows: int,
+) -> _Tiles:
+    """The rows of all sharers, `counts` of each run at the end of `rows`, × its keys at the first sharer's slots."""
+    tiles: list[tuple[int, int, int, int, int]] = []
+    end = len(rows) - sum(counts)
+    for run, count in zip(runs, counts, strict=True):
+        start, end = end, end + count
+        for first in range(start, end, block_rows):
+            here = rows[first : min(first + block_rows, end)]
+            lo = max(run.first, int(row_lo[here].min()))
+            hi = min(run.end, int(row_hi[here].max()))
+            if lo < hi:
+                tiles.append((first, len(here), lo, hi, int(kv_start[run.sequences[0]])))
+    return _Tiles(*np.array(tiles, dtype=np.int32).T)
+
+
+def _run_lengths(tiles: _Tiles, cut: Cut) -> Int32:
+    """Keys of each run of a tile: equal parts (the last must not be a crumb), as short as the cut asks for."""
+    span = tiles.hi - tiles.lo
+    longest = span
+    if cut.workers > 1:
+        row_cost = LOAD_COST + tiles.rows
+        share = int((span.astype(np.int64) * row_cost).sum()) // (cut.workers * ITEMS_PER_WORKER)
+        longest = np.maximum(share // row_cost, SHORTEST_RUN)
+    if cut.split is not None:
+        longest = np.minimum(longest, cut.split)
+    parts = -(-span // longest)
+    return (-(-span // parts)).astype(np.int32)
 
 
 def _intervals(batch: Batch, window: int | None) -> tuple[Int32, Int32, Int32]:
@@ -126,16 +221,17 @@ def _assemble(
     item_kv: Int32,  # [I, 2]
     slot_item: Int32,  # [S] ascending
     q_rows: Int32,  # [S]
+    keys_saved: int,
 ) -> AttentionPlan:
-    """Drop rows that see nothing of their item, mark items that need no mask, and list the parts of each row.
-
-    Rows of an item may be any rows: items of shared radix nodes enter here as well.
-    """
+    """Drop rows that see nothing of their item, mark items that need no mask, and list the parts of each row."""
     item_end = item_pos + (item_kv[:, 1] - item_kv[:, 0])
     sees = (row_lo[q_rows] < item_end[slot_item]) & (row_hi[q_rows] > item_pos[slot_item])
     slot_item, q_rows = slot_item[sees], q_rows[sees]
     counts = np.bincount(slot_item, minlength=len(item_pos))
-    assert counts.all(), "an item nobody sees: the union of a tile's intervals has a gap"
+    if not counts.all():  # rows of several sequences may leave a gap between their windows
+        seen = counts > 0
+        slot_item = (np.cumsum(seen) - 1)[slot_item]
+        item_pos, item_end, item_kv, counts = item_pos[seen], item_end[seen], item_kv[seen], counts[seen]
     item_q = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     whole = (row_lo[q_rows] <= item_pos[slot_item]) & (row_hi[q_rows] >= item_end[slot_item])
     parts = np.bincount(q_rows, minlength=len(row_lo))
@@ -150,4 +246,5 @@ def _assemble(
         kv_idx=kv_idx.astype(np.int32, copy=False),
         merge_ptr=np.concatenate([[0], np.cumsum(parts)]).astype(np.int32),
         merge_slot=np.argsort(q_rows, kind="stable").astype(np.int32),
+        keys_saved=keys_saved,
     )

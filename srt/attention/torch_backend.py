@@ -10,8 +10,8 @@ import torch
 from ...lang.errors import ParameterError
 from ..batch import Batch
 from ..kv_pool import KVPool
-from .backend import AttentionGeometry
-from .plan import make_plan
+from .backend import AttentionCounters, AttentionGeometry
+from .plan import Cut, make_plan
 from .torch_groups import ItemGroup, Places, TorchPlan, group_items
 
 
@@ -25,6 +25,7 @@ class TorchBackend:
         split: most keys of one item; None takes what the workspace holds.
         workspace_bytes: largest temporary tensor.
         slices: consecutive rows and keys are read where they lie, not gathered.
+        tree_attention: keys that sequences share are read once for all of them, where it pays.
     """
 
     def __init__(
@@ -36,20 +37,22 @@ class TorchBackend:
         split: int | None = None,
         workspace_bytes: int = 16 << 20,
         slices: bool = True,
+        tree_attention: bool = True,
     ) -> None:
         if block_rows < 1 or (split is not None and split < 1):
             raise ParameterError(f"block_rows={block_rows}, split={split}: write numbers of at least 1")
         self.geometry = geometry
         self.device = torch.device(device)
-        self.block_rows = block_rows
         self.slices = slices
         self.max_keys = max(1, workspace_bytes // (geometry.kv_heads * geometry.head_dim * 4))
         self.max_cells = max(1, workspace_bytes // (geometry.heads * 4))
         fitting = max(1, min(self.max_keys, self.max_cells // block_rows))
-        self.split = fitting if split is None else split
+        self.cut = Cut(block_rows, fitting if split is None else split, tree=tree_attention)
+        self.counters = AttentionCounters()
 
     def plan(self, batch: Batch, window: int | None) -> TorchPlan:
-        plan = make_plan(batch, window, block_rows=self.block_rows, split=self.split)
+        plan = make_plan(batch, window, self.cut)
+        self.counters.add(plan.keys_read, plan.keys_saved)
         return group_items(
             plan, max_keys=self.max_keys, max_cells=self.max_cells, slices=self.slices, device=self.device
         )

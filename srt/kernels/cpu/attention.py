@@ -4,13 +4,13 @@ The torch twin is `attention/torch_backend.py`; both take the same plans.
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ....lang.errors import ParameterError
-from ...attention.backend import AttentionGeometry
-from ...attention.plan import AttentionPlan, make_plan
+from ...attention.backend import AttentionCounters, AttentionGeometry
+from ...attention.plan import AttentionPlan, Cut, make_plan
 from ...batch import Batch
 from ...kv_pool import KVPool
 from .library import load_library
@@ -19,25 +19,24 @@ BLOCK_VECTORS = 128  # query vectors of one item: with a block of keys and value
 _HEAD_DIM_UNIT = 16
 
 
+_PLAN_SIZES = ("rows", "items", "partials", "keys")
+_PLAN_ARRAYS = (
+    *("row_lo", "row_hi", "item_q", "q_rows", "item_kv", "item_pos", "item_full", "kv_idx"),
+    *("merge_ptr", "merge_slot"),
+)
+
+
 class PlanArguments(ctypes.Structure):
     """`umbel::AttentionPlan`: sizes and pointers. Whoever passes it on keeps the plan alive."""
 
-    _fields_ = [
-        *((name, ctypes.c_long) for name in ("rows", "items", "partials", "keys")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("row_lo", "row_hi", "item_q", "q_rows", "item_kv", "item_pos", "item_full", "kv_idx")
-        ),
-        *((name, ctypes.c_void_p) for name in ("merge_ptr", "merge_slot")),
-    ]
+    _fields_ = [(name, ctypes.c_long) for name in _PLAN_SIZES] + [(name, ctypes.c_void_p) for name in _PLAN_ARRAYS]
 
 
 class ShapeArguments(ctypes.Structure):
     """`umbel::AttentionShape`."""
 
-    _fields_ = [
-        *((name, ctypes.c_long) for name in ("heads", "kv_heads", "head_dim")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+    _fields_ = [(name, ctypes.c_long) for name in ("heads", "kv_heads", "head_dim")] + [
+        (name, ctypes.c_float) for name in ("scale", "softcap")
     ]
 
 
@@ -58,7 +57,7 @@ class CpuPlan:
 def plan_arguments(plan: AttentionPlan) -> PlanArguments:
     """Pointers to the arrays of `plan`, which must outlive them."""
     arguments = PlanArguments(rows=len(plan.row_lo), items=plan.items, partials=len(plan.q_rows), keys=len(plan.kv_idx))
-    for name, _ in PlanArguments._fields_[4:]:
+    for name in _PLAN_ARRAYS:
         array = getattr(plan, name)
         assert array.flags.c_contiguous, "kernels read plain arrays"
         setattr(arguments, name, array.ctypes.data)
@@ -79,6 +78,7 @@ class CpuBackend:
         library: the compiled kernels; None loads them.
         block_rows: most query rows of one item; None takes what fits the cache.
         split: most keys of one item; None: no limit.
+        tree_attention: keys that sequences share are read once for all of them, where it pays.
 
     Raises:
         ParameterError: a head_dim that the kernels do not take.
@@ -92,19 +92,23 @@ class CpuBackend:
         library: ctypes.CDLL | None = None,
         block_rows: int | None = None,
         split: int | None = None,
+        tree_attention: bool = True,
     ) -> None:
         if geometry.head_dim % _HEAD_DIM_UNIT:
             raise ParameterError(
                 f"head_dim={geometry.head_dim}: the CPU kernels take multiples of {_HEAD_DIM_UNIT}; use TorchBackend"
             )
         self.geometry = geometry
-        self.block_rows = max(1, BLOCK_VECTORS // geometry.group) if block_rows is None else block_rows
-        self.split = split
         self._library = library or load_library()
         declare(self._library)
+        self.cut = Cut(
+            max(1, BLOCK_VECTORS // geometry.group) if block_rows is None else block_rows, split, tree=tree_attention
+        )
+        self.counters = AttentionCounters()
 
     def plan(self, batch: Batch, window: int | None) -> CpuPlan:
-        plan = make_plan(batch, window, block_rows=self.block_rows, split=self.split)
+        plan = make_plan(batch, window, replace(self.cut, workers=self._library.umbel_threads()))
+        self.counters.add(plan.keys_read, plan.keys_saved)
         return CpuPlan(plan, plan_arguments(plan))
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
@@ -154,10 +158,10 @@ class CpuBackend:
 def declare(library: ctypes.CDLL) -> None:
     """The C functions of attention.cpp."""
     shape, layer = ctypes.POINTER(ShapeArguments), ctypes.POINTER(LayerArguments)
-    rows = [ctypes.c_void_p, ctypes.c_long]  # where the first row is, elements between rows
-    library.umbel_attend.argtypes = [ctypes.POINTER(PlanArguments), shape, layer, *rows, *rows]
+    first, stride = ctypes.c_void_p, ctypes.c_long  # where the first row is, elements from one row to the next
+    library.umbel_attend.argtypes = [ctypes.POINTER(PlanArguments), shape, layer, first, stride, first, stride]
     library.umbel_attend.restype = None
-    library.umbel_store.argtypes = [shape, layer, *rows, *rows, ctypes.c_void_p, ctypes.c_long]
+    library.umbel_store.argtypes = [shape, layer, first, stride, first, stride, ctypes.c_void_p, ctypes.c_long]
     library.umbel_store.restype = None
 
 

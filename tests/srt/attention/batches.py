@@ -64,6 +64,76 @@ def make_batch(parts: list[Sequence], seed: int, *, shared: int = 0) -> tuple[Ba
     return batch, total
 
 
+@dataclass(frozen=True)
+class Branch:
+    """Begins as a copy of an earlier branch, goes on with tokens of its own. Its last `query` tokens are rows."""
+
+    parent: int  # which of the earlier ones; -1: none
+    kept: float  # share of the parent's tokens
+    own: int
+    query: int
+    private: int  # tokens at the end that the radix tree does not have
+
+
+branches = strategies.lists(
+    strategies.builds(
+        Branch,
+        parent=strategies.integers(-1, 5),
+        kept=strategies.sampled_from([1.0, 1.0, 0.6, 0.3]),
+        own=strategies.integers(0, 120),
+        query=strategies.one_of(strategies.just(1), strategies.just(1), strategies.integers(1, 30)),
+        private=strategies.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+def make_tree_batch(parts: list[Branch], seed: int) -> tuple[Batch, int]:
+    """Branches of one tree with scattered slots, their radix paths included. Also the pool's size."""
+    rng = np.random.default_rng(seed)
+    free = iter(rng.permutation(np.arange(1, 2 + sum(part.own + 1 for part in parts))).astype(np.int32))
+    slots: list[np.ndarray] = []
+    for number, part in enumerate(parts):
+        parent = slots[part.parent % number] if number and part.parent >= 0 else np.zeros(0, dtype=np.int32)
+        kept = parent[: int(part.kept * len(parent))]
+        fresh = [next(free) for _ in range(max(part.own, 1 - len(kept)))]
+        slots.append(np.concatenate([kept, np.array(fresh, dtype=np.int32)]))
+    queries = [min(part.query, len(own)) for part, own in zip(parts, slots, strict=True)]
+    in_tree = [max(0, len(own) - part.private) for part, own in zip(parts, slots, strict=True)]
+    rows = sum(queries)
+    batch = Batch(
+        token_ids=np.zeros(rows, dtype=np.int64),
+        positions=np.concatenate([np.arange(len(s) - q, len(s)) for s, q in zip(slots, queries, strict=True)]),
+        write_slots=np.concatenate([s[len(s) - q :] for s, q in zip(slots, queries, strict=True)]).astype(np.int64),
+        query_lengths=np.array(queries, dtype=np.int32),
+        prefix_lengths=np.array([len(s) - q for s, q in zip(slots, queries, strict=True)], dtype=np.int32),
+        slots=tuple(slots),
+        logit_rows=np.arange(rows),
+        paths=radix_paths(slots, in_tree),
+    )
+    return batch, max(int(own.max()) for own in slots) + 1
+
+
+def radix_paths(slots: list[np.ndarray], in_tree: list[int]) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """A node ends where two sequences part or where one of them ends."""
+    paths: list[list[tuple[int, int, int]]] = [[] for _ in slots]
+    todo = [([i for i, length in enumerate(in_tree) if length], 0)]
+    node = 0
+    while todo:
+        group, start = todo.pop()
+        for slot in sorted({int(slots[i][start]) for i in group}):
+            here = [i for i in group if slots[i][start] == slot]
+            end = start + 1
+            while all(end < in_tree[i] for i in here) and len({int(slots[i][end]) for i in here}) == 1:
+                end += 1
+            node += 1
+            for i in here:
+                paths[i].append((node, start, end - start))
+            todo.append(([i for i in here if in_tree[i] > end], end))
+    return tuple(map(tuple, paths))
+
+
 def random_pool(num_slots: int, geometry: AttentionGeometry, dtype: torch.dtype, seed: int) -> KVPool:
     """One layer, full of values; the dummy slot holds NaN, which must reach nobody."""
     pool = KVPool(KVGeometry(1, geometry.kv_heads, geometry.head_dim, dtype), num_slots, "cpu")

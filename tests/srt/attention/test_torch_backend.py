@@ -11,7 +11,17 @@ from umbel.lang.errors import ParameterError
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
 from umbel.srt.attention.torch_backend import TorchBackend
 
-from .batches import HEADS, Sequence, dense_attention, make_batch, random_pool, sequences
+from .batches import (
+    HEADS,
+    Branch,
+    Sequence,
+    branches,
+    dense_attention,
+    make_batch,
+    make_tree_batch,
+    random_pool,
+    sequences,
+)
 
 SCALE = 0.3
 backends = st.builds(
@@ -42,6 +52,30 @@ def test_attention_equals_the_dense_loop(
     expected = dense_attention(batch, pool, queries, window=window, scale=SCALE, softcap=softcap)
     actual = backend.attend(0, queries, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(branches, windows, st.sampled_from([0.0, 5.0]), st.sampled_from([2, 128]))
+def test_tree_attention_equals_the_dense_loop(
+    parts: list[Branch], window: int | None, softcap: float, block_rows: int
+) -> None:
+    batch, num_slots = make_tree_batch(parts, seed=2)
+    pool = random_pool(num_slots, HEADS, torch.float32, seed=3)
+    queries = torch.randn((batch.rows, HEADS.heads, HEADS.head_dim), generator=torch.Generator().manual_seed(4))
+    expected = dense_attention(batch, pool, queries, window=window, scale=SCALE, softcap=softcap)
+    for tree in (True, False):
+        backend = TorchBackend(HEADS, "cpu", block_rows=block_rows, tree_attention=tree)
+        actual = backend.attend(0, queries, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_fork_is_counted_as_keys_saved() -> None:
+    batch, _ = make_tree_batch([Branch(-1, 1.0, 301, 1, 1), *[Branch(0, 1.0, 10, 1, 1)] * 3], seed=0)
+    on, off = (TorchBackend(HEADS, "cpu", tree_attention=tree) for tree in (True, False))
+    for backend in (on, off):
+        backend.plan(batch, None)
+    assert (off.counters.keys_read, off.counters.keys_saved) == (301 + 3 * 311, 0)
+    assert (on.counters.keys_read, on.counters.keys_saved) == (300 + 1 + 3 * 11, 3 * 300)
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,0 +1,114 @@
+"""Tree attention: which runs of keys are read once for several sequences of a step.
+
+Sequences that pass the same radix nodes read the same keys. Along their paths they part, so the sharers of a run are
+a subset of those of the run before it:
+
+    node       1 (40 tokens)      2 (900)            4 (3)   own
+    seq 0   [= 0 1 2 3 ===|===== 0 1 2 =======|== 0 1 ==|------]
+    seq 1   [             |                   |         |---]
+    seq 2   [             |                   |---------]
+    seq 3   [             |-------]
+
+A run is worth an item of its own when the reads it saves pay for merging one more partial result per row. A run that
+is not (node 1 here, for all four) is left to those below it: the run of 0, 1, 2 starts at position 0, and what remains
+of each sequence is always one run to its end. So nested nodes give nested items, and short nodes cost nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..batch import Batch
+
+MERGE_KEYS = 16  # merging a further part of one row costs as much as reading so many keys
+
+Int32 = NDArray[np.int32]
+Step = tuple[int, int, int]  # of a path: node id, first position, length
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRun:
+    """Positions [first, end) that all of `sequences` have in the same slots."""
+
+    first: int
+    end: int
+    sequences: tuple[int, ...]  # ascending
+    saved: int  # key reads that are saved
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """The shared runs of a step, and where each sequence goes on alone."""
+
+    runs: tuple[SharedRun, ...]
+    alone_from: Int32  # [B]
+
+
+def no_sharing(batch: Batch) -> Sharing:
+    return Sharing((), np.zeros(len(batch.query_lengths), dtype=np.int32))
+
+
+def find_sharing(batch: Batch, first_visible: Int32, *, block_rows: int) -> Sharing:
+    """Walk the paths from the root down.
+
+    Args:
+        first_visible: [B] lowest position that any row of the sequence sees.
+        block_rows: rows that read a run of keys together when it is not shared.
+    """
+    paths, queries, visible = batch.paths, batch.query_lengths.tolist(), first_visible.tolist()
+    alone_from = [0] * len(queries)
+    runs: list[SharedRun] = []
+    todo = [(list(range(len(paths))), 0, 0)] if paths else []  # sequences, depth, positions that are covered
+    while todo:
+        group, depth, covered = todo.pop()
+        for sequences in _by_step(paths, group, depth):
+            end, below = _common_end(paths, sequences, depth)
+            saved = _saved(sequences, covered, end, queries, visible, block_rows)
+            start = covered
+            if saved is not None:
+                first = max(covered, min(visible[i] for i in sequences))
+                sharers = tuple(i for i in sequences if visible[i] < end)
+                runs.append(SharedRun(first, end, sharers, saved))
+                start = end
+                for i in sequences:
+                    alone_from[i] = end
+            todo.append((sequences, below, start))
+    return Sharing(tuple(runs), np.array(alone_from, dtype=np.int32))
+
+
+def _by_step(paths: Sequence[Sequence[Step]], group: list[int], depth: int) -> list[list[int]]:
+    """Those of a group that take the same next step, two or more each, in the order of their first sequence."""
+    takers: dict[Step, list[int]] = {}
+    for i in group:
+        if depth < len(paths[i]):
+            takers.setdefault(paths[i][depth], []).append(i)
+    return [sequences for sequences in takers.values() if len(sequences) > 1]
+
+
+def _common_end(paths: Sequence[Sequence[Step]], sequences: list[int], depth: int) -> tuple[int, int]:
+    """Where the steps end that all of them take from `depth` on, and the depth of the first that not all take."""
+    leader = paths[sequences[0]]
+    below = depth + 1
+    while below < len(leader) and all(
+        below < len(paths[i]) and paths[i][below] == leader[below] for i in sequences[1:]
+    ):
+        below += 1
+    _, first, length = leader[below - 1]
+    return first + length, below
+
+
+def _saved(
+    sequences: list[int], covered: int, end: int, queries: list[int], visible: list[int], block_rows: int
+) -> int | None:
+    """Key reads saved by one run [covered, end) for all of them; None when it does not pay."""
+    rows = apart = 0
+    lowest = end
+    for i in sequences:
+        if visible[i] < end:
+            rows += queries[i]
+            apart += -(-queries[i] // block_rows) * (end - max(covered, visible[i]))
+            lowest = min(lowest, max(covered, visible[i]))
+    saved = apart - -(-rows // block_rows) * (end - lowest)
+    return saved if saved > 0 and saved >= MERGE_KEYS * rows else None
