@@ -111,7 +111,7 @@ def main() -> int:
     options = parser.parse_args()
 
     from transformers import AutoModelForCausalLM
-    from umbel.srt.tokenizer import PromptEncoder
+    from umbel.srt.prompt_encoder import PromptEncoder
 
     source = open_model("default")
     encoder = PromptEncoder(source.tokenizer())

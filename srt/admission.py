@@ -18,7 +18,8 @@ from ..lang.sampling import SamplingParams
 from .calls import GenCall, ScoreCall
 from .config import Limits
 from .engine_protocol import EngineGenerate, EnginePrefill, EngineScore, Schedule
-from .tokenizer import PromptEncoder, Tokenizer
+from .prompt_encoder import PromptEncoder
+from .tokenizer import Tokenizer
 
 _SALT = re.compile(r"[A-Za-z0-9_-]*")
 _SEEDS = 2**63
@@ -35,10 +36,10 @@ class Admission:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, limits: Limits, *, ids: Iterator[int], draw_seed: Callable[[], int]
+        self, encoder: PromptEncoder, limits: Limits, *, ids: Iterator[int], draw_seed: Callable[[], int]
     ) -> None:
-        self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer)
+        self._encoder = encoder
+        self._tokenizer = tokenizer = encoder.tokenizer
         self._limits = limits
         self._ids = ids
         self._draw_seed = draw_seed
@@ -164,11 +165,10 @@ class Admission:
         if len(prompt) > limits.max_prompt_parts:
             raise RequestError(f"the prompt has {len(prompt)} parts; at most {limits.max_prompt_parts} are accepted")
         for part in prompt:
-            match part:
-                case Text(text):
-                    _check_text("the prompt", text)
-                case Generated(_, token_ids):
-                    self._check_tokens("a generated token", token_ids)
+            if isinstance(part, Text):
+                _check_text("the prompt", part.text)
+            elif isinstance(part, Generated):
+                self._check_tokens("a generated token", part.token_ids)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         self._check_tokens("logit_bias token", sampling.logit_bias)
@@ -213,6 +213,8 @@ def _start_token(tokenizer: Tokenizer) -> int | None:
 
 def _check_text(what: str, text: str) -> None:
     """Halves of surrogate pairs have no bytes, and no tokenizer takes them."""
+    if text.isascii():  # known without a look at the characters
+        return
     try:
         text.encode()
     except UnicodeEncodeError as error:

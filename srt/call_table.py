@@ -2,7 +2,7 @@
 
 engine request id ──▶ call ◀── (peer, label)        a call stands here from its arrival to its one ending
                        ▲
-                deadline heap                       entries of ended calls are skipped when they surface
+                deadline heap                       entries of ended calls are skipped, and cleared when they are many
 """
 
 import heapq
@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Iterator
 
 from .calls import Call
+
+_CLEARED_AT = 256  # entries: a call that ended early would be held until its deadline, prompt and all
 
 
 class CallTable:
@@ -45,6 +47,9 @@ class CallTable:
         calls.remove(call)
         if not calls:
             del self._by_label[key]
+        if len(self._deadlines) > _CLEARED_AT and len(self._deadlines) > 4 * len(self._live):
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._live]
+            heapq.heapify(self._deadlines)
 
     def of_request(self, id: int) -> Call | None:
         """The call of an engine request that has not ended."""
@@ -59,6 +64,11 @@ class CallTable:
 
     def of_peer(self, peer: bytes) -> tuple[Call, ...]:
         return tuple(call for call in self._live if call.peer == peer)
+
+    @property
+    def next_due(self) -> float:
+        """When `due` may have something to say; infinite when there is nothing to wait for."""
+        return self._deadlines[0][0] if self._deadlines else float("inf")
 
     def watch(self, call: Call, when: float) -> None:
         """`due` names the call once the time has come."""

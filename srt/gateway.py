@@ -42,6 +42,7 @@ from .clock import Clock
 from .config import Limits
 from .engine_protocol import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
 from .faults import FaultHook, no_faults
+from .prompt_encoder import CACHE_BYTES, PromptEncoder
 from .tokenizer import Tokenizer
 
 log = logging.getLogger("umbel.gateway")
@@ -64,6 +65,7 @@ class Gateway:
         to_engine: carries a message to the engine. May raise; that call then fails.
         to_peer: carries a message to a peer; must not raise (a peer that is gone is reported by `peer_lost`).
         seed: of the generator of seeds for requests that name none; None takes the system's entropy.
+        token_cache_bytes: of memory for the tokens of earlier texts; 0 encodes every text whole and anew.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Gateway:
         limits: Limits,
         faults: FaultHook = no_faults,
         seed: int | None = None,
+        token_cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._model = model
         self._to_engine = to_engine
@@ -86,7 +89,8 @@ class Gateway:
         self._faults = faults
         seeds = random.Random(seed)
         self._ids: Iterator[int] = itertools.count(1)
-        self._admission = Admission(tokenizer, limits, ids=self._ids, draw_seed=lambda: seeds.getrandbits(63))
+        self.encoder = PromptEncoder(tokenizer, cache_bytes=token_cache_bytes)
+        self._admission = Admission(self.encoder, limits, ids=self._ids, draw_seed=lambda: seeds.getrandbits(63))
         self._calls = CallTable()
         self._state = EngineState.STARTING
         self._cause = ""
@@ -117,6 +121,15 @@ class Gateway:
                     self._abort(call)
             case _:
                 assert_never(message)
+
+    def is_long(self, message: ToBackend) -> bool:
+        """Whether its new text is better tokenized beside the loop first (see arrivals.py)."""
+        if not isinstance(message, GenRequest | ScoreRequest | Hint):
+            return False
+        try:
+            return self.encoder.is_long(message.prompt)
+        except UmbelError:  # it will be refused, which takes no time
+            return False
 
     def peer_lost(self, peer: bytes) -> None:
         """Nobody hears this peer's answers any more: stop computing them."""
@@ -193,6 +206,11 @@ class Gateway:
 
     # ------------------------------------------------------------------ time
 
+    @property
+    def next_deadline(self) -> float:
+        """On the clock: nothing is due before. Infinite when nothing is in flight."""
+        return self._calls.next_due
+
     def tick(self) -> None:
         """Ends calls whose deadline has passed and that the engine did not end by itself."""
         now = self._clock.now()
@@ -214,7 +232,9 @@ class Gateway:
             "context_length": self._context_length,
             "in_flight": self.in_flight,
         }
-        facts |= {f"gateway_{name}": count for name, count in sorted(self.counters.items())}
+        facts |= {
+            f"gateway_{name}": count for name, count in sorted({**self.counters, **self.encoder.counters}.items())
+        }
         if self._heartbeat is not None:
             facts |= {"running": self._heartbeat.running, "waiting": self._heartbeat.waiting}
             facts |= self._heartbeat.counters

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ..lang.errors import MissingExtraError, ModelError, ParameterError, RequestError
+from .boundaries import find_boundary
 from .tokenizer_file import Component, TokenizerFile, adds_bos, members_key, unknown_id
 from .vocabulary import Vocabulary
 
@@ -67,6 +68,7 @@ class HFTokenizer:
         self._control = frozenset(self.special_ids.values()) - {unknown_id(file, path)}
         bare, self._prefix, self._prefix_text = _without_prefix(file)
         self._tokenizer = _build(bare, path)
+        self.boundary = find_boundary(bare, vocabulary, lambda text: self.encode(text, first=False))
 
     def encode(self, text: str, *, first: bool) -> list[int]:
         """Plain text → ids; see `Tokenizer.encode`. Raises ParameterError for text that is not Unicode."""

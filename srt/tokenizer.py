@@ -1,15 +1,11 @@
-"""Text ↔ tokens: the seam, and how a prompt's parts become one list of ids.
+"""Text ↔ tokens: the seam. How a prompt's parts become one list of ids is in prompt_encoder.py.
 
 Bytes are the common ground: every token stands for a byte string, so stop strings are found across
 token boundaries, characters are never split in a stream, and detokenization is concatenation.
 """
 
 import re
-from collections.abc import Sequence
 from typing import Protocol
-
-from ..lang.errors import CapabilityError
-from ..lang.prompt import Generated, Media, Part, Text
 
 
 class Tokenizer(Protocol):
@@ -22,6 +18,9 @@ class Tokenizer(Protocol):
     special_ids: dict[str, int]  # text of control tokens → id
     chat_template: str | None  # Jinja source
     template_tokens: dict[str, str]  # what the template may name: bos_token, eos_token, …
+    # Matches a place of a text (the beginning of the match; it may look at the character before) where the text can
+    # be cut: encode(a + b, first=f) == encode(a, first=f) + encode(b, first=False). None: nowhere for certain.
+    boundary: re.Pattern[str] | None
 
     def encode(self, text: str, *, first: bool) -> list[int]:
         """Plain text → ids; control tokens in the text stay text. `first`: the text starts the sequence
@@ -29,55 +28,6 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; b"" for control tokens."""
-
-
-class PromptEncoder:
-    """A prompt's parts → ids, BOS once.
-
-    Constant text is encoded in maximal runs: control tokens (which only scaffolding may contain) and
-    generated ids end a run, part boundaries do not.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        names = sorted(tokenizer.special_ids, key=len, reverse=True)  # the longest name wins
-        self._control = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
-
-    def encode(self, parts: Sequence[Part]) -> list[int]:
-        """Raises CapabilityError when the prompt holds media, which this tokenizer cannot place."""
-        tokenizer = self.tokenizer
-        ids: list[int] = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-        start = len(ids)
-        run: list[str] = []
-
-        def flush() -> None:
-            text = "".join(run)
-            run.clear()
-            if text:
-                ids.extend(tokenizer.encode(text, first=len(ids) == start))
-
-        for part in parts:
-            match part:
-                case Text(text, False):
-                    run.append(text)
-                case Text(text, True):
-                    for piece in self._control.split(text) if self._control else [text]:
-                        special = tokenizer.special_ids.get(piece)
-                        if special is None:
-                            run.append(piece)
-                            continue
-                        flush()
-                        if special != tokenizer.bos_id or len(ids) > start:  # the template may write BOS itself
-                            ids.append(special)
-                case Generated(_, token_ids):
-                    flush()
-                    ids.extend(token_ids)
-                case Media(kind):
-                    raise CapabilityError(
-                        f"{tokenizer.name} reads text only; remove {kind}(...) or load a vision model"
-                    )
-        flush()
-        return ids
 
 
 class ByteTokenizer:
@@ -91,6 +41,7 @@ class ByteTokenizer:
     bos_id: int | None = 256
     eos_ids = frozenset({257})
     chat_template: str | None = None
+    boundary: re.Pattern[str] | None = re.compile(r"(?<=[a-zA-Z0-9,]) ")  # one merge ends in a space: ". "
 
     _MERGES = (b" the", b"th", b"an", b"in", b"er", b"\n\n", b" a", b"es", "é".encode(), b"ing", b". ", b"END")
 

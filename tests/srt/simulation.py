@@ -34,7 +34,8 @@ from umbel.srt.engine_protocol import ToEngine
 from umbel.srt.faults import no_faults
 from umbel.srt.gateway import Gateway
 from umbel.srt.oracle import OracleModel, reference_generate
-from umbel.srt.tokenizer import ByteTokenizer, PromptEncoder
+from umbel.srt.prompt_encoder import PromptEncoder
+from umbel.srt.tokenizer import ByteTokenizer
 from umbel.srt.wire import EngineFrame, from_engine_codec, from_gateway_codec, to_engine_codec, to_gateway_codec
 
 TICK = 0.01  # virtual seconds

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from umbel.lang.errors import ModelError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Text
 from umbel.srt.hf_tokenizer import HFTokenizer
-from umbel.srt.tokenizer import PromptEncoder
+from umbel.srt.prompt_encoder import PromptEncoder
 from umbel.srt.tokenizer_file import read_tokenizer_file, token_table
 from umbel.srt.vocabulary import Vocabulary
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from umbel.lang.errors import CapabilityError, ModelError
 from umbel.lang.prompt import Generated, Media, Text
-from umbel.srt.tokenizer import ByteTokenizer, PromptEncoder
+from umbel.srt.prompt_encoder import PromptEncoder
+from umbel.srt.tokenizer import ByteTokenizer
 from umbel.srt.vocabulary import Vocabulary
 
 BYTES = ByteTokenizer()
