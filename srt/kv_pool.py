@@ -4,6 +4,7 @@ Slots are handed out elsewhere; here they are only memory. Slot 0 (`batch.DUMMY_
 whose key is already in the pool write there.
 """
 
+import ctypes
 import math
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from ..lang.errors import ParameterError
+from .kernels.cpu.pages import zero_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +30,26 @@ class KVGeometry:
 
 
 class KVPool:
-    """`keys[layer]` and `values[layer]`, each [slots, kv_heads, head_dim]. On the CPU memory is touched when used."""
+    """`keys[layer]` and `values[layer]`, each [slots, kv_heads, head_dim]. On the CPU memory is touched when used.
 
-    def __init__(self, geometry: KVGeometry, num_slots: int, device: torch.device | str) -> None:
+    Args:
+        library: the CPU kernels, if they are there: with them the pool lies in 2 MiB pages.
+    """
+
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        num_slots: int,
+        device: torch.device | str,
+        *,
+        library: ctypes.CDLL | None = None,
+    ) -> None:
         if num_slots < 2:
             raise ParameterError(f"num_slots={num_slots}: write at least 2, the dummy slot and one token")
         self.geometry = geometry
         self.num_slots = num_slots
         self.device = torch.device(device)
+        self._library = library if self.device.type == "cpu" else None
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         try:
@@ -52,8 +66,13 @@ class KVPool:
         self.values.clear()
         shape = (self.num_slots, self.geometry.kv_heads, self.geometry.head_dim)
         for _ in range(self.geometry.layers):
-            self.keys.append(_zeros(shape, self.geometry.dtype, self.device))
-            self.values.append(_zeros(shape, self.geometry.dtype, self.device))
+            self.keys.append(self._zeros(shape))
+            self.values.append(self._zeros(shape))
+
+    def _zeros(self, shape: tuple[int, int, int]) -> torch.Tensor:
+        if self._library is not None:
+            return zero_pages(self._library, shape, self.geometry.dtype)
+        return _zeros(shape, self.geometry.dtype, self.device)
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
