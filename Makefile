@@ -19,7 +19,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/lint-imports
 
 bench: $(VENV)/dev.stamp
-	$(BIN)/python benchmarks/quick.py
+	$(BIN)/umbel bench
 
 # A stale build/ would leak deleted modules into wheels.
 clean:

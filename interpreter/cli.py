@@ -16,14 +16,18 @@ COMMANDS = {
     "run": "run a Python file; its programs use the model that is named here",
     "chat": "talk to a model in the terminal",
     "models": "list the models in the cache folder",
+    "bench": "run the paper's workloads and ablations; needs a checkout of the repository",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status; errors of umbel are printed without a traceback."""
-    options = _parse(arguments)
-    command: Callable[[argparse.Namespace], int] = {"run": _run, "chat": _chat, "models": _models}[options.command]
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if given[:1] == ["bench"]:
+            return _bench(given[1:])  # its options are its own
+        options = _parse(given)
+        command: Callable[[argparse.Namespace], int] = {"run": _run, "chat": _chat, "models": _models}[options.command]
         return command(options)
     except UmbelError as error:
         print(f"umbel: {type(error).__name__}: {error}", file=sys.stderr)
@@ -61,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, chat):
         command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
     commands.add_parser("models", help=COMMANDS["models"])
+    commands.add_parser("bench", help=COMMANDS["bench"], add_help=False)
     return parser
 
 
@@ -100,3 +105,16 @@ def _chat(options: argparse.Namespace) -> int:
     from .chat import chat
 
     return chat(options.model, system=options.system, temperature=options.temperature, max_tokens=options.max_tokens)
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    """The benchmark lies beside the package in a checkout, and in no wheel."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "benchmarks" / "main.py").is_file():
+        raise ParameterError(
+            "bench: the benchmark is not part of the installed package; run it from a checkout of the repository, "
+            "installed with pip install -e '.[dev]'"
+        )
+    sys.path.insert(0, str(root))
+    main: Callable[[Sequence[str]], int] = importlib.import_module("benchmarks.main").main
+    return main(arguments)

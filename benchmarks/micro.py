@@ -1,0 +1,155 @@
+"""The small figures: start, time to first token, decoding by batch size, prefill, and the decode step of a fork."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from umbel.lang.prompt import Text as TextPart
+from umbel.srt.prompt_encoder import PromptEncoder
+
+from .configuration import FULL, Value
+from .systems import System, Umbel, start
+from .workload import Fork, Gen, Op, Program, Text
+
+BATCHES = (1, 8, 16, 32)
+PROMPT = 32  # tokens
+NEW = 128
+PREFILL = 2048
+BRANCHES = 8
+
+_WORDS = (
+    "river",
+    "stone",
+    "window",
+    "garden",
+    "letter",
+    "candle",
+    "bridge",
+    "winter",
+    "apple",
+    "silver",
+    "music",
+    "paper",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One quantity of one system: the median of its runs, and how far they spread."""
+
+    name: str
+    system: str
+    unit: str
+    runs: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.runs)
+
+
+def prompt_of(length: int, number: int, encoder: PromptEncoder) -> str:
+    """Text of exactly `length` tokens, BOS included, that shares no beginning with that of another number.
+
+    Raises:
+        ValueError: the tokenizer joins words so that the length is not met.
+    """
+    words = [f"{number}:"]
+    while _length(" ".join(words), encoder) < length:
+        words.append(_WORDS[(number * 7 + len(words) * 11) % len(_WORDS)])
+    text = " ".join(words)
+    for cut in range(len(text), 0, -1):
+        if _length(text[:cut], encoder) == length:
+            return text[:cut]
+    raise ValueError(f"no text of {length} tokens begins like {text[:40]!r}")
+
+
+def _length(text: str, encoder: PromptEncoder) -> int:
+    return len(encoder.encode((TextPart(text),)))
+
+
+def _program(text: str, tokens: int) -> Program:
+    return Program("micro", (Text(text), Gen("text", tokens)))
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+class Micro:
+    """Runs the figures on systems that are running. Every prompt is used once: nothing is found in a cache."""
+
+    def __init__(self, encoder: PromptEncoder, repeat: int) -> None:
+        self._encoder = encoder
+        self._repeat = repeat
+        self._number = 0
+
+    def all_of(self, system: System) -> list[Figure]:
+        system.one(_program("Hello", 1))  # whatever is made at first use
+        return [
+            self._figure(system, "time to first token, 32 tokens", "ms", lambda: 1000 * self._prefill(system, PROMPT)),
+            *(
+                self._figure(system, f"decode, batch {batch}", "tokens/s", partial(self._decode, system, batch))
+                for batch in BATCHES
+            ),
+            self._figure(system, "prefill, 2048 tokens", "tokens/s", lambda: PREFILL / self._prefill(system, PREFILL)),
+        ]
+
+    def _figure(self, system: System, name: str, unit: str, run: Callable[[], float]) -> Figure:
+        return Figure(name, system.name, unit, tuple(run() for _ in range(self._repeat)))
+
+    def _prompts(self, count: int, length: int) -> list[str]:
+        first, self._number = self._number, self._number + count
+        return [prompt_of(length, number, self._encoder) for number in range(first, first + count)]
+
+    def _decode(self, system: System, batch: int) -> float:
+        """New tokens per second of the whole call, the prompts' computation included."""
+        programs = [_program(prompt, NEW) for prompt in self._prompts(batch, PROMPT)]
+        return batch * NEW / _seconds(lambda: _succeed(system.many(programs, batch)))
+
+    def _prefill(self, system: System, length: int) -> float:
+        (prompt,) = self._prompts(1, length)
+        return _seconds(lambda: system.one(_program(prompt, 1)))
+
+    # ---------------------------------------------------------------------------------- tree attention
+
+    def fork_step(self, system: System) -> Figure:
+        """Milliseconds of a decode step of 8 branches over one prefix of 2,048 tokens."""
+        short, long = 8, 40
+
+        def run() -> float:
+            (prefix,) = self._prompts(1, PREFILL)
+            system.one(_program(prefix, 1))
+            taken = {tokens: _seconds(lambda n=tokens: system.one(_fork(prefix, n))) for tokens in (short, long)}  # type: ignore[misc]
+            return 1000 * (taken[long] - taken[short]) / (long - short)
+
+        return self._figure(system, f"decode step, {BRANCHES} branches on {PREFILL} tokens", "ms", run)
+
+
+def _fork(prefix: str, tokens: int) -> Program:
+    branches: Sequence[tuple[Op, ...]] = [(Text(f"\n{n}."), Gen("text", tokens)) for n in range(BRANCHES)]
+    return Program("fork", (Text(prefix), Fork(tuple(branches))))
+
+
+def _succeed(results: Sequence[object]) -> None:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+def start_to_first_token(model: str | None, common: Mapping[str, Value], repeat: int) -> Figure:
+    """Seconds from making a runtime to its first token, in a process whose imports are done."""
+
+    def run() -> float:
+        started = time.perf_counter()
+        runtime, _ = start(FULL, model, common)
+        try:
+            Umbel(FULL, runtime).one(_program("Hello", 1))
+            return time.perf_counter() - started
+        finally:
+            runtime.shutdown()
+
+    return Figure("start to first token", FULL.name, "s", tuple(run() for _ in range(repeat)))
