@@ -16,6 +16,7 @@ from .protocol import FromBackend, ToBackend
 
 MAX_FRAME = 32 * 2**20  # bytes
 SEQUENCE_BYTES = 8
+FRAME_HEADER = 5  # bytes that a frame has beside its messages, at most: how many they are
 
 
 class _Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -100,10 +101,17 @@ class Codec(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(list[kind])
         self.max_bytes = max_bytes
 
-    def encode(self, messages: list[T]) -> bytes:
+    def encode(self, messages: Sequence[T | msgspec.Raw]) -> bytes:
         """Raises ParameterError when a text holds half of a surrogate pair, which has no bytes."""
+        return self._encoded(messages)
+
+    def encode_one(self, message: T) -> msgspec.Raw:
+        """A message that will travel in a frame with others. Raises as `encode` does, for this message alone."""
+        return msgspec.Raw(self._encoded(message))
+
+    def _encoded(self, what: object) -> bytes:
         try:
-            return self._encoder.encode(messages)
+            return self._encoder.encode(what)
         except UnicodeEncodeError as error:
             raise ParameterError(
                 f"the text holds {error.object[error.start]!r}, which is no character; "
@@ -186,7 +194,7 @@ class Outbound(Generic[T]):
         self._codec = codec
         self._next = 0
 
-    def write(self, messages: list[T]) -> tuple[bytes, bytes]:
+    def write(self, messages: Sequence[T | msgspec.Raw]) -> tuple[bytes, bytes]:
         """Messages → the frames of one socket message."""
         frames = encode_sequence(self._next), self._codec.encode(messages)
         self._next += 1

@@ -6,15 +6,15 @@ no high-water mark, and a peer that is gone is an error of the send, not a silen
 
 import errno
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import zmq
-import zmq.asyncio
 
+from ..lang.inlet import Inlet
 from ..lang.link import FrameError, FromGateway, Inbound, Outbound, ToGateway
-from .engine_child import POLL, READ_AT_ONCE
+from .clock import Clock
 from .wire import from_gateway_codec, to_gateway_codec
 
 
@@ -40,34 +40,44 @@ class Heard:
 
 
 class Clients:
-    """All clients.
+    """All clients. Made on a running loop.
 
     Args:
         path: of the socket's file, in a private folder.
         most: peers; more are not let in.
+        clock: when they were heard.
+        hear: is given what has come, frame by frame.
+        failed: is given an exception of reading or of `hear`; nobody is heard after it.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, path: Path, most: int) -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        path: Path,
+        most: int,
+        *,
+        clock: Clock,
+        hear: Callable[[list[Heard]], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
         self._socket = context.socket(zmq.ROUTER)
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self._socket.setsockopt(option, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(f"ipc://{path}")
         self._most = most
+        self._clock = clock
+        self._hear = hear
         self._peers: dict[bytes, Peer] = {}
+        self._talking: dict[bytes, Peer] = {}  # those with something in their outbox
         self._incoming, self._outgoing = to_gateway_codec(), from_gateway_codec()
         self.counters: Counter[str] = Counter()
+        self._inlet = Inlet(self._socket, self._receive, failed)
 
-    async def receive(self, now: float) -> list[Heard]:
-        """What has come; empty when nobody has said anything for a moment."""
+    def _receive(self, messages: list[list[bytes]]) -> None:
+        now = self._clock.now()
         heard: list[Heard] = []
-        if not await self._socket.poll(POLL):
-            return heard
-        for _ in range(READ_AT_ONCE):
-            try:
-                identity, *frames = await self._socket.recv_multipart(flags=zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        for identity, *frames in messages:
             peer = self._peer(identity, now)
             if peer is None:
                 continue
@@ -75,27 +85,35 @@ class Clients:
                 heard.append(Heard(peer, peer.inbound.read(frames)))
             except FrameError as error:
                 heard.append(Heard(peer, [], error))
-        return heard
+        self._hear(heard)
+
+    def look(self) -> None:
+        """For safety: whatever has come is read, had its arrival been missed."""
+        self._inlet.look()
 
     def say(self, identity: bytes, message: FromGateway) -> None:
         """To a peer that may have gone meanwhile."""
         peer = self._peers.get(identity)
         if peer is not None:
             peer.outbox.append(message)
+            self._talking[identity] = peer
 
     def flush(self) -> list[Peer]:
         """Send everything that was said since the last time. Returns the peers that are gone, forgotten now."""
+        if not self._talking:
+            return []
+        talking, self._talking = self._talking, {}
         gone = []
-        for peer in [peer for peer in self._peers.values() if peer.outbox]:
+        for peer in talking.values():
             messages, peer.outbox = peer.outbox, []
-            frames = [peer.identity, *peer.outbound.write(messages)]
-            sending: Any = self._socket.send_multipart(frames, flags=zmq.NOBLOCK)  # Any: a future
-            error = sending.exception() if sending.done() else None
-            if isinstance(error, zmq.ZMQError) and error.errno == errno.EHOSTUNREACH:
+            try:
+                self._socket.send_multipart((peer.identity, *peer.outbound.write(messages)), flags=zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                if error.errno != errno.EHOSTUNREACH:
+                    raise
                 self.forget(peer)
                 gone.append(peer)
-            elif error is not None:
-                raise error
+        self._inlet.look()
         return gone
 
     def forget(self, peer: Peer) -> None:

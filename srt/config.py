@@ -40,7 +40,8 @@ class SupervisionLimits:
     back_off: tuple[float, ...] = (0.0, 0.5, 2.0)  # seconds before the 1st, 2nd, 3rd restart in a row
     stable_life: float = 60.0  # seconds; who lived so long starts again without waiting
     max_start_failures: int = 3  # in a row; then the cause is told and nothing more is tried
-    tick: float = 0.05  # seconds between looks at deadlines
+    tick: float = 0.05  # seconds between looks at deadlines that pass
+    look: float = 0.5  # seconds between looks when nothing is due
 
 
 MAX_ENGINE_FRAME = 256 * 2**20  # bytes; a select repeats its prompt for every choice

@@ -6,28 +6,41 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import zmq
-import zmq.asyncio
 
+from ..lang.inlet import Inlet
 from ..lang.link import FrameError, Inbound, Outbound
 from ..lang.runtime_options import RuntimeOptions
 from .config import engine_environment
 from .engine_protocol import ToEngine
 from .wire import EngineFrame, EngineStart, from_engine_codec, to_engine_codec
 
-READ_AT_ONCE = 256  # frames; then others get their turn
-POLL = 200  # milliseconds: no receive without a timeout
-
 
 class EngineChild:
-    """Started once, closed once. A restart is another object with other addresses."""
+    """Started once, closed once, on one loop. A restart is another object with other addresses.
 
-    def __init__(self, context: zmq.asyncio.Context, folder: Path, generation: int, counters: Counter[str]) -> None:
-        self.counters = counters
-        self._lost = counters["lost"]
+    Args:
+        hear: is given what the engine says; unreadable frames are counted.
+        feel: is given its signs of life.
+        failed: is given an exception of reading, or of one of these two.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        folder: Path,
+        generation: int,
+        *,
+        hear: Callable[["EngineChild", list[EngineFrame]], None],
+        feel: Callable[["EngineChild", list[EngineFrame]], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._lost = 0
         self._paths = folder / f"engine-{generation}", folder / f"pulse-{generation}"
         self._events = context.socket(zmq.PAIR)
         self._pulse = context.socket(zmq.PULL)
@@ -35,11 +48,15 @@ class EngineChild:
             for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
                 socket.setsockopt(option, 0)
             socket.bind(f"ipc://{path}")
-        self._inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), counters)
-        self._pulse_inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), Counter())  # a lost beat is none
+        inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), self.counters)
+        pulse_inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), Counter())  # a lost beat is none
         self._outbound: Outbound[ToEngine] = Outbound(to_engine_codec())
         self._outbox: list[ToEngine] = []
         self._process: asyncio.subprocess.Process | None = None
+        self._inlets = (
+            Inlet(self._events, lambda messages: hear(self, _read(messages, inbound)), failed),
+            Inlet(self._pulse, lambda messages: feel(self, _read(messages, pulse_inbound)), failed),
+        )
 
     async def start(self, options: RuntimeOptions) -> None:
         """Raises OSError when no process can be made."""
@@ -83,35 +100,30 @@ class EngineChild:
         if self._outbox:
             frames, self._outbox = self._outbound.write(self._outbox), []
             self._events.send_multipart(frames, flags=zmq.NOBLOCK)  # no high-water mark: it never waits
+            self._inlets[0].look()
 
-    async def events(self) -> list[EngineFrame]:
-        """What the engine says next; empty when it has been silent for a moment. Unreadable frames are counted."""
-        return await _read(self._events, self._inbound)
+    def look(self) -> None:
+        """For safety: whatever has come is read, had its arrival been missed."""
+        for inlet in self._inlets:
+            inlet.look()
 
     def lost(self) -> int:
         """Frames that did not arrive, since this was asked last."""
         before, self._lost = self._lost, self.counters["lost"]
         return self._lost - before
 
-    async def beats(self) -> list[EngineFrame]:
-        return await _read(self._pulse, self._pulse_inbound)
-
     def close(self) -> None:
+        for inlet in self._inlets:
+            inlet.close()
         for socket in (self._events, self._pulse):
             socket.close(linger=0)
         for path in self._paths:
             path.unlink(missing_ok=True)
 
 
-async def _read(socket: zmq.asyncio.Socket, inbound: Inbound[EngineFrame]) -> list[EngineFrame]:
+def _read(frames: list[list[bytes]], inbound: Inbound[EngineFrame]) -> list[EngineFrame]:
     messages: list[EngineFrame] = []
-    if not await socket.poll(POLL):
-        return messages
-    for _ in range(READ_AT_ONCE):
-        try:
-            frames = await socket.recv_multipart(flags=zmq.NOBLOCK)
-        except zmq.Again:
-            break
+    for pair in frames:
         with contextlib.suppress(FrameError):  # counted by the reader
-            messages += inbound.read(frames)
+            messages += inbound.read(pair)
     return messages

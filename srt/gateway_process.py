@@ -4,8 +4,9 @@
     program ── DEALER ──▶        ├─ Gateway (one loop) ┤
                                  ┘                     └ PULL ◀── PUSH    its signs of life
 
-Everything runs on one event loop, so the `Gateway` is touched by one thread. The process ends when its
-standard input is closed, that is, when its parent closes it or dies; the folder of the sockets goes with it.
+Everything runs on one event loop, so the `Gateway` is touched by one thread. Nothing is asked in a circle: sockets
+call when something has come, and the supervision sleeps until the next deadline. The process ends when its standard
+input is closed, that is, when its parent closes it or dies; the folder of the sockets goes with it.
 """
 
 import asyncio
@@ -15,11 +16,10 @@ import os
 import shutil
 import signal
 import sys
-from collections import Counter
 from pathlib import Path
 
 import msgspec
-import zmq.asyncio
+import zmq
 
 from ..lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
 from ..lang.link import (
@@ -33,8 +33,9 @@ from ..lang.link import (
 from ..lang.protocol import Abort, Failure, Hint
 from ..lang.runtime_options import CLIENTS_SOCKET, GatewayStart
 from . import lifeline
+from .arrivals import Arrivals
 from .assembly import open_tokenizer
-from .clients import Clients, Peer
+from .clients import Clients, Heard, Peer
 from .clock import SystemClock
 from .config import Limits, SupervisionLimits, fault_hook
 from .engine_child import EngineChild
@@ -53,7 +54,7 @@ log = logging.getLogger("umbel.gateway")
 
 
 class GatewayServer:
-    """One gateway: its clients, its engine, and what it says while both come up."""
+    """One gateway: its clients, its engine, and what it says while both come up. Made on a running loop."""
 
     def __init__(self, start: GatewayStart) -> None:
         self._options = start.options
@@ -62,14 +63,24 @@ class GatewayServer:
         self._limits = Limits(max_queue=start.options.max_queue, request_timeout=start.options.request_timeout)
         self._supervision = SupervisionLimits()
         self._supervisor = Supervisor(self._clock, self._supervision)
-        self._context = zmq.asyncio.Context()
-        self._clients = Clients(self._context, self._folder / CLIENTS_SOCKET, self._limits.max_peers)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._clients = Clients(
+            self._context,
+            self._folder / CLIENTS_SOCKET,
+            self._limits.max_peers,
+            clock=self._clock,
+            hear=self._hear_clients,
+            failed=_end_process,
+        )
         self._core: Gateway | None = None  # from when the tokenizer is known
+        self._arrivals: Arrivals | None = None  # with the core
         self._startup = Startup(self._clients, self._limits)
         self._engine: EngineChild | None = None
         self._generation = 0
         self._ended_because: str | None = None  # when it was us
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stirred = asyncio.Event()  # the supervision has something to look at now
+        self._looks_at = 0.0  # when it will look anyway
 
     def engine_process_id(self) -> int | None:
         return self._engine.process_id if self._engine is not None else None
@@ -78,41 +89,41 @@ class GatewayServer:
         """Until the process ends. A task that fails takes the process with it: its parent sees that at once."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._load_tokenizer())
-            group.create_task(self._serve_clients())
             group.create_task(self._supervise())
 
     # ------------------------------------------------------------------ clients
 
-    async def _serve_clients(self) -> None:
-        while True:
-            for heard in await self._clients.receive(self._clock.now()):
-                if heard.error is not None:
-                    self._refuse(heard.peer, heard.error)
-                for message in heard.messages:
-                    self._receive(heard.peer, message)
-            self._flush()
+    def _hear_clients(self, frames: list[Heard]) -> None:
+        for heard in frames:
+            if heard.error is not None:
+                self._refuse(heard.peer, heard.error)
+            for message in heard.messages:
+                self._receive(heard.peer, message)
+        self._flush()
 
     def _refuse(self, peer: Peer, error: FrameError) -> None:
         """A frame that could not be read: the requests in it, as far as their names can be read, end here."""
         log.warning("a frame of a client could not be read")
         for label in error.labels:
-            peer.outbox.append(Failure(label, ParameterError.__name__, f"the request could not be read: {error}"))
+            self._clients.say(
+                peer.identity, Failure(label, ParameterError.__name__, f"the request could not be read: {error}")
+            )
 
     def _receive(self, peer: Peer, message: ToGateway) -> None:
         match message:
             case Ping():
-                peer.outbox.append(Pong())
+                self._clients.say(peer.identity, Pong())
             case Hello():
                 self._startup.greet(peer)
             case Bye():
                 self._lose(peer)
-            case _ if self._core is not None:
-                self._core.receive(peer.identity, message)
+            case _ if self._arrivals is not None:
+                self._arrivals.receive(peer.identity, message)
             case Hint() | Abort():
                 pass  # a hint is optional, and there is nothing yet to abort
             case _:
                 reason = "the runtime is starting; send the request again when it is ready"
-                peer.outbox.append(Failure(message.id, OverloadedError.__name__, reason))
+                self._clients.say(peer.identity, Failure(message.id, OverloadedError.__name__, reason))
 
     def _flush(self) -> None:
         """Everything that was said to anyone since the last time, one frame each."""
@@ -120,11 +131,13 @@ class GatewayServer:
             self._lose(peer)
         if self._engine is not None:
             self._engine.flush()
+        if self._core is not None and self._core.next_deadline < self._looks_at:
+            self._stirred.set()
 
     def _lose(self, peer: Peer) -> None:
         self._clients.forget(peer)
-        if self._core is not None:
-            self._core.peer_lost(peer.identity)
+        if self._arrivals is not None:
+            self._arrivals.peer_lost(peer.identity)
 
     # ------------------------------------------------------------------ the start
 
@@ -149,6 +162,7 @@ class GatewayServer:
             faults=fault_hook(),
             seed=self._options.seed,
         )
+        self._arrivals = Arrivals(self._core, after=self._flush)
         if self._startup.engine is not None:
             self._core.engine_ready(self._startup.engine.context_length)
         elif self._startup.failure is not None:
@@ -165,8 +179,9 @@ class GatewayServer:
     # ------------------------------------------------------------------ the engine
 
     async def _supervise(self) -> None:
-        """Looks at the engine's life and at deadlines, many times a second."""
+        """Looks at the engine's life and at deadlines: when one passes, when it is stirred, and now and then."""
         while True:
+            self._stirred.clear()
             match self._supervisor.decide():
                 case Start() if self._startup.failure is None:
                     await self._start_engine()
@@ -179,8 +194,21 @@ class GatewayServer:
             for peer in self._clients.silent_since(self._clock.now() - self._limits.peer_silence):
                 log.warning("a client has been silent for %.0f s; its requests are aborted", self._limits.peer_silence)
                 self._lose(peer)
+            self._clients.look()
+            if self._engine is not None:
+                self._engine.look()
+            self._looks_at = self._next_look()
             self._flush()
-            await asyncio.sleep(self._supervision.tick)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), max(0.0, self._looks_at - self._clock.now()))
+
+    def _next_look(self) -> float:
+        """At the next deadline, though not sooner than in a tick; often while an engine waits to be started again."""
+        now = self._clock.now()
+        if self._supervisor.life is EngineLife.DOWN:
+            return now + self._supervision.tick
+        deadline = self._core.next_deadline if self._core is not None else float("inf")
+        return min(now + self._supervision.look, max(deadline, now + self._supervision.tick))
 
     def _end_engine(self, reason: str) -> None:
         assert self._engine is not None, "an engine that is up has a process"
@@ -190,41 +218,47 @@ class GatewayServer:
     async def _start_engine(self) -> None:
         self._generation += 1
         self._ended_because = None
-        self._engine = EngineChild(self._context, self._folder, self._generation, Counter())
+        self._engine = EngineChild(
+            self._context,
+            self._folder,
+            self._generation,
+            hear=self._hear_events,
+            feel=self._feel_beats,
+            failed=_end_process,
+        )
         self._supervisor.started()
         try:
             await self._engine.start(self._options)
         except OSError as error:
             self._engine_gone(self._engine, f"no process could be made: {error.strerror}")
             return
-        for work in (self._read_events, self._read_beats, self._wait_for_exit):
-            task = asyncio.create_task(work(self._engine))
-            self._tasks.add(task)
-            task.add_done_callback(self._task_done)
+        task = asyncio.create_task(self._wait_for_exit(self._engine))
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.critical("the gateway ends", exc_info=task.exception())
-            os._exit(1)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _end_process(error)
 
-    async def _read_events(self, engine: EngineChild) -> None:
-        while self._engine is engine:
-            messages = await engine.events()
-            if (lost := engine.lost()) and self._core is not None:
-                self._core.events_lost(lost)
-            for message in messages:
-                if self._engine is engine:
-                    self._hear_engine(message)
-            self._flush()
+    def _hear_events(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
+        if self._engine is not engine:
+            return
+        if (lost := engine.lost()) and self._core is not None:
+            self._core.events_lost(lost)
+        for message in messages:
+            self._hear_engine(message)
+        self._flush()
 
-    async def _read_beats(self, engine: EngineChild) -> None:
-        while self._engine is engine:
-            for message in await engine.beats():
-                if self._engine is engine and isinstance(message, Heartbeat):
-                    self._supervisor.heartbeat(message.step, busy=message.running + message.waiting > 0)
-                    if self._core is not None:
-                        self._core.engine_event(message)
+    def _feel_beats(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
+        if self._engine is not engine:
+            return
+        for message in messages:
+            if isinstance(message, Heartbeat):
+                self._supervisor.heartbeat(message.step, busy=message.running + message.waiting > 0)
+                if self._core is not None:
+                    self._core.engine_event(message)
 
     def _hear_engine(self, message: EngineFrame) -> None:
         match message:
@@ -263,6 +297,13 @@ class GatewayServer:
             self._core.engine_lost(reason)
         if self._supervisor.failure is not None:
             self._give_up(self._supervisor.failure)
+        self._stirred.set()
+
+
+def _end_process(error: BaseException) -> None:
+    """Nobody would be answered any more: our parent sees the exit at once."""
+    log.critical("the gateway ends", exc_info=error)
+    os._exit(1)
 
 
 def main() -> None:
@@ -284,9 +325,13 @@ def main() -> None:
         shutil.rmtree(start.folder, ignore_errors=True)
 
     lifeline.watch(start.parent, before_exit)
-    server.append(GatewayServer(start))
+
+    async def serve() -> None:
+        server.append(GatewayServer(start))
+        await server[0].run()
+
     try:
-        asyncio.run(server[0].run())
+        asyncio.run(serve())
     finally:
         before_exit()
         os._exit(1)  # `run` returns only by an error, which has been printed

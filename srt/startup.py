@@ -27,14 +27,14 @@ class Startup:
     def greet(self, peer: Peer) -> None:
         """A client asks whether the runtime is ready."""
         peer.waits_for_welcome = True
-        peer.outbox.append(Progress(self._phase))
+        self._clients.say(peer.identity, Progress(self._phase))
         self._answer()
 
     def enter(self, phase: str) -> None:
         """The start has come to another phase."""
         self._phase = phase
         for peer in self._clients.waiting():
-            peer.outbox.append(Progress(phase))
+            self._clients.say(peer.identity, Progress(phase))
 
     def tokenizer_loaded(self, model: str, tokenizer: Tokenizer) -> None:
         self._model, self._tokenizer = model, tokenizer
@@ -73,4 +73,4 @@ class Startup:
             return
         for peer in self._clients.waiting():
             peer.waits_for_welcome = False
-            peer.outbox.append(answer)
+            self._clients.say(peer.identity, answer)

@@ -10,14 +10,15 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
+import msgspec
 import zmq
-import zmq.asyncio
 
 from ...lang.errors import WIRE_ERRORS, BackendError, ConnectionLostError, MissingExtraError, RequestError, UmbelError
 from ...lang.exchange import Exchange
+from ...lang.inlet import Inlet
 from ...lang.link import (
+    FRAME_HEADER,
     Bye,
     Codec,
     FrameError,
@@ -34,21 +35,19 @@ from ...lang.link import (
 )
 from .runtime_process import GatewayProcess
 
-POLL = 500  # milliseconds: no receive without a timeout
-READ_AT_ONCE = 256
-LOOK = 0.2  # seconds between looks at the process
-PING_EVERY = 5  # looks
-SILENT_LOOKS = 100  # looks without any answer: hung. Counted, not timed: a stopped program is not a dead gateway
+PING_PERIOD = 1.0  # seconds
+LOOKS = 5  # per period, where the system does not tell of a process's end
+SILENT_PINGS = 20  # without any answer: hung. Counted, not timed: a stopped program is not a dead gateway
 
 MakeError = Callable[[], UmbelError]
 
 
 @cache
-def _context_of(process_id: int) -> zmq.asyncio.Context:
-    return zmq.asyncio.Context()
+def _context_of(process_id: int) -> "zmq.Context[zmq.Socket[bytes]]":
+    return zmq.Context()
 
 
-def _context() -> zmq.asyncio.Context:
+def _context() -> "zmq.Context[zmq.Socket[bytes]]":
     """One per process, never ended: ending one waits for sockets whose loops may be gone. None survives a fork."""
     return _context_of(os.getpid())
 
@@ -67,18 +66,24 @@ class Link:
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self._socket.setsockopt(option, 0)
         self._socket.connect(process.address)
+        self._loop = asyncio.get_running_loop()
         self._counters: Counter[str] = Counter()
         self._codec: Codec[ToGateway] = Codec(ToGateway)
         self._outbound: Outbound[ToGateway] = Outbound(self._codec)
         self._inbound: Inbound[FromGateway] = Inbound(Codec(FromGateway), self._counters)
-        self._silent = 0  # looks since the last answer
+        self._outbox: list[msgspec.Raw] = []  # said in this turn of the loop
+        self._outbox_bytes = 0
+        self._silent = 0  # pings since the last answer
         self._broken: MakeError | None = None
         self.exchange: Exchange | None = None  # from when the runtime is ready
         self.welcome: Welcome | None = None
         self._decided = asyncio.Event()  # ready, or broken
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
-        for task in self._tasks:
-            task.add_done_callback(self._task_done)
+        self._inlet = Inlet(self._socket, self._read, self._failed)
+        self._exit_descriptor = _exit_descriptor(process)
+        if self._exit_descriptor is not None:
+            self._loop.add_reader(self._exit_descriptor, self._look)
+        self._watching = asyncio.create_task(self._watch())
+        self._watching.add_done_callback(self._task_done)
         self._send(Hello())
 
     @property
@@ -94,10 +99,11 @@ class Link:
         return self.exchange
 
     def break_off(self, make_error: MakeError) -> None:
-        """From now on every request ends with this error. The first one counts."""
+        """From now on every request ends with this error, and nothing more is read. The first one counts."""
         if self._broken is not None:
             return
         self._broken = make_error
+        self._stop_listening()
         self._decided.set()
         if self.exchange is not None:
             self.exchange.fail(make_error)
@@ -106,52 +112,69 @@ class Link:
         """Leave. What is in flight ends with an error."""
         if not self.broken:
             self._send(Bye())
+            self._flush()
         self.break_off(lambda: BackendError("the runtime was closed"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
         self._socket.close(linger=0)
 
     def abandon(self) -> None:
         """Free the socket when its loop is gone."""
+        if self._exit_descriptor is not None:
+            os.close(self._exit_descriptor)
+            self._exit_descriptor = None
         if not self._socket.closed:
-            zmq.Socket.close(self._socket, linger=0)  # the asyncio part of it needs a loop that lives
+            self._socket.close(linger=0)
 
     # ------------------------------------------------------------------ how
 
     def _send(self, message: ToGateway) -> None:
-        number, payload = self._outbound.write([message])
-        if len(payload) > self._codec.max_bytes:
+        """Say something. What is said in one turn of the loop goes out as one frame, at its end.
+
+        Raises:
+            RequestError: the message is too large for a frame.
+            ParameterError: it holds what is no text.
+            ConnectionLostError: the runtime cannot be reached.
+        """
+        if self._broken is not None:
+            raise self._broken()
+        payload = self._codec.encode_one(message)
+        size = len(payload) + FRAME_HEADER
+        if size > self._codec.max_bytes:
             raise RequestError(
                 f"the request has {len(payload)} bytes and {self._codec.max_bytes} are accepted; shorten the prompt"
             )
-        sending: Any = self._socket.send_multipart((number, payload), flags=zmq.NOBLOCK)  # Any: a future
-        if sending.done() and (error := sending.exception()) is not None:
-            raise ConnectionLostError(f"the runtime cannot be reached: {error}")
+        if self._outbox_bytes + size > self._codec.max_bytes:
+            self._flush()
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(payload)
+        self._outbox_bytes += size
 
-    async def _receive(self) -> None:
-        while True:
-            if not await self._socket.poll(POLL):
-                continue
-            for _ in range(READ_AT_ONCE):
-                try:
-                    frames = await self._socket.recv_multipart(flags=zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                self._read(frames)
-
-    def _read(self, frames: list[bytes]) -> None:
-        self._silent = 0
-        try:
-            messages = self._inbound.read(frames)
-        except FrameError as error:
-            reason = str(error)
-            self.break_off(lambda: ConnectionLostError(f"the runtime said something unreadable: {reason}"))
+    def _flush(self) -> None:
+        if not self._outbox or self._socket.closed:
             return
-        if self._counters["lost"]:  # nobody knows whose answers they held
-            self.break_off(lambda: ConnectionLostError("messages of the runtime were lost; run again"))
-        for message in messages:
-            self._hear(message)
+        messages, self._outbox, self._outbox_bytes = self._outbox, [], 0
+        try:
+            self._socket.send_multipart(self._outbound.write(messages), flags=zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            reason = str(error)
+            self.break_off(lambda: ConnectionLostError(f"the runtime cannot be reached: {reason}"))
+        else:
+            self._inlet.look()
+
+    def _read(self, frames: list[list[bytes]]) -> None:
+        self._silent = 0
+        for pair in frames:
+            try:
+                messages = self._inbound.read(pair)
+            except FrameError as error:
+                self._unreadable(str(error))
+                return
+            if self._counters["lost"]:  # nobody knows whose answers they held
+                self.break_off(lambda: ConnectionLostError("messages of the runtime were lost; run again"))
+            for message in messages:
+                self._hear(message)
 
     def _hear(self, message: FromGateway) -> None:
         match message:
@@ -171,31 +194,59 @@ class Link:
                 pass  # an answer to nobody: nothing is asked before the welcome
 
     async def _watch(self) -> None:
-        looks = 0
-        while not self.broken:
-            reason = self.process.exit_reason()
-            if reason is None and self._silent > SILENT_LOOKS:
-                reason = f"it has not answered for {SILENT_LOOKS * LOOK:.0f} s"
-            if reason is not None:
-                self._gone(reason)
-                self._tasks[0].cancel()  # nothing will be read any more
+        """Asks for a sign of life now and then, and looks whether the process lives where nobody tells us."""
+        looks = 1 if self._exit_descriptor is not None else LOOKS
+        while True:
+            for _ in range(looks):
+                self._look()
+                if self.broken:
+                    return
+                await asyncio.sleep(PING_PERIOD / looks)
+            if self._silent > SILENT_PINGS:
+                self._gone(f"it has not answered for {SILENT_PINGS * PING_PERIOD:.0f} s")
                 return
-            looks += 1
             self._silent += 1
-            if looks % PING_EVERY == 0:
-                self._send(Ping())
-            await asyncio.sleep(LOOK)
+            self._send(Ping())
+            self._inlet.look()
+
+    def _look(self) -> None:
+        reason = self.process.exit_reason()
+        if reason is not None:
+            self._gone(reason)
+
+    def _unreadable(self, reason: str) -> None:
+        self.break_off(lambda: ConnectionLostError(f"the runtime said something unreadable: {reason}"))
+
+    def _stop_listening(self) -> None:
+        self._inlet.close()
+        if self._exit_descriptor is not None:
+            self._loop.remove_reader(self._exit_descriptor)
+            os.close(self._exit_descriptor)
+            self._exit_descriptor = None
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        """Without these tasks nothing would ever be answered: their failure is the link's."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            reason = f"{type(error).__name__}: {error}"
-            self.break_off(lambda: ConnectionLostError(f"the link to the runtime failed: {reason}"))
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """Without reading and watching nothing would ever be answered: their failure is the link's."""
+        reason = f"{type(error).__name__}: {error}"
+        self.break_off(lambda: ConnectionLostError(f"the link to the runtime failed: {reason}"))
 
     def _gone(self, reason: str) -> None:
         when = "while it started" if self.welcome is None else "while requests were running"
         self.break_off(lambda: ConnectionLostError(f"the runtime's gateway is gone {when}: {reason}; run it again"))
+
+
+def _exit_descriptor(process: GatewayProcess) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where there is none, or it is not our child."""
+    if process.owner != os.getpid() or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(process.process_id)
+    except OSError:
+        return None
 
 
 def _start_error(kind: str, message: str) -> UmbelError:

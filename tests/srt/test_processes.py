@@ -188,7 +188,7 @@ def test_a_killed_gateway_ends_every_request_and_the_next_use_starts_a_new_one(r
 def test_a_gateway_that_hangs_is_given_up_after_a_silence(
     own_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_link, "SILENT_LOOKS", 10)  # of 0.2 s each; a ping is sent at every fifth
+    monkeypatch.setattr(runtime_link, "SILENT_PINGS", 3)
     own_runtime.wait_ready()
     assert own_runtime._process is not None
     gateway = psutil.Process(own_runtime._process.process_id)
