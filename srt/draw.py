@@ -1,4 +1,4 @@
-"""One token to choose, and the chance that chooses it.
+"""Tokens to choose, and the chance that chooses them.
 
 A draw is a Gumbel-max draw. The score of a token is
 
@@ -22,10 +22,10 @@ a retraction, and whoever computes logits in pieces need not have seen the other
     g     = −log(−log1p(−(h + ½) · 2⁻³²))          float64: small h is large noise
 
 Two libraries may round a logarithm differently in its last bit. Scores are compared in float64, where that decides
-nothing but ties closer than 10⁻¹⁵. `source/noise.h` is the same in C++.
+nothing but ties closer than 10⁻¹⁵. `kernels/cpu/source/noise.h` is the same in C++.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,40 @@ class Draw:
     forbidden: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """Tokens to choose together, column by column: what is left of a Draw when its logits are adjusted.
+
+    top_k first, then top_p (mass among what top_k kept), then min_p (relative to the best token). What ties with the
+    last one kept is kept too. A token stays by min_p with (logit − best) / temperature ≥ log(min_p), in float64; a
+    nucleus is full when its mass reaches top_p up to the rounding of float32 sums, a millionth.
+    """
+
+    rows: NDArray[np.int64]  # [n] of the logits
+    inverse_temperatures: NDArray[np.float64]  # [n] 0 = the most likely token, and no other number counts
+    keys: NDArray[np.uint64]  # [n] draw_key
+    top_k: NDArray[np.int32]  # [n] 0 = all
+    top_p: NDArray[np.float64]  # [n] 1 = all
+    min_p: NDArray[np.float64]  # [n] 0 = all
+    # [n] packed bits: bit t % 32 of word t // 32 says that token t may be chosen; None = all may
+    masks: Sequence[NDArray[np.uint32] | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(cls, draws: Sequence[Draw]) -> "Draws":
+        params = [draw.sampling for draw in draws]
+        return cls(
+            rows=np.array([draw.row for draw in draws], dtype=np.int64),
+            inverse_temperatures=np.array([inverse_temperature(p.temperature) for p in params], dtype=np.float64),
+            keys=np.array([draw_key(draw.seed, draw.position) for draw in draws], dtype=np.uint64),
+            top_k=np.array([max(p.top_k, 0) for p in params], dtype=np.int64).clip(max=2**31 - 1).astype(np.int32),
+            top_p=np.array([p.top_p for p in params], dtype=np.float64),
+            min_p=np.array([p.min_p for p in params], dtype=np.float64),
+        )
+
+
 def draw_key(seed: int, position: int) -> int:
     """64 bits that stand for (seed, position)."""
     return _mix(_mix(seed) ^ (position & _MASK))
@@ -71,22 +105,18 @@ def token_hash(keys: NDArray[np.uint64], tokens: NDArray[np.integer]) -> NDArray
     """h of the definition above. For one key no two tokens have the same."""
     low, high = keys.astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)
     h = np.bitwise_xor(tokens.astype(np.uint32), low)
-    h = (h ^ (h >> np.uint32(17))) * np.uint32(0xED5AD4BB)
-    h = (h ^ (h >> np.uint32(11))) + high
-    h = h * np.uint32(0xAC4C1B51)
-    h = (h ^ (h >> np.uint32(15))) * np.uint32(0x31848BAB)
+    with np.errstate(over="ignore"):
+        h = (h ^ (h >> np.uint32(17))) * np.uint32(0xED5AD4BB)
+        h = (h ^ (h >> np.uint32(11))) + high
+        h = h * np.uint32(0xAC4C1B51)
+        h = (h ^ (h >> np.uint32(15))) * np.uint32(0x31848BAB)
     hashed: NDArray[np.uint32] = h ^ (h >> np.uint32(14))
     return hashed
 
 
 def inverse_temperature(temperature: float) -> float:
-    """1 / temperature, finite for the smallest one: there the best token wins anyway."""
-    return 1.0 / max(temperature, 1e-30)
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on seed and position only: the top 53 bits of the key."""
-    return (draw_key(seed, position) >> 11) * 2.0**-53
+    """1 / temperature; 0 for temperature 0; finite for the smallest ones, where the best token wins anyway."""
+    return 1.0 / max(temperature, 1e-30) if temperature else 0.0
 
 
 def _mix(value: int) -> int:

@@ -1,12 +1,15 @@
-"""What a step's logits say: the tokens that were sampled, and log-probabilities of tokens that were known."""
+"""What a step's logits say: the tokens that were chosen, and log-probabilities of tokens that were known."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..lang.errors import EngineError
-from .batch import Logits
-from .draw import Draw
+from .batch import Logits, Pick, Picks
+from .draw import Draw, Draws
 from .engine_protocol import IdLogprob
 from .logprobs import Wanted, describe
 from .request import Generation, Request
@@ -14,8 +17,7 @@ from .sampler import Sampler
 from .step_plan import PlannedRows, StepPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A new token; its log-probability when it was asked for."""
 
     token: int
@@ -30,40 +32,72 @@ class Outcome:
     sampled: dict[int, Sampled]
 
 
-def read_outcome(logits: Logits, plan: StepPlan, sampler: Sampler) -> Outcome:
-    """Log-probabilities are the model's own: they are taken before the sampler adjusts rows."""
-    known = _known(logits, plan)
+def read_outcome(logits: Logits, plan: StepPlan, picks: Picks | None, sampler: Sampler) -> Outcome:
+    """picks: what the batch asked for. A row for which the runner gave no token is chosen from its logits here.
+
+    Log-probabilities are the model's own: they are taken before the sampler adjusts rows.
+    """
+    known = _known(logits, plan, sampler)
     owners = [rows for rows in plan.planned if rows.end == rows.request.length and rows.request.samples]
-    tokens = logits.tokens[[rows.logits_of_last for rows in owners]].tolist()
-    left = [i for i, token in enumerate(tokens) if token < 0]  # the runner gave their logits instead
-    draws = [_draw(owners[i], logits) for i in left]
-    asked = [place for place, i in enumerate(left) if _wants_logprobs(owners[i].request)]
-    values = logits.values
-    rows_asked = torch.tensor([draws[place].row for place in asked], dtype=torch.int64, device=values.device)
-    unadjusted = values[rows_asked]
-    chosen = sampler.sample(values, draws)
-    wanted = [Wanted(row, chosen[place], draws[place].sampling.top_logprobs) for row, place in enumerate(asked)]
-    for i, token in zip(left, chosen, strict=True):
-        tokens[i] = token
-    logprobs = dict(zip((left[place] for place in asked), describe(unadjusted, wanted), strict=True))
+    rows = np.array([planned.logits_of_last for planned in owners], dtype=np.int64)
+    tokens = logits.tokens[rows]
+    left = np.flatnonzero(tokens < 0)
+    if picks is not None and len(left):
+        picked = left[picks.kinds[rows[left]] != Pick.ALL]
+        if len(picked):
+            tokens[picked] = sampler.choose(logits.values, _draws(picks, rows[picked], logits))
+            left = np.flatnonzero(tokens < 0)
+    logprobs = {}
+    if len(left):
+        some = left.tolist()
+        chosen, logprobs = _sample([owners[i] for i in some], logits, sampler)
+        tokens[left] = chosen
     return Outcome(
         known,
         {
-            rows.request.number: Sampled(token, logprobs.get(i))
-            for i, (rows, token) in enumerate(zip(owners, tokens, strict=True))
+            planned.request.number: Sampled(token, logprobs.get(planned.request.number))
+            for planned, token in zip(owners, tokens.tolist(), strict=True)
         },
     )
 
 
-def _known(logits: Logits, plan: StepPlan) -> dict[int, list[IdLogprob]]:
+def _draws(picks: Picks, rows: NDArray[np.int64], logits: Logits) -> Draws:
+    """Rows that need no adjustment, as the runner was asked for them."""
+    places = logits.places[rows]
+    if places.min() < 0:
+        raise _no_answer(int(rows[places.argmin()]))
+    sampled = picks.kinds[rows] == Pick.SAMPLE
+    return Draws(
+        rows=places,
+        inverse_temperatures=np.where(sampled, picks.inverse_temperatures[rows], 0.0),
+        keys=picks.keys[rows],
+        top_k=picks.top_k[rows],
+        top_p=np.ones(len(rows)),
+        min_p=picks.min_p[rows],
+    )
+
+
+def _sample(owners: Sequence[PlannedRows], logits: Logits, sampler: Sampler) -> tuple[list[int], dict[int, IdLogprob]]:
+    """Tokens, and by number of the request the log-probabilities that were asked for."""
+    draws = [_draw(rows, logits) for rows in owners]
+    asked = [i for i, rows in enumerate(owners) if _wants_logprobs(rows.request)]
+    values = logits.values
+    unadjusted = values[[draws[i].row for i in asked]] if asked else values[:0]
+    tokens = sampler.sample(values, draws)
+    wanted = [Wanted(place, tokens[i], draws[i].sampling.top_logprobs) for place, i in enumerate(asked)]
+    described = describe(unadjusted, wanted, sampler.chooser)
+    return tokens, {owners[i].request.number: entry for i, entry in zip(asked, described, strict=True)}
+
+
+def _known(logits: Logits, plan: StepPlan, sampler: Sampler) -> dict[int, list[IdLogprob]]:
     wanted: list[Wanted] = []
     shares: list[tuple[int, int]] = []  # (request, number of tokens)
     for rows in plan.planned:
-        own = _known_tokens(rows, logits)
-        if own:
+        if rows.first_logit < rows.last_logit and rows.first_logit < rows.request.prompt_length - 1:
+            own = _known_tokens(rows, logits)
             wanted.extend(own)
             shares.append((rows.request.number, len(own)))
-    described = iter(describe(logits.values, wanted))
+    described = iter(describe(logits.values, wanted, sampler.chooser))
     return {number: [next(described) for _ in range(count)] for number, count in shares}
 
 
@@ -72,7 +106,7 @@ def _known_tokens(rows: PlannedRows, logits: Logits) -> list[Wanted]:
     request = rows.request
     top = request.job.sampling.top_logprobs if isinstance(request.job, Generation) else 0
     last = min(rows.last_logit, request.prompt_length - 1)
-    tokens = request.tokens[rows.first_logit + 1 : last + 1].tolist() if rows.first_logit < last else []
+    tokens = request.tokens[rows.first_logit + 1 : last + 1].tolist()
     return [Wanted(_place(logits, rows.first_index + i), token, top) for i, token in enumerate(tokens)]
 
 
@@ -95,8 +129,12 @@ def _draw(rows: PlannedRows, logits: Logits) -> Draw:
 def _place(logits: Logits, row: int) -> int:
     place = int(logits.places[row])
     if place < 0:
-        raise EngineError(f"the model gave neither logits nor a token for row {row} of the step's logits")
+        raise _no_answer(row)
     return place
+
+
+def _no_answer(row: int) -> EngineError:
+    return EngineError(f"the model gave neither logits nor a token for row {row} of the step's logits")
 
 
 def _wants_logprobs(request: Request) -> bool:

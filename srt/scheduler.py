@@ -264,7 +264,7 @@ class Scheduler:
             logits = self._runner.forward(batch)
             computed = self._clock.now()
             self._faults("engine.sample")
-            outcome = read_outcome(logits, plan, self._sampler)
+            outcome = read_outcome(logits, plan, batch.picks, self._sampler)
         except Exception as error:
             self._fail_step(plan, error)
             return None

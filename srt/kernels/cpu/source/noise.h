@@ -30,4 +30,10 @@ inline uint32_t largest_hash(double noise) {
     return hashes < 4294967295.0 ? (uint32_t)hashes : 0xffffffffu;
 }
 
+// What a token enters the race with. The product is rounded before the sum: a fused one would make other ties.
+inline double score(float logit, double inverse_temperature, uint32_t hash) {
+    volatile double scaled = logit * inverse_temperature;
+    return scaled + gumbel(hash);
+}
+
 }  // namespace umbel

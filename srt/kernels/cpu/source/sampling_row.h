@@ -1,0 +1,89 @@
+// One row of logits while a token is chosen from it.
+//
+// A row is read once: for the maxima of its blocks and, where a nucleus or a log-probability needs it, its mass. What
+// follows (the k-th largest, the end of a nucleus, the race of the noise) looks only into blocks whose maximum says
+// that they matter; nothing sorts the vocabulary.
+#pragma once
+
+#include <vector>
+
+#include "noise.h"
+#include "simd.h"
+
+namespace umbel::sampling {
+
+constexpr long BLOCK = 128;           // tokens that share a maximum
+constexpr long CHUNK_BLOCKS = 128;    // blocks of one piece of work: 64 KiB of logits
+constexpr double ROUNDING = 1e-6;     // of a mass that is summed in float32
+
+struct Candidate {
+    float logit;
+    int32_t token;
+};
+
+// What is asked of a row. inverse_temperature 0: the most likely token, and nothing else counts.
+struct Wish {
+    double inverse_temperature;
+    uint64_t key;
+    int top_k;  // 0: all
+    double top_p;
+    double min_p;
+};
+
+class Row {
+  public:
+    // mask: bit t % 32 of word t / 32 says that token t may be chosen; nullptr: all may. `maxima` and `masses` are
+    // the row's own memory: blocks() and 2 · chunks() entries.
+    Row(const float* logits, const uint32_t* mask, long vocab, float* maxima, double* masses)
+        : logits_(logits), mask_(mask), vocab_(vocab), maxima_(maxima), masses_(masses) {}
+
+    static long blocks(long vocab) { return (vocab + BLOCK - 1) / BLOCK; }
+    static long chunks(long vocab) { return (blocks(vocab) + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
+
+    // Block maxima of a chunk and, unless inverse_temperature is 0, its mass.
+    void summarise(long chunk, double inverse_temperature);
+
+    // After all chunks are summarised: the best logit and its first token.
+    // False: there is a NaN, or no token with a finite logit that may be chosen.
+    bool find_best();
+    float best() const { return best_.logit; }
+    int32_t best_token() const { return best_.token; }
+
+    // Sum over the row of exp((logit − best) · inverse_temperature), the one it was summarised with.
+    double mass(double inverse_temperature) const;
+
+    // The smallest logit that top_k, top_p and min_p leave in the race; those that tie with it stay too.
+    float floor(const Wish& wish) const;
+
+    // Runs the race in a chunk; `winner` and its score `best` are replaced by a better one.
+    void race(long chunk, const Wish& wish, float floor, int32_t& winner, double& best) const;
+
+    // The score with which the race begins: the best token's own.
+    double first_score(const Wish& wish) const {
+        return score(best_.logit, wish.inverse_temperature, token_hash(wish.key, (uint32_t)best_.token));
+    }
+
+    // The `count` largest logits, best first, ties by token; fewer if there are not so many.
+    void largest(long count, std::vector<Candidate>& out) const;
+
+  private:
+    // The block's logits: where they lie, or in `scratch`, where those that may not be chosen or lie behind the end
+    // of the vocabulary are −∞.
+    const float* block(long index, float* scratch) const;
+    bool ruled_out(long index) const;
+    void collect(float least, std::vector<Candidate>& out) const;
+    float kth_maximum(long k) const;
+    float kth_largest(long k) const;
+    float nucleus_end(const Wish& wish, float floor) const;
+    float nucleus_end_by_bins(const Wish& wish, float floor, double wanted) const;
+    float least_by_min_p(const Wish& wish) const;
+
+    const float* logits_;
+    const uint32_t* mask_;
+    long vocab_;
+    float* maxima_;   // [blocks]
+    double* masses_;  // [chunks, 2] largest logit (NaN: there is one), sum of exp((logit − largest) · inverse temperature)
+    Candidate best_{-__builtin_inff(), -1};
+};
+
+}  // namespace umbel::sampling
