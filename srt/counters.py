@@ -1,7 +1,8 @@
 """What the engine counts: cumulative and monotonic, so that rates and shares can be computed by whoever asks.
 
 The paper's cache hit rate is cached_tokens / prompt_tokens; for requests that end well
-prompt_tokens = cached_tokens + computed_prompt_tokens.
+prompt_tokens = cached_tokens + computed_prompt_tokens. Hints are requests here. They turn misses of calls into hits and
+are work all the same, so the hit rate of the calls alone is 1 − computed_prompt_tokens / prompt tokens of the calls.
 """
 
 from dataclasses import asdict, dataclass
