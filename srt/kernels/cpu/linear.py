@@ -81,7 +81,7 @@ class PackedMatrix:
         return out
 
     def panel(self, x: torch.Tensor, panel: int) -> torch.Tensor:
-        """Outputs 16 · panel and the next 15 of F32 and BF16, bit by bit those of a call; past n they are 0."""
+        """Outputs 16 · panel and the next 15 of F32 and BF16, bit by bit those of a call. Those past n mean nothing."""
         _check("x", x, (len(x), self.k))
         panels = (self.n + 15) // 16
         if self.format is Format.INT8 or not 0 <= panel < panels:

@@ -1,6 +1,7 @@
 // Run once after compiling, in a process of its own: does this machine execute what the library is made of?
 #include "simd.h"
 #include "threads.h"
+#include "tiles.h"
 
 #include <atomic>
 #include <cmath>
@@ -23,12 +24,37 @@ bool vectors_work() {
     return true;
 }
 
+// Row r of A picks input r: C is that row of B, unpacked.
+bool tiles_work() {
+#if defined(UMBEL_AMX)
+    if (!tiles_allowed()) return true;  // the kernels go without them
+    bf16 rows[TILE_ROWS][32] = {}, weights[16][16][2];
+    float sums[TILE_ROWS][16];
+    for (int r = 0; r < TILE_ROWS; r++) rows[r][r] = to_bf16(1.0f);
+    for (int k = 0; k < 32; k++)
+        for (int o = 0; o < 16; o++) weights[k / 2][o][k % 2] = to_bf16((float)(k * 16 + o) / 4);
+    {
+        Tiles configured;
+        tile_zero<0>();
+        tile_load<4>(rows, TILE_BYTES);
+        tile_load<6>(weights, TILE_BYTES);
+        tile_multiply_bf16<0, 4, 6>();
+        tile_store<0>(sums, TILE_BYTES);
+    }
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int o = 0; o < 16; o++)
+            if (sums[r][o] != from_bf16(weights[r / 2][o][r % 2])) return false;
+#endif
+    return true;
+}
+
 }  // namespace
 
 extern "C" void umbel_set_threads(int count);
 
 extern "C" int umbel_self_check() {
     if (!vectors_work()) return 1;
+    if (!tiles_work()) return 3;
     umbel_set_threads(2);
     std::atomic<long> total{0};
     for (int round = 0; round < 100; round++)

@@ -25,8 +25,8 @@ struct Matrix {
 Matrix* create_matrix(Format format, long n, long k);
 void free_matrix(Matrix* matrix);
 
-// Lays out outputs [first, first + count) from source [count, k], float32 or bfloat16, rows `row_stride` elements apart.
-// `first` is any output, so that several sources can be stacked along n. Uses the whole team.
+// Lays out outputs [first, first + count) from source [count, k], float32 or bfloat16, with rows `row_stride` elements
+// apart. `first` is any output, so that several sources can be stacked along n. Uses the whole team.
 void fill_matrix(Matrix& matrix, long first, long count, const void* source, bool source_is_bf16, long row_stride);
 
 // out[r, 0:n] = x[r, 0:k] Wᵀ (+ bias). x and out are float32 with strides in elements. Uses the whole team.
@@ -37,7 +37,8 @@ void linear(const Matrix& weight, const float* x, long rows, long x_stride, cons
             long out_stride);
 
 // Outputs [16 · panel, 16 · panel + 16) of an F32 or BF16 matrix for some rows, without bias: tile[r, 0:16], rows 16
-// apart. Bit by bit what `linear` gives; outputs past n are 0. Runs on the calling thread, also inside a loop of the team.
+// apart. Bit by bit what `linear` gives; what lies past n means nothing. Runs on the calling thread, also inside a loop
+// of the team.
 void linear_panel(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile);
 
 }  // namespace umbel

@@ -17,12 +17,12 @@ namespace umbel {
 
 namespace {
 
-constexpr long TILE_K = 32;                              // inputs of one tile
-constexpr long TILE_SIZE = TILE_ROWS * TILE_BYTES;       // bytes, of A and of B
-constexpr long BLOCK_K = 16;                             // tiles: two panels of a block stay in the first cache
-constexpr long BLOCK_ROWS = 8;                           // tiles of rows that share a visit of a panel
-constexpr long CHUNK_PANELS = 64;
-constexpr long AHEAD = 2048;                             // bytes of a panel that are asked for before their use
+constexpr long TILE_K = 32;                         // inputs of one tile
+constexpr long TILE_SIZE = TILE_ROWS * TILE_BYTES;  // bytes, of x and of weights
+constexpr long BLOCK_K = 16;                        // tiles of one block: two panels of it stay in the first cache
+constexpr long BLOCK_ROWS = 8;                      // tiles of rows that share a visit of a panel
+constexpr long CHUNK_PANELS = 64;                   // most: a thread that loses its core delays a loop little
+constexpr long AHEAD = 2048;                        // bytes of a panel that are asked for before their use
 
 struct Call {
     const Matrix& weight;
@@ -95,42 +95,48 @@ void copy_rows(const float* from, long from_stride, float* to, long to_stride, l
     for (long r = 0; r < rows; r++) std::memcpy(to + r * to_stride, from + r * from_stride, width * sizeof(float));
 }
 
-// `tiles` tiles of rows from `tile` on, `panels` panels from `panel` on, k_tiles of k from `at` on. Whole tiles of sums
-// live in `out`; those that the end of rows or outputs cuts go through memory of their own.
-void compute_tiles(const Call& call, long tile, long tiles, long panel, long panels, long at, long k_tiles, bool streamed) {
+// Where one tile of sums belongs, and how much of it exists.
+struct Place {
+    float* out;
+    long rows, width;
+    const float* bias;  // of its first output, or nullptr
+
+    bool whole() const { return rows == TILE_ROWS && width == PANEL; }
+};
+
+Place place_of(const Call& call, long tile, long panel) {
+    long rows = call.rows - tile * TILE_ROWS, width = call.weight.n - panel * PANEL;
+    return {call.out + tile * TILE_ROWS * call.out_stride + panel * PANEL, rows < TILE_ROWS ? rows : TILE_ROWS,
+            width < PANEL ? width : PANEL, call.bias ? call.bias + panel * PANEL : nullptr};
+}
+
+// `tiles` tiles of rows from `tile` on, `panels` panels from `panel` on, `k_tiles` of k from `at` on. Whole tiles of
+// sums live in `out`; those that the end of rows or outputs cuts go through memory of their own.
+void compute_tiles(const Call& call, long tile, long tiles, long panel, long panels, long at, long k_tiles,
+                   bool streamed) {
     alignas(64) float edges[4][TILE_ROWS * PANEL];
+    Place places[4];
     float* sums[4];
     long strides[4];
-    for (long r = 0; r < tiles; r++)
-        for (long p = 0; p < panels; p++) {
-            long s = r * panels + p;
-            float* target = call.out + (tile + r) * TILE_ROWS * call.out_stride + (panel + p) * PANEL;
-            long rows = call.rows - (tile + r) * TILE_ROWS, width = call.weight.n - (panel + p) * PANEL;
-            bool whole = rows >= TILE_ROWS && width >= PANEL;
-            sums[s] = whole ? target : edges[s];
-            strides[s] = (whole ? call.out_stride : PANEL) * (long)sizeof(float);
-            if (rows > TILE_ROWS) rows = TILE_ROWS;
-            if (width > PANEL) width = PANEL;
-            if (!whole && at > 0) copy_rows(target, call.out_stride, edges[s], PANEL, rows, width);
-        }
+    for (long s = 0; s < tiles * panels; s++) {
+        const Place& place = places[s] = place_of(call, tile + s / panels, panel + s % panels);
+        sums[s] = place.whole() ? place.out : edges[s];
+        strides[s] = (place.whole() ? call.out_stride : PANEL) * (long)sizeof(float);
+        if (!place.whole() && at > 0)
+            copy_rows(place.out, call.out_stride, edges[s], PANEL, place.rows, place.width);
+    }
     long x_bytes = call.k_tiles * TILE_SIZE;
     const char* weights = (const char*)call.weight.data + panel * call.panel_bytes() + at * TILE_SIZE;
     KERNELS[tiles][panels](call.x + tile * x_bytes + at * TILE_SIZE, x_bytes, weights, call.panel_bytes(), k_tiles,
                            at == 0, streamed, sums, strides);
     bool last = at + k_tiles == call.k_tiles;
-    for (long r = 0; r < tiles; r++)
-        for (long p = 0; p < panels; p++) {
-            long s = r * panels + p;
-            float* target = call.out + (tile + r) * TILE_ROWS * call.out_stride + (panel + p) * PANEL;
-            long rows = call.rows - (tile + r) * TILE_ROWS, width = call.weight.n - (panel + p) * PANEL;
-            if (rows > TILE_ROWS) rows = TILE_ROWS;
-            if (width > PANEL) width = PANEL;
-            if (sums[s] != target) copy_rows(edges[s], PANEL, target, call.out_stride, rows, width);
-            if (last && call.bias)
-                for (long row = 0; row < rows; row++)
-                    for (long o = 0; o < width; o++)
-                        target[row * call.out_stride + o] += call.bias[(panel + p) * PANEL + o];
-        }
+    for (long s = 0; s < tiles * panels; s++) {
+        const Place& place = places[s];
+        if (!place.whole()) copy_rows(edges[s], PANEL, place.out, call.out_stride, place.rows, place.width);
+        if (last && place.bias)
+            for (long row = 0; row < place.rows; row++)
+                for (long o = 0; o < place.width; o++) place.out[row * call.out_stride + o] += place.bias[o];
+    }
 }
 
 void compute_block(const Call& call, long first_tile, long end_tile, long first_panel, long end_panel) {
@@ -152,6 +158,13 @@ void compute_block(const Call& call, long first_tile, long end_tile, long first_
     }
 }
 
+// Blocks that tiles of rows are spread over: few panels and many threads want more of them.
+long count_row_blocks(long row_tiles, long panels) {
+    long blocks = (row_tiles + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    while (blocks * panels < 4 * team_size() && row_tiles / blocks > 2) blocks++;
+    return blocks;
+}
+
 }  // namespace
 
 void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
@@ -166,7 +179,7 @@ void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride
             round_rows(x, rows, x_stride, weight.k, tile, rounded + tile * tile_elements);
     });
     Call call{weight, (const char*)rounded, rows, k_tiles, bias, out, out_stride};
-    long blocks = (row_tiles + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    long blocks = count_row_blocks(row_tiles, weight.panels);
     long group = even_grain(weight.panels * blocks, 8, 4);
     if (group > CHUNK_PANELS) group = CHUNK_PANELS;
     long groups = (weight.panels + group - 1) / group;

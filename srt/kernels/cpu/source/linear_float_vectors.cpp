@@ -8,13 +8,14 @@
 namespace umbel {
 namespace {
 
-constexpr int WIDE = PANEL / VL;                          // vectors of a panel
-constexpr int SUMS = VL == 16 ? 24 : VL == 8 ? 12 : 8;    // vectors of sums in registers
-constexpr int ROWS = SUMS / (VL == 16 ? 2 : WIDE);        // rows of one tile, most
-constexpr int PANELS = 4;                                 // panels of one tile, most
-constexpr long BLOCK_K = 512;                             // inputs of one block: a panel of them stays near
-constexpr long BLOCK_ROWS = 96;                           // rows of one block: their inputs stay in the second cache
-constexpr long CHUNK_PANELS = 64;                         // so that a thread which lost its core delays a loop little
+constexpr int WIDE = PANEL / VL;                        // vectors of a panel
+constexpr int SUMS = VL == 16 ? 24 : VL == 8 ? 12 : 8;  // vectors of sums that registers hold beside what feeds them
+constexpr int ROWS = VL == 16 ? 12 : SUMS / WIDE;       // rows of one tile, most
+constexpr int PANELS = 4;                               // panels of one tile, most
+constexpr long BLOCK_K = 1024;                          // inputs of one block, most: panel and rows of it stay near
+constexpr long BLOCK_ROWS = 96;                         // rows of one block, most: the second cache holds their inputs
+constexpr long CHUNK_PANELS = 64;                       // most: a thread that loses its core delays a loop little
+constexpr long AHEAD = 2048;                            // bytes of a panel that are asked for before their use
 
 // Panels of a tile of that many rows: enough sums to hide the latency of an addition, and few enough for registers.
 constexpr int panels_for(int rows) {
@@ -50,39 +51,57 @@ UMBEL_INLINE void add_products(vf (&sums)[R][V], const vf (&weights)[V], const f
     }
 }
 
+// Memory that is asked for while a tile is computed: `step` bytes further at every step.
+struct Ahead {
+    const char* begin;
+    long step;
+};
+
+// One float for each output of the tile, out of lanes: whole lanes of F32, the lower or the upper half of BF16's.
+enum class Part { WHOLE, LOWER, UPPER };
+
+template <Part PART, int V>
+UMBEL_INLINE void read_weights(vf (&weights)[V], const char* panel, long panel_bytes) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) {
+        vu lanes = load_lanes(panel + v / WIDE * panel_bytes + v % WIDE * (VL * 4));
+        if constexpr (PART == Part::LOWER) lanes <<= 16;
+        if constexpr (PART == Part::UPPER) lanes &= 0xffff0000u;
+        weights[v] = (vf)lanes;
+    }
+}
+
 // One tile: tile[r, p, 0:16] (+)= x[r, 0:k] · panel p. `panel_bytes` from panel to panel.
 template <class Weight, int R, int P>
-void multiply(const char* panel, long panel_bytes, const float* x, long x_stride, long k, bool first, float* tile,
-              long tile_stride) {
+void multiply(const char* panel, long panel_bytes, const float* x, long x_stride, long k, Ahead ahead, bool first,
+              float* tile, long tile_stride) {
     constexpr int V = P * WIDE;
-    constexpr long STEP = 4 / sizeof(Weight);  // inputs of one lane
+    constexpr bool PAIRS = sizeof(Weight) == 2;
+    constexpr long STEP = PAIRS ? 2 : 1;      // inputs of one lane
+    constexpr bool ASKS = VL == 16 || R > 2;  // AVX2, one or two rows: 5 % faster left to the machine (Zen 3)
     vf sums[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) sums[r][v] = first ? vf{} : load(tile + r * tile_stride + v * VL);
+    vf weights[V];
     long at = 0;
     for (; at + STEP <= k; at += STEP) {
-        vf weights[V];
-#pragma GCC unroll 8
-        for (int v = 0; v < V; v++) {
-            vu lanes = load_lanes(panel + v / WIDE * panel_bytes + v % WIDE * (VL * 4));
-            weights[v] = (vf)(STEP == 2 ? lanes << 16 : lanes);
+        if constexpr (ASKS) {
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) prefetch(ahead.begin + p * panel_bytes);
+            ahead.begin += ahead.step;
         }
+        read_weights<PAIRS ? Part::LOWER : Part::WHOLE>(weights, panel, panel_bytes);
         add_products(sums, weights, x + at, x_stride);
-        if constexpr (STEP == 2) {
-#pragma GCC unroll 8
-            for (int v = 0; v < V; v++)
-                weights[v] = (vf)(load_lanes(panel + v / WIDE * panel_bytes + v % WIDE * (VL * 4)) & 0xffff0000u);
+        if constexpr (PAIRS) {
+            read_weights<Part::UPPER>(weights, panel, panel_bytes);
             add_products(sums, weights, x + at + 1, x_stride);
         }
         panel += PANEL * 4;
     }
-    if (at < k) {  // BF16 and an odd k: the other half of the lane is padding
-        vf weights[V];
-#pragma GCC unroll 8
-        for (int v = 0; v < V; v++)
-            weights[v] = (vf)(load_lanes(panel + v / WIDE * panel_bytes + v % WIDE * (VL * 4)) << 16);
+    if (at < k) {  // an odd k: the upper half of the last lane is padding
+        read_weights<Part::LOWER>(weights, panel, panel_bytes);
         add_products(sums, weights, x + at, x_stride);
     }
 #pragma GCC unroll 16
@@ -91,7 +110,7 @@ void multiply(const char* panel, long panel_bytes, const float* x, long x_stride
         for (int v = 0; v < V; v++) store(tile + r * tile_stride + v * VL, sums[r][v]);
 }
 
-typedef void (*Multiply)(const char*, long, const float*, long, long, bool, float*, long);
+typedef void (*Multiply)(const char*, long, const float*, long, long, Ahead, bool, float*, long);
 
 struct Kernels {
     Multiply by[ROWS + 1][PANELS + 1] = {};
@@ -127,23 +146,27 @@ struct Call {
     long lane_inputs() const { return weight.format == Format::BF16 ? 2 : 1; }
 };
 
+const char* weights_at(const Call& call, long panel, long at) {
+    return (const char*)call.weight.data + panel * call.panel_bytes() + at / call.lane_inputs() * PANEL * 4;
+}
+
 // Rows [row, row + rows) and panels [panel, panel + panels) of one tile, inputs [at, at + k).
-void compute_tile(const Call& call, long row, long rows, long panel, long panels, long at, long k) {
+void compute_tile(const Call& call, long row, long rows, long panel, long panels, long at, long k, Ahead ahead) {
     Multiply multiply = call.kernels.by[rows][panels];
-    const char* weights = (const char*)call.weight.data + panel * call.panel_bytes() + at / call.lane_inputs() * PANEL * 4;
+    const char* weights = weights_at(call, panel, at);
     const float* x = call.x + row * call.x_stride + at;
     float* out = call.out + row * call.out_stride + panel * PANEL;
     long width = call.weight.n - panel * PANEL;
     bool last = at + k == call.weight.k;
     if (width >= panels * PANEL) {
         width = panels * PANEL;
-        multiply(weights, call.panel_bytes(), x, call.x_stride, k, at == 0, out, call.out_stride);
+        multiply(weights, call.panel_bytes(), x, call.x_stride, k, ahead, at == 0, out, call.out_stride);
     } else {  // the outputs of the last panel end inside it
         alignas(64) float tile[ROWS * PANELS * PANEL];
         long stride = panels * PANEL;
         if (at > 0)
             for (long r = 0; r < rows; r++) std::memcpy(tile + r * stride, out + r * call.out_stride, width * 4);
-        multiply(weights, call.panel_bytes(), x, call.x_stride, k, at == 0, tile, stride);
+        multiply(weights, call.panel_bytes(), x, call.x_stride, k, ahead, at == 0, tile, stride);
         for (long r = 0; r < rows; r++) std::memcpy(out + r * call.out_stride, tile + r * stride, width * 4);
     }
     if (last && call.bias)
@@ -151,38 +174,55 @@ void compute_tile(const Call& call, long row, long rows, long panel, long panels
             for (long o = 0; o < width; o++) out[r * call.out_stride + o] += call.bias[panel * PANEL + o];
 }
 
+// What tile `t` of `tiles` asks for: the only tile its own panels some steps before it needs them, one of several its
+// share of the panels that come next, while these here are computed with.
+Ahead look_ahead(const Call& call, long panel, long panels, long at, long k, long t, long tiles) {
+    const char* begin = weights_at(call, panel, at);
+    if (tiles == 1) return {begin + AHEAD, 64};
+    long lines = k / call.lane_inputs();
+    return {begin + panels * call.panel_bytes() + t * lines / tiles * 64, 64 / tiles + 1};
+}
+
 // A block of rows and a range of panels, by one thread. Rows are spread evenly over tiles.
 void compute_block(const Call& call, long row, long rows, long first_panel, long end_panel) {
     long tiles = (rows + ROWS - 1) / ROWS;
     long most = (rows + tiles - 1) / tiles;
     long together = panels_for((int)most);
-    long block_k = tiles == 1 ? call.weight.k : BLOCK_K;
+    long blocks = tiles == 1 ? 1 : (call.weight.k + BLOCK_K - 1) / BLOCK_K;
+    long block_k = ((call.weight.k + blocks - 1) / blocks + 1) / 2 * 2;  // a lane may hold two
     for (long at = 0; at < call.weight.k; at += block_k) {
         long k = call.weight.k - at < block_k ? call.weight.k - at : block_k;
         for (long panel = first_panel; panel < end_panel;) {
             long panels = together;
             while (panels > end_panel - panel) panels /= 2;
             for (long t = 0; t < tiles; t++) {
+                Ahead ahead = look_ahead(call, panel, panels, at, k, t, tiles);
                 long begin = t * rows / tiles, end = (t + 1) * rows / tiles;
-                compute_tile(call, row + begin, end - begin, panel, panels, at, k);
+                compute_tile(call, row + begin, end - begin, panel, panels, at, k, ahead);
             }
             panel += panels;
         }
     }
 }
 
-Call describe(const Matrix& weight, const float* x, long x_stride, const float* bias, float* out, long out_stride) {
-    const Kernels& kernels = weight.format == Format::BF16 ? BF16_KERNELS : F32_KERNELS;
-    return {weight, kernels, x, x_stride, bias, out, out_stride};
+const Kernels& kernels_of(const Matrix& weight) {
+    return weight.format == Format::BF16 ? BF16_KERNELS : F32_KERNELS;
+}
+
+// Blocks that rows are spread over: few panels and many threads want more of them.
+long count_row_blocks(long rows, long panels) {
+    long blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    while (blocks * panels < 4 * team_size() && rows / blocks > 2 * ROWS) blocks++;
+    return blocks;
 }
 
 }  // namespace
 
 void linear_vectors(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                     long out_stride) {
-    Call call = describe(weight, x, x_stride, bias, out, out_stride);
-    long row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    long group = even_grain(weight.panels * row_blocks, 8, PANELS);
+    Call call{weight, kernels_of(weight), x, x_stride, bias, out, out_stride};
+    long row_blocks = count_row_blocks(rows, weight.panels);
+    long group = even_grain(weight.panels * row_blocks, 8, panels_for(rows < ROWS ? (int)rows : ROWS));
     if (group > CHUNK_PANELS) group = CHUNK_PANELS;
     long groups = (weight.panels + group - 1) / group;
     parallel(groups * row_blocks, 1, [&](long begin, long end) {  // neighbours share panels
@@ -196,12 +236,12 @@ void linear_vectors(const Matrix& weight, const float* x, long rows, long x_stri
 }
 
 void linear_panel_vectors(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
-    // The tile is as wide as the panel: what lies past n is padding, and padding is 0.
-    const Kernels& kernels = weight.format == Format::BF16 ? BF16_KERNELS : F32_KERNELS;
+    const Kernels& kernels = kernels_of(weight);
     const char* weights = (const char*)weight.data + panel * (weight.data_bytes / weight.panels);
     for (long row = 0; row < rows; row += ROWS) {
         long count = rows - row < ROWS ? rows - row : ROWS;
-        kernels.by[count][1](weights, 0, x + row * x_stride, x_stride, weight.k, true, tile + row * PANEL, PANEL);
+        kernels.by[count][1](weights, 0, x + row * x_stride, x_stride, weight.k, Ahead{weights + AHEAD, 64}, true,
+                             tile + row * PANEL, PANEL);
     }
 }
 

@@ -112,7 +112,8 @@ void tile_zero() {
 }
 template <int T>
 void tile_load(const void* base, long stride) {
-    for (long row = 0; row < TILE_ROWS; row++) std::memcpy(tile_bytes(T)[row], (const char*)base + row * stride, TILE_BYTES);
+    for (long row = 0; row < TILE_ROWS; row++)
+        std::memcpy(tile_bytes(T)[row], (const char*)base + row * stride, TILE_BYTES);
 }
 template <int T>
 void tile_store(void* base, long stride) {
@@ -134,7 +135,8 @@ void tile_multiply_bf16() {
             float even = 0, odd = 0;
             for (long k = 0; k < 16; k++) {
                 even += from_bf16(tile_element<bf16>(A, row, 2 * k)) * from_bf16(tile_element<bf16>(B, k, 2 * o));
-                odd += from_bf16(tile_element<bf16>(A, row, 2 * k + 1)) * from_bf16(tile_element<bf16>(B, k, 2 * o + 1));
+                odd += from_bf16(tile_element<bf16>(A, row, 2 * k + 1)) *
+                       from_bf16(tile_element<bf16>(B, k, 2 * o + 1));
             }
             float sum = tile_element<float>(C, row, o) + (even + odd);
             std::memcpy(tile_bytes(C)[row] + o * 4, &sum, 4);
