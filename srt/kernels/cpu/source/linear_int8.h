@@ -13,6 +13,9 @@ namespace umbel {
 // whole team.
 void pack_int8(Matrix& matrix, long first, long count, const void* source, bool source_is_bf16, long row_stride);
 
+// The same for one output, by the calling thread.
+void pack_int8_output(Matrix& matrix, long output, const void* weights, bool is_bf16);
+
 // `linear` for an INT8 matrix. Inputs are rounded to 16 bits (see int8_rows.h), products are summed exactly. A row gives
 // the same bits alone and in a batch.
 void linear_int8(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,

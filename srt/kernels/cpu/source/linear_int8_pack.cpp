@@ -59,20 +59,21 @@ void pack_output(const void* source, bool is_bf16, long k, float scale, int8_t* 
 
 }  // namespace
 
+void pack_int8_output(Matrix& matrix, long output, const void* weights, bool is_bf16) {
+    float scale = largest_weight(weights, is_bf16, matrix.k) / 127.0f;
+    int8_t* out = (int8_t*)matrix.data + output / PANEL * matrix.k_padded * PANEL + output % PANEL * 4;
+    matrix.scales[output] = scale;
+    if (scale >= SMALLEST_SCALE)
+        pack_output(weights, is_bf16, matrix.k, scale, out);
+    else  // zeros, or weights that are no numbers, as their scale then says
+        for (long at = 0; at < matrix.k; at += 4) std::memset(out + at * PANEL, 0, 4);
+}
+
 void pack_int8(Matrix& matrix, long first, long count, const void* source, bool source_is_bf16, long row_stride) {
     parallel(count, even_grain(count, 8, PANEL), [&](long begin, long end) {
         for (long row = begin; row < end; row++) {
-            long output = first + row;
             const char* weights = (const char*)source + row * row_stride * (source_is_bf16 ? 2 : 4);
-            float scale = largest_weight(weights, source_is_bf16, matrix.k) / 127.0f;
-            int8_t* out = (int8_t*)matrix.data + output / PANEL * matrix.k_padded * PANEL + output % PANEL * 4;
-            matrix.scales[output] = scale;
-            // A row of zeros, or one that is not of numbers, which its scale then says.
-            if (!(scale >= SMALLEST_SCALE)) {
-                for (long at = 0; at < matrix.k; at += 4) std::memset(out + at * PANEL, 0, 4);
-                continue;
-            }
-            pack_output(weights, source_is_bf16, matrix.k, scale, out);
+            pack_int8_output(matrix, first + row, weights, source_is_bf16);
         }
     });
 }

@@ -1,0 +1,197 @@
+"""The head of a model on the CPU: hidden states → tokens, mostly without their logits.
+
+A row that wants its best token, or one that is drawn with at most top_k and min_p, needs few of 262,144 logits. With
+`screen`, a copy of the matrix in INT8 estimates all of them to within a proven bound, and only tokens that can still be
+chosen get their exact logits. A matrix that is INT8 itself needs no copy. What is chosen is what `choose_from_logits`,
+the twin, chooses from all logits.
+"""
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ....lang.errors import EngineError, ParameterError
+from ...batch import Pick, Picks
+from ...draw import gumbel
+from .linear import PackedMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCounters:
+    """Cumulative."""
+
+    rows: int  # that were asked for a token
+    candidates: int  # tokens that the screen left over
+    exact: int  # logits computed one by one
+    fallbacks: int  # screened rows that took all logits after all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    tokens: NDArray[np.int32]  # [rows]; −1 where logits are not finite
+    logits: NDArray[np.float32]  # [rows], of the tokens
+
+
+class Head:
+    """A head over `matrix`, [vocab, hidden]."""
+
+    def __init__(self, library: ctypes.CDLL, matrix: PackedMatrix, *, screen: bool = True) -> None:
+        """`screen=False`: every row computes all its logits.
+
+        Raises:
+            EngineError: there is no memory.
+        """
+        self._library = _declare(library)
+        self._matrix = matrix  # the head reads it
+        self._handle = library.umbel_head_create(matrix.handle, screen)
+        if not self._handle:
+            raise EngineError(
+                f"there is no memory for the INT8 copy of a head of {matrix.n} × {matrix.k}; "
+                "use a smaller model, a smaller KV pool, or screen=False"
+            )
+
+    @property
+    def handle(self) -> int:
+        """`umbel::Head*`, valid as long as this object."""
+        handle: int = self._handle
+        return handle
+
+    @property
+    def bytes(self) -> int:
+        """Of the copy and its bounds, without the matrix."""
+        size: int = self._library.umbel_head_bytes(self._handle)
+        return size
+
+    @property
+    def screens(self) -> bool:
+        """False without `screen`, and where a weight is not finite: then no bound holds."""
+        return bool(self._library.umbel_head_screens(self._handle))
+
+    @property
+    def counters(self) -> HeadCounters:
+        values = (ctypes.c_long * 4)()
+        self._library.umbel_head_counters(self._handle, values)
+        return HeadCounters(*values)
+
+    def best(self, x: torch.Tensor) -> Chosen:
+        """The most likely token of each row, of equal ones the first. x: float32 [rows, hidden]."""
+        return self._choose(x, (None,) * 5)
+
+    def choose(self, x: torch.Tensor, picks: Picks) -> Chosen:
+        """One token for each row. x: float32 [rows, hidden].
+
+        Raises:
+            ParameterError: a row that wants its logits, numbers that are no parameters of a draw, or arrays of
+                another length.
+        """
+        rows = len(x)
+        _check_picks(picks, rows)
+        arrays = (
+            np.ascontiguousarray(picks.kinds, dtype=np.uint8),
+            np.ascontiguousarray(picks.inverse_temperatures, dtype=np.float64),
+            np.ascontiguousarray(picks.keys, dtype=np.uint64),
+            np.ascontiguousarray(picks.top_k, dtype=np.int32),
+            np.ascontiguousarray(picks.min_p, dtype=np.float64),
+        )
+        return self._choose(x, tuple(array.ctypes.data for array in arrays))
+
+    def some(self, x: torch.Tensor, tokens: NDArray[np.int32]) -> torch.Tensor:
+        """[rows, len(tokens)]: logits of these tokens only, bit by bit those of `all`. Ascending ones are fastest.
+
+        Raises:
+            ParameterError: a token that is none.
+        """
+        self._check(x)
+        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        if ids.ndim != 1 or (len(ids) and (ids.min() < 0 or ids.max() >= self._matrix.n)):
+            raise ParameterError(f"tokens={tokens!r}; give a list of token ids from 0 to {self._matrix.n - 1}")
+        out = torch.empty(len(x), len(ids))
+        self._library.umbel_head_rows(
+            self._handle, x.data_ptr(), len(x), x.stride(0), ids.ctypes.data, len(ids), out.data_ptr()
+        )
+        return out
+
+    def all(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, vocab]: all logits."""
+        return self._matrix(x, out=out)
+
+    def _choose(self, x: torch.Tensor, picks: tuple[int | None, ...]) -> Chosen:
+        self._check(x)
+        tokens, logits = np.empty(len(x), dtype=np.int32), np.empty(len(x), dtype=np.float32)
+        self._library.umbel_head_choose(
+            self._handle, x.data_ptr(), len(x), x.stride(0), *picks, tokens.ctypes.data, logits.ctypes.data
+        )
+        return Chosen(tokens, logits)
+
+    def _check(self, x: torch.Tensor) -> None:
+        width = self._matrix.k
+        plain = x.dtype is torch.float32 and x.device.type == "cpu" and x.ndim == 2
+        if not plain or x.shape[1] != width or (x.stride(1) != 1 and width > 1):
+            raise ParameterError(
+                f"x is {tuple(x.shape)}, {x.dtype}, strides {x.stride()}, on {x.device}; give [rows, {width}] in "
+                "float32 on the CPU, with elements of a row next to each other"
+            )
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.umbel_head_free(self._handle)
+
+
+def choose_from_logits(logits: torch.Tensor, picks: Picks) -> NDArray[np.int32]:
+    """The twin: the token of each row, by its definition. logits: float32 [rows, vocab]; −1 where one is not finite."""
+    values = logits.double().numpy()
+    return np.array([_choose_row(values[row], picks, row) for row in range(len(values))], dtype=np.int32)
+
+
+def _choose_row(logits: NDArray[np.float64], picks: Picks, row: int) -> int:
+    if not np.isfinite(logits).all():
+        return -1
+    if picks.kinds[row] == Pick.BEST:
+        return int(logits.argmax())
+    kept = np.ones(len(logits), dtype=bool)
+    if 0 < picks.top_k[row] < len(logits):
+        kept &= logits >= np.sort(logits)[-int(picks.top_k[row])]
+    scale = picks.inverse_temperatures[row]
+    if picks.min_p[row] > 0:
+        kept &= (logits - logits.max()) * scale >= math.log(picks.min_p[row])
+    scores = logits * scale + gumbel(picks.keys[row : row + 1], np.arange(len(logits)))
+    return int(np.where(kept, scores, -np.inf).argmax())
+
+
+def _check_picks(picks: Picks, rows: int) -> None:
+    arrays = (picks.kinds, picks.inverse_temperatures, picks.keys, picks.top_k, picks.min_p)
+    if any(array.shape != (rows,) for array in arrays):
+        raise ParameterError(f"picks of shapes {[array.shape for array in arrays]} for {rows} rows; give one of each")
+    if not np.isin(picks.kinds, (Pick.BEST, Pick.SAMPLE)).all():
+        raise ParameterError(f"kinds={picks.kinds}; a row that wants ALL its logits has to be computed with `all`")
+    drawn = picks.kinds == Pick.SAMPLE
+    scales, least = picks.inverse_temperatures[drawn], picks.min_p[drawn]
+    if not (np.isfinite(scales).all() and (scales > 0).all()):
+        raise ParameterError(
+            f"inverse_temperatures={scales}; write finite numbers above 0, BEST rows for temperature 0"
+        )
+    if not ((least >= 0).all() and (least <= 1).all()) or (picks.top_k[drawn] < 0).any():
+        raise ParameterError(f"min_p={least}, top_k={picks.top_k[drawn]}; write 0 to 1, and 0 or more")
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, long = ctypes.c_void_p, ctypes.c_long
+    library.umbel_head_create.argtypes = [pointer, ctypes.c_int]
+    library.umbel_head_create.restype = pointer
+    library.umbel_head_free.argtypes = [pointer]
+    library.umbel_head_free.restype = None
+    library.umbel_head_bytes.argtypes = [pointer]
+    library.umbel_head_bytes.restype = long
+    library.umbel_head_screens.argtypes = [pointer]
+    library.umbel_head_screens.restype = ctypes.c_int
+    library.umbel_head_choose.argtypes = [pointer, pointer, long, long, *[pointer] * 7]
+    library.umbel_head_choose.restype = None
+    library.umbel_head_rows.argtypes = [pointer, pointer, long, long, pointer, long, pointer]
+    library.umbel_head_rows.restype = None
+    library.umbel_head_counters.argtypes = [pointer, pointer]
+    library.umbel_head_counters.restype = None
+    return library

@@ -1,0 +1,57 @@
+// The head of a model: hidden states → tokens, mostly without their logits.
+//
+// Who wants only the best token of a row, or one that is drawn, needs few of 262,144 logits. A copy of the matrix in
+// INT8 gives every logit to within a bound that is proven (head_screen.h), in one pass over a half of the bytes; the few
+// tokens that can still be chosen get their exact logits. What is chosen is what the exact logits choose, bit by bit.
+#pragma once
+
+#include "linear.h"
+#include "memory.h"
+
+namespace umbel {
+
+// What is chosen in each row: the most likely token, of equal ones the first, or a draw as srt/draw.py defines it. The
+// arrays are those of `batch.Picks`; what stands beside a row that is not SAMPLE is not read.
+enum class Pick : uint8_t { BEST = 1, SAMPLE = 2 };
+
+struct Picks {
+    const uint8_t* kinds;                // [rows]; nullptr: all BEST
+    const double* inverse_temperatures;  // [rows]
+    const uint64_t* keys;                // [rows]
+    const int32_t* top_k;                // [rows] 0 = all; tokens that tie with the k-th stay
+    const double* min_p;                 // [rows] 0 = none
+};
+
+// Cumulative.
+struct HeadCounters {
+    long rows;        // that were asked for a token
+    long candidates;  // tokens that the screen left over
+    long exact;       // logits computed one by one
+    long fallbacks;   // rows that took all logits instead
+};
+
+struct Head {
+    const Matrix* exact = nullptr;  // of the caller
+    const Matrix* screen = nullptr;  // INT8; `exact` itself where that is INT8; nullptr: every row takes all logits
+    Matrix* copy = nullptr;          // what of it is ours
+    float* radii = nullptr;          // [panels · 16], see head_screen.h
+    float norm_ratio = 0;            // largest |stored weights| of an output, as it is stored
+    float largest_norm = 0;          // largest |weights| of an output
+    HeadCounters counters{};
+    Buffer rounded, lists, states, gathered, logits;
+};
+
+// The caller keeps `exact` as long as the head. nullptr when there is no memory.
+Head* create_head(const Matrix& exact, bool screen);
+void free_head(Head* head);
+
+// tokens[r] and logits[r], the token's logit, by `picks`. A row with logits that are not finite gives token −1: nothing
+// is chosen in silence. Uses the whole team.
+void choose_tokens(Head& head, const float* x, long rows, long x_stride, const Picks& picks, int32_t* tokens,
+                   float* logits);
+
+// out[r, i] = the logit of token ids[i], bit by bit that of `linear`; rows of out are `count` apart. Ascending ids are
+// the fastest. Uses the whole team.
+void logits_of(Head& head, const float* x, long rows, long x_stride, const int32_t* ids, long count, float* out);
+
+}  // namespace umbel

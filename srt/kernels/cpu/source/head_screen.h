@@ -1,0 +1,72 @@
+// Which tokens of a row can still be chosen, by their logits in INT8 and a bound on what those lack.
+//
+// For a row x and the weights w of a token, with their INT8 forms x^ and w^:
+//
+//   |x·w − x^·w^| <= |x| · |w − w^| + |x − x^| · |w^|         (Cauchy and Schwarz)
+//
+// The radius of a token is |w − w^| plus the share of |w| that float32 sums may lose, rounded up; |w^| is at most its
+// scale times `norm_ratio`. So |logit − estimate| <= |x| · radius + |x − x^| · norm_ratio · scale, for the logit as
+// `linear` rounds it.
+#pragma once
+
+#include "head.h"
+#include "linear_int8.h"
+
+namespace umbel {
+
+struct Candidate {
+    int32_t token;
+    float upper, lower;  // bounds of its logit, or of its score where the rule is NOISE
+};
+
+enum class Rule {
+    LARGEST,  // tokens that may have the largest logit, or one `slack` below it
+    TOP,      // tokens that may be among the `top` largest
+    NOISE,    // tokens that may have the largest logit · inverse temperature + noise
+};
+
+// One row: what of it is screened, and by which rule.
+struct ScreenedRow {
+    Rule rule;
+    float norm;   // |x|, rounded up
+    float error;  // |x − x^| · norm_ratio, rounded up
+    float slack;
+    long top;
+    double inverse_temperature;
+    uint64_t key;
+    bool skipped;  // the bounds would not be numbers
+};
+
+// The tokens of one row that one thread has not ruled out. When it is full, those that the others rule out are dropped.
+struct Shortlist {
+    static constexpr long CAPACITY = 2048;
+
+    float reach;  // an upper bound below it cannot be chosen
+    int count;
+    bool overflowed;
+    Candidate candidates[CAPACITY];
+
+    void clear() {
+        reach = -__FLT_MAX__;  // padding, at minus infinity, is below it
+        count = 0;
+        overflowed = false;
+    }
+    void add(const ScreenedRow& row, Candidate candidate);
+    void tighten(const ScreenedRow& row);  // `reach` from the candidates, then without those that it rules out
+};
+
+// Shortlists of the row block [first, first + x.rows): lists[thread][row].
+void screen_rows(const Head& head, const Int8Rows& x, const ScreenedRow* rows, Shortlist* lists);
+
+// The next float32 that is surely not below.
+float rounded_up(double value);
+
+// What `norm` and `error` of a row are.
+float norm_above(const float* x, long count);
+float input_error_above(const Int8Rows& x, long row);
+
+// Norms of a matrix and its INT8 copy: the radii, norm_ratio and largest_norm of the head. Uses the whole team. False
+// when a weight is not finite.
+bool fill_screen(Head& head);
+
+}  // namespace umbel

@@ -1,0 +1,292 @@
+"""The head chooses what all its logits choose, on every instruction set that this machine runs."""
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.lang.errors import ParameterError
+from umbel.srt.batch import Pick, Picks
+from umbel.srt.draw import draw_key, inverse_temperature
+from umbel.srt.kernels.cpu.head import Head, choose_from_logits
+from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
+
+from .native import native_isas
+
+FORMATS = list(Format)
+
+
+@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+def library(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
+    loaded = load_library(request.param)
+    loaded.umbel_set_threads(2)
+    yield loaded
+    loaded.umbel_set_threads(1)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def head_of(library: ctypes.CDLL, weight: torch.Tensor, form: Format = Format.BF16, *, screen: bool = True) -> Head:
+    return Head(library, PackedMatrix(library, [weight], form), screen=screen)
+
+
+def states(rows: int, hidden: int, seed: int = 3) -> torch.Tensor:
+    """Hidden states of the size that gives logits of some units, with an outlier as real ones have."""
+    x = normal(rows, hidden, seed=seed) * 4 / hidden**0.5
+    x[:, hidden // 3] += 3
+    return x
+
+
+def best_picks(rows: int) -> Picks:
+    return sampled_picks(rows, kinds=np.full(rows, Pick.BEST, dtype=np.uint8))
+
+
+def sampled_picks(
+    rows: int,
+    *,
+    kinds: np.ndarray | None = None,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    seed: int = 0,
+) -> Picks:
+    return Picks(
+        kinds=np.full(rows, Pick.SAMPLE, dtype=np.uint8) if kinds is None else kinds,
+        inverse_temperatures=np.full(rows, inverse_temperature(temperature)),
+        keys=np.array([draw_key(seed, position) for position in range(rows)], dtype=np.uint64),
+        top_k=np.full(rows, top_k, dtype=np.int32),
+        min_p=np.full(rows, min_p),
+    )
+
+
+def assert_same(head: Head, x: torch.Tensor, picks: Picks) -> None:
+    """Token by token the twin's, with the logits that `all` has."""
+    logits = head.all(x)
+    chosen = head.choose(x, picks)
+    assert chosen.tokens.tolist() == choose_from_logits(logits, picks).tolist()
+    assert chosen.logits.tolist() == logits[torch.arange(len(x)), torch.from_numpy(chosen.tokens).long()].tolist()
+
+
+# ----------------------------------------------------------------------------------------------- the best token
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("rows", "vocab", "hidden"), [(1, 3000, 64), (7, 1001, 200), (19, 700, 1100), (70, 333, 33)])
+def test_the_best_token_is_that_of_all_logits(
+    library: ctypes.CDLL, form: Format, rows: int, vocab: int, hidden: int
+) -> None:
+    head = head_of(library, normal(vocab, hidden), form)
+    x = states(rows, hidden)
+    best = head.best(x)
+    whole = head.all(x).max(dim=1)
+    assert best.tokens.tolist() == whole.indices.tolist()
+    assert best.logits.tolist() == whole.values.tolist()
+    assert head.screens
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 400), st.integers(1, 300), st.sampled_from(FORMATS), st.integers(0, 99))
+def test_sizes_are_free(rows: int, vocab: int, hidden: int, form: Format, seed: int) -> None:
+    for isa in native_isas():
+        library = load_library(isa)
+        head = head_of(library, normal(vocab, hidden, seed=seed), form)
+        assert_same(head, states(rows, hidden), best_picks(rows))
+        assert_same(head, states(rows, hidden), sampled_picks(rows, seed=seed))
+
+
+def test_few_logits_are_computed_exactly(library: ctypes.CDLL) -> None:
+    head = head_of(library, normal(20_000, 128))
+    head.best(states(10, 128))
+    counters = head.counters
+    assert (counters.rows, counters.fallbacks) == (10, 0)
+    assert 10 <= counters.exact <= counters.candidates < 10 * 1000
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_of_equal_tokens_the_first_is_chosen(library: ctypes.CDLL, form: Format) -> None:
+    weight = normal(900, 96)
+    for token in (40, 777, 500, 899):
+        weight[token] = weight[321]
+    x = weight[321].expand(5, -1) * torch.tensor([[1.0], [0.1], [3.0], [1e-3], [40.0]])
+    assert head_of(library, weight, form).best(x.contiguous()).tokens.tolist() == [40] * 5
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_near_ties_are_decided_by_exact_logits(library: ctypes.CDLL, form: Format) -> None:
+    base = normal(1, 64)
+    weight = base + 1e-3 * normal(2500, 64, seed=1)  # all of them lie within the screen's bounds
+    assert_same(head_of(library, weight, form), base * torch.linspace(0.1, 5, 20)[:, None], best_picks(20))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_of_zeros_and_outliers_of_weights_change_nothing(library: ctypes.CDLL, form: Format) -> None:
+    weight = normal(1200, 80)
+    weight[::3] = 0
+    weight[7] *= 1e4
+    weight[:, 11] *= 300
+    weight[100, 5] = 1e6
+    x = states(12, 80)
+    x[3] = 0
+    x[4] = -x[4].abs()
+    x[5] *= 1e-18
+    x[6] *= 1e18
+    assert_same(head_of(library, weight, form), x, best_picks(12))
+    assert_same(head_of(library, weight, form), x, sampled_picks(12))
+
+
+def test_logits_that_are_all_negative_lose_to_no_padding(library: ctypes.CDLL) -> None:
+    head = head_of(library, -normal(35, 64).abs())
+    x = normal(4, 64, seed=1).abs()
+    best = head.best(x)
+    assert bool((best.logits < 0).all())
+    assert best.tokens.tolist() == head.all(x).argmax(dim=1).tolist()
+
+
+def test_more_ties_than_a_shortlist_holds_take_all_logits(library: ctypes.CDLL) -> None:
+    head = head_of(library, normal(1, 64).expand(9000, -1).contiguous())
+    assert head.best(states(3, 64)).tokens.tolist() == [0, 0, 0]
+    assert head.counters.fallbacks == 3
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_of_numbers_chooses_nothing(library: ctypes.CDLL, form: Format, bad: float) -> None:
+    head = head_of(library, normal(600, 70), form)
+    x = states(9, 70)
+    x[2, 69] = bad
+    for picks in (best_picks(9), sampled_picks(9)):
+        chosen = head.choose(x, picks)
+        assert chosen.tokens[2] == -1
+        assert not np.isfinite(chosen.logits[2])
+        assert (np.delete(chosen.tokens, 2) >= 0).all()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_weight_that_is_no_number_is_reported_in_every_row(library: ctypes.CDLL, form: Format) -> None:
+    weight = normal(600, 70)
+    weight[599, 3] = float("nan")
+    head = head_of(library, weight, form)
+    assert not head.screens
+    assert head.best(states(4, 70)).tokens.tolist() == [-1] * 4
+
+
+def test_logits_too_large_for_float32_choose_nothing(library: ctypes.CDLL) -> None:
+    head = head_of(library, normal(100, 64) * 1e25)
+    assert head.best(states(2, 64) * 1e25).tokens.tolist() == [-1, -1]
+
+
+def test_without_a_screen_the_choice_is_the_same(library: ctypes.CDLL) -> None:
+    weight, x = normal(2000, 64), states(20, 64)
+    screened, plain = head_of(library, weight), head_of(library, weight, screen=False)
+    for picks in (best_picks(20), sampled_picks(20), sampled_picks(20, top_k=5), sampled_picks(20, min_p=0.1)):
+        one, other = screened.choose(x, picks), plain.choose(x, picks)
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.logits.tolist() == other.logits.tolist()
+    assert plain.bytes == 0
+    assert not plain.screens
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_number_of_threads_and_of_rows_changes_nothing(library: ctypes.CDLL, form: Format) -> None:
+    head, x, picks = head_of(library, normal(3000, 90), form), states(21, 90), sampled_picks(21)
+    results = []
+    for threads in (1, 2, 3):
+        library.umbel_set_threads(threads)
+        results.append(head.choose(x, picks))
+    assert results[0].tokens.tolist() == results[1].tokens.tolist() == results[2].tokens.tolist()
+    assert results[0].logits.tolist() == results[1].logits.tolist() == results[2].logits.tolist()
+    alone = [head.best(x[row : row + 1]).logits[0] for row in range(21)]
+    assert alone == head.best(x).logits.tolist()
+
+
+# ----------------------------------------------------------------------------------------------- draws
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("temperature", [1e-9, 0.01, 0.6, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize(
+    ("top_k", "min_p"), [(0, 0.0), (1, 0.0), (20, 0.0), (256, 0.0), (300, 0.0), (0, 0.1), (0, 1.0), (10, 0.02)]
+)
+def test_a_draw_is_that_of_all_logits(
+    library: ctypes.CDLL, form: Format, temperature: float, top_k: int, min_p: float
+) -> None:
+    head = head_of(library, normal(1500, 64), form)
+    picks = sampled_picks(16, temperature=temperature, top_k=top_k, min_p=min_p, seed=7)
+    assert_same(head, states(16, 64), picks)
+
+
+def test_rows_of_every_kind_go_together(library: ctypes.CDLL) -> None:
+    rows = 60
+    generator = np.random.default_rng(1)
+    picks = Picks(
+        kinds=generator.choice([Pick.BEST, Pick.SAMPLE], rows).astype(np.uint8),
+        inverse_temperatures=1 / generator.uniform(0.1, 3, rows),
+        keys=generator.integers(0, 2**63, rows, dtype=np.uint64),
+        top_k=generator.choice([0, 1, 7, 100, 1000], rows).astype(np.int32),
+        min_p=generator.choice([0, 0.01, 0.5], rows),
+    )
+    assert_same(head_of(library, normal(2000, 100)), states(rows, 100), picks)
+
+
+def test_tokens_that_tie_with_the_last_of_top_k_stay(library: ctypes.CDLL) -> None:
+    weight = torch.eye(8).repeat_interleave(30, dim=0)  # 30 tokens of each logit
+    x = torch.tensor([[9.0, 8.0, 7.0, 0, 0, 0, 0, 0]]).expand(200, -1).contiguous()
+    picks = sampled_picks(200, temperature=10.0, top_k=31)
+    head = head_of(library, weight)
+    assert_same(head, x, picks)
+    assert set(head.choose(x, picks).tokens // 30) == {0, 1}
+
+
+def test_draws_follow_the_probabilities(library: ctypes.CDLL) -> None:
+    draws = 4000
+    weight = normal(12, 16)
+    x = states(1, 16)
+    head = head_of(library, weight, Format.F32)
+    counts = np.bincount(head.choose(x.expand(draws, -1).contiguous(), sampled_picks(draws)).tokens, minlength=12)
+    expected = torch.softmax(head.all(x)[0].double(), dim=0).numpy() * draws
+    assert float(((counts - expected) ** 2 / expected).sum()) < 31.3  # chi-square, 11 degrees of freedom, p = 0.001
+
+
+# ----------------------------------------------------------------------------------------------- some logits
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("rows", [1, 5, 23])
+def test_some_logits_are_those_of_all(library: ctypes.CDLL, form: Format, rows: int) -> None:
+    head, x = head_of(library, normal(700, 150), form), states(rows, 150)
+    tokens = np.array([0, 1, 15, 16, 17, 333, 699, 698, 5, 5], dtype=np.int32)
+    assert torch.equal(head.some(x, tokens), head.all(x)[:, torch.from_numpy(tokens).long()])
+    assert head.some(x, tokens[:0]).shape == (rows, 0)
+    assert head.some(x[:0], tokens).shape == (0, 10)
+
+
+def test_the_copy_takes_a_byte_for_each_weight(library: ctypes.CDLL) -> None:
+    weight = normal(500, 128)
+    assert head_of(library, weight).bytes == 512 * 128 + 2 * 512 * 4
+    assert head_of(library, weight, Format.INT8).bytes == 512 * 4, "an INT8 matrix is its own copy"
+
+
+def test_no_rows_are_no_work(library: ctypes.CDLL) -> None:
+    assert head_of(library, normal(20, 30)).best(normal(0, 30)).tokens.shape == (0,)
+
+
+def test_what_is_no_draw_is_refused(library: ctypes.CDLL) -> None:
+    head, x = head_of(library, normal(50, 30)), normal(2, 30)
+    with pytest.raises(ParameterError, match=r"x is \(2, 29\)"):
+        head.best(x[:, :29])
+    with pytest.raises(ParameterError, match="ALL"):
+        head.choose(x, sampled_picks(2, kinds=np.zeros(2, dtype=np.uint8)))
+    with pytest.raises(ParameterError, match="for 2 rows"):
+        head.choose(x, sampled_picks(3))
+    with pytest.raises(ParameterError, match="min_p"):
+        head.choose(x, sampled_picks(2, min_p=1.5))
+    with pytest.raises(ParameterError, match="top_k"):
+        head.choose(x, sampled_picks(2, top_k=-1))
+    with pytest.raises(ParameterError, match="0 to 49"):
+        head.some(x, np.array([3, 50], dtype=np.int32))
