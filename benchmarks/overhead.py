@@ -14,14 +14,14 @@ functions that take the time.
 
 import argparse
 import cProfile
-import itertools
 import json
+import random
 import statistics
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,6 @@ from umbel.srt.assembly import open_tokenizer
 
 from .canned import Canned
 
-WORDS = "The quick brown fox jumps over the lazy dog while seven wizards box with jokes. "
 TURNS = 8
 IDLE_SECONDS = 3.0
 CONTEXT = 16_384
@@ -72,52 +71,83 @@ def choose(s: ul.State, text: str) -> None:
 # ------------------------------------------------------------------------------------------ shapes
 
 
+Run = Callable[[Backend], None]
+
+
 @dataclass(frozen=True)
 class Shape:
-    """One kind of program: how often it runs in a measurement, how many calls each makes, and how to run them all."""
+    """One kind of program: how often it runs in a measurement, how many calls each makes, and how to run them all.
+
+    `prepare` makes the texts, none of which has been seen before, and gives what is to be measured.
+    """
 
     name: str
     programs: int
     calls: int
-    run: Callable[[Backend, Iterator[str]], None]  # the strings are never the same twice
+    prepare: Callable[[], Run]
 
 
-def shapes(characters_per_token: float) -> list[Shape]:
-    def words(tokens: int) -> str:
-        return (WORDS * (int(tokens * characters_per_token) // len(WORDS) + 1))[: int(tokens * characters_per_token)]
+class Writer:
+    """Texts of a wanted length that do not repeat themselves.
 
-    def gens(backend: Backend, fresh: Iterator[str]) -> None:
-        for _ in range(40):
-            one_gen.run(next(fresh) + words(100), 1, backend=backend).sync()
+    Args:
+        characters_per_token: of the tokenizer, for such texts.
+    """
 
-    def chats(tokens: int) -> Callable[[Backend, Iterator[str]], None]:
-        def run(backend: Backend, fresh: Iterator[str]) -> None:
-            for _ in range(2):
-                chat.run([next(fresh) + words(tokens // TURNS) for _ in range(TURNS)], backend=backend).sync()
+    def __init__(self, characters_per_token: float) -> None:
+        self._dice = random.Random(time.time_ns())
+        self._ratio = characters_per_token
+        self._vocabulary = ["".join(self._dice.choices("etaoinshrdlucm", k=n % 8 + 2)) for n in range(5000)]
+
+    def words(self, tokens: int) -> str:
+        wanted = int(tokens * self._ratio)
+        return " ".join(self._dice.choices(self._vocabulary, k=wanted // 5))[:wanted]
+
+
+def shapes(writer: Writer) -> list[Shape]:
+    words = writer.words
+
+    def gens() -> Run:
+        texts = [words(100) for _ in range(40)]
+        return lambda backend: [one_gen.run(text, 1, backend=backend).sync() for text in texts][-1]
+
+    def chats(tokens: int) -> Callable[[], Run]:
+        def prepare() -> Run:
+            conversations = [[words(tokens // TURNS) for _ in range(TURNS)] for _ in range(2)]
+            return lambda backend: [chat.run(turns, backend=backend).sync() for turns in conversations][-1]
+
+        return prepare
+
+    def forks(branches: int, programs: int) -> Callable[[], Run]:
+        def prepare() -> Run:
+            texts = [words(500) for _ in range(programs)]
+            return lambda backend: [fan.run(text, branches, backend=backend).sync() for text in texts][-1]
+
+        return prepare
+
+    def selects() -> Run:
+        texts = [words(100) for _ in range(40)]
+        return lambda backend: [choose.run(text, backend=backend).sync() for text in texts][-1]
+
+    def streams() -> Run:
+        texts = [words(10) for _ in range(4)]
+
+        def run(backend: Backend) -> None:
+            for text in texts:
+                for _ in one_gen.run(text, 64, backend=backend, stream=True).text_iter("answer"):
+                    pass
 
         return run
 
-    def forks(branches: int, programs: int) -> Callable[[Backend, Iterator[str]], None]:
-        def run(backend: Backend, fresh: Iterator[str]) -> None:
-            for _ in range(programs):
-                fan.run(next(fresh) + words(500), branches, backend=backend).sync()
+    def batch() -> Run:
+        head = words(400)  # what a few-shot prompt has in common
+        items = [{"text": f"{head}\nQuestion: {words(12)}", "tokens": 4} for _ in range(1000)]
+
+        def run(backend: Backend) -> None:
+            for state in one_gen.run_batch(items, num_threads=32, backend=backend, generator_style=True):
+                state.sync()
 
         return run
-
-    def selects(backend: Backend, fresh: Iterator[str]) -> None:
-        for _ in range(40):
-            choose.run(next(fresh) + words(100), backend=backend).sync()
-
-    def streams(backend: Backend, fresh: Iterator[str]) -> None:
-        for _ in range(4):
-            for _ in one_gen.run(next(fresh), 64, backend=backend, stream=True).text_iter("answer"):
-                pass
-
-    def batch(backend: Backend, fresh: Iterator[str]) -> None:
-        head = next(fresh) + words(400)  # what a few-shot prompt has in common
-        items = [{"text": f"{head}\nQuestion {next(fresh)}", "tokens": 4} for _ in range(1000)]
-        for state in one_gen.run_batch(items, num_threads=32, backend=backend, generator_style=True):
-            state.sync()
 
     return [
         Shape("one gen", 40, 1, gens),
@@ -159,26 +189,24 @@ def measure(runtime: ul.Runtime, work: Callable[[], object]) -> dict[str, float]
     return {name: clock() - before[name] for name, clock in clocks.items()}
 
 
-def fresh_texts() -> Iterator[str]:
-    """Beginnings that no cache has seen, also not in an earlier run on this machine."""
-    return (f"Report {time.time_ns() % 10**9:09}-{number}. " for number in itertools.count())
-
-
-def calibrate(backend: Backend) -> float:
-    """Characters per token of the model's tokenizer on the words used here."""
-    text = WORDS * 10
+def calibrate(backend: Backend) -> Writer:
+    """A writer for the backend's tokenizer."""
+    text = Writer(1.0).words(2000)
     state = one_gen.run(text, 1, backend=backend)
-    return len(text) / float(state.get_meta_info("answer")["prompt_tokens"])
+    return Writer(len(text) / float(state.get_meta_info("answer")["prompt_tokens"]))
 
 
 def figures(
     backend: Backend, chosen: list[Shape], repeat: int, measured: Callable[[Callable[[], object]], dict[str, float]]
 ) -> dict[str, dict[str, float]]:
     """Shape → microseconds per call of each process, medians; and the spread of their sum."""
-    fresh, rows = fresh_texts(), {}
+    rows = {}
     for shape in chosen:
-        shape.run(backend, fresh)  # once unmeasured: imports, first use
-        taken = [measured(lambda shape=shape: shape.run(backend, fresh)) for _ in range(repeat)]
+        shape.prepare()(backend)  # once unmeasured: imports, first use
+        taken = []
+        for _ in range(repeat):
+            run = shape.prepare()
+            taken.append(measured(lambda run=run: run(backend)))
         calls = shape.programs * shape.calls
         row = {name: statistics.median(one[name] for one in taken) / calls * 1e6 for name in taken[0]}
         ours = sorted((one["program"] + one["gateway"]) / calls * 1e6 for one in taken)
@@ -279,11 +307,11 @@ def _named(code: CodeType | str) -> str:
 
 
 def profile(backend: Canned, chosen: list[Shape], top: int, profiler: Profiler) -> None:
-    fresh = fresh_texts()
     for shape in chosen:
-        shape.run(backend, fresh)
+        shape.prepare()(backend)
+        run = shape.prepare()
         profiler.clear()
-        shape.run(backend, fresh)
+        run(backend)
         print(f"\n{shape.name}")
         profiler.show(top)
 

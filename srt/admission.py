@@ -127,8 +127,7 @@ class Admission:
         prompt + "bin"    | B O S | T h e | ca | bin |     behind what prompt and all choices share
                                           ^ start
         """
-        alone = self._encoder.encode(prompt)
-        sequences = [self._encoder.encode((*prompt, Text(choice))) for choice in choices]
+        alone, sequences = self._encoder.encode_endings(prompt, choices)
         start = min(_common(alone, sequence) for sequence in sequences)
         if start == 0:  # no BOS, and nothing before the choices that they leave alone
             beginning = self._beginning("a choice at the very beginning of a prompt")

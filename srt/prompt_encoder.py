@@ -2,16 +2,16 @@
 
     parts     [ Text  Text ][ Generated ][ Text(control) Text ]
     runs      "constant text"    ids      <id> "constant text"       a run is encoded as one string
-    blocks    [ about 1,024 characters ][ … ][ 64 ][ 64 ][ rest ]    cut where the tokenizer allows it (boundaries.py)
+    blocks    [ about 1,024 characters ][ … ][ 128 ][ 128 ][ rest ]    cut where the tokenizer allows it (boundaries.py)
 
 Blocks are found again by their text. The prompt of the next call of a program begins with the parts of the last one,
 the prompts of a batch begin with the same examples, and the branches of a fork with the same document: what they
-share is cut at the same places, so only what is behind it is encoded. A large block is made of small ones when it is
-new, so a text that grows is encoded from its last small block on.
+share is cut at the same places, so only what is behind it is encoded: from its last small block on, because the last
+block of a text, which grows or branches, is made of small ones.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..lang.errors import CapabilityError
 from ..lang.prompt import Generated, Media, Part, Text
@@ -20,7 +20,7 @@ from .tokenizer import Tokenizer
 
 CACHE_BYTES = 64 * 2**20  # some 1,500,000 tokens
 BLOCK = 1024  # characters, and more until the next boundary
-SMALL_BLOCK = 64
+SMALL_BLOCK = 128
 LONG = 8192  # new characters: about 3 ms
 _SCAFFOLDING = 1024  # characters; longer control text is split anew each time
 _SCAFFOLDINGS = 1024  # control texts whose pieces are remembered; a template has a handful
@@ -56,8 +56,34 @@ class PromptEncoder:
 
     def encode(self, parts: Sequence[Part]) -> list[int]:
         """Raises CapabilityError when the prompt holds media, which this tokenizer cannot place."""
+        return self._encode_items(self._items(parts))
+
+    def encode_endings(self, parts: Sequence[Part], endings: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+        """The ids of a prompt, and of the prompt with each of these constant texts behind it.
+
+        What is before the last block is the same for all of them, so it is put together once.
+        """
+        items = list(self._items(parts))
+        start = 0 if self.tokenizer.bos_id is None else 1
+        tail: Key = ("",) if len(items) == start else ""
+        if len(items) > start and not isinstance(run := items[-1], list):
+            blocks = [run] if self._cache is None else self._blocks(run, BLOCK)
+            tail = blocks.pop()
+            items[-1:] = blocks
+        before = self._encode_items(items)
+        text, first = _text(tail), isinstance(tail, tuple)
+
+        def ended(ending: str) -> list[int]:
+            ids = before.copy()
+            if text or ending:
+                self._extend(ids, text + ending, first=first)
+            return ids
+
+        return ended(""), [ended(ending) for ending in endings]
+
+    def _encode_items(self, items: Iterable[Key | list[int]]) -> list[int]:
         ids: list[int] = []
-        for item in self._items(parts):
+        for item in items:
             match item:
                 case list():
                     ids += item
@@ -85,7 +111,7 @@ class PromptEncoder:
             if not isinstance(item, list)
             for block in self._blocks(item, BLOCK)
             if block not in self._cache
-            for key in self._blocks(block, SMALL_BLOCK)
+            for key in self._parts(self._cache, block)
             if key not in self._cache
         ]
 
@@ -168,43 +194,51 @@ class PromptEncoder:
             ids += self.tokenizer.encode(text, first=first)
             return
         for block in self._blocks((text,) if first else text, BLOCK):
-            ids += self._block(self._cache, block)
+            known = self._cache.get(block)
+            ids += self._encode_block(self._cache, block) if known is None else known
 
-    def _block(self, cache: TokenCache, key: Key) -> Sequence[int]:
-        """A large block is made of small ones."""
-        known = cache.get(key)
-        if known is not None:
-            return known
-        parts = tuple(self._blocks(key, SMALL_BLOCK))
+    def _encode_block(self, cache: TokenCache, block: Key) -> Sequence[int]:
+        """One that is not known. The last block of a text may grow or branch, so it is kept in small ones too; one that
+        has grown to its full size is made of those that it had."""
+        parts = self._parts(cache, block)
         if len(parts) == 1:
-            self._tokenized += len(_text(key))
-            (ids,) = self.encode_texts(parts)
-        else:
-            ids = [token_id for part in parts for token_id in self._block(cache, part)]
+            return self._encode_new(cache, block)
+        ids: list[int] = []
+        for part in parts:
+            known = cache.get(part)
+            ids += self._encode_new(cache, part) if known is None else known
+        cache.put(block, ids)
+        return ids
+
+    def _encode_new(self, cache: TokenCache, key: Key) -> Sequence[int]:
+        self._tokenized += len(_text(key))
+        (ids,) = self.encode_texts((key,))
         cache.put(key, ids)
         return ids
 
-    def _blocks(self, key: Key, size: int) -> Iterator[Key]:
-        """Cut at the first boundary behind every `size` characters."""
+    def _parts(self, cache: TokenCache, block: Key) -> list[Key]:
+        """In what parts an unknown block is to be encoded."""
+        parts = self._blocks(block, SMALL_BLOCK)
+        return parts if len(_text(block)) < BLOCK or parts[0] in cache else [block]
+
+    def _blocks(self, key: Key, size: int) -> list[Key]:
+        """Cut at the first boundary behind every `size` characters. The first block of a first text is a first text."""
         text = _text(key)
         boundary = self.tokenizer.boundary
+        last = len(text) - size  # what begins behind it is short enough
+        if last <= 0 or boundary is None:
+            return [key]
+        blocks: list[Key] = []
         start = 0
-        while boundary is not None and len(text) - start > size:
-            found = boundary.search(text, start + size)
-            if found is None:
-                break
-            yield _part(key, text, start, found.start())
-            start = found.start()
-        if start == 0:
-            yield key
-        else:
-            yield text[start:]
+        while start < last and (found := boundary.search(text, start + size)) is not None:
+            end = found.start()
+            blocks.append(text[start:end])
+            start = end
+        blocks.append(text[start:])
+        if isinstance(key, tuple):
+            blocks[0] = (_text(blocks[0]),)
+        return blocks
 
 
 def _text(key: Key) -> str:
     return key if isinstance(key, str) else key[0]
-
-
-def _part(key: Key, text: str, start: int, end: int) -> Key:
-    """What begins a sequence is the first part of what began it."""
-    return (text[start:end],) if start == 0 and isinstance(key, tuple) else text[start:end]

@@ -43,7 +43,7 @@ def test_these_tokenizers_have_boundaries(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(BUILDERS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=texts, first=st.booleans())
 def test_a_text_cut_at_every_boundary_gives_the_tokens_of_the_whole(kind: str, text: str, first: bool) -> None:
     tokenizer = toy(kind)
@@ -55,7 +55,7 @@ def test_a_text_cut_at_every_boundary_gives_the_tokens_of_the_whole(kind: str, t
 
 
 @pytest.mark.parametrize("kind", ["bytes", *sorted(BUILDERS)])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_prompts_that_grow_and_branch_are_encoded_as_if_each_were_the_first(kind: str, data: st.DataObject) -> None:
     tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
@@ -72,6 +72,27 @@ def test_prompts_that_grow_and_branch_are_encoded_as_if_each_were_the_first(kind
         )
         prompts.append((*before, part))
         assert reusing.encode(prompts[-1]) == plain.encode(prompts[-1])
+
+
+@pytest.mark.parametrize("kind", ["bytes", *sorted(BUILDERS)])
+@settings(max_examples=25, deadline=None)
+@given(
+    prompt=st.lists(
+        st.one_of(
+            st.builds(Text, texts),
+            st.builds(Text, st.sampled_from(["<|im_start|>user\n", "<s>", "\n<|im_end|>"]), st.just(True)),
+            st.builds(Generated, st.just("t"), st.just((ord("t"),))),
+        ),
+        max_size=3,
+    ),
+    endings=st.lists(st.one_of(pieces, texts), max_size=3),
+)
+def test_a_prompt_with_endings_is_encoded_as_each_alone(kind: str, prompt: list[Part], endings: list[str]) -> None:
+    tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
+    plain = PromptEncoder(tokenizer, cache_bytes=0)
+    expected = plain.encode(prompt), [plain.encode([*prompt, Text(ending)]) for ending in endings]
+    assert PromptEncoder(tokenizer).encode_endings(prompt, endings) == expected
+    assert plain.encode_endings(prompt, endings) == expected
 
 
 @pytest.mark.model
@@ -114,8 +135,8 @@ def test_prompts_of_a_batch_have_their_common_head_encoded_once() -> None:
     head = "".join(f"Example {number}: {WORDS}" for number in range(40))
     for number in range(50):
         encoder.encode([Text(f"{head}\nQuestion {number}?")])
-    assert encoder.counters["tokenized_characters"] < 2 * len(head)
-    assert encoder.counters["reused_characters"] > 48 * len(head)
+    assert encoder.counters["tokenized_characters"] <= len(head) + 50 * (SMALL_BLOCK + len("\nQuestion 10? cities"))
+    assert encoder.counters["reused_characters"] > 10 * encoder.counters["tokenized_characters"]
 
 
 def test_without_memory_every_character_is_encoded_anew() -> None:
