@@ -14,7 +14,9 @@ from .errors import ParameterError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-Policy = Literal["lpm", "fcfs"]
+Weights = Literal["auto", "float32", "bf16", "int8"]
+Kernels = Literal["auto", "native", "torch"]
+Policy = Literal["lpm", "dfs-weight", "fcfs", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 ORACLE = "oracle"  # the name of the model that checks the runtime: no weights, answers are a hash of the prompt
@@ -26,20 +28,30 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     Attributes:
         model: "default", a name in the cache, a folder of safetensors, a GGUF file, or "oracle".
-        dtype: of weights and KV cache; "auto" takes what this machine computes fastest.
+        dtype: of the KV cache and of what torch computes; "auto" takes what this machine computes fastest.
+        weights: how the native CPU kernels keep the model: "float32", "bf16", or "int8" (a scale for each output, half
+            the memory, not exact); "auto" takes "bf16" for a checkpoint in 16 bits, else "float32".
+        kernels: "native" (compiled once), "torch", or "auto": native where they run, torch elsewhere.
         device: "auto" takes a GPU when there is one.
         context_length: most tokens of prompt and answer together; None takes the model's own.
         max_running: requests computed together in one step.
         chunk_size: most prompt tokens computed in one step; None computes prompts whole.
         pool_tokens: tokens the KV pool holds; None derives it from pool_memory.
         pool_memory: bytes for the KV pool; None takes a share of what is free.
-        policy: order of waiting requests, "lpm" (longest cached prefix first) or "fcfs".
+        policy: order of waiting requests: "lpm" (longest cached prefix first), "dfs-weight" (depth first through the
+            tree of what waits, heaviest subtree first), "fcfs" (arrival) or "random" (by lot, from `seed`).
         radix_cache: keep and reuse prefixes.
         in_step_sharing: requests of the same step share a new prefix too.
+        fork_hints: the prefix of a fork is computed ahead, and its branches are admitted together.
+        fairness: among requests with equally much cached the program that has been served least goes first.
+        deadline_pressure: a request that would miss its deadline in its turn goes first.
+        protect_waiting: prefixes that the next requests are about to read are evicted last.
+        tree_attention: attend once to what sequences of a step share.
+        screened_head: find the most likely token without computing every logit in full.
         max_wait: seconds after which a waiting request goes before cache-aware order.
         max_queue: requests the gateway holds; more are refused with OverloadedError.
         request_timeout: seconds after which a request without an earlier deadline ends.
-        seed: of the generator that draws seeds for requests without one; None draws it.
+        seed: of the generator that draws seeds for requests without one, and of policy="random"; None draws it.
         threads: CPU threads of the engine; None takes torch's choice.
         check_every_step: check the integrity of pool and tree after every step (slow; for tests).
         step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
@@ -48,6 +60,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     model: str = DEFAULT
     dtype: DType = "auto"
+    weights: Weights = "auto"
+    kernels: Kernels = "auto"
     device: Device = "auto"
     context_length: int | None = None
     max_running: int = 64
@@ -57,6 +71,12 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     policy: Policy = "lpm"
     radix_cache: bool = True
     in_step_sharing: bool = True
+    fork_hints: bool = True
+    fairness: bool = True
+    deadline_pressure: bool = True
+    protect_waiting: bool = True
+    tree_attention: bool = True
+    screened_head: bool = True
     max_wait: float = 10.0
     max_queue: int = 1024
     request_timeout: float = 600.0
@@ -70,6 +90,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if not isinstance(self.model, str) or not self.model:
             raise ParameterError(f"model={self.model!r}; write a name or a path, or leave it out for the default model")
         _choice("dtype", self.dtype, get_args(DType))
+        _choice("weights", self.weights, get_args(Weights))
+        _choice("kernels", self.kernels, get_args(Kernels))
         _choice("device", self.device, get_args(Device))
         _choice("policy", self.policy, get_args(Policy))
         _choice("log_level", self.log_level, get_args(LogLevel))
@@ -86,11 +108,14 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _seconds("max_wait", self.max_wait, 0.0, 3600.0)
         _seconds("request_timeout", self.request_timeout, 0.001, 86400.0)
         _seconds("step_delay", self.step_delay, 0.0, 60.0)
-        for name in ("radix_cache", "in_step_sharing", "check_every_step"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.step_delay and self.model != ORACLE:
             raise ParameterError(f"step_delay slows the oracle model only; model={self.model!r} takes none")
+
+
+_SWITCHES = tuple(name for name, kind in RuntimeOptions.__annotations__.items() if kind is bool)
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -74,8 +74,13 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         max_step_tokens=options.chunk_size,
         max_step_logits=max(256, options.max_running),
         policy=PolicyName(options.policy),
+        policy_seed=options.seed or 0,
         radix_cache=options.radix_cache,
         in_step_sharing=options.in_step_sharing,
+        fork_hints=options.fork_hints,
+        fairness=options.fairness,
+        deadline_pressure=options.deadline_pressure,
+        protect_waiting=options.protect_waiting,
         max_wait=options.max_wait,
         check_every_step=options.check_every_step,
     )
@@ -126,6 +131,10 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource") -> Runner:
         kv_bytes=(options.pool_memory or _pool_bytes(device, source.tensors)) if slots is None else None,
         dtype=options.dtype,
         device=device,
+        kernels=options.kernels,
+        weights=options.weights,
+        tree_attention=options.tree_attention,
+        screened_head=options.screened_head,
     )
     if options.context_length is not None:
         if options.context_length > runner.context_length:

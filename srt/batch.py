@@ -45,6 +45,12 @@ class Picks:
     # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
     min_p: NDArray[np.float64]
 
+    def take(self, rows: NDArray[np.integer]) -> Picks:
+        """Those of some of the logit rows."""
+        return Picks(
+            self.kinds[rows], self.inverse_temperatures[rows], self.keys[rows], self.top_k[rows], self.min_p[rows]
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -1,19 +1,29 @@
 """Runs steps: a batch from the scheduler in, logits out. Owns the model, its KV pool and its attention backend."""
 
-from typing import Any
+import ctypes
+import logging
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..lang.errors import ModelError, ParameterError
+from ..lang.runtime_options import Kernels, Weights
 from .attention.backend import AttentionBackend, AttentionStep
 from .attention.torch_backend import TorchBackend
 from .batch import Batch, Logits
-from .kv_pool import KVPool, slots_for_bytes
+from .kernels.cpu.build import NoKernels
+from .kernels.cpu.library import load_library
+from .kv_pool import KVGeometry, KVPool, slots_for_bytes
+from .logits_buffer import LogitsBuffer
 from .models.config_values import Config
 from .models.model import Model, Rows, Tensors, attention_geometry
 from .models.registry import build_model
 
-KEPT_LOGITS_BYTES = 256 << 20  # a larger logits buffer is given back after its step
+if TYPE_CHECKING:
+    from .native_runner import NativeRunner
+
+_log = logging.getLogger(__name__)
+_TORCH_WEIGHTS = {torch.float32: "float32", torch.bfloat16: "bf16"}
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -41,12 +51,12 @@ class ModelRunner:
         self.num_slots = num_slots
         self.pool = KVPool(model.kv_geometry, num_slots, model.device)
         self.backend: AttentionBackend[Any] = backend or TorchBackend(attention_geometry(model), model.device)
-        self._logits = torch.empty((0, self.vocab_size), device=model.device)
+        self._logits = LogitsBuffer(self.vocab_size, model.device)
 
     def forward(self, batch: Batch) -> Logits:
         """One step, all logits of every logit row: a view of a buffer that the next step overwrites."""
         device = self.model.device
-        out = self._buffer(len(batch.logit_rows))  # outside inference mode: a sampler may write to it
+        out = self._logits.take(len(batch.logit_rows))  # outside inference mode: a sampler may write to it
         with torch.inference_mode():
             attention = AttentionStep(
                 backend=self.backend,
@@ -64,14 +74,6 @@ class ModelRunner:
     def clear(self) -> None:
         self.pool.clear()
 
-    def _buffer(self, rows: int) -> torch.Tensor:
-        """One buffer that grows: fresh memory of this size costs milliseconds of page faults at every step."""
-        row_bytes = self.vocab_size * 4
-        if rows > len(self._logits) or len(self._logits) * row_bytes > KEPT_LOGITS_BYTES:
-            kept = min(max(2 * len(self._logits), 8), KEPT_LOGITS_BYTES // row_bytes)
-            self._logits = torch.empty((max(rows, kept), self.vocab_size), device=self.model.device)
-        return self._logits[:rows]
-
 
 def build_runner(
     config: Config,
@@ -81,22 +83,74 @@ def build_runner(
     num_slots: int | None = None,
     dtype: str = "auto",
     device: str = "cpu",
+    kernels: Kernels = "auto",
+    weights: Weights = "auto",
+    tree_attention: bool = True,
+    screened_head: bool = True,
     pack: bool | None = None,
-) -> ModelRunner:
+) -> "ModelRunner | NativeRunner":
     """Model, pool and kernels in one call. Give the pool's size as `kv_bytes` or as `num_slots`.
+
+    With kernels "auto", a model that the native kernels cannot run here, for whatever reason, runs in torch, and a
+    warning says why. `pack` is torch's way to lay weights out.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
-        ParameterError: a pool too small, an unknown dtype or device.
+        ParameterError: a pool too small, an unknown dtype or device, kernels or weights that cannot be had here.
     """
     if (kv_bytes is None) == (num_slots is None):
         raise ParameterError(f"kv_bytes={kv_bytes}, num_slots={num_slots}: write exactly one of them")
     target = resolve_device(device)
-    model = build_model(config, tensors, dtype=resolve_dtype(dtype, target), device=target, pack=pack)
-    if num_slots is None:
+    resolved = resolve_dtype(dtype, target)
+
+    def slots(geometry: KVGeometry) -> int:
+        if num_slots is not None:
+            return num_slots
         assert kv_bytes is not None, "one of the two is given"
-        num_slots = slots_for_bytes(model.kv_geometry, kv_bytes)
-    return ModelRunner(model, num_slots=num_slots)
+        return slots_for_bytes(geometry, kv_bytes)
+
+    if kernels != "torch":
+        from .native_runner import build_native_runner, obstacle
+
+        reason = obstacle(config, dtype=resolved, device=target)
+        library = None if reason else _library()
+        if isinstance(library, ctypes.CDLL):
+            library.umbel_set_threads(torch.get_num_threads())
+            return build_native_runner(
+                config,
+                tensors,
+                library=library,
+                num_slots=slots,
+                dtype=resolved,
+                weights=weights,
+                tree_attention=tree_attention,
+                screened_head=screened_head,
+            )
+        _say_why(reason or str(library), kernels, weights)
+    elif weights not in ("auto", _TORCH_WEIGHTS.get(resolved)):
+        raise ParameterError(
+            f'weights={weights!r}, kernels="torch": torch computes with weights of the dtype, {resolved}; '
+            'write kernels="native", or leave weights out'
+        )
+    model = build_model(config, tensors, dtype=resolved, device=target, pack=pack)
+    backend = TorchBackend(attention_geometry(model), model.device, tree_attention=tree_attention)
+    return ModelRunner(model, num_slots=slots(model.kv_geometry), backend=backend)
+
+
+def _library() -> ctypes.CDLL | NoKernels:
+    """The native kernels, or why there are none."""
+    try:
+        return load_library()
+    except NoKernels as error:
+        return error
+
+
+def _say_why(reason: str, kernels: Kernels, weights: Weights) -> None:
+    """The native kernels cannot be had: an error for those who asked for them, a warning for those who may care."""
+    if kernels == "native" or weights == "int8":
+        asked = 'kernels="native"' if kernels == "native" else 'weights="int8" (which only the native kernels compute)'
+        raise ParameterError(f"{asked}: {reason}; leave it out, and torch computes")
+    _log.warning("torch computes, not the native CPU kernels: %s", reason)
 
 
 def resolve_device(name: str) -> torch.device:

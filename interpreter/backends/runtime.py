@@ -27,9 +27,11 @@ from ...lang.runtime_options import (
     ORACLE,
     Device,
     DType,
+    Kernels,
     LogLevel,
     Policy,
     RuntimeOptions,
+    Weights,
 )
 from ...lang.sampling import merge, overrides
 from ..loop import streams
@@ -72,6 +74,8 @@ class Runtime:
         startup_timeout: float = STARTUP_TIMEOUT,
         progress: bool | None = None,
         dtype: DType = "auto",
+        weights: Weights = "auto",
+        kernels: Kernels = "auto",
         device: Device = "auto",
         context_length: int | None = None,
         max_running: int = 64,
@@ -81,6 +85,12 @@ class Runtime:
         policy: Policy = "lpm",
         radix_cache: bool = True,
         in_step_sharing: bool = True,
+        fork_hints: bool = True,
+        fairness: bool = True,
+        deadline_pressure: bool = True,
+        protect_waiting: bool = True,
+        tree_attention: bool = True,
+        screened_head: bool = True,
         max_wait: float = 10.0,
         max_queue: int = 1024,
         request_timeout: float = 600.0,
@@ -99,6 +109,8 @@ class Runtime:
         self.options = RuntimeOptions(
             model=DEFAULT if chosen is None else chosen,
             dtype=dtype,
+            weights=weights,
+            kernels=kernels,
             device=device,
             context_length=context_length,
             max_running=max_running,
@@ -108,6 +120,12 @@ class Runtime:
             policy=policy,
             radix_cache=radix_cache,
             in_step_sharing=in_step_sharing,
+            fork_hints=fork_hints,
+            fairness=fairness,
+            deadline_pressure=deadline_pressure,
+            protect_waiting=protect_waiting,
+            tree_attention=tree_attention,
+            screened_head=screened_head,
             max_wait=max_wait,
             max_queue=max_queue,
             request_timeout=request_timeout,
@@ -140,7 +158,7 @@ class Runtime:
         return Capabilities(
             name=f"runtime {welcome.model if welcome else self.options.model}",
             score=True,
-            hint=True,
+            hint=self.options.fork_hints,
             token_ids=True,
             logprobs=True,
             max_context=welcome.context_length if welcome else None,
@@ -170,8 +188,12 @@ class Runtime:
         """
         await self._connect()
 
-    async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
+    def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         """Chunks when `request.stream`, then one Final. Closing the generator early aborts the request."""
+        exchange = self._connected()
+        return self._generate_when_ready(request) if exchange is None else exchange.generate(request)
+
+    async def _generate_when_ready(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         exchange = await self._connect()
         async with aclosing(exchange.generate(request)) as events:
             async for event in events:
@@ -260,8 +282,15 @@ class Runtime:
     def _process(self) -> GatewayProcess | None:
         return self._processes[0] if self._processes else None
 
+    def _connected(self) -> Exchange | None:
+        """This loop's exchange, if there is nothing to wait for."""
+        link = self._links.get(asyncio.get_running_loop())
+        return link.exchange if link is not None and not link.broken else None
+
     async def _connect(self) -> Exchange:
         """This loop's socket, ready. A gateway that died is replaced."""
+        if (connected := self._connected()) is not None:
+            return connected
         loop = asyncio.get_running_loop()
         link = self._links.get(loop)
         if link is None or link.broken:

@@ -128,7 +128,7 @@ class Decoder:
         self, config: DecoderConfig, tensors: Tensors, *, dtype: torch.dtype, device: torch.device, pack: bool
     ) -> None:
         weights = Checkpoint(tensors, dtype=dtype, device=device)
-        weights.require(_landmarks(config))
+        weights.require(landmarks(config))
         self.config = config
         self.device = device
         self._dtype = dtype
@@ -166,7 +166,7 @@ class Decoder:
         return out
 
 
-def _landmarks(config: DecoderConfig) -> list[str]:
+def landmarks(config: DecoderConfig) -> list[str]:
     """Names that tell early whether the checkpoint is of this family at all, and complete."""
     names = ["model.embed_tokens.weight", "model.norm.weight"]
     if not config.tied:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from umbel.lang.errors import ParameterError
-from umbel.srt import model_runner
+from umbel.srt import logits_buffer, model_runner
 from umbel.srt.batch import Runner
 from umbel.srt.kv_pool import KVGeometry, KVPool, slots_for_bytes
 from umbel.srt.model_runner import ModelRunner, build_runner, resolve_dtype
 from umbel.srt.models import decoder, layers
 from umbel.srt.models.layers import can_pack
+from umbel.srt.native_runner import NativeRunner
 
 from .reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
 
@@ -26,21 +27,21 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def runner() -> ModelRunner:
-    return build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32")
+@pytest.fixture(params=["torch", "native"])
+def runner(request: pytest.FixtureRequest) -> ModelRunner | NativeRunner:
+    return build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", kernels=request.param)
 
 
 def sequences() -> Sequences:
     return Sequences([random_tokens(30, 1), random_tokens(17, 2)], NUM_SLOTS)
 
 
-def test_the_runner_has_the_shape_that_the_scheduler_expects(runner: ModelRunner) -> None:
+def test_the_runner_has_the_shape_that_the_scheduler_expects(runner: ModelRunner | NativeRunner) -> None:
     seam: Runner = runner
     assert (seam.vocab_size, seam.context_length, seam.num_slots) == (97, 256, NUM_SLOTS)
 
 
-def test_only_the_rows_asked_for_get_logits(runner: ModelRunner) -> None:
+def test_only_the_rows_asked_for_get_logits(runner: ModelRunner | NativeRunner) -> None:
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     every = runner.forward(batch).values.clone()
     some = runner.forward(dataclasses.replace(batch, logit_rows=np.array([3, 29, 46]))).values
@@ -50,21 +51,23 @@ def test_only_the_rows_asked_for_get_logits(runner: ModelRunner) -> None:
     assert runner.forward(dataclasses.replace(batch, logit_rows=np.array([], dtype=np.int64))).values.shape == (0, 97)
 
 
-def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: ModelRunner) -> None:
+def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: ModelRunner | NativeRunner) -> None:
     first = runner.forward(sequences().batch([Piece(0, 0, 5)])).values
     first += 1.0
     second = runner.forward(sequences().batch([Piece(0, 5, 3)])).values
     assert first.data_ptr() == second.data_ptr()
 
 
-def test_a_buffer_of_unusual_size_is_given_back(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "KEPT_LOGITS_BYTES", 20 * 97 * 4)
+def test_a_buffer_of_unusual_size_is_given_back(
+    runner: ModelRunner | NativeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logits_buffer, "KEPT_BYTES", 20 * 97 * 4)
     assert runner.forward(sequences().batch([Piece(0, 0, 30)])).values.shape == (30, 97)
     after = runner.forward(sequences().batch([Piece(0, 29, 1)])).values
     assert after.untyped_storage().nbytes() <= 20 * 97 * 4
 
 
-def test_clear_forgets_every_key(runner: ModelRunner) -> None:
+def test_clear_forgets_every_key(runner: ModelRunner | NativeRunner) -> None:
     runner.forward(sequences().batch([Piece(0, 0, 30)]))
     assert all(keys.any() for keys in runner.pool.keys)
     runner.clear()
@@ -75,7 +78,9 @@ def test_packed_weights_give_the_same_logits() -> None:
     assert can_pack(torch.float32)
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     packed, plain = (
-        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", pack=pack).forward(batch).values
+        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", kernels="torch", pack=pack)
+        .forward(batch)
+        .values
         for pack in (True, False)
     )
     assert relative_error(packed, plain) < 1e-5
@@ -85,7 +90,9 @@ def test_packed_weights_give_the_same_logits() -> None:
 def test_packed_bfloat16_weights_give_the_same_logits() -> None:
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     packed, plain = (
-        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="bfloat16", pack=pack).forward(batch).values
+        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="bfloat16", kernels="torch", pack=pack)
+        .forward(batch)
+        .values
         for pack in (True, False)
     )
     assert relative_error(packed, plain) < 0.02
@@ -93,18 +100,17 @@ def test_packed_bfloat16_weights_give_the_same_logits() -> None:
 
 def test_packing_that_this_machine_does_not_offer_is_refused() -> None:
     with pytest.raises(ParameterError, match="cannot pack"):
-        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float16", pack=True)
+        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float16", kernels="torch", pack=True)
 
 
-def test_mlp_and_vocabulary_products_in_blocks_give_the_same_logits(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlp_and_vocabulary_products_in_blocks_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", kernels="torch")
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     whole = runner.forward(batch).values.clone()
     monkeypatch.setattr(decoder, "MLP_ROWS", 7)
     monkeypatch.setattr(layers, "HEAD_ROWS", 5)
     monkeypatch.setattr(layers, "HEAD_BLOCK", 13)
-    in_blocks = build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", pack=True)
+    in_blocks = build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", kernels="torch", pack=True)
     assert relative_error(runner.forward(batch).values, whole) < 1e-5
     assert relative_error(in_blocks.forward(batch).values, whole) < 1e-5
 
@@ -116,7 +122,9 @@ def test_a_file_in_another_dtype_is_the_same_model(pack: bool) -> None:
     converted = {name: tensor.float() for name, tensor in stored.items()}
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     left, right = (
-        build_runner(CONFIG, tensors, num_slots=NUM_SLOTS, dtype="float32", pack=pack).forward(batch).values
+        build_runner(CONFIG, tensors, num_slots=NUM_SLOTS, dtype="float32", kernels="torch", pack=pack)
+        .forward(batch)
+        .values
         for tensors in (stored, converted)
     )
     assert torch.equal(left, right)

@@ -1,0 +1,41 @@
+// A whole decoder step in one call: token ids in, normed hidden states of the rows asked for out. The families of
+// srt/models/decoder_config.py differ by what is a null pointer here. Arithmetic is float32; what is rounded is what
+// is stored: weights, and keys and values when the pool is bfloat16.
+#pragma once
+
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+
+namespace umbel {
+
+struct DecoderShape {
+    long hidden, intermediate, heads, kv_heads, head_dim, layers, ropes;
+    float epsilon, attention_scale, embedding_scale;
+    int activation;
+    const void* embedding;  // [vocabulary, hidden]
+    int embedding_is_bf16;
+    const float* final_norm;  // [hidden]
+};
+
+struct DecoderLayer {
+    const Matrix *qkv, *output, *gate_up, *down;
+    const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;      // or nullptr
+    const float *before_attention, *after_attention, *before_mlp, *after_mlp;  // after_*: or nullptr
+    const float *query_norm, *key_norm;                                  // or nullptr
+    long rope, plan;  // which angles, which attention plan of a step
+};
+
+struct DecoderStep {
+    long rows, outputs;
+    const int64_t* token_ids;    // [rows]
+    const int64_t* positions;    // [rows]
+    const int64_t* write_slots;  // [rows]
+    const int64_t* output_rows;  // [outputs] ascending
+    const AttentionPlan* const* plans;  // by DecoderLayer::plan
+    const LayerPool* pools;             // by layer
+    const float* const* angles;         // by DecoderLayer::rope: [positions, head_dim]
+    float* hidden;                      // [outputs, hidden]
+};
+
+}  // namespace umbel

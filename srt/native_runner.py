@@ -1,0 +1,142 @@
+"""Runs steps on the native CPU kernels: a `batch.Runner` like `model_runner.ModelRunner`, without torch in the step.
+
+The decoder is one native call; then the head answers each row with what was asked of it.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..lang.errors import EngineError
+from .batch import Batch, Logits, Pick, Picks
+from .kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
+from .kernels.cpu.linear import Format
+from .kv_pool import KVGeometry, KVPool
+from .logits_buffer import LogitsBuffer
+from .models.config_values import Config
+from .models.decoder_config import FAMILIES, read_config
+from .models.model import Tensors
+from .models.native_decoder import NativeDecoder, NativeRows, PoolTable
+
+
+class NativeRunner:
+    """A model on the native kernels, its KV pool and its attention.
+
+    Args:
+        model: what to run.
+        num_slots: size of the KV pool, the dummy slot included.
+        tree_attention: attend once to what sequences of a step share.
+        library: the kernels that `model` runs on.
+    """
+
+    def __init__(self, model: NativeDecoder, *, num_slots: int, tree_attention: bool, library: ctypes.CDLL) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.context_length = model.context_length
+        self.num_slots = num_slots
+        self.pool = KVPool(model.kv_geometry, num_slots, "cpu")
+        self._table = PoolTable(self.pool)
+        self._attention = CpuBackend(model.attention_geometry, library=library, tree_attention=tree_attention)
+        self._hidden = torch.empty((0, model.config.hidden_size))
+        self._logits = LogitsBuffer(model.vocab_size, "cpu")
+
+    def forward(self, batch: Batch) -> Logits:
+        """One step. Logits lie in a buffer that the next step overwrites."""
+        count = len(batch.logit_rows)
+        if count > len(self._hidden):
+            self._hidden = torch.empty((2 * count, self.model.config.hidden_size))
+        hidden = self._hidden[:count]
+        rows = NativeRows(batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
+        plans = [self._attention.plan(batch, window) for window in self.model.windows]
+        self.model.forward(rows, plans, self._table, hidden)
+        return self._answer(hidden, batch.picks)
+
+    def clear(self) -> None:
+        self.pool.clear()
+        self._table = PoolTable(self.pool)
+
+    def _answer(self, hidden: torch.Tensor, picks: Picks | None) -> Logits:
+        """All logits for the rows that want them, tokens for the others. hidden: [L, hidden]"""
+        count, softcap = len(hidden), self.model.config.logit_softcap
+        if picks is None or softcap:  # capped logits may tie where these do not
+            values = self.model.head.all(hidden, self._logits.take(count))
+            return Logits.complete(torch.tanh(values.div_(softcap), out=values).mul_(softcap) if softcap else values)
+        whole = np.flatnonzero(picks.kinds == Pick.ALL)
+        chosen = np.flatnonzero(picks.kinds != Pick.ALL)
+        places, tokens = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+        places[whole] = np.arange(len(whole))
+        if len(chosen):
+            tokens[chosen] = self._choose(hidden, picks, chosen)
+        values = self._logits.take(len(whole))
+        if len(whole):
+            self.model.head.all(_rows(hidden, whole), values)
+        return Logits(values, places, tokens)
+
+    def _choose(self, hidden: torch.Tensor, picks: Picks, rows: NDArray[np.intp]) -> NDArray[np.int32]:
+        if len(rows) < len(hidden):
+            picks = picks.take(rows)
+        tokens = self.model.head.choose(_rows(hidden, rows), picks).tokens
+        if (tokens < 0).any():
+            raise EngineError("the model's logits are not numbers: no token can be chosen")
+        return tokens
+
+
+def _rows(hidden: torch.Tensor, rows: NDArray[np.intp]) -> torch.Tensor:
+    return hidden if len(rows) == len(hidden) else hidden[torch.from_numpy(rows)]
+
+
+def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the native kernels cannot run this model here, as a clause; None when they can."""
+    if device.type != "cpu":
+        return f"they run on the CPU, not on {device}"
+    if config.get("model_type") not in FAMILIES:
+        return f"{config.get('model_type')!r} runs in transformers"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"the KV pool would be {dtype}; write float32 or bfloat16"
+    head_dim = read_config(config).head_dim
+    if head_dim % HEAD_DIM_UNIT:
+        return f"head_dim={head_dim} is no multiple of {HEAD_DIM_UNIT}"
+    return None
+
+
+def build_native_runner(
+    config: Config,
+    tensors: Tensors,
+    *,
+    library: ctypes.CDLL,
+    num_slots: Callable[[KVGeometry], int],
+    dtype: torch.dtype,
+    weights: str,
+    tree_attention: bool,
+    screened_head: bool,
+) -> NativeRunner:
+    """Packs the weights and makes the pool.
+
+    Args:
+        num_slots: of the pool, given what one token costs.
+        dtype: of the KV pool.
+        weights: "auto", "float32", "bf16" or "int8"; "auto" is bf16 for a checkpoint that stores 16 bits.
+
+    Raises:
+        ModelError: configuration or tensors that cannot be used.
+        EngineError: there is no memory for the weights.
+    """
+    model = NativeDecoder(
+        read_config(config),
+        tensors,
+        weights=weight_format(weights, tensors),
+        kv_dtype=dtype,
+        screened=screened_head,
+        library=library,
+    )
+    return NativeRunner(model, num_slots=num_slots(model.kv_geometry), tree_attention=tree_attention, library=library)
+
+
+def weight_format(name: str, tensors: Tensors) -> Format:
+    if name != "auto":
+        return {"float32": Format.F32, "bf16": Format.BF16, "int8": Format.INT8}[name]
+    first = tensors.get("model.layers.0.mlp.down_proj.weight")
+    return Format.BF16 if first is not None and first.dtype is torch.bfloat16 else Format.F32
