@@ -1,22 +1,25 @@
 """Attention on the CPU in C++: the pool is read where it lies, at page size 1, once for all rows of an item.
 
-The torch twin is `attention/torch_backend.py`; both take the same plans.
+The torch twin is `attention/torch_backend.py`, that of the planner `attention/plan.py`: the same plans, array by array.
 """
 
 import ctypes
 from dataclasses import dataclass, replace
+from itertools import chain
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionCounters, AttentionGeometry
-from ...attention.plan import AttentionPlan, Cut, make_plan
+from ...attention.plan import AttentionPlan, Cut
 from ...batch import Batch
 from ...kv_pool import KVPool
 from .library import load_library
 
 BLOCK_VECTORS = 128  # query vectors of one item: with a block of keys and values they fit into the L2 cache
-_HEAD_DIM_UNIT = 16
+HEAD_DIM_UNIT = 16
 
 
 _PLAN_SIZES = ("rows", "items", "partials", "keys")
@@ -46,22 +49,102 @@ class LayerArguments(ctypes.Structure):
     _fields_ = [("keys", ctypes.c_void_p), ("values", ctypes.c_void_p), ("is_bf16", ctypes.c_int)]
 
 
-@dataclass(frozen=True, slots=True)
+class _PlanRequest(ctypes.Structure):
+    """`umbel::PlanRequest`: a batch and how to cut it; 0 is none in window and split."""
+
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("sequences", "keys")),
+        *((name, ctypes.c_void_p) for name in ("query_lengths", "prefix_lengths", "path_ptr", "path", "kv_idx")),
+        *((name, ctypes.c_long) for name in ("window", "block_rows", "split", "workers")),
+    ]
+
+
+class _PlanResult(ctypes.Structure):
+    """`umbel::PlanResult`."""
+
+    _fields_ = [("plan", PlanArguments), ("keys_read", ctypes.c_long), ("keys_saved", ctypes.c_long)]
+
+
 class CpuPlan:
-    """A plan with the pointers to its arrays."""
+    """A plan in the memory of the kernels, freed with this object. `arguments` points to its arrays."""
 
-    host: AttentionPlan
-    arguments: PlanArguments
+    __slots__ = ("_kept", "_library", "_result", "arguments")
+
+    def __init__(self, library: ctypes.CDLL, request: _PlanRequest, kept: object) -> None:
+        self._library = library
+        self._kept = kept  # owns what the request points to
+        self._result = library.umbel_plan_attention(request)
+        if not self._result:
+            raise MemoryError("no memory for an attention plan")
+        self.arguments: PlanArguments = self._result.contents.plan
+
+    def __del__(self) -> None:
+        if self._result:
+            self._library.umbel_free_attention_plan(self._result)
+
+    @property
+    def keys_read(self) -> int:
+        return int(self._result.contents.keys_read)
+
+    @property
+    def keys_saved(self) -> int:
+        return int(self._result.contents.keys_saved)
+
+    def copy(self) -> AttentionPlan:
+        """The arrays as numpy, to be looked at."""
+        at = self.arguments
+        return AttentionPlan(
+            row_lo=_integers(at.row_lo, at.rows),
+            row_hi=_integers(at.row_hi, at.rows),
+            item_q=_integers(at.item_q, at.items + 1),
+            q_rows=_integers(at.q_rows, at.partials),
+            item_kv=_integers(at.item_kv, 2 * at.items).reshape(-1, 2),
+            item_pos=_integers(at.item_pos, at.items),
+            item_full=np.array((ctypes.c_uint8 * at.items).from_address(at.item_full)),
+            kv_idx=_integers(at.kv_idx, at.keys),
+            merge_ptr=_integers(at.merge_ptr, at.rows + 1),
+            merge_slot=_integers(at.merge_slot, at.partials),
+            keys_saved=self.keys_saved,
+        )
 
 
-def plan_arguments(plan: AttentionPlan) -> PlanArguments:
-    """Pointers to the arrays of `plan`, which must outlive them."""
-    arguments = PlanArguments(rows=len(plan.row_lo), items=plan.items, partials=len(plan.q_rows), keys=len(plan.kv_idx))
-    for name in _PLAN_ARRAYS:
-        array = getattr(plan, name)
-        assert array.flags.c_contiguous, "kernels read plain arrays"
-        setattr(arguments, name, array.ctypes.data)
-    return arguments
+def _integers(address: int, length: int) -> NDArray[np.int32]:
+    return np.array((ctypes.c_int32 * length).from_address(address))
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchArrays:
+    """A batch as the planner reads it: the same for every window class."""
+
+    batch: Batch
+    kv_idx: NDArray[np.int32]
+    path_ptr: NDArray[np.int64] | None  # None: nothing is shared
+    path: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, batch: Batch, *, tree: bool) -> "_BatchArrays":
+        kv_idx = np.concatenate(batch.slots)
+        if not (tree and len(batch.paths) > 1):
+            return cls(batch, kv_idx, None, None)
+        path_ptr = np.zeros(len(batch.paths) + 1, dtype=np.int64)
+        np.cumsum([len(path) for path in batch.paths], out=path_ptr[1:])
+        numbers = chain.from_iterable(chain.from_iterable(batch.paths))
+        return cls(batch, kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
+
+    def request(self, cut: Cut, window: int | None) -> _PlanRequest:
+        return _PlanRequest(
+            len(self.batch.query_lengths),
+            len(self.kv_idx),
+            self.batch.query_lengths.ctypes.data,
+            self.batch.prefix_lengths.ctypes.data,
+            None if self.path_ptr is None else self.path_ptr.ctypes.data,
+            None if self.path is None else self.path.ctypes.data,
+            self.kv_idx.ctypes.data,
+            window or 0,
+            cut.block_rows,
+            cut.split or 0,
+            cut.workers,
+        )
 
 
 def layer_arguments(pool: KVPool, layer: int) -> LayerArguments:
@@ -94,9 +177,9 @@ class CpuBackend:
         split: int | None = None,
         tree_attention: bool = True,
     ) -> None:
-        if geometry.head_dim % _HEAD_DIM_UNIT:
+        if geometry.head_dim % HEAD_DIM_UNIT:
             raise ParameterError(
-                f"head_dim={geometry.head_dim}: the CPU kernels take multiples of {_HEAD_DIM_UNIT}; use TorchBackend"
+                f"head_dim={geometry.head_dim}: the CPU kernels take multiples of {HEAD_DIM_UNIT}; use TorchBackend"
             )
         self.geometry = geometry
         self._library = library or load_library()
@@ -105,11 +188,15 @@ class CpuBackend:
             max(1, BLOCK_VECTORS // geometry.group) if block_rows is None else block_rows, split, tree=tree_attention
         )
         self.counters = AttentionCounters()
+        self._latest: _BatchArrays | None = None  # of the batch that was planned last
 
     def plan(self, batch: Batch, window: int | None) -> CpuPlan:
-        plan = make_plan(batch, window, replace(self.cut, workers=self._library.umbel_threads()))
+        if self._latest is None or self._latest.batch is not batch:
+            self._latest = _BatchArrays.of(batch, tree=self.cut.tree)
+        cut = replace(self.cut, workers=self._library.umbel_threads())
+        plan = CpuPlan(self._library, self._latest.request(cut, window), self._latest)
         self.counters.add(plan.keys_read, plan.keys_saved)
-        return CpuPlan(plan, plan_arguments(plan))
+        return plan
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
         keys, values = _rows(keys), _rows(values)
@@ -156,9 +243,13 @@ class CpuBackend:
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """The C functions of attention.cpp."""
+    """The C functions of attention.cpp and attention_plan.cpp."""
     shape, layer = ctypes.POINTER(ShapeArguments), ctypes.POINTER(LayerArguments)
     first, stride = ctypes.c_void_p, ctypes.c_long  # where the first row is, elements from one row to the next
+    library.umbel_plan_attention.argtypes = [ctypes.POINTER(_PlanRequest)]
+    library.umbel_plan_attention.restype = ctypes.POINTER(_PlanResult)
+    library.umbel_free_attention_plan.argtypes = [ctypes.POINTER(_PlanResult)]
+    library.umbel_free_attention_plan.restype = None
     library.umbel_attend.argtypes = [ctypes.POINTER(PlanArguments), shape, layer, first, stride, first, stride]
     library.umbel_attend.restype = None
     library.umbel_store.argtypes = [shape, layer, first, stride, first, stride, ctypes.c_void_p, ctypes.c_long]

@@ -1,14 +1,17 @@
 """Attention in C++ against the torch backend, on every instruction set that this machine executes."""
 
 import ctypes
+import dataclasses
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
+from umbel.srt.attention.plan import Cut, make_plan
 from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.cpu.attention import CpuBackend
@@ -82,6 +85,43 @@ def test_attention_is_that_of_torch_whatever_the_number_of_threads(
     one_thread = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap)
     library.umbel_set_threads(2)
     assert torch.equal(one_thread, two_threads)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    made=batches,
+    window=st.one_of(st.none(), st.integers(1, 100)),
+    block_rows=st.integers(1, 9),
+    split=st.one_of(st.none(), st.integers(1, 50)),
+    tree=st.booleans(),
+    workers=st.sampled_from([1, 2]),
+)
+def test_plans_are_those_of_numpy(
+    library: ctypes.CDLL,
+    made: tuple[Batch, int],
+    window: int | None,
+    block_rows: int,
+    split: int | None,
+    tree: bool,
+    workers: int,
+) -> None:
+    batch, _ = made
+    library.umbel_set_threads(workers)
+    backend = CpuBackend(GEOMETRIES[0], library=library, block_rows=block_rows, split=split, tree_attention=tree)
+    plan = backend.plan(batch, window)
+    ours, twin = plan.copy(), make_plan(batch, window, Cut(block_rows, split, tree=tree, workers=workers))
+    for field in dataclasses.fields(twin):
+        np.testing.assert_array_equal(getattr(ours, field.name), getattr(twin, field.name), err_msg=field.name)
+    assert plan.keys_read == twin.keys_read
+
+
+def test_a_plan_outlives_its_batch(library: ctypes.CDLL) -> None:
+    backend = CpuBackend(GEOMETRIES[0], library=library)
+    plan = backend.plan(make_batch([Sequence(prefix=30, query=2)], seed=0)[0], None)
+    expected = plan.copy().kv_idx.tolist()
+    for seed in range(20):
+        backend.plan(make_batch([Sequence(prefix=30, query=2)], seed=seed)[0], None)
+    assert plan.copy().kv_idx.tolist() == expected
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 9, 33, 70])

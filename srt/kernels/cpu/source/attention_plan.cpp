@@ -1,0 +1,259 @@
+// The planner of attention: the same cuts as srt/attention/plan.py and sharing.py, array by array, in microseconds.
+// A step of decoding takes few milliseconds and needs a plan for every window class.
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "attention.h"
+
+namespace umbel {
+namespace {
+
+constexpr long MERGE_KEYS = 16;  // these four are those of the Python twin, which says what they mean
+constexpr long ITEMS_PER_WORKER = 4;
+constexpr long SHORTEST_RUN = 128;
+constexpr long LOAD_COST = 4;
+
+struct Step {  // of a radix path
+    int64_t node, first, length;
+
+    bool operator==(const Step& other) const {
+        return node == other.node && first == other.first && length == other.length;
+    }
+    bool operator<(const Step& other) const {
+        if (node != other.node) return node < other.node;
+        return first != other.first ? first < other.first : length < other.length;
+    }
+    int64_t end() const { return first + length; }
+};
+
+// A batch and how to cut it. B sequences; 0 stands for "none" in window and split.
+struct PlanRequest {
+    long sequences, keys;
+    const int32_t* query_lengths;   // [B]
+    const int32_t* prefix_lengths;  // [B]
+    const int64_t* path_ptr;        // [B+1] ranges in path; nullptr: keys are not shared
+    const Step* path;
+    const int32_t* kv_idx;  // [T] the slots of all sequences, one after the other
+    long window, block_rows, split, workers;
+};
+
+struct PlanResult {
+    AttentionPlan plan;
+    long keys_read, keys_saved;
+};
+
+struct Tile {
+    int32_t first, rows;  // in the list of rows
+    int32_t lo, hi;       // positions
+    int32_t offset;       // position → index in kv_idx
+};
+
+struct Item {
+    int32_t tile, position, end;
+};
+
+long pieces(long length, long size) { return (length + size - 1) / size; }
+
+class Planner : public PlanResult {
+  public:
+    explicit Planner(const PlanRequest& request) : PlanResult{}, request_(request) {
+        list_rows();
+        if (request.path_ptr) share();
+        own_tiles();
+        tiles_.insert(tiles_.end(), shared_tiles_.begin(), shared_tiles_.end());
+        cut_tiles();
+        assemble();
+        plan = {(long)row_lo_.size(), (long)item_pos_.size(), (long)q_rows_.size(), request.keys, row_lo_.data(),
+                row_hi_.data(), item_q_.data(), q_rows_.data(), item_kv_.data(), item_pos_.data(), item_full_.data(),
+                request.kv_idx, merge_ptr_.data(), merge_slot_.data()};
+    }
+
+  private:
+    void list_rows() {
+        long start = 0;
+        for (long i = 0; i < request_.sequences; i++) {
+            first_row_.push_back(row_lo_.size());
+            kv_start_.push_back(start);
+            long total = request_.prefix_lengths[i] + request_.query_lengths[i];
+            start += total;
+            for (long position = request_.prefix_lengths[i]; position < total; position++) {
+                row_lo_.push_back(request_.window ? std::max(position - (request_.window - 1), 0L) : 0);
+                row_hi_.push_back(position + 1);
+            }
+        }
+        rows_.resize(row_lo_.size());
+        std::iota(rows_.begin(), rows_.end(), 0);
+        alone_from_.assign(request_.sequences, 0);
+    }
+
+    // ------------------------------------------------------------------------------------------------ sharing
+
+    struct Group {
+        std::vector<int32_t> sequences;
+        long depth, covered;
+    };
+
+    long steps_of(long i) const { return request_.path_ptr[i + 1] - request_.path_ptr[i]; }
+    const Step& step(long i, long depth) const { return request_.path[request_.path_ptr[i] + depth]; }
+    long visible(long i) const { return row_lo_[first_row_[i]]; }
+
+    void share() {
+        std::vector<int32_t> all(request_.sequences);
+        std::iota(all.begin(), all.end(), 0);
+        std::vector<Group> todo{{all, 0, 0}};
+        while (!todo.empty()) {
+            Group group = std::move(todo.back());
+            todo.pop_back();
+            for (std::vector<int32_t>& sequences : by_step(group)) {
+                long below = common_depth(sequences, group.depth);
+                long end = step(sequences[0], below - 1).end();
+                long covered = group.covered;
+                if (take_run(sequences, covered, end)) {
+                    covered = end;
+                    for (int32_t i : sequences) alone_from_[i] = end;
+                }
+                todo.push_back({std::move(sequences), below, covered});
+            }
+        }
+    }
+
+    std::vector<std::vector<int32_t>> by_step(const Group& group) const {
+        std::vector<int32_t> going;
+        for (int32_t i : group.sequences)
+            if (group.depth < steps_of(i)) going.push_back(i);
+        std::stable_sort(going.begin(), going.end(),
+                         [&](int32_t a, int32_t b) { return step(a, group.depth) < step(b, group.depth); });
+        std::vector<std::vector<int32_t>> found;
+        for (size_t at = 0, end; at < going.size(); at = end) {
+            for (end = at + 1; end < going.size(); end++)
+                if (!(step(going[end], group.depth) == step(going[at], group.depth))) break;
+            if (end - at > 1) found.emplace_back(going.begin() + at, going.begin() + end);
+        }
+        std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a[0] < b[0]; });
+        return found;
+    }
+
+    long common_depth(const std::vector<int32_t>& sequences, long depth) const {
+        for (long below = depth + 1;; below++)
+            for (int32_t i : sequences)
+                if (below >= steps_of(i) || !(step(i, below) == step(sequences[0], below))) return below;
+    }
+
+    // Positions [covered, end) as tiles of all sequences that see some of them, if that pays.
+    bool take_run(const std::vector<int32_t>& sequences, long covered, long end) {
+        long rows = 0, apart = 0, first = end;
+        for (int32_t i : sequences) {
+            if (visible(i) >= end) continue;
+            long from = std::max(covered, visible(i));
+            rows += request_.query_lengths[i];
+            apart += pieces(request_.query_lengths[i], request_.block_rows) * (end - from);
+            first = std::min(first, from);
+        }
+        long saved = apart - pieces(rows, request_.block_rows) * (end - first);
+        if (saved <= 0 || saved < MERGE_KEYS * rows) return false;
+        keys_saved += saved;
+        long start = rows_.size(), offset = -1;
+        for (int32_t i : sequences) {
+            if (visible(i) >= end) continue;
+            if (offset < 0) offset = kv_start_[i];
+            for (long r = 0; r < request_.query_lengths[i]; r++) rows_.push_back(first_row_[i] + r);
+        }
+        for (long stop = rows_.size(); start < stop; start += request_.block_rows) {
+            long count = std::min(request_.block_rows, stop - start);
+            long lo = end, hi = first;
+            for (long r = start; r < start + count; r++) {
+                lo = std::min<long>(lo, row_lo_[rows_[r]]);
+                hi = std::max<long>(hi, row_hi_[rows_[r]]);
+            }
+            lo = std::max(lo, first);
+            hi = std::min(hi, end);
+            if (lo < hi)
+                shared_tiles_.push_back({(int32_t)start, (int32_t)count, (int32_t)lo, (int32_t)hi, (int32_t)offset});
+        }
+        return true;
+    }
+
+    // ------------------------------------------------------------------------------------------------ tiles
+
+    void own_tiles() {
+        for (long i = 0; i < request_.sequences; i++)
+            for (long r = 0; r < request_.query_lengths[i]; r += request_.block_rows) {
+                int32_t first = first_row_[i] + r;
+                int32_t count = std::min<long>(request_.block_rows, request_.query_lengths[i] - r);
+                int32_t lo = std::max(row_lo_[first], alone_from_[i]), hi = row_hi_[first + count - 1];
+                if (lo < hi) tiles_.push_back({first, count, lo, hi, kv_start_[i]});
+            }
+    }
+
+    void cut_tiles() {
+        int64_t work = 0;
+        for (const Tile& tile : tiles_) work += (int64_t)(tile.hi - tile.lo) * (LOAD_COST + tile.rows);
+        int64_t share = work / (request_.workers * ITEMS_PER_WORKER);
+        for (size_t t = 0; t < tiles_.size(); t++) {
+            const Tile& tile = tiles_[t];
+            long span = tile.hi - tile.lo, longest = span;
+            if (request_.workers > 1) longest = std::max<long>(share / (LOAD_COST + tile.rows), SHORTEST_RUN);
+            if (request_.split) longest = std::min(longest, request_.split);
+            long run = pieces(span, pieces(span, longest));
+            for (long position = tile.lo; position < tile.hi; position += run)
+                items_.push_back({(int32_t)t, (int32_t)position, (int32_t)std::min<long>(position + run, tile.hi)});
+        }
+        auto cost = [&](const Item& item) { return (item.end - item.position) * (LOAD_COST + tiles_[item.tile].rows); };
+        std::stable_sort(items_.begin(), items_.end(),
+                         [&](const Item& a, const Item& b) { return cost(a) < cost(b); });
+    }
+
+    void assemble() {
+        merge_ptr_.assign(row_lo_.size() + 1, 0);
+        item_q_.push_back(0);
+        for (const Item& item : items_) {
+            const Tile& tile = tiles_[item.tile];
+            bool full = true;
+            for (long r = tile.first; r < tile.first + tile.rows; r++) {
+                int32_t row = rows_[r];
+                if (row_lo_[row] >= item.end || row_hi_[row] <= item.position) continue;
+                full = full && row_lo_[row] <= item.position && row_hi_[row] >= item.end;
+                q_rows_.push_back(row);
+                merge_ptr_[row + 1]++;
+            }
+            if ((size_t)item_q_.back() == q_rows_.size()) continue;  // rows of several sequences may leave gaps
+            item_q_.push_back(q_rows_.size());
+            item_kv_.push_back(item.position + tile.offset);
+            item_kv_.push_back(item.end + tile.offset);
+            item_pos_.push_back(item.position);
+            item_full_.push_back(full);
+            keys_read += item.end - item.position;
+        }
+        std::partial_sum(merge_ptr_.begin(), merge_ptr_.end(), merge_ptr_.begin());
+        std::vector<int32_t> next(merge_ptr_.begin(), merge_ptr_.end() - 1);
+        merge_slot_.resize(q_rows_.size());
+        for (size_t slot = 0; slot < q_rows_.size(); slot++) merge_slot_[next[q_rows_[slot]]++] = slot;
+    }
+
+    const PlanRequest& request_;  // read while planning only
+    std::vector<int32_t> first_row_, kv_start_, alone_from_, rows_;
+    std::vector<Tile> tiles_, shared_tiles_;
+    std::vector<Item> items_;
+    std::vector<int32_t> row_lo_, row_hi_, item_q_, q_rows_, item_kv_, item_pos_, merge_ptr_, merge_slot_;
+    std::vector<uint8_t> item_full_;
+};
+
+}  // namespace
+}  // namespace umbel
+
+extern "C" {
+
+// A plan that reads kv_idx of the request; everything else it owns. nullptr when there is no memory.
+umbel::PlanResult* umbel_plan_attention(const umbel::PlanRequest* request) {
+    try {
+        return new umbel::Planner(*request);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+void umbel_free_attention_plan(umbel::PlanResult* plan) { delete static_cast<umbel::Planner*>(plan); }
+
+}  // extern "C"
