@@ -106,9 +106,13 @@ class Micro:
         return [prompt_of(length, number, self._encoder) for number in range(first, first + count)]
 
     def _decode(self, system: System, batch: int) -> float:
-        """New tokens per second of the whole call, the prompts' computation included."""
-        programs = [_program(prompt, NEW) for prompt in self._prompts(batch, PROMPT)]
-        return batch * NEW / _seconds(lambda: _succeed(system.many(programs, batch)))
+        """New tokens per second without the prompts' computation: the time of one token each is taken off."""
+        one, all_of_them = (self._batch_seconds(system, batch, tokens) for tokens in (1, NEW))
+        return batch * (NEW - 1) / (all_of_them - one)
+
+    def _batch_seconds(self, system: System, batch: int, tokens: int) -> float:
+        programs = [_program(prompt, tokens) for prompt in self._prompts(batch, PROMPT)]
+        return _seconds(lambda: _succeed(system.many(programs, batch)))
 
     def _prefill(self, system: System, length: int) -> float:
         (prompt,) = self._prompts(1, length)
