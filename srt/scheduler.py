@@ -41,7 +41,7 @@ from .picks import picks_of
 from .planner import Planner
 from .request import Generation, Phase, Prefilling, Request, Scoring
 from .roster import Roster
-from .sampler import Sampler
+from .sampler import Chooser, Sampler
 from .scheduler_config import PolicyName, SchedulerConfig
 from .step_plan import PlannedRows, StepPlan
 from .stopping import Stop, accept
@@ -59,6 +59,7 @@ class Scheduler:
         clock: deadlines, ageing and the seconds in `counters`.
         faults: visited at engine.plan and engine.commit (once for each request), memory.allocate (once for each
             allocation), engine.forward and engine.sample (once for each step).
+        chooser: chooses tokens from logits; None takes torch.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Scheduler:
         config: SchedulerConfig,
         clock: Clock,
         faults: FaultHook = no_faults,
+        chooser: Chooser | None = None,
     ) -> None:
         self.config = config
         self._runner = runner
@@ -85,7 +87,7 @@ class Scheduler:
         )
         self._roster = Roster(self.space, self._counters)
         self._planner = Planner(config, self.space, self._roster, self._counters, clock, faults, self._finish_cached)
-        self._sampler = Sampler(runner.vocab_size)
+        self._sampler = Sampler(runner.vocab_size, chooser)
         self._aborts: list[int] = []
         self._controls: list[EngineControl] = []
         self._verified = True  # nobody has run since pool and tree were verified

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..lang.errors import EngineError
-from .draw import LARGEST_NOISE, Draws, gumbel, token_hash
+from .draw import Draws, gumbel
 
 _BLOCK = 128  # tokens whose maximum is taken first; divides the vocabularies of Llama, Qwen and Gemma
 _NUCLEUS = 64  # tokens among which a nucleus is looked for first
@@ -80,26 +80,16 @@ class TorchSampling:
         best, winners = _best(logits)
         inverse, keys = draws.inverse_temperatures[some], draws.keys[some]
         top = best.double().cpu().numpy()
-        first = top * inverse + gumbel(keys, winners.cpu().numpy())  # the best token's own score
-        needed = (first - np.abs(first) * 2.0**-50 - LARGEST_NOISE) / inverse  # logits below it cannot win
-        floors = torch.maximum(
-            self._floors(logits, best, draws, some),
-            torch.from_numpy(np.nextafter(needed.astype(np.float32), np.float32(-np.inf))).to(logits.device),
-        )
-        owners, ids = (logits >= floors[:, None]).nonzero(as_tuple=True)
-        scaled = logits[owners, ids].double().cpu().numpy()
-        rows, tokens = owners.cpu().numpy(), ids.cpu().numpy()
-        least = draws.min_p[some][rows]
+        own = gumbel(keys, winners.cpu().numpy())  # the best token's noise: nobody wins with less than its score
+        possible = logits >= self._floors(logits, best, draws, some)[:, None]
+        for row in range(len(some)):  # row by row it stays in the caches
+            possible[row] &= _may_win(logits[row], best[row], float(inverse[row]), int(keys[row]), float(own[row]))
+        places, ids = (index.cpu().numpy() for index in possible.nonzero(as_tuple=True))
+        values = logits[possible].double().cpu().numpy()
         with np.errstate(divide="ignore"):
-            kept = (scaled - top[rows]) * inverse[rows] >= np.log(least)
-        scaled *= inverse[rows]
-        # Noise of at least x has a hash of about exp(−x) · 2³² at most: one exponential tells who needs its noise.
-        hashes = token_hash(keys[rows], tokens)
-        with np.errstate(over="ignore"):
-            limits = np.exp((scaled - first[rows]).astype(np.float32)) * np.float32(2.0**32 * 1.0001) + 1024
-        at = np.flatnonzero(kept & (hashes <= limits))
-        scores = scaled[at] + gumbel(keys[rows[at]], tokens[at])
-        return _first_largest(rows[at], tokens[at], scores, len(some))
+            kept = (values - top[places]) * inverse[places] >= np.log(draws.min_p[some][places])
+        scores = np.where(kept, values * inverse[places] + gumbel(keys[places], ids), -np.inf)
+        return _first_largest(places, ids, scores, len(some))
 
     def _floors(self, logits: torch.Tensor, best: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> torch.Tensor:
         """The smallest logit of each row that top_k and top_p leave in the race: [n]."""
@@ -163,6 +153,33 @@ def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     _require_numbers(values)
     inside = blocks[torch.arange(rows, device=logits.device), block].max(dim=-1).indices
     return values, block * _BLOCK + inside
+
+
+def _may_win(logits: torch.Tensor, best: torch.Tensor, inverse: float, key: int, noise: float) -> torch.Tensor:
+    """Which tokens may have a score as large as the best token's, whose noise is known. logits: [vocab].
+
+    Noise of at least x has a hash of at most exp(−x) · 2³². Here hashes lose their last 8 bits, and an exponential in
+    float32 may be a little too large, never too small.
+    """
+    needed = logits.sub(best).mul_(inverse).sub_(noise)  # less the noise that is needed
+    hashes = _leading_hash_bits(key, torch.arange(len(logits), dtype=torch.int32, device=logits.device))
+    return hashes <= needed.exp_().mul_(2.0**24 * 1.0001).add_(1)
+
+
+def _leading_hash_bits(key: int, tokens: torch.Tensor) -> torch.Tensor:
+    """`draw.token_hash` without its last 8 bits, in signed 32-bit arithmetic. tokens: int32, overwritten."""
+    low, high = np.array([key], dtype=np.uint64).view(np.int32).tolist()  # little-endian, as all of torch's machines
+    h = tokens.bitwise_xor_(low)
+    h = _mixed(h, 17).mul_(0xED5AD4BB - 2**32)
+    h = _mixed(h, 11).add_(high)
+    h = h.mul_(0xAC4C1B51 - 2**32)
+    h = _mixed(h, 15).mul_(0x31848BAB)
+    return _mixed(h, 14).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
+
+
+def _mixed(h: torch.Tensor, shift: int) -> torch.Tensor:
+    """h ^ (h >> shift), unsigned."""
+    return h.bitwise_xor_((h >> shift).bitwise_and_((1 << (32 - shift)) - 1))
 
 
 def _kth_largest(logits: torch.Tensor, counts: NDArray[np.integer]) -> torch.Tensor:

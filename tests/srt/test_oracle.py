@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from umbel.srt.batch import Batch
+from umbel.srt.batch import Batch, Pick, Picks
+from umbel.srt.draw import Draws, draw_key
 from umbel.srt.oracle import OracleError, OracleModel, OracleRunner, histories
+from umbel.srt.sampler import Sampler
 
 
 def batch(tokens: list[int], slots: list[int], *, prefix: int = 0, known: int = 0) -> Batch:
@@ -128,3 +130,47 @@ def test_logits_are_the_same_on_every_machine() -> None:
     logits = OracleModel(vocab_size=16).reference([1, 2, 3])
     assert int(logits.argmax()) == 14
     assert float(logits.sum()) == pytest.approx(61.84386, abs=1e-3)
+
+
+def picks(kind: Pick, *, top_k: int = 0, min_p: float = 0.0) -> Picks:
+    return Picks(
+        kinds=np.array([kind], dtype=np.uint8),
+        inverse_temperatures=np.array([1.0]),
+        keys=np.array([draw_key(3, 4)], dtype=np.uint64),
+        top_k=np.array([top_k], dtype=np.int32),
+        min_p=np.array([min_p]),
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        picks(Pick.BEST),
+        *(picks(Pick.SAMPLE), picks(Pick.SAMPLE, top_k=3), picks(Pick.SAMPLE, min_p=0.2)),
+        picks(Pick.SAMPLE, top_k=100, min_p=0.01),
+    ],
+)
+def test_a_token_that_the_runner_picks_is_the_one_that_the_sampler_chooses(asked: Picks) -> None:
+    answers = []
+    for picks_tokens in (True, False):
+        oracle = OracleRunner(vocab_size=16, context_length=32, num_slots=20, picks_tokens=picks_tokens)
+        answers.append(oracle.forward(replace(batch([1, 2, 3], [4, 5, 6]), picks=asked)))
+    picked, complete = answers
+    assert (len(picked.values), picked.places.tolist()) == (0, [-1])
+    assert (len(complete.values), complete.places.tolist(), complete.tokens.tolist()) == (1, [0], [-1])
+    wish = Draws(
+        rows=np.array([0]),
+        inverse_temperatures=np.array([float(asked.kinds[0] == Pick.SAMPLE)]),
+        keys=asked.keys,
+        top_k=asked.top_k,
+        top_p=np.array([1.0]),
+        min_p=asked.min_p,
+    )
+    assert picked.tokens.tolist() == Sampler(16).choose(complete.values, wish).tolist()
+
+
+def test_a_row_that_is_asked_for_whole_keeps_its_logits() -> None:
+    oracle = OracleRunner(vocab_size=16, context_length=32, num_slots=20, picks_tokens=True)
+    answer = oracle.forward(replace(batch([1, 2, 3], [4, 5, 6]), picks=picks(Pick.ALL)))
+    assert (answer.places.tolist(), answer.tokens.tolist()) == ([0], [-1])
+    assert torch.equal(answer.values[0], torch.from_numpy(oracle.model.reference([1, 2, 3])))
