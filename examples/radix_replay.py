@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.batch import Batch
+from umbel.srt.batch import Batch, Logits
 from umbel.srt.clock import SystemClock
 from umbel.srt.engine_protocol import EngineGenerate
 from umbel.srt.scheduler import Scheduler, SchedulerConfig
@@ -43,7 +43,7 @@ class Reciter:
 
     __init__ = clear
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> Logits:
         self.pool |= {slot: WORDS[word] for slot, word in zip(batch.write_slots, batch.token_ids, strict=True)}
         logits = torch.full((len(batch.logit_rows), self.vocab_size), -30.0)
         for row, slots in zip(logits, batch.slots, strict=True):
@@ -52,7 +52,7 @@ class Reciter:
             said = text.rpartition(question)[2].split()
             answers = [[*answer.split(), END] for answer in ANSWERS[question]]
             row[[WORDS.index(words[len(said)]) for words in answers if words[: len(said)] == said]] = 1.0
-        return logits
+        return Logits.complete(logits)
 
 
 def replay() -> Iterator[tuple[str, list[tuple[int, str]]]]:

@@ -140,7 +140,8 @@ class Planner:
             self._roster.fail(request, error)
             return
         request.kv_length += 1
-        self._add(request, request.kv_length, request.computed)
+        self._arranger.service.add(request, 1)
+        self.current.add_next(request)
 
     def _plan_rows(self, request: Request) -> None:
         """Puts as many of the request's next rows into the step as fit."""

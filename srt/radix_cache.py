@@ -27,9 +27,24 @@ _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 class RadixNode:
     """One edge of the tree with the point it leads to. Changed only by RadixCache."""
 
-    __slots__ = ("children", "id", "last_use", "locks", "parent", "priority", "queued", "salt", "slots", "tokens")
+    __slots__ = (
+        "children",
+        "id",
+        "last_use",
+        "locks",
+        "parent",
+        "priority",
+        "queued",
+        "salt",
+        "slots",
+        "tokens",
+        "tree",
+    )
 
-    def __init__(self, node_id: int, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots) -> None:
+    def __init__(
+        self, tree: RadixCache, node_id: int, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots
+    ) -> None:
+        self.tree = tree
         self.id = node_id
         self.salt = salt
         self.parent = parent  # None: a root, or no longer in the tree
@@ -63,7 +78,7 @@ class Match:
 
     @property
     def path(self) -> tuple[tuple[int, int, int], ...]:
-        """Root first: (node id, position of its first token, number of tokens)."""
+        """Root first: (node id, position of its first token, number of tokens). It stays until `tree.splits` grows."""
         steps = []
         end = self.length
         for node in ascend(self.node):
@@ -95,8 +110,11 @@ def ascend(node: RadixNode) -> Iterator[RadixNode]:
 def common_length(left: Tokens, right: Tokens) -> int:
     """How many first tokens two sequences share."""
     length = min(len(left), len(right))
+    if not length:
+        return 0
     different = left[:length] != right[:length]
-    return int(different.argmax()) if different.any() else length
+    first = int(different.argmax())  # 0 where nothing differs
+    return first if different[first] else length
 
 
 class RadixCache:
@@ -111,6 +129,7 @@ class RadixCache:
         self._next_id = 0
         self._time = 0  # counts uses; the order is all that matters
         self.evicted_tokens = 0  # cumulative
+        self.splits = 0  # cumulative; each changes the paths through the node that was split
         self.queue_operations = 0  # cumulative pushes and pops of the eviction queue
         self.forget()
 
@@ -261,7 +280,7 @@ class RadixCache:
 
     def _node(self, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots) -> RadixNode:
         self._next_id += 1
-        return RadixNode(self._next_id, salt, parent, tokens, slots)
+        return RadixNode(self, self._next_id, salt, parent, tokens, slots)
 
     def _root(self, salt: str) -> RadixNode:
         root = self._roots.get(salt)
@@ -277,6 +296,7 @@ class RadixCache:
     def _split(self, node: RadixNode, length: int) -> RadixNode:
         """parent ── node   becomes   parent ── upper ── node: `node` keeps its end, so matches that end there hold."""
         assert node.parent is not None
+        self.splits += 1
         upper = self._node(node.salt, node.parent, node.tokens[:length], node.slots[:length])
         upper.locks, upper.last_use, upper.priority = node.locks, node.last_use, node.priority
         upper.children[int(node.tokens[length])] = node

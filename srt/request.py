@@ -23,6 +23,8 @@ from ..lang.sampling import SamplingParams
 from .engine_protocol import IdLogprob, Schedule
 from .radix_cache import Match
 
+Path = tuple[tuple[int, int, int], ...]  # root first: (node id, position of its first token, number of tokens)
+
 
 class Phase(Enum):
     WAITING = "waiting"  # holds nothing
@@ -87,6 +89,8 @@ class Request:
     """
 
     __slots__ = (
+        "_path",
+        "_path_of",
         "_slots",
         "_tokens",
         "admitted",
@@ -128,6 +132,8 @@ class Request:
         self._slots = np.zeros(0, dtype=np.int32)  # as long as _tokens while running
         self.prompt_length = self.length = len(token_ids)
         self.match: Match | None = None
+        self._path: Path = ()
+        self._path_of: tuple[Match, int] | None = None  # and the tree's splits when _path was taken
         self.kv_length = 0
         self.slot_end = 0
         self.computed = 0
@@ -170,6 +176,17 @@ class Request:
             grown[:start] = self._slots[:start]
             self._slots = grown
         self._slots[start:end] = slots
+
+    @property
+    def path(self) -> Path:
+        """Of its match; kept, since most steps change neither the match nor the tree above it."""
+        match = self.match
+        if match is None:
+            return ()
+        splits = match.node.tree.splits
+        if self._path_of is None or self._path_of[0] is not match or self._path_of[1] != splits:
+            self._path, self._path_of = match.path, (match, splits)
+        return self._path
 
     @property
     def tree_length(self) -> int:

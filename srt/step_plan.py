@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import DUMMY_SLOT, Batch, Picks
-from .request import Request
+from .request import Path, Request
 
 
 class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to make, once per row of a decode step
@@ -65,6 +65,13 @@ class StepPlan:
         if self.rows_left is not None:
             self.rows_left = max(0, self.rows_left - (end - start))
 
+    def add_next(self, request: Request) -> None:
+        """As `add`, for the one row of a decoding request whose key is new."""
+        row = request.computed
+        self.planned.append(PlannedRows(request, row, row + 1, row, row, row + 1, self.logit_rows))
+        self.logit_rows += 1
+        self.logits_left -= 1
+
     def build(self, picks: Picks | None = None) -> Batch:
         """Paths are taken now, when no node of the tree is split any more before the step runs."""
         rows = self.planned
@@ -100,8 +107,8 @@ def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.
     return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
 
-def _path(request: Request, end: int) -> tuple[tuple[int, int, int], ...]:
+def _path(request: Request, end: int) -> Path:
     """The part of the request's radix path that lies before `end`: rows of later chunks are not computed yet."""
-    if request.match is None:
-        return ()
-    return tuple((node, first, min(length, end - first)) for node, first, length in request.match.path if first < end)
+    if request.tree_length <= end:
+        return request.path
+    return tuple((node, first, min(length, end - first)) for node, first, length in request.path if first < end)
