@@ -63,8 +63,8 @@ UMBEL_INLINE void store(bf16* p, vf v) {
 }
 
 UMBEL_INLINE vf select(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
-UMBEL_INLINE vf max(vf a, vf b) { return select(a > b, a, b); }
-UMBEL_INLINE vf min(vf a, vf b) { return select(a < b, a, b); }
+UMBEL_INLINE vf max(vf a, vf b) { return a > b ? a : b; }  // written so, each is one instruction
+UMBEL_INLINE vf min(vf a, vf b) { return a < b ? a : b; }
 
 UMBEL_INLINE float sum(vf v) {
     float total = 0;
