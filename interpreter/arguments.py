@@ -104,6 +104,11 @@ class Arguments:
         Raises:
             ParameterError: a missing, unknown or repeated argument; the message shows the signature.
         """
+        if not self.bound:
+            try:
+                return self._signature.bind(*positional, **keywords)
+            except TypeError as error:
+                raise ParameterError(f"{self}: {error}") from None
         given = {name: value for name, value in self.bound.items() if name not in keywords}
         visible = [p for p in self._parameters if p.name not in given]
         try:

@@ -12,7 +12,7 @@ from ..lang import ops
 from ..lang.errors import BackendError, CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint, ScoreRequest
-from . import choices, media, meta, reasoning
+from . import choices, media, meta, reasoning, starts
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
@@ -203,12 +203,15 @@ class Executor:
 
     async def _start_backend(self) -> Capabilities:
         """Shielded: a run that gives up does not tear down the start that other runs wait for."""
+        backend = self._run.backend
         if not self._ready:
-            start = asyncio.ensure_future(self._run.backend.start())
-            start.add_done_callback(_retrieve)
-            await asyncio.shield(start)
+            if not starts.has_started(backend):
+                start = asyncio.ensure_future(backend.start())
+                start.add_done_callback(_retrieve)
+                await asyncio.shield(start)
+                starts.note(backend)
             self._ready = True
-        return self._run.backend.capabilities
+        return backend.capabilities
 
 
 class _Delivery:

@@ -11,13 +11,15 @@ import concurrent.futures
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from ..lang.errors import ProgramError
 
 T = TypeVar("T")
+_Call = tuple[Context, Callable[..., object], tuple[object, ...]]
 
 _SHUTDOWN_SECONDS = 2.0
 
@@ -30,6 +32,8 @@ class LoopThread:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._calls: deque[_Call] = deque()
+        self._woken = False  # the loop has been told that there are calls
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -42,8 +46,27 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run a plain function on the loop, soon."""
-        self.loop.call_soon_threadsafe(function, *arguments)
+        """Run a plain function on the loop, soon and in order. Waking the loop costs more than most calls, so it is
+        told once for all that come before it is awake."""
+        loop = self.loop
+        calls = self._calls
+        calls.append((copy_context(), function, arguments))
+        if not self._woken:  # whoever appends before the loop clears this is served by that waking
+            self._woken = True
+            try:
+                loop.call_soon_threadsafe(self._run_calls, loop, calls)
+            except RuntimeError:  # the loop was closed meanwhile
+                self._woken = False
+                raise
+
+    def _run_calls(self, loop: asyncio.AbstractEventLoop, calls: "deque[_Call]") -> None:
+        self._woken = False
+        for _ in range(len(calls)):
+            context, function, arguments = calls.popleft()
+            try:
+                context.run(function, *arguments)
+            except Exception as error:  # as the loop treats those of its own callbacks: the others go on
+                loop.call_exception_handler({"message": "a call on the loop failed", "exception": error})
 
     def spawn(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> "concurrent.futures.Future[T]":
         """Start a coroutine on the loop, in `context` when given. Cancelling the future cancels it."""
@@ -91,6 +114,7 @@ class LoopThread:
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
+            self._calls, self._woken = deque(), False
         if loop is None or thread is None or self.current:
             return
         with contextlib.suppress(RuntimeError):  # the loop may be closed already
@@ -101,6 +125,7 @@ class LoopThread:
         """In a forked child the thread does not exist: start anew on next use."""
         self._lock = threading.Lock()
         self._loop = self._thread = None
+        self._calls, self._woken = deque(), False
 
     def _start(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -108,6 +108,7 @@ class StepQueue:
 
     def _drained(self, task: "asyncio.Task[None]") -> None:
         """A task that was cancelled before it began has failed none of its steps yet."""
+        self._run.untrack(task)
         if task.cancelled():
             error = self.error or self._run.reason or CancelledError("the interpreter is shutting down")
             self._fail(error)

@@ -150,7 +150,9 @@ class Run:
     def track(self, task: "asyncio.Task[None]") -> None:
         """On the streams' loop: `task` serves a stream of this run."""
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+    def untrack(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
 
     def begin_work(self) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ..lang.errors import DeadlineError, ParameterError
 
@@ -68,19 +69,26 @@ def wait_until(ready: Callable[[], bool], signals: tuple[Signal, ...], limit: fl
         DeadlineError: `limit` passed first; the message says `what` was waited for.
     """
     while not ready():
-        event = threading.Event()
+        gate = threading.Lock()  # an Event is four of them
+        gate.acquire()
+        wake = partial(_open, gate)
         for signal in signals:
-            signal.add(event.set)
+            signal.add(wake)
         try:
             if ready():
                 return
             remaining = None if limit is None else limit - time.monotonic()
             if remaining is not None and remaining <= 0:
                 raise DeadlineError(f"{what} was not known in time; give more with timeout=")
-            event.wait(remaining)
+            gate.acquire(timeout=-1 if remaining is None else min(remaining, threading.TIMEOUT_MAX))
         finally:
             for signal in signals:
-                signal.discard(event.set)
+                signal.discard(wake)
+
+
+def _open(gate: threading.Lock) -> None:
+    with contextlib.suppress(RuntimeError):  # another signal has opened it
+        gate.release()
 
 
 async def wait_until_async(

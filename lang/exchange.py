@@ -7,6 +7,7 @@ it lives on one event loop.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
@@ -32,7 +33,36 @@ GRACE = 5.0  # seconds
 LONGEST = 600.0  # seconds for a request without a deadline of its own; the gateway's limit is the same
 
 T = TypeVar("T")
-_Box = asyncio.Queue[FromBackend | UmbelError]
+
+
+class _Box:
+    """The mailbox of one request: any number of messages, one reader. Cheaper than a queue and a timeout per message,
+    of which a stream would need one for every token."""
+
+    __slots__ = ("_messages", "_reader", "alarm")
+
+    def __init__(self) -> None:
+        self._messages: deque[FromBackend | UmbelError] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self.alarm: asyncio.TimerHandle | None = None
+
+    def put(self, message: FromBackend | UmbelError) -> None:
+        self._messages.append(message)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> FromBackend:
+        """The next message; raises it if it is an error."""
+        while not self._messages:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        message = self._messages.popleft()
+        if isinstance(message, UmbelError):
+            raise message
+        return message
 
 
 class Exchange:
@@ -64,26 +94,25 @@ class Exchange:
         """An event of the other side. Events of requests nobody waits for any more are late, not wrong."""
         box = self._boxes.get(message.id)
         if box is not None:
-            box.put_nowait(message)
+            box.put(message)
 
     def fail(self, make_error: Callable[[], UmbelError]) -> None:
         """The other side is gone: every request in flight and every later one ends with this error."""
         self._broken = make_error
         for box in self._boxes.values():
-            box.put_nowait(make_error())
+            box.put(make_error())
 
     # ------------------------------------------------------------------ what callers ask for
 
     async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         """Chunks, then one Final; closing the iterator early aborts the request."""
         async with self._slots:
-            box = self._open(request.id)
-            deadline = self._deadline(request.origin)
+            box = self._open(request.id, request.origin)
             ended = False
             try:
                 self._send(request)
                 while not ended:
-                    message = await self._receive(request.id, box, deadline)
+                    message = await box.get()
                     ended = not isinstance(message, Chunk)
                     yield _generated(message)
             finally:
@@ -107,43 +136,33 @@ class Exchange:
 
     async def _ask(self, request: ScoreRequest | Control, origin: Origin) -> FromBackend:
         async with self._slots:
-            box = self._open(request.id)
+            box = self._open(request.id, origin)
             ended = False
             try:
                 self._send(request)
-                message = await self._receive(request.id, box, self._deadline(origin))
+                message = await box.get()
                 ended = True
                 return message
             finally:
                 self._close(request.id, ended)
 
-    def _open(self, id: str) -> _Box:
+    def _open(self, id: str, origin: Origin) -> _Box:
         if self._broken is not None:
             raise self._broken()
         if id in self._boxes:
             raise ParameterError(f"request id {id!r} is in use; give every request its own id")
-        box: _Box = asyncio.Queue()
-        self._boxes[id] = box
+        box = self._boxes[id] = _Box()
+        seconds = self._longest if origin.timeout is None else min(origin.timeout, self._longest)
+        late = DeadlineError(f"request {id!r}: no answer by its deadline")
+        box.alarm = asyncio.get_running_loop().call_later(seconds + GRACE, box.put, late)
         return box
 
     def _close(self, id: str, ended: bool) -> None:
-        del self._boxes[id]
+        box = self._boxes.pop(id)
+        if box.alarm is not None:
+            box.alarm.cancel()
         if not ended and self._broken is None:
             self._send(Abort(id))
-
-    def _deadline(self, origin: Origin) -> float:
-        seconds = self._longest if origin.timeout is None else min(origin.timeout, self._longest)
-        return asyncio.get_running_loop().time() + seconds + GRACE
-
-    async def _receive(self, id: str, box: _Box, deadline: float) -> FromBackend:
-        try:
-            async with asyncio.timeout_at(deadline):
-                message = await box.get()
-        except TimeoutError:
-            raise DeadlineError(f"request {id!r}: no answer by its deadline") from None
-        if isinstance(message, UmbelError):
-            raise message
-        return message
 
 
 def _expect(message: FromBackend, kind: type[T]) -> T:

@@ -6,7 +6,7 @@ other side is alive, how far its start has come, and that it leaves.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -196,6 +196,19 @@ class Outbound(Generic[T]):
 
     def write(self, messages: Sequence[T | msgspec.Raw]) -> tuple[bytes, bytes]:
         """Messages → the frames of one socket message."""
-        frames = encode_sequence(self._next), self._codec.encode(messages)
+        return self._numbered(self._codec.encode(messages))
+
+    def write_all(self, messages: Sequence[T | msgspec.Raw]) -> Iterator[tuple[bytes, bytes]]:
+        """Messages → one socket message, or as many as it takes to keep each frame below the limit of its reader."""
+        payload = self._codec.encode(messages)
+        if len(payload) <= self._codec.max_bytes or len(messages) == 1:
+            yield self._numbered(payload)
+            return
+        middle = len(messages) // 2
+        yield from self.write_all(messages[:middle])
+        yield from self.write_all(messages[middle:])
+
+    def _numbered(self, payload: bytes) -> tuple[bytes, bytes]:
+        frames = encode_sequence(self._next), payload
         self._next += 1
         return frames

@@ -48,6 +48,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         protect_waiting: prefixes that the next requests are about to read are evicted last.
         tree_attention: attend once to what sequences of a step share.
         screened_head: find the most likely token without computing every logit in full.
+        incremental_tokenization: keep the tokens of earlier texts, and encode only what is new.
         max_wait: seconds after which a waiting request goes before cache-aware order.
         max_queue: requests the gateway holds; more are refused with OverloadedError.
         request_timeout: seconds after which a request without an earlier deadline ends.
@@ -77,6 +78,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     protect_waiting: bool = True
     tree_attention: bool = True
     screened_head: bool = True
+    incremental_tokenization: bool = True
     max_wait: float = 10.0
     max_queue: int = 1024
     request_timeout: float = 600.0

@@ -107,7 +107,8 @@ class Clients:
         for peer in talking.values():
             messages, peer.outbox = peer.outbox, []
             try:
-                self._socket.send_multipart((peer.identity, *peer.outbound.write(messages)), flags=zmq.NOBLOCK)
+                for frames in peer.outbound.write_all(messages):
+                    self._socket.send_multipart((peer.identity, *frames), flags=zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 if error.errno != errno.EHOSTUNREACH:
                     raise

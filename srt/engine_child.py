@@ -98,8 +98,9 @@ class EngineChild:
 
     def flush(self) -> None:
         if self._outbox:
-            frames, self._outbox = self._outbound.write(self._outbox), []
-            self._events.send_multipart(frames, flags=zmq.NOBLOCK)  # no high-water mark: it never waits
+            messages, self._outbox = self._outbox, []
+            for frames in self._outbound.write_all(messages):
+                self._events.send_multipart(frames, flags=zmq.NOBLOCK)  # no high-water mark: it never waits
             self._inlets[0].look()
 
     def look(self) -> None:

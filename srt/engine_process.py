@@ -62,7 +62,8 @@ class EngineLink:
         self._outbound: Outbound[EngineFrame] = Outbound(from_engine_codec())
 
     def send(self, *messages: EngineFrame) -> None:
-        self._socket.send_multipart(self._outbound.write(list(messages)), flags=zmq.NOBLOCK)
+        for frames in self._outbound.write_all(messages):
+            self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
 
     def receive(self, timeout: int) -> list[ToEngine]:
         """What has come; waits up to `timeout` milliseconds for the first of it."""

@@ -41,6 +41,7 @@ from .config import Limits, SupervisionLimits, fault_hook
 from .engine_child import EngineChild
 from .engine_protocol import Heartbeat, ToEngine
 from .gateway import Gateway
+from .prompt_encoder import CACHE_BYTES
 from .startup import Startup
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 from .wire import (
@@ -161,6 +162,7 @@ class GatewayServer:
             limits=self._limits,
             faults=fault_hook(),
             seed=self._options.seed,
+            token_cache_bytes=CACHE_BYTES if self._options.incremental_tokenization else 0,
         )
         self._arrivals = Arrivals(self._core, after=self._flush)
         if self._startup.engine is not None:

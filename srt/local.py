@@ -32,6 +32,7 @@ from .config import Limits
 from .engine_protocol import ToEngine
 from .faults import FaultHook, no_faults
 from .gateway import Gateway
+from .prompt_encoder import CACHE_BYTES
 
 _PEER = b"local"
 
@@ -160,6 +161,7 @@ class LocalBackend:
             limits=Limits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout),
             faults=self._faults,
             seed=self.options.seed,
+            token_cache_bytes=CACHE_BYTES if self.options.incremental_tokenization else 0,
         )
         self._gateway.engine_ready(self._engine.runner.context_length)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextvars import ContextVar
 
 import pytest
 from umbel.interpreter.loop import LoopThread
@@ -111,3 +112,57 @@ def test_errors_come_back_as_they_are() -> None:
         thread.run(fail())
     assert caught.value is error
     thread.close()
+
+
+def test_calls_of_many_threads_all_run_and_those_of_one_thread_in_order() -> None:
+    loop = LoopThread("toy")
+    ran: list[tuple[int, int]] = []
+    done = threading.Event()
+
+    def note(who: int, number: int) -> None:
+        ran.append((who, number))
+        if len(ran) == 4 * 500:
+            done.set()
+
+    def say(who: int) -> None:
+        for number in range(500):
+            loop.call(note, who, number)
+
+    threads = [threading.Thread(target=say, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    assert done.wait(10)
+    for who in range(4):
+        assert [number for caller, number in ran if caller == who] == list(range(500))
+    loop.close()
+
+
+def test_a_call_that_fails_leaves_the_others_alone_and_is_reported() -> None:
+    loop = LoopThread("toy")
+    reported: list[BaseException] = []
+    done = threading.Event()
+    loop.loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+
+    def fail() -> None:
+        raise ValueError("a call that fails")
+
+    loop.call(fail)
+    loop.call(done.set)
+    assert done.wait(10)
+    assert [str(error) for error in reported] == ["a call that fails"]
+    loop.close()
+
+
+def test_a_call_sees_the_context_of_its_caller() -> None:
+    loop = LoopThread("toy")
+    who: ContextVar[str] = ContextVar("who", default="nobody")
+    seen: list[str] = []
+    done = threading.Event()
+    for name in ("first", "second"):
+        token = who.set(name)
+        loop.call(lambda: seen.append(who.get()))
+        who.reset(token)
+    loop.call(done.set)
+    assert done.wait(10)
+    assert seen == ["first", "second"]
+    loop.close()

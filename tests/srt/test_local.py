@@ -259,3 +259,32 @@ def test_callers_that_come_together_open_one_model(monkeypatch: pytest.MonkeyPat
 
     assert len(asyncio.run(many())) == 8
     assert len(opened) == 1
+
+
+def test_what_was_tokenized_before_gives_the_same_answers_for_less_work() -> None:
+    head = "The umbel sings of many cities, and of the sea. " * 40
+
+    def told(*, incremental: bool) -> tuple[list[str], dict[str, Any]]:  # Any: facts
+        backend = LocalBackend(incremental_tokenization=incremental)
+        texts: list[str] = []
+        facts: dict[str, Any] = {}
+
+        async def scenario() -> None:
+            prompt: tuple[Text | Generated, ...] = (Text(head),)
+            for number in range(6):
+                final = await final_of(backend, GenRequest(f"g{number}", prompt, GREEDY))
+                (completion,) = final.completions
+                texts.append(completion.text)
+                prompt = (*prompt, Generated(completion.text, completion.token_ids), Text(f"\nTurn {number}: go on."))
+            scored = await backend.score(ScoreRequest("s", prompt, (" yes", " no", " the end")))
+            texts.append(str([choice.logprobs for choice in scored.choices]))
+            facts.update((await backend.control("info")).result)
+
+        run(backend, scenario)
+        return texts, facts
+
+    again, saved = told(incremental=True)
+    anew, whole = told(incremental=False)
+    assert again == anew
+    assert whole["gateway_reused_characters"] == 0
+    assert saved["gateway_tokenized_characters"] < whole["gateway_tokenized_characters"] / 4

@@ -217,3 +217,16 @@ def test_sampling_parameters_are_checked_again_when_they_are_decoded() -> None:
     data = msgspec.msgpack.encode({"top_p": float("nan")})
     with pytest.raises(msgspec.ValidationError, match="top_p"):
         msgspec.msgpack.decode(data, type=SamplingParams)
+
+
+@given(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=30))
+def test_messages_that_are_too_much_for_one_frame_travel_in_several(sizes: list[int]) -> None:
+    codec: Codec[ToGateway] = Codec(ToGateway, max_bytes=120)
+    messages: list[ToGateway] = [Abort("x" * size) for size in sizes]
+    inbound: Inbound[ToGateway] = Inbound(codec, Counter())
+    received: list[ToGateway] = []
+    for frames in Outbound(codec).write_all(messages):
+        assert len(frames[1]) <= 120
+        received += inbound.read(frames)
+    assert received == messages
+    assert inbound.counters == Counter(lost=0)

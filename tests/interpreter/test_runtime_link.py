@@ -1,0 +1,177 @@
+"""A program's end of the socket, with the test as the gateway."""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+import zmq
+from umbel.interpreter.backends import runtime_link
+from umbel.interpreter.backends.runtime_link import Link
+from umbel.interpreter.backends.runtime_process import GatewayProcess
+from umbel.lang.errors import ConnectionLostError, ParameterError, RequestError
+from umbel.lang.link import Codec, FromGateway, Hello, Inbound, Outbound, Ping, ToGateway, Welcome
+from umbel.lang.prompt import Text
+from umbel.lang.protocol import Done, Failure, Final, GenRequest, Usage
+
+
+class FakeProcess:
+    """A gateway process as far as a link looks at it. It never tells of its end: the link has to look."""
+
+    address = "inproc://gateway"
+    owner = -1  # somebody else's child
+    process_id = os.getpid()
+
+    def __init__(self) -> None:
+        self.ended: str | None = None
+
+    def exit_reason(self) -> str | None:
+        return self.ended
+
+
+class Gateway:
+    """The other end: reads frames when asked to, and says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.process = FakeProcess()
+        self._socket = runtime_link._context().socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(self.process.address)
+        self._inbound: Inbound[ToGateway] = Inbound(Codec(ToGateway), Counter())
+        self._outbound: Outbound[FromGateway] = Outbound(Codec(FromGateway))
+
+    def frames(self) -> list[list[ToGateway]]:
+        """What has come, without signs of life."""
+        frames = []
+        while self._socket.poll(0):
+            messages = self._inbound.read(self._socket.recv_multipart())
+            if not all(isinstance(message, Ping) for message in messages):
+                frames.append(messages)
+        return frames
+
+    async def next_frames(self) -> list[list[ToGateway]]:
+        while not (frames := self.frames()):
+            await asyncio.sleep(0)
+        return frames
+
+    def say(self, *messages: FromGateway) -> None:
+        self._socket.send_multipart(self._outbound.write(messages))
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+def play(monkeypatch: pytest.MonkeyPatch, story: Callable[[Link, Gateway], Awaitable[None]]) -> None:
+    context = zmq.Context[zmq.Socket[bytes]]()
+
+    class Pair:
+        """A DEALER would need a ROUTER, which names its peers: a PAIR is enough here."""
+
+        def socket(self, _: int) -> "zmq.Socket[bytes]":
+            return context.socket(zmq.PAIR)
+
+    monkeypatch.setattr(runtime_link, "_context", Pair)
+
+    async def told() -> None:
+        gateway = Gateway()
+        link = Link(cast(GatewayProcess, gateway.process), lambda _: None)
+        try:
+            async with asyncio.timeout(10):
+                assert await gateway.next_frames() == [[Hello()]]
+                gateway.say(Welcome("toy", 100, 300, 100, 8, 60.0, None, {}))
+                await link.ready()
+                await story(link, gateway)
+        finally:
+            await link.close()
+            gateway.close()
+
+    asyncio.run(told())
+    context.term()
+
+
+async def ask(link: Link, label: str, text: str = "hello") -> Final:
+    exchange = await link.ready()
+    async for event in exchange.generate(GenRequest(label, (Text(text),))):
+        if isinstance(event, Final):
+            return event
+    raise AssertionError("no ending")
+
+
+def test_what_is_asked_in_one_turn_of_the_loop_travels_as_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(link: Link, gateway: Gateway) -> None:
+        calls = [asyncio.create_task(ask(link, str(number))) for number in range(5)]
+        (frame,) = await gateway.next_frames()
+        assert [message.id for message in frame if isinstance(message, GenRequest)] == list("01234")
+        gateway.say(*(Final(str(number), (), Usage()) for number in range(5)))
+        assert [final.id for final in await asyncio.gather(*calls)] == list("01234")
+
+    play(monkeypatch, story)
+
+
+def test_a_request_that_cannot_travel_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(link: Link, gateway: Gateway) -> None:
+        link._codec.max_bytes = 1000
+        calls = [
+            asyncio.create_task(ask(link, "large", "x" * 1000)),
+            asyncio.create_task(ask(link, "half", "\ud800")),
+            asyncio.create_task(ask(link, "good")),
+        ]
+        (frame,) = await gateway.next_frames()
+        gateway.say(Final("good", (), Usage()))
+        large, half, good = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(large, RequestError)
+        assert isinstance(half, ParameterError)
+        assert isinstance(good, Final)
+        assert [message.id for message in frame if isinstance(message, GenRequest)] == ["good"]
+
+    play(monkeypatch, story)
+
+
+def test_frames_stay_below_the_limit_however_much_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(link: Link, gateway: Gateway) -> None:
+        link._codec.max_bytes = 1000
+        calls = [asyncio.create_task(ask(link, str(number), "x" * 300)) for number in range(7)]
+        frames: list[list[ToGateway]] = []
+        while sum(map(len, frames)) < 7:
+            frames += await gateway.next_frames()
+        assert len(frames) > 2
+        assert all(len(link._codec.encode(frame)) <= 1000 for frame in frames)
+        for number in range(7):
+            gateway.say(Failure(str(number), "EngineError", "no"))
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    play(monkeypatch, story)
+
+
+def test_a_gateway_whose_process_has_ended_ends_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(link: Link, gateway: Gateway) -> None:
+        call = asyncio.create_task(ask(link, "a"))
+        await gateway.next_frames()
+        gateway.process.ended = "it was ended by SIGKILL"
+        with pytest.raises(ConnectionLostError, match="SIGKILL"):
+            await call
+
+    monkeypatch.setattr(runtime_link, "PING_PERIOD", 0.01)
+    play(monkeypatch, story)
+
+
+def test_a_gateway_that_answers_no_ping_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(link: Link, gateway: Gateway) -> None:
+        with pytest.raises(ConnectionLostError, match="has not answered"):
+            await ask(link, "a")
+
+    monkeypatch.setattr(runtime_link, "PING_PERIOD", 0.01)
+    monkeypatch.setattr(runtime_link, "SILENT_PINGS", 3)
+    play(monkeypatch, story)
+
+
+def test_an_answer_that_nobody_waits_for_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(link: Link, gateway: Gateway) -> None:
+        call = asyncio.create_task(ask(link, "a"))
+        await gateway.next_frames()
+        gateway.say(Done("nobody"), Final("a", (), Usage()))
+        assert (await call).id == "a"
+
+    play(monkeypatch, story)
