@@ -18,7 +18,7 @@ from ...batch import Batch
 from ...kv_pool import KVPool
 from .library import load_library
 
-BLOCK_VECTORS = 128  # query vectors of one item: with a block of keys and values they fit into the L2 cache
+BLOCK_VECTORS = 96  # query vectors of one item: with a block of keys and values they fit into the L2 cache
 HEAD_DIM_UNIT = 16
 
 

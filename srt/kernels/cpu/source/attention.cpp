@@ -22,7 +22,7 @@ namespace {
 constexpr int BLOCK = 64;                   // keys at a time: one block of keys and values stays in the L2 cache
 constexpr int PANEL = 2 * VL;               // columns of a panel
 constexpr int TILE = VL == 16 ? 12 : 6;     // rows of a product that accumulate in registers, times two vectors
-constexpr int STREAMED = 8;                 // up to so many query vectors of an item are streamed
+constexpr int STREAMED = 16;                // up to so many query vectors of an item are streamed
 constexpr int AHEAD = 8;                    // keys between a row that is streamed and the one that is fetched
 constexpr float NEVER = -__builtin_inff();  // the score of a key that is not seen
 
@@ -272,27 +272,33 @@ void stream_values(const float* weight, long vectors, long head_dim, const Eleme
 
 // ------------------------------------------------------------------------------------------------ packed
 
-// Keys as panels [BLOCK / PANEL][head_dim][PANEL]: column j of panel p is key p · PANEL + j; zeros behind the last key.
+// Keys as panels [BLOCK / PANEL][head_dim][PANEL]: column j of panel p is key p · PANEL + j. Behind the last key it is
+// repeated.
 template <class Element>
-void pack_keys(const Element* keys, long row_stride, const int32_t* slots, long count, long head_dim, float* panels) {
+void pack_keys(const Element* keys, long row_stride, const int32_t* slots, long count, long known, long head_dim,
+               float* panels) {
     for (long first = 0; first < whole(count, PANEL); first += VL) {
         float* to = panels + first / PANEL * PANEL * head_dim + first % PANEL;
-        const Element* key[VL];
-        UMBEL_UNROLL for (int i = 0; i < VL; i++) key[i] = first + i < count ? keys + slots[first + i] * row_stride : nullptr;
-        for (long d = 0; d < head_dim; d += VL) {
-            vf block[VL];
-            UMBEL_UNROLL for (int i = 0; i < VL; i++) block[i] = key[i] ? load(key[i] + d) : vf{};
-            transpose(block);
-            UMBEL_UNROLL for (int i = 0; i < VL; i++) store(to + (d + i) * PANEL, block[i]);
+        Rows<VL, Element> now(keys, row_stride, slots, first, count), next(keys, row_stride, slots, first + VL, known);
+        Fetcher<VL, Element> fetcher(next, head_dim);
+        for (long line = 0; line < head_dim; line += LINE) {
+            fetcher.fetch_lines();
+            for (long d = line; d < line + LINE; d += VL) {
+                vf block[VL];
+                UMBEL_UNROLL for (int i = 0; i < VL; i++) block[i] = load(now.row[i] + d);
+                transpose(block);
+                UMBEL_UNROLL for (int i = 0; i < VL; i++) store(to + (d + i) * PANEL, block[i]);
+            }
         }
     }
 }
 
 // Values as panels [columns / PANEL][BLOCK][PANEL]: zeros behind the last column of head_dim.
 template <class Element>
-void pack_values(const Element* values, long row_stride, const int32_t* slots, long count, long head_dim, long columns,
-                 float* panels) {
+void pack_values(const Element* values, long row_stride, const int32_t* slots, long count, long known, long head_dim,
+                 long columns, float* panels) {
     for (long k = 0; k < count; k++) {
+        if (k + AHEAD < known) prefetch_row(values + slots[k + AHEAD] * row_stride, head_dim * sizeof(Element));
         const Element* value = values + slots[k] * row_stride;
         for (long d = 0; d < columns; d += VL)
             store(panels + (d / PANEL * BLOCK + k) * PANEL + d % PANEL, d < head_dim ? load(value + d) : vf{});
@@ -438,7 +444,7 @@ void run_item(const Job& job, long item, long head) {
         if (streamed) {
             stream_scores(scratch.query, vectors, head_dim, keys, row_stride, slots, count, end - at, scratch.score);
         } else {
-            pack_keys(keys, row_stride, slots, count, head_dim, scratch.key_panels);
+            pack_keys(keys, row_stride, slots, count, end - at, head_dim, scratch.key_panels);
             multiply(scratch.query, vectors, head_dim, scratch.key_panels, whole(count, PANEL) / PANEL,
                      PANEL * head_dim, head_dim, nullptr, scratch.score, BLOCK);
         }
@@ -465,7 +471,7 @@ void run_item(const Job& job, long item, long head) {
                     }
             stream_values(scratch.score, vectors, head_dim, values, row_stride, slots, count, end - at, scratch.result, columns);
         } else {
-            pack_values(values, row_stride, slots, count, head_dim, columns, scratch.value_panels);
+            pack_values(values, row_stride, slots, count, end - at, head_dim, columns, scratch.value_panels);
             multiply(scratch.score, vectors, BLOCK, scratch.value_panels, columns / PANEL, PANEL * BLOCK, count,
                      scratch.rescale, scratch.result, columns);
         }
