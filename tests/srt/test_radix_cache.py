@@ -198,6 +198,50 @@ def test_uses_cost_at_most_one_more_queue_entry_each() -> None:
     assert len(tree.cache._queue) <= 100
 
 
+def test_the_queue_stays_small_and_cheap_over_many_operations() -> None:
+    """A request pushes its leaf once and pops it once at its eviction; one use more is one correction more."""
+    dice = np.random.default_rng(0)
+    per_request = {}
+    for families in (10, 100):
+        tree = Tree(slots=200 * families)
+        stems = dice.integers(0, 9, (families, 12))
+        held: list[Match] = []
+        for _ in range(3000):
+            tokens = [*stems[dice.integers(families)].tolist(), *dice.integers(0, 99, 6).tolist()]
+            tree.cache.evict(max(0, len(tokens) - tree.pool.free))
+            held.append(tree.hold(tokens))
+            if len(held) > 8:
+                tree.cache.unlock(held.pop(int(dice.integers(8))))
+        tree.cache.check(held)
+        per_request[families] = tree.cache.queue_operations / 3000
+        assert len(tree.cache._queue) <= sum(1 for _ in tree.cache.walk())
+    assert max(per_request.values()) < 3, "whatever the size of the tree"
+
+
+def test_a_touch_is_a_use_and_splits_nothing() -> None:
+    tree = Tree()
+    tree.serve([1, 2, 3, 4])
+    tree.serve([7, 7])
+    assert tree.cache.touch(array([1, 2, 9]), "") == 2
+    assert tree.shape() == [(0, [1, 2, 3, 4]), (0, [7, 7])]
+    tree.cache.evict(1)
+    assert tree.shape() == [(0, [1, 2, 3, 4])]
+
+
+def test_a_path_changes_only_with_a_split() -> None:
+    tree = Tree()
+    held = tree.hold([1, 2, 3, 4])
+    before = tree.cache.splits
+    tree.serve([8, 8])
+    tree.cache.evict(2)
+    assert tree.cache.splits == before
+    path = held.path
+    tree.serve([1, 2, 9])
+    assert tree.cache.splits == before + 1
+    assert [step[1:] for step in path] == [(0, 4)]
+    assert [step[1:] for step in held.path] == [(0, 2), (2, 2)]
+
+
 @pytest.mark.parametrize(("left", "right", "shared"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2], [1, 3], 1)])
 def test_common_length(left: list[int], right: list[int], shared: int) -> None:
     assert common_length(array(left), array(right)) == shared
