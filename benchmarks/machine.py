@@ -14,7 +14,7 @@ import umbel as ul
 from umbel.lang.errors import MissingExtraError
 
 try:
-    import psutil
+    import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 except ModuleNotFoundError as missing:
     raise MissingExtraError("psutil", "dev") from missing
 

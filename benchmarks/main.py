@@ -4,30 +4,49 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from umbel.lang.errors import ParameterError, UmbelError
 
 from . import workload
 from .bench import Bench, Settings
-from .configuration import ALL, FORMATS, OURS, PAPER, choose, option
+from .configuration import ALL, choose, option
 from .measure import CONCURRENCY
 from .peers import locate
 from .peers.peer import PeerError, PeerOptions
 from .report import markdown
 
-QUICK = ("mmlu_5shot", "few_shot_batch", "tree_of_thought_gsm8k", "no_reuse")
-# What `make bench` runs: the workloads of the paper's figure 8 and the extremes, in under ten minutes on two cores.
-USUAL = (
-    "mmlu_5shot",
-    "hellaswag_20shot",
-    "react_agent",
-    "tree_of_thought_gsm8k",
-    "skeleton_of_thought",
-    "multi_turn_chat_short",
-    "few_shot_batch",
-    "no_reuse",
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is run when nothing else is said."""
+
+    workloads: tuple[str, ...]
+    configurations: tuple[str, ...]
+    repeat: int
+    programs: int | None  # of each file; None: all
+
+
+QUICK = Size(("mmlu_5shot", "few_shot_batch", "tree_of_thought_gsm8k", "no_reuse"), ("no-cache",), 1, 16)
+# What `make bench` runs: two-level sharing, forks, chat, an agent and the extremes, in under ten minutes on two cores.
+USUAL = Size(
+    (
+        "mmlu_5shot",
+        "hellaswag_20shot",
+        "react_agent",
+        "tree_of_thought_gsm8k",
+        "skeleton_of_thought",
+        "multi_turn_chat_short",
+        "few_shot_batch",
+        "no_reuse",
+    ),
+    tuple(ALL),
+    3,
+    8,
 )
+FULL_SIZE = Size(tuple(workload.available()), tuple(ALL), 3, None)
+POOL = {"pool_tokens": 65_536}  # the same for all: a default would depend on what is free just then
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,26 +104,19 @@ def settings(options: argparse.Namespace) -> Settings:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ParameterError(f"--{name} {value}; write a number of at least 1")
-    if options.quick:
-        names, configurations, repeat, programs = QUICK, ("no-cache",), 1, 16
-    elif options.full:
-        names, configurations, repeat, programs = tuple(workload.available(folder)), tuple(ALL), 3, None
-    else:
-        names, configurations, repeat, programs = USUAL, tuple(c.name for c in (*PAPER, *OURS, *FORMATS)), 3, 8
-    if options.large:
-        names = tuple(workload.available(folder))
-    names = tuple(options.workload or names)
+    size = QUICK if options.quick else FULL_SIZE if options.full else USUAL
+    names = tuple(options.workload or (workload.available(folder) if options.large else size.workloads))
     for name in names:
         workload.read(name, folder)
     return Settings(
         workloads=names,
         folder=folder,
         model=options.model,
-        configurations=tuple(choose(configurations if options.configurations is None else options.configurations)),
+        configurations=tuple(choose(size.configurations if options.configurations is None else options.configurations)),
         common={**POOL, **dict(map(option, options.option))},
         peers=_peers(options),
-        repeat=options.repeat or repeat,
-        programs=options.programs or programs,
+        repeat=options.repeat or size.repeat,
+        programs=options.programs or size.programs,
         concurrency=options.concurrency,
         constraints=not options.without_constraints,
         serial=options.serial,
@@ -112,9 +124,6 @@ def settings(options: argparse.Namespace) -> Settings:
         sweep=options.sweep or options.full,
         alive=options.alive,
     )
-
-
-POOL: dict[str, int] = {"pool_tokens": 65_536}  # the same for all: a default would depend on what is free just then
 
 
 def _peers(options: argparse.Namespace) -> dict[str, PeerOptions]:

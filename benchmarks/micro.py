@@ -1,5 +1,6 @@
 """The small figures: start, time to first token, decoding by batch size, prefill, and the decode step of a fork."""
 
+import bisect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ _WORDS = (
     "paper",
 )
 
+_NEAR = 64  # characters: the number of tokens grows with the text but for a few characters inside a word
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -55,13 +58,12 @@ def prompt_of(length: int, number: int, encoder: PromptEncoder) -> str:
     Raises:
         ValueError: the tokenizer joins words so that the length is not met.
     """
-    words = [f"{number}:"]
-    while _length(" ".join(words), encoder) < length:
-        words.append(_WORDS[(number * 7 + len(words) * 11) % len(_WORDS)])
-    text = " ".join(words)
-    for cut in range(len(text), 0, -1):
-        if _length(text[:cut], encoder) == length:
-            return text[:cut]
+    words = (_WORDS[(number * 7 + place * place) % len(_WORDS)] for place in range(length))
+    text = f"{number}: " + " ".join(words)  # a word is at least one token
+    cut = bisect.bisect_right(range(len(text)), length, key=lambda end: _length(text[:end], encoder)) - 1
+    for end in range(cut, max(0, cut - _NEAR), -1):
+        if _length(text[:end], encoder) == length:
+            return text[:end]
     raise ValueError(f"no text of {length} tokens begins like {text[:40]!r}")
 
 

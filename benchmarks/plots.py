@@ -23,8 +23,10 @@ _COLOURS = (
     "#777777",
     "#a8a32f",
     "#31a6b8",
+    "#14301f",
+    "#f2b8a0",
 )
-_FONT = 'font-family="Helvetica, Arial, sans-serif"'
+_FONT = 'font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
 _LEFT, _TOP, _PLOT, _LABELS = 56, 44, 220, 96  # pixels: axis, title, height of the bars, slanted names
 
 
@@ -167,7 +169,7 @@ def _grid(left: float, top: float, width: float, highest: float, axis: str) -> l
     for step in range(5):
         y = top + _PLOT * (1 - step / 4)
         parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(_text(left - 5, y + 3, f"{highest * step / 4:.3g}", size=10, anchor="end"))
+        parts.append(_text(left - 5, y + 3, f"{highest * step / 4:g}", size=10, anchor="end"))
     parts.append(_text(left - 38, top + _PLOT / 2, axis, size=11, anchor="middle", turn=-90))
     return parts
 

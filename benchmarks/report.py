@@ -68,14 +68,14 @@ def _full(results: Results) -> str:
         )
     head = ["workload", "programs", "programs/s", "latency, s", "hit rate / optimal", "of optimal", "tree", "forward"]
     note = "`tree` and `forward`: share of the time in the batch phase. GiB: all processes of the runtime."
-    reached = [
+    shares = [
         run.reuse.achieved / run.reuse.optimal
         for workload in results.workloads
         for run in results.of(workload, FULL.name)
         if run.reuse and run.reuse.optimal > 0.01
     ]
-    if reached:
-        note += f" Mean of `of optimal`, where there is anything to reuse: {sum(reached) / len(reached):.1%}."
+    if shares:
+        note += f" Mean of `of optimal`, where there is anything to reuse: {sum(shares) / len(shares):.1%}."
     return "## All optimisations\n\n" + _table([*head, "GiB", "failed"], rows) + "\n\n" + note
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import umbel as ul
+from umbel.interpreter.cli import main as umbel
 from umbel.lang.errors import ParameterError
 from umbel.lang.prompt import Text as TextPart
 from umbel.srt.local import LocalBackend
@@ -222,6 +223,11 @@ def test_wrong_options_say_what_to_write(capsys: pytest.CaptureFixture[str]) -> 
     ):
         assert main(arguments) == 1
         assert message in capsys.readouterr().err
+
+
+def test_the_command_umbel_bench_is_this_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert umbel(["bench", "--workload", "nothing"]) == 1
+    assert "no workload 'nothing'" in capsys.readouterr().err
 
 
 def test_the_usual_run_has_every_configuration_and_full_every_file() -> None:
