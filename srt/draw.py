@@ -83,7 +83,7 @@ class Draws:
         return cls(
             rows=np.array([draw.row for draw in draws], dtype=np.int64),
             inverse_temperatures=np.array([inverse_temperature(p.temperature) for p in params], dtype=np.float64),
-            keys=np.array([draw_key(draw.seed, draw.position) for draw in draws], dtype=np.uint64),
+            keys=draw_keys([draw.seed for draw in draws], [draw.position for draw in draws]),
             top_k=np.array([max(p.top_k, 0) for p in params], dtype=np.int64).clip(max=2**31 - 1).astype(np.int32),
             top_p=np.array([p.top_p for p in params], dtype=np.float64),
             min_p=np.array([p.min_p for p in params], dtype=np.float64),
@@ -93,6 +93,11 @@ class Draws:
 def draw_key(seed: int, position: int) -> int:
     """64 bits that stand for (seed, position)."""
     return _mix(_mix(seed) ^ (position & _MASK))
+
+
+def draw_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
+    """`draw_key` of many."""
+    return _mix_all(_mix_all(np.array(seeds, dtype=np.uint64)) ^ np.array(positions, dtype=np.uint64))
 
 
 def gumbel(keys: NDArray[np.uint64], tokens: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -124,3 +129,11 @@ def _mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
+
+
+def _mix_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed

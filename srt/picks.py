@@ -10,7 +10,7 @@ import numpy as np
 
 from ..lang.sampling import SamplingParams
 from .batch import Pick, Picks
-from .draw import draw_key, inverse_temperature
+from .draw import draw_keys, inverse_temperature
 from .request import Generation
 from .step_plan import PlannedRows
 
@@ -26,7 +26,9 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
         top_k=np.zeros(logit_rows, dtype=np.int32),
         min_p=np.zeros(logit_rows),
     )
-    best = []
+    best: list[int] = []
+    sampled: list[int] = []
+    drawn: list[tuple[float, int, int, int, float]] = []  # of each sampled row: the columns
     for rows in planned:
         request = rows.request
         if rows.end < request.length or not request.samples:
@@ -34,19 +36,23 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
         sampling = generation.sampling
-        early = request.generated < sampling.min_tokens
-        if (early and generation.ends) or not only_token(sampling):
+        forbids = generation.ends and request.generated < sampling.min_tokens
+        if forbids or not only_token(sampling):
             continue
-        row = rows.logits_of_last
         if sampling.temperature == 0.0:
-            best.append(row)
+            best.append(rows.logits_of_last)
             continue
-        picks.kinds[row] = Pick.SAMPLE
-        picks.inverse_temperatures[row] = inverse_temperature(sampling.temperature)
-        picks.keys[row] = draw_key(generation.seed, request.length)
-        picks.top_k[row] = max(sampling.top_k, 0)
-        picks.min_p[row] = sampling.min_p
+        sampled.append(rows.logits_of_last)
+        columns = (generation.seed, request.length, max(sampling.top_k, 0), sampling.min_p)
+        drawn.append((inverse_temperature(sampling.temperature), *columns))
     picks.kinds[best] = Pick.BEST
+    if sampled:
+        picks.kinds[sampled] = Pick.SAMPLE
+        inverse_temperatures, seeds, positions, top_k, min_p = zip(*drawn, strict=True)
+        picks.inverse_temperatures[sampled] = inverse_temperatures
+        picks.keys[sampled] = draw_keys(seeds, positions)
+        picks.top_k[sampled] = top_k
+        picks.min_p[sampled] = min_p
     return picks
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import EngineError
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.draw import LARGEST_NOISE, SMALLEST_NOISE, Draw, Draws, draw_key, gumbel, token_hash
+from umbel.srt.draw import LARGEST_NOISE, SMALLEST_NOISE, Draw, Draws, draw_key, draw_keys, gumbel, token_hash
 from umbel.srt.engine_protocol import IdLogprob
 from umbel.srt.logprobs import Wanted, describe
 from umbel.srt.sampler import Sampler
@@ -215,6 +215,7 @@ def test_noise_is_the_definition_and_stays_within_its_bounds() -> None:
         tokens = np.array([token])
         key = np.array(draw_key(seed, position), dtype=np.uint64)
         assert gumbel(key, tokens) == pytest.approx(noise(seed, position, tokens), rel=1e-14)
+        assert draw_keys([1, seed], [2, position]).tolist() == [draw_key(1, 2), draw_key(seed, position)]
     extremes = [-math.log(-math.log1p(-(h + 0.5) * 2.0**-32)) for h in (0, 2**32 - 1)]
     assert LARGEST_NOISE - 1e-4 < extremes[0] < LARGEST_NOISE
     assert SMALLEST_NOISE < extremes[1] < SMALLEST_NOISE + 1e-4
