@@ -177,7 +177,11 @@ class Executor:
             )
 
     async def mark(self, op: Mark, step: Step) -> None:
-        _given(step.binding).resolve(Reached(self._start, self._start_turns, self.position.copy()))
+        _given(step.binding).resolve(self.reached())
+
+    def reached(self) -> Reached:
+        """Where the stream stands now."""
+        return Reached(self._start, self._start_turns, self.position.copy())
 
     async def gather(self, op: Gather, step: Step) -> None:
         for mark in op.marks:

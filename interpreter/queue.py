@@ -14,7 +14,7 @@ from types import TracebackType
 from ..lang.errors import CancelledError
 from . import loop
 from .executor import Executor
-from .position import Position
+from .position import Position, Reached
 from .run import Run
 from .steps import Step
 from .variables import Feed
@@ -66,6 +66,13 @@ class StepQueue:
             self.active = True
             self._run.begin_work()
             loop.streams.call(self._start)
+
+    def standing(self) -> Reached | None:
+        """With the lock held: where the stream stands when it has nothing to do; None while it works, or has failed.
+        Nobody else looks at the executor then: its task is over, and the next one needs the lock to begin."""
+        if self.active or self.error is not None or self._run.reason is not None or self._executor is None:
+            return None
+        return self._executor.reached()
 
     def raise_error(self) -> None:
         """Raise the error of the queue or of its run, if there is one, with the traceback of where it happened."""

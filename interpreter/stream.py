@@ -99,10 +99,15 @@ class Stream(Sink):
         return sampling.merge(self._program_options, self._run_options, given)
 
     def _mark(self) -> tuple[Binding, dict[str, Binding]]:
-        """A mark behind everything submitted so far, and the names this stream itself has bound by then."""
+        """A mark behind everything submitted so far, and the names this stream itself has bound by then. A stream that
+        has nothing to do is there already."""
         mark = Binding("")
         with self._queue.lock:
-            self._queue_step(Step(Mark(), mark))
+            standing = self._queue.standing()
+            if standing is None:
+                self._queue_step(Step(Mark(), mark))
+            else:
+                mark.resolve(standing)
             return mark, dict(self.table.own)
 
     def _queue_joined(self, op: Gather | Concatenate) -> None:
