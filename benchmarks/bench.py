@@ -27,11 +27,12 @@ from .peers.locate import create
 from .peers.peer import PeerError, PeerOptions
 from .program import check
 from .report import markdown
-from .results import Results
+from .results import Results, read
 from .sweep import sweep
 from .systems import PeerSystem, System, Umbel
 from .workload import Workload
 
+RECORD = "results.json"
 RUNTIME_BYTES = 3 << 30  # what one runtime may take, when groups are made
 Say = Callable[[str], None]
 
@@ -80,18 +81,29 @@ class Settings:
 
 
 class Bench:
-    """One run of the benchmark. `results` is written to `folder` after every workload."""
+    """One run of the benchmark. `results` is written to `folder` after every workload.
 
-    def __init__(self, settings: Settings, folder: Path | None, say: Say) -> None:
+    Args:
+        folder: `results/DATE-PROCESSOR` if None.
+        add: what lies in the folder is kept, and this run's figures are added to it.
+        say: told what happens.
+
+    Raises:
+        ParameterError: what is to be added to is of another commit or has other settings.
+    """
+
+    def __init__(self, settings: Settings, folder: Path | None, say: Say, *, add: bool = False) -> None:
         self._settings = settings
         self._say = say
         self.results = Results(describe(), settings.as_facts())
         self.folder = folder or Path(__file__).parent / "results" / self.results.machine.slug
+        if add and (self.folder / RECORD).is_file():
+            self.results = self.results.added_to(read(self.folder / RECORD))
         _, tokenizer = open_tokenizer(RuntimeOptions(model=settings.model or DEFAULT))
         self._encoder = PromptEncoder(tokenizer)
-        self._turns = itertools.count()
+        self._turns = itertools.count(1 + max((run.repeat for run in self.results.measurements), default=-1))
         self._micro = micro.Micro(self._encoder, settings.repeat)
-        self._measured: set[str] = set()  # systems whose small figures are taken
+        self._measured = {figure.system for figure in self.results.figures}  # their small figures are taken
 
     def run(self) -> Results:
         settings = self._settings
@@ -99,7 +111,7 @@ class Bench:
         configurations, missing = available(settings.configurations, settings.common)
         self.results.missing |= missing
         self.results.about |= {configuration.name: configuration.about for configuration in configurations}
-        if settings.micro:
+        if settings.micro and not any(figure.name == micro.START for figure in self.results.figures):
             self._say("start to first token")
             self.results.figures.append(micro.start_to_first_token(settings.model, settings.common, settings.repeat))
         for group in self._groups(configurations):
@@ -223,7 +235,7 @@ class Bench:
             self.results.sweep += sweep(runtime, file, self._encoder, concurrency=settings.concurrency)
 
     def _write(self) -> None:
-        self.results.write(self.folder / "results.json")
+        self.results.write(self.folder / RECORD)
         (self.folder / "results.md").write_text(markdown(self.results), encoding="utf-8")
         plots.write(self.results, self.folder)
 

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status; errors of umbel and of peers are printed without a traceback."""
     options = parser().parse_args(arguments)
     try:
-        bench = Bench(settings(options), options.output, lambda line: print(line, file=sys.stderr, flush=True))
+        bench = Bench(settings(options), options.output, _say, add=options.add)
         results = bench.run()
     except (UmbelError, PeerError) as error:
         print(f"umbel bench: {type(error).__name__}: {error}", file=sys.stderr)
@@ -61,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(markdown(results))
     print(f"written to {bench.folder}")
     return 1 if any(run.failures for run in results.measurements) else 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="for the results; benchmarks/results/... if left out"
     )
+    parser.add_argument("--add", action="store_true", help="add to the results that lie in the output folder")
     return parser
 
 

@@ -17,6 +17,7 @@ from .workload import Fork, Gen, Op, Program, Text
 BATCHES = (1, 8, 16, 32)
 PROMPT = 32  # tokens
 NEW = 128
+START = "start to first token"
 PREFILL = 2048
 BRANCHES = 8
 
@@ -158,4 +159,4 @@ def start_to_first_token(model: str | None, common: Mapping[str, Value], repeat:
         finally:
             runtime.shutdown()
 
-    return Figure("start to first token", FULL.name, "s", tuple(run() for _ in range(repeat)))
+    return Figure(START, FULL.name, "s", tuple(run() for _ in range(repeat)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from umbel.lang.errors import ParameterError
 
 from .machine import Machine
 from .measure import Measurement
@@ -81,6 +82,21 @@ class Results:
             for measurement in self.of(workload, system)
             if measurement.repeat in bases
         )
+
+    def added_to(self, earlier: "Results") -> "Results":
+        """The earlier record, to be gone on with.
+
+        Raises:
+            ParameterError: its figures were taken on another processor, commit or setting, and do not go together.
+        """
+        for name, ours, theirs in (
+            ("processor", self.machine.processor, earlier.machine.processor),
+            ("commit", self.machine.commit, earlier.machine.commit),
+            ("settings", self.settings, earlier.settings),
+        ):
+            if ours != theirs:
+                raise ParameterError(f"--add: the {name} of the results is {theirs}, now it is {ours}; leave --add out")
+        return earlier
 
     def write(self, path: Path) -> None:
         """As JSON, in place of what was there."""

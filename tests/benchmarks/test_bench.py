@@ -213,6 +213,19 @@ def test_the_whole_benchmark_on_the_oracle(tmp_path: Path, capsys: pytest.Captur
     assert all(run.resident_bytes > 0 for run in found.measurements)
     assert (tmp_path / "ablations.svg").is_file()
     assert "## All optimisations" in capsys.readouterr().out
+    another = Settings(workloads=("no_reuse",), model="oracle", programs=1)
+    with pytest.raises(ParameterError, match="--add: the settings"):
+        Bench(another, tmp_path, lambda line: None, add=True)
+
+
+def test_a_run_that_adds_goes_on_with_turns_of_its_own(tmp_path: Path, results: Results) -> None:
+    same = Settings(workloads=(), model="oracle")
+    bench = Bench(same, tmp_path, lambda line: None)
+    bench.results.measurements += results.measurements
+    bench.results.write(tmp_path / "results.json")
+    added = Bench(same, tmp_path, lambda line: None, add=True)
+    assert added.results.measurements == results.measurements
+    assert next(added._turns) == 2
 
 
 def test_wrong_options_say_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
