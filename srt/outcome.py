@@ -47,7 +47,7 @@ def read_outcome(logits: Logits, plan: StepPlan, picks: Picks | None, sampler: S
         if len(picked):
             tokens[picked] = sampler.choose(logits.values, _draws(picks, rows[picked], logits))
             left = np.flatnonzero(tokens < 0)
-    logprobs = {}
+    logprobs: dict[int, IdLogprob] = {}
     if len(left):
         some = left.tolist()
         chosen, logprobs = _sample([owners[i] for i in some], logits, sampler)

@@ -11,10 +11,6 @@ from ....lang.errors import EngineError
 from ...draw import Draws
 from ...torch_sampling import Summary
 
-_POINTER = ctypes.c_void_p
-_SAMPLE = [_POINTER, *[ctypes.c_long] * 3, *[_POINTER] * 8]
-_NORMALISERS = [_POINTER, *[ctypes.c_long] * 3, _POINTER, ctypes.c_long, *[_POINTER] * 3]
-
 
 class CpuSampling:
     """The `sampler.Chooser` of the native kernels, for float32 logits in the memory of the CPU.
@@ -25,10 +21,13 @@ class CpuSampling:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._sample = library.umbel_sample
-        self._sample.argtypes = _SAMPLE
+        self._sample.argtypes = [ctypes.c_void_p, *[ctypes.c_long] * 3, *[ctypes.c_void_p] * 8]
         self._sample.restype = ctypes.c_int
         self._normalisers = library.umbel_log_normalisers
-        self._normalisers.argtypes = _NORMALISERS
+        self._normalisers.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_long),
+            *[ctypes.c_void_p] * 3,
+        ]
         self._normalisers.restype = ctypes.c_int
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
