@@ -72,7 +72,7 @@ class NativeDecoder:
         self._kept: list[object] = []  # what the native structures point to
         self._checkpoint = Checkpoint(tensors, dtype=torch.float32, device=torch.device("cpu"))
         self._checkpoint.require(landmarks(config))
-        self._format = weights
+        self.weights = weights
         self._library = library
         self._ropes = {rope: Angles(rope, config) for rope in dict.fromkeys(layer.rope for layer in config.layers)}
 
@@ -170,7 +170,7 @@ class NativeDecoder:
         """Addresses of the packed matrix of maps stacked in this order, and of their bias."""
         take = self._checkpoint.take_as_stored
         sources = [_readable(take(f"{name}.weight", count, inputs)) for name, count in outputs.items()]
-        matrix = PackedMatrix(self._library, sources, self._format)
+        matrix = PackedMatrix(self._library, sources, self.weights)
         self._kept.append(matrix)
         if not biased:
             return matrix.handle, None

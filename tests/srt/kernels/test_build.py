@@ -1,0 +1,138 @@
+"""Where the kernels cannot be had, there is a reason and torch computes: no compiler, no cache folder, a CPU too old."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from umbel.lang.errors import ParameterError
+from umbel.srt import model_runner
+from umbel.srt.kernels.cpu import build
+from umbel.srt.kernels.cpu.build import NoKernels, find_compiler, library_path
+from umbel.srt.kernels.cpu.isa import Isa, choose_isa, usable
+from umbel.srt.model_runner import ModelRunner, build_runner
+from umbel.srt.native_runner import NativeRunner
+
+from ..models.reference import reference_model, tensors_of
+
+ZEN_3 = frozenset({"avx2", "fma", "f16c", "sse2"})
+ICE_LAKE = ZEN_3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+SAPPHIRE_RAPIDS = ICE_LAKE | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "isa"),
+    [
+        (frozenset(), Isa.PORTABLE),
+        (ZEN_3, Isa.AVX2),
+        (ZEN_3 | {"avx512f"}, Isa.AVX2),
+        (ICE_LAKE, Isa.AVX512),
+        (SAPPHIRE_RAPIDS, Isa.AMX),
+    ],
+)
+def test_the_widest_instruction_set_of_the_cpu_is_taken(flags: frozenset[str], isa: Isa) -> None:
+    assert choose_isa({}, flags) is isa
+
+
+def test_another_instruction_set_may_be_asked_for_when_the_cpu_has_it() -> None:
+    assert choose_isa({"UMBEL_CPU_ISA": "portable"}, SAPPHIRE_RAPIDS) is Isa.PORTABLE
+    assert choose_isa({"UMBEL_CPU_ISA": "amx-emulated"}, ZEN_3) is Isa.AMX_EMULATED
+    with pytest.raises(ParameterError, match="UMBEL_CPU_ISA=avx512: this CPU .* does not run it"):
+        choose_isa({"UMBEL_CPU_ISA": "avx512"}, ZEN_3)
+    with pytest.raises(ParameterError, match="UMBEL_CPU_ISA=sse9: write one of portable, avx2"):
+        choose_isa({"UMBEL_CPU_ISA": "sse9"}, ZEN_3)
+
+
+def test_no_compiler_is_said_with_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(NoKernels, match="no C\\+\\+ compiler; install one"):
+        find_compiler({"PATH": str(tmp_path)})
+    with pytest.raises(NoKernels, match="CXX=absent is not a program"):
+        find_compiler({"PATH": str(tmp_path), "CXX": "absent"})
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    compiler = script(tmp_path, "echo 'kernel.cpp:1: error: no such thing' >&2; exit 1")
+    environment = {"UMBEL_CACHE": str(tmp_path / "cache"), "CXX": compiler, "PATH": os.environ["PATH"]}
+    with pytest.raises(NoKernels, match="the compiler failed: kernel.cpp:1: error: no such thing"):
+        library_path(Isa.PORTABLE, environment)
+    assert not [path for path in (tmp_path / "cache" / "kernels").iterdir() if path.is_dir()]
+
+
+def test_a_library_that_fails_its_check_never_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that refuses an instruction: the process that tries it dies."""
+    monkeypatch.setattr(build, "_CHECK", "import os; os.kill(os.getpid(), 4)")
+    compiler = script(tmp_path, 'for last; do :; done; : > "$last"')  # makes empty files of the right names
+    environment = {"UMBEL_CACHE": str(tmp_path / "cache"), "CXX": compiler, "PATH": os.environ["PATH"]}
+    with pytest.raises(NoKernels, match="the self-check of the kernels failed: status -4"):
+        library_path(Isa.PORTABLE, environment)
+    assert not [path for path in (tmp_path / "cache" / "kernels").iterdir() if path.is_dir()]
+
+
+def test_a_cache_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    environment = {**os.environ, "UMBEL_CACHE": str(tmp_path / "file")}
+    with pytest.raises(NoKernels, match="cannot be made .* set UMBEL_CACHE"):
+        library_path(Isa.PORTABLE, environment)
+
+
+def test_what_runs_here_is_what_the_cpu_says() -> None:
+    assert usable(Isa.PORTABLE, frozenset())
+    assert not usable(Isa.AMX_EMULATED, frozenset())
+    assert not usable(Isa.AMX, ICE_LAKE)
+
+
+REFERENCE = reference_model("gemma3_text", head_dim=16)
+CONFIG, TENSORS = REFERENCE.config.to_dict(), tensors_of(REFERENCE)
+
+
+@pytest.fixture
+def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise NoKernels("there is no C++ compiler; install one")
+
+    monkeypatch.setattr(model_runner, "load_library", refuse)
+
+
+@pytest.mark.usefixtures("_no_kernels")
+def test_without_kernels_torch_computes_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    runner = build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32")
+    assert isinstance(runner, ModelRunner)
+    assert "torch computes, not the native CPU kernels: there is no C++ compiler; install one" in caplog.text
+
+
+@pytest.mark.usefixtures("_no_kernels")
+def test_kernels_that_were_asked_for_and_cannot_be_had_are_an_error() -> None:
+    with pytest.raises(ParameterError, match='kernels="native": there is no C\\+\\+ compiler'):
+        build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32", kernels="native")
+    with pytest.raises(ParameterError, match='weights="int8" .*: there is no C\\+\\+ compiler'):
+        build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32", weights="int8")
+
+
+def test_a_model_that_the_kernels_do_not_take_runs_in_torch(caplog: pytest.LogCaptureFixture) -> None:
+    odd = reference_model("llama", head_dim=20)
+    runner = build_runner(odd.config.to_dict(), tensors_of(odd), num_slots=50, dtype="float32")
+    assert isinstance(runner, ModelRunner)
+    assert "head_dim=20 is no multiple of 16" in caplog.text
+
+
+def test_torch_refuses_weights_that_it_does_not_compute_with() -> None:
+    with pytest.raises(ParameterError, match="weights='int8', kernels=\"torch\""):
+        build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32", kernels="torch", weights="int8")
+
+
+def test_every_format_of_weights_runs() -> None:
+    for weights, form in (("float32", "F32"), ("bf16", "BF16"), ("int8", "INT8"), ("auto", "F32")):
+        runner = build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32", weights=weights)  # type: ignore[arg-type]
+        assert isinstance(runner, NativeRunner)
+        assert runner.model.weights.name == form
+    stored = {name: tensor.bfloat16() for name, tensor in TENSORS.items()}
+    runner = build_runner(CONFIG, stored, num_slots=50, dtype="float32")
+    assert isinstance(runner, NativeRunner)
+    assert runner.model.weights.name == "BF16"
