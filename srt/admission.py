@@ -52,7 +52,7 @@ class Admission:
         """Raises an UmbelError that says what is wrong with the request."""
         self._check(request.id, request.origin, request.prompt)
         self._check_sampling(request.sampling)
-        token_ids = self._encode(request.prompt)
+        token_ids = self._encode(request.prompt, request.origin)
         first = request.sampling.seed
         seed = self._draw_seed() if first is None else first
         schedule = _schedule(request.origin)
@@ -79,7 +79,7 @@ class Admission:
         """Raises an UmbelError that says what is wrong with the request."""
         self._check(request.id, request.origin, request.prompt)
         self._check_choices(request.choices)
-        sequences, start = self._choice_tokens(request.prompt, request.choices)
+        sequences, start = self._choice_tokens(request)
         choices = tuple(tuple(sequence[start:]) for sequence in sequences)
         schedule = _schedule(request.origin)
         messages = [EngineScore(next(self._ids), sequences, start, schedule)]
@@ -92,7 +92,7 @@ class Admission:
     def hint(self, hint: Hint) -> EnginePrefill:
         """Raises an UmbelError when the prefix can never be used."""
         self._check(hint.id, hint.origin, hint.prompt)
-        return EnginePrefill(next(self._ids), self._encode(hint.prompt), _schedule(hint.origin))
+        return EnginePrefill(next(self._ids), self._encode(hint.prompt, hint.origin), _schedule(hint.origin))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Models may have more rows than their tokenizer has tokens; the rest stand for nothing."""
@@ -116,10 +116,10 @@ class Admission:
 
     # ------------------------------------------------------------------ tokens
 
-    def _encode(self, prompt: Sequence[Part]) -> list[int]:
-        return self._encoder.encode(prompt) or [self._beginning("an empty prompt")]
+    def _encode(self, prompt: Sequence[Part], origin: Origin) -> list[int]:
+        return self._encoder.salted(origin.salt).encode(prompt) or [self._beginning("an empty prompt")]
 
-    def _choice_tokens(self, prompt: Sequence[Part], choices: Sequence[str]) -> tuple[list[list[int]], int]:
+    def _choice_tokens(self, request: ScoreRequest) -> tuple[list[list[int]], int]:
         """Each choice appended as the program would append it → token sequences and where they are scored from.
 
         prompt            | B O S | T h e | ca |
@@ -127,7 +127,7 @@ class Admission:
         prompt + "bin"    | B O S | T h e | ca | bin |     behind what prompt and all choices share
                                           ^ start
         """
-        alone, sequences = self._encoder.encode_endings(prompt, choices)
+        alone, sequences = self._encoder.salted(request.origin.salt).encode_endings(request.prompt, request.choices)
         start = min(_common(alone, sequence) for sequence in sequences)
         if start == 0:  # no BOS, and nothing before the choices that they leave alone
             beginning = self._beginning("a choice at the very beginning of a prompt")

@@ -65,7 +65,7 @@ class Arrivals:
         """Whatever fails here fails again when the gateway receives the message, and is answered there."""
         if not isinstance(message, GenRequest | ScoreRequest | Hint) or not self._gateway.is_long(message):
             return
-        encoder = self._gateway.encoder
+        encoder = self._gateway.encoder.salted(message.origin.salt)
         try:
             texts = encoder.new_texts(message.prompt)
             ids = await asyncio.get_running_loop().run_in_executor(self._pool, encoder.encode_texts, texts)

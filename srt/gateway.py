@@ -127,7 +127,7 @@ class Gateway:
         if not isinstance(message, GenRequest | ScoreRequest | Hint):
             return False
         try:
-            return self.encoder.is_long(message.prompt)
+            return self.encoder.salted(message.origin.salt).is_long(message.prompt)
         except UmbelError:  # it will be refused, which takes no time
             return False
 

@@ -11,11 +11,13 @@ block of a text, which grows or branches, is made of small ones.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 
 from ..lang.errors import CapabilityError
 from ..lang.prompt import Generated, Media, Part, Text
-from .token_cache import TokenCache
+from .token_cache import Namespace, TokenCache
 from .tokenizer import Tokenizer
 
 CACHE_BYTES = 64 * 2**20  # some 1,500,000 tokens
@@ -40,18 +42,31 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Tokenizer, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.tokenizer = tokenizer
-        self._asked = self._tokenized = 0  # characters
-        self._cache = TokenCache(cache_bytes) if cache_bytes else None
+        self._characters: Counter[str] = Counter()  # "asked" for, and "tokenized" among them
+        self._memory = TokenCache(cache_bytes) if cache_bytes else None
+        self._cache: TokenCache | Namespace | None = self._memory  # what is found in it
         names = sorted(tokenizer.special_ids, key=len, reverse=True)  # the longest name wins
         self._control = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
         self._pieces: dict[str, list[str]] = {}
 
+    def salted(self, salt: str) -> "PromptEncoder":
+        """The encoder for requests with this salt: it finds what they have brought, nothing else. The memory is one,
+        and so are the counters."""
+        if not salt or self._memory is None:
+            return self
+        other = copy(self)
+        other._cache = self._memory.namespace(salt)
+        return other
+
     @property
     def counters(self) -> dict[str, int]:
         """How many characters went through the tokenizer, and how many were found instead."""
+        tokenized = self._characters["tokenized"]
         return {
-            "tokenized_characters": self._tokenized,
-            "reused_characters": max(0, self._asked - self._tokenized),  # what was learned may not be asked for yet
+            "tokenized_characters": tokenized,
+            "reused_characters": max(
+                0, self._characters["asked"] - tokenized
+            ),  # some is learned before it is asked for
         }
 
     def encode(self, parts: Sequence[Part]) -> list[int]:
@@ -125,7 +140,7 @@ class PromptEncoder:
         assert self._cache is not None, "there are no new texts where nothing is kept"
         for key, ids in zip(keys, token_ids, strict=True):
             self._cache.put(key, ids)
-            self._tokenized += len(_text(key))
+            self._characters["tokenized"] += len(_text(key))
 
     # ------------------------------------------------------------------ runs
 
@@ -188,16 +203,16 @@ class PromptEncoder:
     # ------------------------------------------------------------------ blocks
 
     def _extend(self, ids: list[int], text: str, *, first: bool) -> None:
-        self._asked += len(text)
+        self._characters["asked"] += len(text)
         if self._cache is None:
-            self._tokenized += len(text)
+            self._characters["tokenized"] += len(text)
             ids += self.tokenizer.encode(text, first=first)
             return
         for block in self._blocks((text,) if first else text, BLOCK):
             known = self._cache.get(block)
             ids += self._encode_block(self._cache, block) if known is None else known
 
-    def _encode_block(self, cache: TokenCache, block: Key) -> Sequence[int]:
+    def _encode_block(self, cache: TokenCache | Namespace, block: Key) -> Sequence[int]:
         """One that is not known. The last block of a text may grow or branch, so it is kept in small ones too; one that
         has grown to its full size is made of those that it had."""
         parts = self._parts(cache, block)
@@ -210,13 +225,13 @@ class PromptEncoder:
         cache.put(block, ids)
         return ids
 
-    def _encode_new(self, cache: TokenCache, key: Key) -> Sequence[int]:
-        self._tokenized += len(_text(key))
+    def _encode_new(self, cache: TokenCache | Namespace, key: Key) -> Sequence[int]:
+        self._characters["tokenized"] += len(_text(key))
         (ids,) = self.encode_texts((key,))
         cache.put(key, ids)
         return ids
 
-    def _parts(self, cache: TokenCache, block: Key) -> list[Key]:
+    def _parts(self, cache: TokenCache | Namespace, block: Key) -> list[Key]:
         """In what parts an unknown block is to be encoded."""
         parts = self._blocks(block, SMALL_BLOCK)
         return parts if len(_text(block)) < BLOCK or parts[0] in cache else [block]

@@ -1,7 +1,8 @@
 """Token ids of texts that were encoded before, found by the text itself.
 
 Bounded by bytes; the least recently used goes first. A key is the whole text, so what is found is what was asked
-for: nothing rests on a hash alone.
+for: nothing rests on a hash alone. Requests with a salt find only what was kept under the same salt, so that the time
+an answer takes tells nobody what others have asked.
 """
 
 from collections import OrderedDict
@@ -40,7 +41,7 @@ class TokenCache:
 
     def put(self, key: Hashable, token_ids: Sequence[int]) -> None:
         """`key` is a text, or a tuple that holds one."""
-        size = _ENTRY + _TOKEN * len(token_ids) + sum(map(getsizeof, key if isinstance(key, tuple) else (key,)))
+        size = _ENTRY + _TOKEN * len(token_ids) + _weight(key)
         if size > self._most:
             return
         known = self._entries.pop(key, None)
@@ -49,3 +50,28 @@ class TokenCache:
         while self.bytes > self._most:
             _, (_, freed) = self._entries.popitem(last=False)
             self.bytes -= freed
+
+    def namespace(self, salt: str) -> "Namespace":
+        """The part of this memory that belongs to a salt."""
+        return Namespace(self, salt)
+
+
+class Namespace:
+    """A TokenCache as requests with one salt see it."""
+
+    def __init__(self, cache: TokenCache, salt: str) -> None:
+        self._cache = cache
+        self._salt = salt
+
+    def __contains__(self, key: Hashable) -> bool:
+        return (self._salt, key) in self._cache
+
+    def get(self, key: Hashable) -> Sequence[int] | None:
+        return self._cache.get((self._salt, key))
+
+    def put(self, key: Hashable, token_ids: Sequence[int]) -> None:
+        self._cache.put((self._salt, key), token_ids)
+
+
+def _weight(key: Hashable) -> int:
+    return getsizeof(key) + (sum(map(_weight, key)) if isinstance(key, tuple) else 0)

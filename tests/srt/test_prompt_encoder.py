@@ -157,13 +157,29 @@ def test_texts_learned_ahead_are_not_encoded_again() -> None:
     assert encoder.new_texts(prompt) == []
 
 
+def test_what_one_salt_has_brought_is_new_to_another_and_known_to_itself() -> None:
+    encoder = PromptEncoder(BYTES)
+    prompt = [Text(WORDS * 50)]
+
+    def new_characters(salt: str) -> int:
+        before = encoder.counters["tokenized_characters"]
+        assert encoder.salted(salt).encode(prompt) == PromptEncoder(BYTES, cache_bytes=0).encode(prompt)
+        return encoder.counters["tokenized_characters"] - before
+
+    length = len(WORDS * 50)
+    # Also a pair that would be one if salt and text were joined, and the requests without a salt.
+    assert [new_characters(salt) for salt in ("a", "ab", "", "a", "ab", "")] == [length, length, length, 0, 0, 0]
+    assert encoder.salted("c").new_texts(prompt) != []
+    assert encoder.salted("a").new_texts(prompt) == []
+
+
 def test_a_small_memory_forgets_and_stays_right() -> None:
     small, plain = PromptEncoder(BYTES, cache_bytes=20_000), PromptEncoder(BYTES, cache_bytes=0)
     for number in range(20):
         prompt = [Text(f"{number} {WORDS * 60}")]
         assert small.encode(prompt) == plain.encode(prompt)
-        assert small._cache is not None
-        assert small._cache.bytes <= 20_000
+        assert small._memory is not None
+        assert small._memory.bytes <= 20_000
     assert len(WORDS * 60) > 2 * BLOCK
 
 
