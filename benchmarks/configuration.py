@@ -57,7 +57,7 @@ class Configuration:
 FULL = Configuration("full", "all optimisations")
 PAPER = (
     Configuration("no-cache", "No cache, and so no hints", {"radix_cache": False}, hints=False),
-    Configuration("no-tree", "No tree structure (a table of whole prompts)", {"prefix_lookup": "table"}),
+    Configuration("no-tree", "No tree structure (a table: only whole sequences are found)", {"partial_match": False}),
     Configuration("fcfs", "First come, first served", {"policy": "fcfs"}),
     Configuration("random", "Random order", {"policy": "random"}),
     Configuration("no-parallelism", "No frontend parallelism", parallel=False),

@@ -42,6 +42,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             tree of what waits, heaviest subtree first), "fcfs" (arrival) or "random" (by lot, from `seed`).
         radix_cache: keep and reuse prefixes.
         in_step_sharing: requests of the same step share a new prefix too.
+        partial_match: a prefix of what is cached is found too; False finds whole sequences only, as a table without a
+            tree would (an ablation).
         fork_hints: the prefix of a fork is computed ahead, and its branches are admitted together.
         fairness: among requests with equally much cached the program that has been served least goes first.
         deadline_pressure: a request that would miss its deadline in its turn goes first.
@@ -72,6 +74,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     policy: Policy = "lpm"
     radix_cache: bool = True
     in_step_sharing: bool = True
+    partial_match: bool = True
     fork_hints: bool = True
     fairness: bool = True
     deadline_pressure: bool = True

@@ -77,6 +77,7 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         policy_seed=options.seed or 0,
         radix_cache=options.radix_cache,
         in_step_sharing=options.in_step_sharing,
+        partial_match=options.partial_match,
         fork_hints=options.fork_hints,
         fairness=options.fairness,
         deadline_pressure=options.deadline_pressure,
@@ -100,7 +101,9 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         phase(f"loading {source.name}")
         runner = _model_runner(options, source)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
-    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults)
+    # The native runner's kernels also choose tokens from logits; other runners leave that to torch.
+    chooser = getattr(runner, "chooser", None)
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, chooser)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
     return Engine(scheduler, runner, first if isinstance(first, int) else 0)

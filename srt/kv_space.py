@@ -38,7 +38,8 @@ class KVSpace:
         self.tree_time = Stopwatch(clock)
         self._counters = counters
         self._reuse = config.radix_cache
-        self._share_in_step = config.radix_cache and config.in_step_sharing
+        self._parts = config.partial_match
+        self._share_in_step = config.radix_cache and config.in_step_sharing and config.partial_match
         self._run = max(1, min(_LONGEST_RUN, self.pool.total // (_SPARE_SHARE * config.max_running)))
         self._step = 0
         self._placed_in = np.zeros(num_slots, dtype=np.int64)  # slot → step that placed it
@@ -56,7 +57,8 @@ class KVSpace:
         if not self._reuse:
             return 0
         with self.tree_time:
-            return self.cache.peek(request.tokens, request.schedule.salt)
+            peek = self.cache.peek if self._parts else self.cache.peek_whole
+            return peek(request.tokens, request.schedule.salt)
 
     # ---------------------------------------------------------------------------------------- requests
 
@@ -66,12 +68,14 @@ class KVSpace:
         known = request.tokens if self._reuse else request.tokens[:0]
         with self.tree_time:
             match = self.cache.match(known, request.schedule.salt)
+            if not self._parts:
+                match = self.cache.whole(match)
             self.cache.lock(match)
         self._take_match(request, match)
 
     def advance(self, request: Request) -> None:
         """Takes over what others have put into the tree since, while this request was computing its prompt."""
-        if not self._reuse or request.match is None or request.tree_length < request.kv_length:
+        if not self._reuse or not self._parts or request.match is None or request.tree_length < request.kv_length:
             return  # private slots lie behind the match: nothing of the tree can follow them
         with self.tree_time:
             match = self.cache.advance(request.match, request.tokens)
@@ -181,6 +185,7 @@ class KVSpace:
         self.adopt(request, min(request.computed, request.kv_length))
         self.pool.release(request.private_slots)
         with self.tree_time:
+            self.cache.mark_whole(request.match)
             self.cache.unlock(request.match)
         self.detach(request)
 

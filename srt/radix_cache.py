@@ -39,6 +39,7 @@ class RadixNode:
         "slots",
         "tokens",
         "tree",
+        "whole",
     )
 
     def __init__(
@@ -55,6 +56,7 @@ class RadixNode:
         self.last_use = 0
         self.priority = 0  # lower ones are evicted first
         self.queued = False  # has its one entry in the eviction queue
+        self.whole = False  # a sequence was left here, from the root to the end of this node
 
     @property
     def is_root(self) -> bool:
@@ -155,6 +157,15 @@ class RadixCache:
         """Length of the longest cached prefix; nothing is touched."""
         return sum(shared for _, shared in self._known(tokens, salt))
 
+    def peek_whole(self, tokens: Tokens, salt: str) -> int:
+        """Length of the longest prefix that was left as a whole sequence."""
+        length = longest = 0
+        for node, shared in self._known(tokens, salt):
+            length += shared
+            if node.whole and shared == len(node.tokens):
+                longest = length
+        return longest
+
     def touch(self, tokens: Tokens, salt: str) -> int:
         """As `peek`, and what was found counts as a use. A node found in part stays whole."""
         self._time += 1
@@ -200,7 +211,20 @@ class RadixCache:
             position += shared
         return match if node is match.node else Match(node, position)
 
+    def whole(self, match: Match) -> Match:
+        """The longest part of `match` that was left as a whole sequence: what a table of sequences would find."""
+        end = match.length
+        for node in ascend(match.node):
+            if node.whole:
+                return Match(node, end)
+            end -= len(node.tokens)
+        return Match(self._root(match.node.salt), 0)
+
     # ---------------------------------------------------------------------------------------- change
+
+    def mark_whole(self, match: Match) -> None:
+        """A sequence ends here: whoever computed it leaves it to the others."""
+        match.node.whole = not match.node.is_root
 
     def extend(self, match: Match, tokens: Tokens, slots: Slots, *, priority: int = 0) -> Match:
         """Puts `tokens` behind a match that ends where the tree does not know the next token.

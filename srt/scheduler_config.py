@@ -29,6 +29,8 @@ class SchedulerConfig:
         policy_window: waiting requests that are compared by their match; those behind keep their order of arrival.
         radix_cache: keep and reuse keys and values of finished and running requests.
         in_step_sharing: a request may use keys that another request computes in the same step.
+        partial_match: a request may use a part of what another left; False: only sequences that were left whole, as a
+            table of sequences would give them, and so nothing of the same step.
         fork_hints: hints are computed, and waiting branches follow the first of them (lpm).
         fairness: among equals the program that has been served least goes first (lpm).
         deadline_pressure: a request that would miss its deadline in its turn goes first (lpm, dfs-weight).
@@ -48,6 +50,7 @@ class SchedulerConfig:
     policy_window: int = 256
     radix_cache: bool = True
     in_step_sharing: bool = True
+    partial_match: bool = True
     fork_hints: bool = True
     fairness: bool = True
     deadline_pressure: bool = True
