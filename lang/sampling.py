@@ -100,9 +100,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**63 - 1)
-        for name in ("ignore_eos", "logprobs"):
-            if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        for name, switch in (("ignore_eos", self.ignore_eos), ("logprobs", self.logprobs)):
+            if not isinstance(switch, bool):
+                raise ParameterError(f"{name} must be True or False, got {switch!r}")
         _integer("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if self.prompt_logprobs_from is not None:
             _integer("prompt_logprobs_from", self.prompt_logprobs_from, 0, None)
@@ -178,6 +178,8 @@ def _tuple(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
 
 
 def _integer(name: str, value: object, low: int, high: int | None) -> None:
+    if type(value) is int and value >= low and (high is None or value <= high):  # nearly always, and five times a call
+        return
     if isinstance(value, bool) or not isinstance(value, int):
         raise ParameterError(f"{name} must be an integer, got {type(value).__name__} {value!r}")
     if value < low or (high is not None and value > high):
@@ -186,6 +188,8 @@ def _integer(name: str, value: object, low: int, high: int | None) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
+    if type(value) is float and low <= value <= high:  # nearly always; NaN is not
+        return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ParameterError(f"{name} must be a number, got {type(value).__name__} {value!r}")
     if not math.isfinite(value) or not low <= value <= high:
