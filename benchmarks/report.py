@@ -62,12 +62,16 @@ def _full(results: Results) -> str:
                 _percent(reached),
                 _percent(_share(runs, "tree_seconds"), digits=2),
                 _percent(_share(runs, "forward_seconds")),
+                _percent(Spread.of(share for run in runs if (share := _shared_keys(run)) is not None)),
                 f"{max(run.resident_bytes for run in runs) / 2**30:.2f}",
                 _failures(runs),
             ]
         )
     head = ["workload", "programs", "programs/s", "latency, s", "hit rate / optimal", "of optimal", "tree", "forward"]
-    note = "`tree` and `forward`: share of the time in the batch phase. GiB: all processes of the runtime."
+    note = (
+        "`tree` and `forward`: share of the time of the batch phase. `keys shared`: reads of keys that tree attention "
+        "saved. GiB: all processes of the runtime."
+    )
     shares = [
         run.reuse.achieved / run.reuse.optimal
         for workload in results.workloads
@@ -76,7 +80,7 @@ def _full(results: Results) -> str:
     ]
     if shares:
         note += f" Mean of `of optimal`, where there is anything to reuse: {sum(shares) / len(shares):.1%}."
-    return "## All optimisations\n\n" + _table([*head, "GiB", "failed"], rows) + "\n\n" + note
+    return "## All optimisations\n\n" + _table([*head, "keys shared", "GiB", "failed"], rows) + "\n\n" + note
 
 
 def _ratios(results: Results, title: str, quantity: Callable[[Measurement], float]) -> str:
@@ -148,6 +152,11 @@ def _left_out(results: Results) -> str:
 
 def _share(runs: Sequence[Measurement], counter: str) -> Spread | None:
     return Spread.of(share for run in runs if (share := run.share(counter)) is not None)
+
+
+def _shared_keys(run: Measurement) -> float | None:
+    read, saved = (run.counters.get(name, 0.0) for name in ("keys_read", "keys_saved"))
+    return saved / (read + saved) if read else None
 
 
 def _failures(runs: Sequence[Measurement]) -> str:

@@ -152,7 +152,7 @@ def measurement(workload: str, system: str, turn: int, seconds: float, **fields:
         "failures": (),
         "resident_bytes": 2**30,
         "reuse": Reuse(1000, 100, 90),
-        "counters": {"tree_seconds": 0.01},
+        "counters": {"tree_seconds": 0.01, "forward_seconds": 0.5, "keys_read": 3.0, "keys_saved": 1.0},
     }
     return Measurement(workload=workload, system=system, repeat=turn, seconds=seconds, **{**given, **fields})  # type: ignore[arg-type]
 
@@ -177,7 +177,7 @@ def test_ratios_are_those_of_runs_in_the_same_turn(results: Results) -> None:
 
 def test_the_report_says_what_was_found_and_what_was_not_run(results: Results) -> None:
     text = markdown(results)
-    assert "| toy | 10 | 6.25 [2.5–10] | 1 | 90.0% / 91.0% | 98.9% | 0.62% |" in text
+    assert "| toy | 10 | 6.25 [2.5–10] | 1 | 90.0% / 91.0% | 98.9% | 0.62% | 31.2% | 25.0% | 1.00 |  |" in text
     assert "| toy | 0.65 [0.50–0.80] |" in text
     assert "| decode, batch 1 | full | 20 [10–30] | tokens/s | 3 |" in text
     assert "* workload `json`: needs constraints: no" in text
