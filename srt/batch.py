@@ -103,5 +103,8 @@ class Runner(Protocol):
             EngineError: a token was to be picked among logits that are not numbers.
         """
 
+    def facts(self) -> dict[str, str | int]:
+        """What computes, and cumulative counters of what its optimisations have saved."""
+
     def clear(self) -> None:
         """Forget the KV pool's content (after a failed step or a flush)."""

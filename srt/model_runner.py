@@ -71,6 +71,14 @@ class ModelRunner:
             )
             return Logits.complete(self.model.forward(rows, attention, out=out))
 
+    def facts(self) -> dict[str, str | int]:
+        return {
+            "kernels": "torch",
+            "weights": str(self.model.kv_geometry.dtype).removeprefix("torch."),
+            "keys_read": self.backend.counters.keys_read,
+            "keys_saved": self.backend.counters.keys_saved,
+        }
+
     def clear(self) -> None:
         self.pool.clear()
 

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from ..lang.errors import EngineError
 from .batch import Batch, Logits, Pick, Picks
 from .kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
+from .kernels.cpu.isa import choose_isa
 from .kernels.cpu.linear import Format
+from .kernels.cpu.sampling import CpuSampling
 from .kv_pool import KVGeometry, KVPool
 from .logits_buffer import LogitsBuffer
 from .models.config_values import Config
@@ -40,6 +42,7 @@ class NativeRunner:
         self.pool = KVPool(model.kv_geometry, num_slots, "cpu")
         self._table = PoolTable(self.pool)
         self._attention = CpuBackend(model.attention_geometry, library=library, tree_attention=tree_attention)
+        self.chooser = CpuSampling(library)
         self._hidden = torch.empty((0, model.config.hidden_size))
         self._logits = LogitsBuffer(model.vocab_size, "cpu")
 
@@ -53,6 +56,18 @@ class NativeRunner:
         plans = [self._attention.plan(batch, window) for window in self.model.windows]
         self.model.forward(rows, plans, self._table, hidden)
         return self._answer(hidden, batch.picks)
+
+    def facts(self) -> dict[str, str | int]:
+        head = self.model.head.counters
+        return {
+            "kernels": f"native {choose_isa().value}",
+            "weights": self.model.weights.name.lower(),
+            "keys_read": self._attention.counters.keys_read,
+            "keys_saved": self._attention.counters.keys_saved,
+            "screened_rows": head.rows - head.fallbacks if self.model.head.screens else 0,
+            "screen_candidates": head.candidates,
+            "screen_fallbacks": head.fallbacks,
+        }
 
     def clear(self) -> None:
         self.pool.clear()

@@ -106,6 +106,9 @@ class OracleRunner:
         self.batches: list[int] = []  # rows of every step
         self.clear()
 
+    def facts(self) -> dict[str, str | int]:
+        return {"kernels": "oracle"}
+
     def clear(self) -> None:
         self._tokens = np.full(self.num_slots, -1, dtype=np.int64)
         self._positions = np.full(self.num_slots, -1, dtype=np.int64)

@@ -214,6 +214,7 @@ class Scheduler:
     def _info(self) -> dict[str, str | int | float | bool | list[int | str] | None]:
         return {
             **self.counters,
+            **self._runner.facts(),
             "running": self.running,
             "waiting": self.waiting,
             "free_slots": self.space.pool.free,

@@ -19,5 +19,8 @@ class Slowed:
         time.sleep(self._seconds)
         return self._runner.forward(batch)
 
+    def facts(self) -> dict[str, str | int]:
+        return self._runner.facts()
+
     def clear(self) -> None:
         self._runner.clear()
