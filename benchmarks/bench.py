@@ -115,6 +115,8 @@ class Bench:
             self._say("start to first token")
             self.results.figures.append(micro.start_to_first_token(settings.model, settings.common, settings.repeat))
         for group in self._groups(configurations):
+            if group == [FULL] and settings.peers:
+                continue  # it runs beside each peer
             with ExitStack() as stack:
                 self._run_group(self._start(group, stack), workloads)
         for name, options in settings.peers.items():

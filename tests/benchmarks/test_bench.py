@@ -14,6 +14,7 @@ from umbel.srt.local import LocalBackend
 from umbel.srt.prompt_encoder import PromptEncoder
 from umbel.srt.tokenizer import ByteTokenizer
 
+from benchmarks import bench as bench_module
 from benchmarks import plots
 from benchmarks.bench import Bench, Settings
 from benchmarks.configuration import ALL, FULL, Configuration, available, choose, option
@@ -21,6 +22,7 @@ from benchmarks.machine import describe
 from benchmarks.main import main, parser, settings
 from benchmarks.measure import Measurement, Reuse, marked, measure
 from benchmarks.micro import Figure, prompt_of
+from benchmarks.peers.peer import PeerOptions
 from benchmarks.report import markdown
 from benchmarks.results import Results, Spread, SweepPoint, read
 from benchmarks.sweep import sweep
@@ -226,6 +228,35 @@ def test_a_run_that_adds_goes_on_with_turns_of_its_own(tmp_path: Path, results: 
     added = Bench(same, tmp_path, lambda line: None, add=True)
     assert added.results.measurements == results.measurements
     assert next(added._turns) == 2
+
+
+@pytest.mark.processes
+def test_a_peer_meets_the_full_configuration_and_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Toy(Weighed):
+        version = "1"
+        running = False
+
+        def start(self) -> None:
+            self.running = True
+
+        def stop(self) -> None:
+            self.running = False
+
+    toy = Toy(LocalBackend(seed=1))
+    monkeypatch.setattr(bench_module, "create", lambda name, options: toy)
+    options = PeerOptions(python=tmp_path, model=tmp_path)
+    chosen = Settings(
+        workloads=("no_reuse",), model="oracle", programs=2, repeat=2, micro=False, peers={"toy": options}
+    )
+    found = Bench(chosen, tmp_path, lambda line: None).run()
+    assert not toy.running
+    assert found.about["toy"] == "toy 1"
+    spread = found.against("no_reuse", "toy", "full", lambda run: run.rate)
+    assert spread is not None
+    assert len(found.of("no_reuse", "toy")) == len(found.of("no_reuse", "full")) == 2
+    marks = [prompt.startswith("(1) ") for prompt in toy.prompts]
+    assert marks == [False] * 4 + [True] * 4  # its cache cannot be emptied between the repeats
+    assert (tmp_path / "throughput.svg").is_file()
 
 
 def test_wrong_options_say_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
