@@ -67,27 +67,27 @@ UMBEL_INLINE void product(const float* a, long a_stride, const float* panel, lon
 }
 
 template <int ROWS>
-void last_product(long rows, const float* a, long a_stride, const float* panel, long depth, const float* rescale,
-                  float* c, long c_stride) {
+void product_of(long rows, const float* a, long a_stride, const float* panel, long depth, const float* rescale, float* c,
+                long c_stride) {
     if constexpr (ROWS > 0) {
         if (rows == ROWS)
             product<ROWS>(a, a_stride, panel, depth, rescale, c, c_stride);
         else
-            last_product<ROWS - 1>(rows, a, a_stride, panel, depth, rescale, c, c_stride);
+            product_of<ROWS - 1>(rows, a, a_stride, panel, depth, rescale, c, c_stride);
     }
 }
 
-// c[rows, panels · PANEL] from a[rows, depth] and the panels, which lie panel_stride apart.
-inline void multiply(const float* a, long rows, long a_stride, const float* panel, long panels, long panel_stride, long depth,
-              const float* rescale, float* c, long c_stride) {
-    for (long p = 0; p < panels; p++, panel += panel_stride, c += PANEL) {
-        long m = 0;
-        for (; m + TILE <= rows; m += TILE)
-            product<TILE>(a + m * a_stride, a_stride, panel, depth, rescale ? rescale + m : nullptr, c + m * c_stride,
-                          c_stride);
-        last_product<TILE - 1>(rows - m, a + m * a_stride, a_stride, panel, depth, rescale ? rescale + m : nullptr,
-                               c + m * c_stride, c_stride);
-    }
+// c[rows, panels · PANEL] from a[rows, depth] and the panels, which lie panel_stride apart. Rows are dealt out evenly: a
+// last product of few rows would wait for its own sums.
+inline void multiply(const float* a, long rows, long a_stride, const float* panel, long panels, long panel_stride,
+                     long depth, const float* rescale, float* c, long c_stride) {
+    long products = (rows + TILE - 1) / TILE;
+    for (long p = 0; p < panels; p++, panel += panel_stride, c += PANEL)
+        for (long i = 0; i < products; i++) {
+            long m = rows * i / products, count = rows * (i + 1) / products - m;
+            product_of<TILE>(count, a + m * a_stride, a_stride, panel, depth, rescale ? rescale + m : nullptr,
+                             c + m * c_stride, c_stride);
+        }
 }
 
 }  // namespace umbel

@@ -74,6 +74,15 @@ UMBEL_INLINE void transpose(vf (&v)[VL]) {
 
 UMBEL_INLINE vf spread(float x) { return x - vf{}; }  // one broadcast: x - 0 is x, where 0 + x is an addition
 
+// Keeps a value in a register: compilers rather load it anew for every product, and loads are what runs out.
+UMBEL_INLINE void hold([[maybe_unused]] vf& v) {
+#if defined(__x86_64__) && defined(__AVX512F__)
+    asm("" : "+v"(v));
+#elif defined(__x86_64__)
+    asm("" : "+x"(v));
+#endif
+}
+
 // ------------------------------------------------------------------------------------------------ rows
 
 inline void prefetch_row(const void* row, long bytes) {

@@ -17,9 +17,14 @@ UMBEL_INLINE void dot_products(const float* query, long head_dim, const Rows<KEY
     for (long line = 0; line < head_dim; line += LINE) {
         if (FETCH) fetcher.fetch_lines();
         UMBEL_UNROLL for (long d = line; d < line + LINE; d += VL) {
+            vf q[QUERIES];
+            UMBEL_UNROLL for (int i = 0; i < QUERIES; i++) {
+                q[i] = load(query + i * head_dim + d);
+                hold(q[i]);
+            }
             UMBEL_UNROLL for (int k = 0; k < KEYS; k++) {
                 vf x = load(keys.row[k] + d);
-                UMBEL_UNROLL for (int i = 0; i < QUERIES; i++) total[i * KEYS + k] += load(query + i * head_dim + d) * x;
+                UMBEL_UNROLL for (int i = 0; i < QUERIES; i++) total[i * KEYS + k] += q[i] * x;
             }
         }
     }
