@@ -18,7 +18,8 @@ from .clock import Clock
 from .counters import Counters, Stopwatch
 from .faults import FaultHook
 from .memory import SlotPool, Slots
-from .radix_cache import Match, RadixCache
+from .radix_cache import RadixCache
+from .radix_node import Match
 from .request import Generation, Request
 from .scheduler_config import SchedulerConfig
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .counters import Counters
 from .lanes import Lane, LaneKey, Lanes
-from .radix_cache import common_length
+from .radix_node import common_length
 from .request import Request
 from .service import Service
 from .siblings import Siblings

@@ -18,7 +18,7 @@ from .counters import Counters
 from .lanes import Lane, LaneKey, Lanes
 from .longest_prefix import LongestPrefix, Peek
 from .pace import Pace
-from .radix_cache import Tokens
+from .radix_node import Tokens
 from .request import Request
 from .scheduler_config import PolicyName, SchedulerConfig
 from .service import Service

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..fsm.stop import StopAutomaton, StopMatcher
 from ..lang.sampling import SamplingParams
 from .engine_protocol import IdLogprob, Schedule
-from .radix_cache import Match
+from .radix_node import Match
 
 Path = tuple[tuple[int, int, int], ...]  # root first: (node id, position of its first token, number of tokens)
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from .radix_cache import common_length
+from .radix_node import common_length
 from .request import Request
 
 _Group = tuple[str, str, str]  # salt, program, fork group

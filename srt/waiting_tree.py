@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .radix_cache import common_length
+from .radix_node import common_length
 from .request import Request
 
 Tokens = NDArray[np.int32]

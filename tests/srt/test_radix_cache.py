@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from umbel.srt.memory import IntegrityError, SlotPool
-from umbel.srt.radix_cache import Match, RadixCache, common_length
+from umbel.srt.radix_cache import RadixCache
+from umbel.srt.radix_node import Match, common_length
 
 SALTS = ["", "a", "b"]
 
