@@ -27,7 +27,7 @@ class HeadCounters:
     rows: int  # that were asked for a token
     candidates: int  # tokens that the screen left over
     exact: int  # logits computed one by one
-    fallbacks: int  # screened rows that took all logits after all
+    fallbacks: int  # rows that took all logits although there is a screen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,15 +39,15 @@ class Chosen:
 class Head:
     """A head over `matrix`, [vocab, hidden]."""
 
-    def __init__(self, library: ctypes.CDLL, matrix: PackedMatrix, *, screen: bool = True) -> None:
-        """`screen=False`: every row computes all its logits.
+    def __init__(self, library: ctypes.CDLL, matrix: PackedMatrix, *, screen: bool = True, coarse: bool = True) -> None:
+        """`screen=False`: every row computes all its logits. `coarse=False`: estimates never use inputs of 7 bits.
 
         Raises:
             EngineError: there is no memory.
         """
         self._library = _declare(library)
         self._matrix = matrix  # the head reads it
-        self._handle = library.umbel_head_create(matrix.handle, screen)
+        self._handle = library.umbel_head_create(matrix.handle, screen, coarse)
         if not self._handle:
             raise EngineError(
                 f"there is no memory for the INT8 copy of a head of {matrix.n} × {matrix.k}; "
@@ -180,7 +180,7 @@ def _check_picks(picks: Picks, rows: int) -> None:
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.umbel_head_create.argtypes = [pointer, ctypes.c_int]
+    library.umbel_head_create.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
     library.umbel_head_create.restype = pointer
     library.umbel_head_free.argtypes = [pointer]
     library.umbel_head_free.restype = None

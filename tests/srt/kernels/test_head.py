@@ -193,6 +193,30 @@ def test_without_a_screen_the_choice_is_the_same(library: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
+def test_coarse_estimates_choose_the_same(library: ctypes.CDLL, form: Format) -> None:
+    weight, x = normal(3000, 96), states(40, 96)
+    x[:, 50] *= 30  # one group of inputs is far larger than the others
+    x[7, ::4] *= 50  # and in one row too many are
+    matrix = PackedMatrix(library, [weight], form)
+    coarse, fine = Head(library, matrix), Head(library, matrix, coarse=False)
+    for picks in (best_picks(40), sampled_picks(40)):
+        one, other = coarse.choose(x, picks), fine.choose(x, picks)
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.logits.tolist() == other.logits.tolist()
+
+
+def test_thousands_of_tokens_that_nobody_uses_fill_no_shortlist(library: ctypes.CDLL) -> None:
+    weight = 0.01 * normal(16_000, 64)
+    used = torch.arange(100, 16_000, 37)
+    weight[used] = normal(len(used), 64, seed=1)
+    head = head_of(library, weight)
+    assert_same(head, states(12, 64), best_picks(12))
+    assert_same(head, states(12, 64), sampled_picks(12, temperature=0.2))
+    assert_same(head, states(12, 64), sampled_picks(12, temperature=0.2, top_k=20))
+    assert head.counters.fallbacks == 0
+
+
+@pytest.mark.parametrize("form", FORMATS)
 def test_the_number_of_threads_and_of_rows_changes_nothing(library: ctypes.CDLL, form: Format) -> None:
     head, x, picks = head_of(library, normal(3000, 90), form), states(21, 90), sampled_picks(21)
     results = []
@@ -209,7 +233,7 @@ def test_the_number_of_threads_and_of_rows_changes_nothing(library: ctypes.CDLL,
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("temperature", [1e-9, 0.01, 0.6, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize("temperature", [1e-9, 0.6, 1.0, 100.0])
 @pytest.mark.parametrize(
     ("top_k", "min_p"), [(0, 0.0), (1, 0.0), (20, 0.0), (256, 0.0), (300, 0.0), (0, 0.1), (0, 1.0), (10, 0.02)]
 )
@@ -268,8 +292,8 @@ def test_some_logits_are_those_of_all(library: ctypes.CDLL, form: Format, rows: 
 
 def test_the_copy_takes_a_byte_for_each_weight(library: ctypes.CDLL) -> None:
     weight = normal(500, 128)
-    assert head_of(library, weight).bytes == 512 * 128 + 2 * 512 * 4
-    assert head_of(library, weight, Format.INT8).bytes == 512 * 4, "an INT8 matrix is its own copy"
+    assert head_of(library, weight).bytes == 512 * 128 + 3 * 512 * 4
+    assert head_of(library, weight, Format.INT8).bytes == 2 * 512 * 4, "an INT8 matrix is its own copy"
 
 
 def test_no_rows_are_no_work(library: ctypes.CDLL) -> None:

@@ -27,7 +27,7 @@ struct HeadCounters {
     long rows;        // that were asked for a token
     long candidates;  // tokens that the screen left over
     long exact;       // logits computed one by one
-    long fallbacks;   // rows that took all logits instead
+    long fallbacks;   // rows that took all logits although there is a screen
 };
 
 struct Head {
@@ -35,14 +35,18 @@ struct Head {
     const Matrix* screen = nullptr;  // INT8; `exact` itself where that is INT8; nullptr: every row takes all logits
     Matrix* copy = nullptr;          // what of it is ours
     float* radii = nullptr;          // [panels · 16], see head_screen.h
-    float norm_ratio = 0;            // largest |stored weights| of an output, as it is stored
+    int32_t* offsets = nullptr;      // [panels · 16], see coarse_rows.h
+    bool coarse = false;             // whether many rows are estimated from 7 bits
+    float norm_ratio = 0;            // largest |stored bytes| of an output
+    float largest_stored = 0;        // largest |scale × stored bytes| of an output
     float largest_norm = 0;          // largest |weights| of an output
     HeadCounters counters{};
-    Buffer rounded, lists, states, gathered, logits;
+    Buffer lists, states, gathered, logits;
 };
 
-// The caller keeps `exact` as long as the head. nullptr when there is no memory.
-Head* create_head(const Matrix& exact, bool screen);
+// The caller keeps `exact` as long as the head. nullptr when there is no memory. `coarse` lets many rows be estimated
+// from inputs of 7 bits where that is faster (coarse_rows.h).
+Head* create_head(const Matrix& exact, bool screen, bool coarse = true);
 void free_head(Head* head);
 
 // tokens[r] and logits[r], the token's logit, by `picks`. A row with logits that are not finite gives token −1: nothing

@@ -21,7 +21,10 @@ float kth_largest(std::vector<float>& logits, long k) {
 class Race {
   public:
     Race(const Choice& choice, float largest, float kth)
-        : choice_(choice), largest_(largest), kth_(kth), floor_(choice.min_p > 0 ? std::log(choice.min_p) : -HUGE_VAL) {}
+        : choice_(choice),
+          largest_(largest),
+          kth_(kth),
+          floor_(choice.min_p > 0 ? std::log(choice.min_p) : -HUGE_VAL) {}
 
     void enter(int32_t token, float logit) {
         double scaled = logit * choice_.inverse_temperature;

@@ -16,7 +16,17 @@ namespace umbel {
 namespace {
 
 constexpr long CHUNK_PANELS = 64;  // so that a thread which lost its core delays a loop little
-constexpr double UNIT = 0x1p-24;   // relative error of one float32 rounding
+constexpr long SAMPLE_STRIDE = 32; // panels
+constexpr long SAMPLED_FROM = 512;  // panels: fewer tokens than shortlists hold need no sample
+constexpr float LOWEST = std::numeric_limits<float>::lowest();  // padding, at minus infinity, is below it
+constexpr double UNIT = 0x1p-24;     // relative error of one float32 rounding
+constexpr float UNDERFLOW_NORM = 1e-16f;  // at most, of weights whose squares are no float32 numbers
+
+#if defined(UMBEL_COARSE_ROWS)
+constexpr long SUM_OFFSET = COARSE_OFFSET;
+#else
+constexpr long SUM_OFFSET = 0;
+#endif
 
 UMBEL_INLINE bool any(vi mask) {
 #if defined(__AVX512DQ__)
@@ -44,32 +54,65 @@ UMBEL_INLINE vf noise_above(vu hash) {
 // How far a float32 score of this size may lie from the true one: its own rounding, and that of the noise.
 double score_margin(double score) { return (std::fabs(score) + 32) * 0x1p-20; }
 
-// The weights of one output of a panel, from the front.
+// Input k of VL outputs from `output` on.
 template <Format F>
-void unpack(const Matrix& matrix, long panel, long output, float* weights) {
-    if constexpr (F == Format::F32) {
-        const float* data = (const float*)matrix.data + panel * matrix.k_padded * PANEL;
-        for (long i = 0; i < matrix.k; i++) weights[i] = data[i * PANEL + output];
-    } else {
-        const bf16* data = (const bf16*)matrix.data + panel * matrix.k_padded * PANEL;
-        for (long i = 0; i < matrix.k; i++) weights[i] = from_bf16(data[i / 2 * 2 * PANEL + output * 2 + i % 2]);
+UMBEL_INLINE vf weights_at(const Matrix& matrix, long panel, int output, long k) {
+    const char* data = (const char*)matrix.data + panel * (matrix.data_bytes / matrix.panels);
+    if constexpr (F == Format::F32) return load((const float*)data + k * PANEL + output);
+    vu lanes;
+    if constexpr (F == Format::BF16) {
+        std::memcpy(&lanes, data + (k / 2 * PANEL + output) * 4, sizeof lanes);
+        return (vf)(k % 2 ? lanes & 0xffff0000u : lanes << 16);
     }
+    std::memcpy(&lanes, data + (k / 4 * PANEL + output) * 4, sizeof lanes);
+    vi byte = (vi)(lanes << (24 - 8 * (k % 4))) >> 24;
+    return __builtin_convertvector(byte, vf) * load(matrix.scales + panel * PANEL + output);
 }
 
-struct Norms {
-    double weights, stored, difference;  // squares: of w, of the stored bytes, of w − scale · stored
+struct Norms {  // of VL outputs
+    vf weights, stored, difference;  // squares: of w, of the stored bytes, of w − scale · stored
+    vi sum;                          // of the stored bytes
+    bool finite;
 };
 
-Norms norms_of(const Matrix& copy, long output, const float* weights) {
-    const int8_t* bytes = (const int8_t*)copy.data + output / PANEL * copy.k_padded * PANEL + output % PANEL * 4;
-    double scale = copy.scales[output];
-    Norms norms{};
-    for (long at = 0; at < copy.k; at++) {
-        double stored = bytes[at / 4 * 4 * PANEL + at % 4], weight = weights[at], difference = weight - scale * stored;
-        norms.weights += weight * weight;
-        norms.stored += stored * stored;
-        norms.difference += difference * difference;
+// Stores VL outputs as bytes, as pack_int8 does, or reads what an INT8 matrix has stored.
+template <Format F>
+Norms screen_outputs(const Matrix& exact, Matrix* copy, long panel, int output) {
+    constexpr float SHIFT = 12582912.0f;  // 1.5 · 2^23: the fraction is rounded away, the integer is in the low bits
+    float* scales = F == Format::INT8 ? exact.scales : copy->scales;
+    vf scale;
+    if constexpr (F == Format::INT8) {
+        scale = load(scales + panel * PANEL + output);
+    } else {
+        vi most{};
+        for (long k = 0; k < exact.k; k++) {
+            vi bits = float_to_bits(weights_at<F>(exact, panel, output, k)) & 0x7fffffff;
+            most = most > bits ? most : bits;
+        }
+        scale = bits_to_float(most) / 127.0f;
+        store(scales + panel * PANEL + output, scale);
     }
+    vi usable = scale >= splat(SMALLEST_SCALE);
+    vf divisor = select(usable, scale, splat(1.0f));
+    Norms norms{};
+    for (long group = 0; group < exact.k; group += 4) {
+        vi bytes{};
+        for (long k = group; k < group + 4 && k < exact.k; k++) {
+            vf weight = weights_at<F>(exact, panel, output, k);
+            vi integer = (float_to_bits(weight / divisor + SHIFT) - 0x4b400000) & usable;
+            vf stored = __builtin_convertvector(integer, vf), difference = weight - stored * scale;
+            bytes |= (integer & 0xff) << (8 * (int)(k - group));
+            norms.sum += integer;
+            norms.weights += weight * weight;
+            norms.stored += stored * stored;
+            norms.difference += difference * difference;
+        }
+        if constexpr (F != Format::INT8) {
+            char* out = (char*)copy->data + panel * copy->k_padded * PANEL;
+            std::memcpy(out + group * PANEL + output * 4, &bytes, sizeof bytes);
+        }
+    }
+    norms.finite = !any(~((scale <= splat(1e30f)) & (norms.weights <= splat(1e30f))));
     return norms;
 }
 
@@ -90,10 +133,10 @@ UMBEL_INLINE void screen_tile(const Head& head, const ScreenedRow* rows, long co
         for (int o = 0; o < PANEL; o += VL) {
             vf scale = load(scales + o);
             vf estimate = load(sums + r * PANEL + o) * scale;
-            vf bound = load(radii + o) * row.norm + scale * row.error;
+            vf bound = load(radii + o) * row.norm + min(scale * row.error, splat(row.largest_error));
             vf upper = estimate + bound, reached = upper;
             if (row.rule == Rule::NOISE) {
-                vu tokens;
+                vu tokens{};
                 for (int i = 0; i < VL; i++) tokens[i] = (uint32_t)(panel * PANEL + o + i);
                 reached = upper * (float)row.inverse_temperature + noise_above(token_hash(row.key, tokens));
             }
@@ -110,38 +153,81 @@ UMBEL_INLINE void screen_tile(const Head& head, const ScreenedRow* rows, long co
 template <Format F>
 bool fill(Head& head) {
     const Matrix& exact = *head.exact;
-    Matrix& copy = *head.copy;
-    double lost = (double)(exact.k + (exact.k + INT8_BLOCK - 1) / INT8_BLOCK + 24) * UNIT;
-    std::atomic<float> ratio{0}, largest{0};
+    const double summed = 1 + (double)(exact.k + 8) * 2 * UNIT;  // what float32 sums of squares may lose
+    const double lost = (double)(exact.k + (exact.k + INT8_BLOCK - 1) / INT8_BLOCK + 32) * UNIT;
+    std::atomic<float> ratio{0}, stored_norm{0}, largest{0};
     std::atomic<bool> finite{true};
     parallel(exact.panels, even_grain(exact.panels, 16), [&](long begin, long end) {
-        Buffer memory;
-        float* weights = memory.take<float>(exact.k);
-        for (long output = begin * PANEL; output < end * PANEL && output < exact.n; output++) {
-            unpack<F>(exact, output / PANEL, output % PANEL, weights);
-            pack_int8_output(copy, output, weights, false);
-            Norms norms = norms_of(copy, output, weights);
-            double norm = std::sqrt(norms.weights), difference = std::sqrt(norms.difference);
-            if (!(norm < 1e30)) finite = false;
-            head.radii[output] = rounded_up(difference + 1.02 * lost * (norm + difference)) + 1e-30f;
-            store_larger(ratio, rounded_up(std::sqrt(norms.stored)));
-            store_larger(largest, rounded_up(norm));
-        }
+        for (long panel = begin; panel < end; panel++)
+            for (int o = 0; o < PANEL; o += VL) {
+                Norms norms = screen_outputs<F>(exact, head.copy, panel, o);
+                if (!norms.finite) finite = false;
+                for (int lane = 0; lane < VL; lane++) {
+                    long output = panel * PANEL + o + lane;
+                    if (output >= exact.n) break;
+                    double norm = std::sqrt(norms.weights[lane]) * summed;
+                    double stored = std::sqrt(norms.stored[lane]) * summed;
+                    double difference = std::sqrt(norms.difference[lane]) * summed + 4 * UNIT * norm;
+                    head.radii[output] = rounded_up(difference + 1.02 * lost * (norm + difference)) + UNDERFLOW_NORM;
+                    head.offsets[output] = (int32_t)(norms.sum[lane] * SUM_OFFSET);
+                    store_larger(ratio, rounded_up(stored));
+                    store_larger(stored_norm, rounded_up(stored * head.screen->scales[output]));
+                    store_larger(largest, rounded_up(norm));
+                }
+            }
     });
     head.norm_ratio = ratio;
+    head.largest_stored = stored_norm;
     head.largest_norm = largest;
     return finite;
 }
 
-// An INT8 matrix is its own copy: what it estimates is the logit.
-bool fill_from_int8(Head& head) {
-    const Matrix& exact = *head.exact;
-    for (long output = 0; output < exact.n; output++) {
-        float norm = exact.scales[output] * 127.0f * std::sqrt((float)exact.k);
-        if (!(norm < 1e30f)) return false;
-        head.largest_norm = std::max(head.largest_norm, norm);
+// The shortlists get what can be chosen of every `stride`-th panel. `products` makes what computes a tile of rows times
+// a panel, for one chunk of the loop.
+template <class Rows, class MakeProducts>
+void visit(const Head& head, const Rows& x, const ScreenedRow* rows, Shortlist* lists, long stride,
+           MakeProducts&& products) {
+    long visits = (head.screen->panels + stride - 1) / stride, grain = even_grain(visits, 8);
+    parallel(visits, grain < CHUNK_PANELS ? grain : CHUNK_PANELS, [&](long begin, long end) {
+        auto kernel = products();
+        Shortlist* own = lists + team_rank() * x.rows;
+        for (long visit = begin; visit < end; visit++)
+            for (long tile = 0; tile < x.tiles; tile++) {
+                alignas(64) float sums[Int8Products::MOST_ROWS * PANEL];
+                long panel = visit * stride;
+                kernel.compute(tile, panel, tile, x.tiles, sums);
+                long first = x.first_row(tile), last = std::min(x.first_row(tile + 1), x.rows);
+                screen_tile(head, rows + first, last - first, panel, sums, own + first);
+            }
+    });
+}
+
+// What a sample has shown to be out of reach is so for every thread, and the lists are empty again.
+void share_reach(const ScreenedRow* rows, long count, Shortlist* lists) {
+    for (long row = 0; row < count; row++) {
+        if (rows[row].skipped) continue;
+        float reach = LOWEST;
+        for (long thread = 0; thread < team_size(); thread++) {
+            Shortlist& list = lists[thread * count + row];
+            if (list.overflowed) continue;
+            list.tighten(rows[row]);
+            reach = std::max(reach, list.reach);
+        }
+        for (long thread = 0; thread < team_size(); thread++) lists[thread * count + row].clear(reach);
     }
-    return true;
+}
+
+// A sample goes first: vocabularies have thousands of tokens that nobody uses and that are all alike. Whoever meets
+// them before anything better would have to keep them.
+template <class Rows, class MakeProducts>
+void screen(const Head& head, const Rows& x, const ScreenedRow* rows, Shortlist* lists, MakeProducts&& products) {
+    for (long i = 0; i < team_size() * x.rows; i++)
+        lists[i].clear(rows[i % x.rows].skipped ? std::numeric_limits<float>::infinity() : LOWEST);
+    if (head.screen->panels >= SAMPLED_FROM) {
+        visit(head, x, rows, lists, SAMPLE_STRIDE, products);
+        share_reach(rows, x.rows, lists);
+    }
+    visit(head, x, rows, lists, 1, products);
 }
 
 }  // namespace
@@ -168,7 +254,7 @@ void Shortlist::add(const ScreenedRow& row, Candidate candidate) {
     }
     candidates[count++] = candidate;
     switch (row.rule) {
-        case Rule::LARGEST: reach = std::max(reach, row.slack > 0 ? candidate.lower - row.slack : candidate.lower); break;
+        case Rule::LARGEST: reach = std::max(reach, candidate.lower - row.slack); break;
         case Rule::NOISE: reach = std::max(reach, candidate.lower - (float)score_margin(candidate.lower)); break;
         case Rule::TOP: break;
     }
@@ -188,24 +274,14 @@ void Shortlist::tighten(const ScreenedRow& row) {
 }
 
 void screen_rows(const Head& head, const Int8Rows& x, const ScreenedRow* rows, Shortlist* lists) {
-    const Matrix& screen = *head.screen;
-    for (long i = 0; i < team_size() * x.rows; i++) {
-        lists[i].clear();
-        if (rows[i % x.rows].skipped) lists[i].reach = std::numeric_limits<float>::infinity();
-    }
-    long grain = even_grain(screen.panels, 8);
-    parallel(screen.panels, grain < CHUNK_PANELS ? grain : CHUNK_PANELS, [&](long begin, long end) {
-        Int8Products products(screen, x);
-        Shortlist* own = lists + team_rank() * x.rows;
-        for (long panel = begin; panel < end; panel++)
-            for (long tile = 0; tile < x.tiles; tile++) {
-                alignas(64) float sums[Int8Products::MOST_ROWS * PANEL];
-                products.compute(tile, panel, tile == 0, sums);
-                long first = x.first_row(tile), last = std::min(x.first_row(tile + 1), x.rows);
-                screen_tile(head, rows + first, last - first, panel, sums, own + first);
-            }
-    });
+    screen(head, x, rows, lists, [&] { return Int8Products(*head.screen, x); });
 }
+
+#if defined(UMBEL_COARSE_ROWS)
+void screen_rows(const Head& head, const CoarseRows& x, const ScreenedRow* rows, Shortlist* lists) {
+    screen(head, x, rows, lists, [&] { return CoarseProducts(*head.screen, x, head.offsets); });
+}
+#endif
 
 float norm_above(const float* x, long count) {
     double square = 0;
@@ -229,7 +305,7 @@ bool fill_screen(Head& head) {
     switch (head.exact->format) {
         case Format::F32: return fill<Format::F32>(head);
         case Format::BF16: return fill<Format::BF16>(head);
-        case Format::INT8: return fill_from_int8(head);
+        case Format::INT8: return fill<Format::INT8>(head);
     }
     return false;
 }

@@ -5,10 +5,12 @@
 //   |x·w − x^·w^| <= |x| · |w − w^| + |x − x^| · |w^|         (Cauchy and Schwarz)
 //
 // The radius of a token is |w − w^| plus the share of |w| that float32 sums may lose, rounded up; |w^| is at most its
-// scale times `norm_ratio`. So |logit − estimate| <= |x| · radius + |x − x^| · norm_ratio · scale, for the logit as
-// `linear` rounds it.
+// scale times `norm_ratio`, and at most `largest_stored`. So, for the logit as `linear` rounds it,
+//
+//   |logit − estimate| <= |x| · radius + |x − x^| · min(norm_ratio · scale, largest_stored)
 #pragma once
 
+#include "coarse_rows.h"
 #include "head.h"
 #include "linear_int8.h"
 
@@ -28,8 +30,9 @@ enum class Rule {
 // One row: what of it is screened, and by which rule.
 struct ScreenedRow {
     Rule rule;
-    float norm;   // |x|, rounded up
-    float error;  // |x − x^| · norm_ratio, rounded up
+    float norm;           // |x|, rounded up; 0 where estimates are the logits themselves
+    float error;          // |x − x^| · norm_ratio, rounded up
+    float largest_error;  // |x − x^| · largest_stored, rounded up
     float slack;
     long top;
     double inverse_temperature;
@@ -39,15 +42,15 @@ struct ScreenedRow {
 
 // The tokens of one row that one thread has not ruled out. When it is full, those that the others rule out are dropped.
 struct Shortlist {
-    static constexpr long CAPACITY = 2048;
+    static constexpr long CAPACITY = 4096;
 
     float reach;  // an upper bound below it cannot be chosen
     int count;
     bool overflowed;
     Candidate candidates[CAPACITY];
 
-    void clear() {
-        reach = -__FLT_MAX__;  // padding, at minus infinity, is below it
+    void clear(float reached) {
+        reach = reached;
         count = 0;
         overflowed = false;
     }
@@ -55,13 +58,16 @@ struct Shortlist {
     void tighten(const ScreenedRow& row);  // `reach` from the candidates, then without those that it rules out
 };
 
-// Shortlists of the row block [first, first + x.rows): lists[thread][row].
+// Shortlists of rows: lists[thread][row].
 void screen_rows(const Head& head, const Int8Rows& x, const ScreenedRow* rows, Shortlist* lists);
+#if defined(UMBEL_COARSE_ROWS)
+void screen_rows(const Head& head, const CoarseRows& x, const ScreenedRow* rows, Shortlist* lists);
+#endif
 
 // The next float32 that is surely not below.
 float rounded_up(double value);
 
-// What `norm` and `error` of a row are.
+// |x|, and |x − x^| for inputs in 16 bits.
 float norm_above(const float* x, long count);
 float input_error_above(const Int8Rows& x, long row);
 

@@ -8,7 +8,6 @@ namespace {
 
 constexpr int WIDE = PANEL / VL;                  // columns of VL outputs in a panel
 constexpr int SUMS = VL == 16 ? 24 : 12;          // vectors of sums in registers
-constexpr long AHEAD = 2048;                      // bytes that are asked for before their use
 constexpr long CHUNK_PANELS = 64;                 // so that a thread which lost its core delays a loop little
 constexpr long CACHED_INPUTS = 192 << 10;         // bytes
 
@@ -24,13 +23,16 @@ struct Operands {
     const int16_t* x;     // [k / 4][R][4]
     const float* scales;  // [R, blocks]
     long k_padded, blocks;
+    const int8_t* next;  // what is asked for meanwhile
+    long next_bytes;
 };
 
 // sums[r, 0:16] = x[r] · panel: exact sums of a block of k, then float32 over the blocks.
 template <int R>
-void multiply(const Operands& operands, bool streamed, float* sums) {
-    const long ahead = streamed ? AHEAD : 0;
+void multiply(const Operands& operands, float* sums) {
     constexpr int COLUMNS = columns_for(R), V = 2 * COLUMNS;
+    const int8_t* next = operands.next;
+    const long step = operands.next_bytes * COLUMNS / WIDE * 4 / operands.k_padded;
     for (int column = 0; column < WIDE; column += COLUMNS) {
         const int8_t* weights = operands.panel + column * VL * 4;
         const int16_t* x = operands.x;
@@ -39,7 +41,8 @@ void multiply(const Operands& operands, bool streamed, float* sums) {
             long groups = (left < INT8_BLOCK ? left : INT8_BLOCK) / 4;
             vi exact[R][V] = {};
             for (long group = 0; group < groups; group++) {
-                prefetch(weights + ahead);
+                __builtin_prefetch(next, 0, 2);  // to the second cache: this panel has the first
+                next += step;
                 vshorts wide[V];
 #pragma GCC unroll 8
                 for (int v = 0; v < V; v++) wide[v] = widen(weights + v * VL * 2);
@@ -65,7 +68,7 @@ void multiply(const Operands& operands, bool streamed, float* sums) {
     }
 }
 
-typedef void (*Multiply)(const Operands&, bool, float*);
+typedef void (*Multiply)(const Operands&, float*);
 
 struct Kernels {
     Multiply by_rows[INT8_ROWS + 1] = {};
@@ -81,13 +84,15 @@ constexpr Kernels KERNELS = all_kernels(std::make_integer_sequence<int, INT8_ROW
 
 // 16 rows by tiles: the upper and the lower bytes of x apart, each times the bytes of the weights, and two of both in
 // turn, since a product takes longer than two can follow each other. The integers are those of the vectors.
-void multiply_tiles(const Operands& operands, long rows, bool streamed, float* sums) {
+void multiply_tiles(const Operands& operands, long rows, float* sums) {
     constexpr long TILE = TILE_ROWS * TILE_BYTES;
     const int8_t* weights = operands.panel;
     const int8_t* x = (const int8_t*)operands.x;
+    const int8_t* next = operands.next;
+    const long share = operands.next_bytes * TILE_BYTES / operands.k_padded;
     auto step = [&]<int Upper, int Lower>() {
-        if (streamed)
-            for (long line = 0; line < TILE; line += 64) prefetch(weights + AHEAD + line);
+        for (long line = 0; line < share; line += 64) __builtin_prefetch(next + line, 0, 2);
+        next += share;
         tile_load<6>(weights, TILE_BYTES);
         tile_load<4>(x, TILE_BYTES);
         tile_load<5>(x + TILE, TILE_BYTES);
@@ -131,15 +136,17 @@ void multiply_tiles(const Operands& operands, long rows, bool streamed, float* s
 
 }  // namespace
 
-void Int8Products::compute(long tile, long panel, bool streamed, float* sums) const {
+void Int8Products::compute(long tile, long panel, long turn, long turns, float* sums) const {
     long row = x_.first_row(tile);
     long end = x_.first_row(tile + 1) < x_.rows ? x_.first_row(tile + 1) : x_.rows;
-    Operands operands{(const int8_t*)weight_.data + panel * weight_.k_padded * PANEL, x_.tile_values(tile),
-                      x_.scales + row * x_.blocks, x_.k_padded, x_.blocks};
+    long panel_bytes = weight_.k_padded * PANEL;
+    const int8_t* weights = (const int8_t*)weight_.data + panel * panel_bytes;
+    Operands operands{weights,   x_.tile_values(tile), x_.scales + row * x_.blocks, x_.k_padded,
+                      x_.blocks, weights + panel_bytes + turn * panel_bytes / turns, panel_bytes / turns};
 #if defined(UMBEL_AMX)
-    if (x_.by_amx) return multiply_tiles(operands, end - row, streamed, sums);
+    if (x_.by_amx) return multiply_tiles(operands, end - row, sums);
 #endif
-    KERNELS.by_rows[end - row](operands, streamed, sums);
+    KERNELS.by_rows[end - row](operands, sums);
 }
 
 long int8_tiles_together(const Int8Rows& x) {
@@ -165,7 +172,7 @@ void linear_int8(const Matrix& weight, const float* x, long rows, long x_stride,
             for (long panel = first_panel; panel < end_panel; panel++)
                 for (long tile = first_tile; tile < end_tile; tile++) {
                     alignas(64) float sums[Int8Products::MOST_ROWS * PANEL];
-                    products.compute(tile, panel, tile == first_tile, sums);
+                    products.compute(tile, panel, tile - first_tile, end_tile - first_tile, sums);
                     long first_row = inputs.first_row(tile), last_row = inputs.first_row(tile + 1);
                     if (last_row > rows) last_row = rows;
                     long width = weight.n - panel * PANEL < PANEL ? weight.n - panel * PANEL : PANEL;

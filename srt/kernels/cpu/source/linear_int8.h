@@ -13,8 +13,7 @@ namespace umbel {
 // whole team.
 void pack_int8(Matrix& matrix, long first, long count, const void* source, bool source_is_bf16, long row_stride);
 
-// The same for one output, by the calling thread.
-void pack_int8_output(Matrix& matrix, long output, const void* weights, bool is_bf16);
+constexpr float SMALLEST_SCALE = 1e-35f;  // below it a quotient would not be exact; such weights count as zeros
 
 // `linear` for an INT8 matrix. Inputs are rounded to 16 bits (see int8_rows.h), products are summed exactly. A row gives
 // the same bits alone and in a batch.
@@ -29,8 +28,9 @@ class Int8Products {
 
     Int8Products(const Matrix& weight, const Int8Rows& x) : weight_(weight), x_(x) {}
 
-    // sums[row of the tile, 0:16] of one panel. `streamed`: the panel comes from memory, so what follows is asked for.
-    void compute(long tile, long panel, bool streamed, float* sums) const;
+    // sums[row of the tile, 0:16] of one panel. While it is used the next one comes from memory: of `turns` calls for this
+    // panel, each asks for its share.
+    void compute(long tile, long panel, long turn, long turns, float* sums) const;
 
   private:
     const Matrix& weight_;

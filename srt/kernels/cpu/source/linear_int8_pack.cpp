@@ -7,8 +7,7 @@
 namespace umbel {
 namespace {
 
-constexpr long PIECE = 512;                // inputs that are converted at once
-constexpr float SMALLEST_SCALE = 1e-35f;  // below it a quotient would not be exact; such weights count as zeros
+constexpr long PIECE = 512;  // inputs that are converted at once
 
 UMBEL_INLINE void load_piece(const void* source, bool is_bf16, long at, long count, float* piece) {
     if (!is_bf16) {
@@ -57,9 +56,7 @@ void pack_output(const void* source, bool is_bf16, long k, float scale, int8_t* 
     }
 }
 
-}  // namespace
-
-void pack_int8_output(Matrix& matrix, long output, const void* weights, bool is_bf16) {
+void pack_one(Matrix& matrix, long output, const void* weights, bool is_bf16) {
     float scale = largest_weight(weights, is_bf16, matrix.k) / 127.0f;
     int8_t* out = (int8_t*)matrix.data + output / PANEL * matrix.k_padded * PANEL + output % PANEL * 4;
     matrix.scales[output] = scale;
@@ -69,11 +66,13 @@ void pack_int8_output(Matrix& matrix, long output, const void* weights, bool is_
         for (long at = 0; at < matrix.k; at += 4) std::memset(out + at * PANEL, 0, 4);
 }
 
+}  // namespace
+
 void pack_int8(Matrix& matrix, long first, long count, const void* source, bool source_is_bf16, long row_stride) {
     parallel(count, even_grain(count, 8, PANEL), [&](long begin, long end) {
         for (long row = begin; row < end; row++) {
             const char* weights = (const char*)source + row * row_stride * (source_is_bf16 ? 2 : 4);
-            pack_int8_output(matrix, first + row, weights, source_is_bf16);
+            pack_one(matrix, first + row, weights, source_is_bf16);
         }
     });
 }

@@ -1,0 +1,59 @@
+// Inputs in 7 bits, for estimates of many rows: with AVX2 a product of bytes costs half of one of 16 bits.
+//
+// A row has one scale, chosen for most of its inputs. The few groups of four that hold larger ones (hidden states have
+// such channels) are left out, and added in 16 bits to the same integer sums. What rounding has lost is known for each
+// row, so a bound can be kept.
+#pragma once
+
+#include "linear.h"
+#include "linear_int8.h"
+
+namespace umbel {
+
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(UMBEL_AMX)
+#define UMBEL_COARSE_ROWS  // elsewhere 16 bits are as fast as memory
+#endif
+
+#if defined(UMBEL_COARSE_ROWS)
+
+constexpr int COARSE_OFFSET = 64;  // what is added to every stored input, so that it is unsigned
+
+struct LargeGroups {  // of one tile
+    static constexpr int MOST = 24;
+    int count;
+    int32_t groups[MOST];
+    int16_t values[MOST][INT8_ROWS][4];
+};
+
+struct CoarseRows {
+    long rows, k_padded, tiles;
+    const uint8_t* values;  // tile by tile: [k / 4][rows of the tile][4]
+    const float* scales;    // [rows]; NaN where a row is not of numbers
+    const float* errors;    // [rows] |x − x^|, rounded up
+    const LargeGroups* large;  // [tiles]
+
+    long first_row(long tile) const { return tile * rows / tiles; }
+};
+
+// Into memory of the calling thread, which the next call overwrites. Uses the whole team.
+CoarseRows quantize_coarsely(const Matrix& weight, const float* x, long rows, long x_stride);
+
+// As Int8Products. `offsets`: for each output COARSE_OFFSET times the sum of its stored weights.
+class CoarseProducts {
+  public:
+    static constexpr int MOST_ROWS = INT8_ROWS;
+
+    CoarseProducts(const Matrix& weight, const CoarseRows& x, const int32_t* offsets)
+        : weight_(weight), x_(x), offsets_(offsets) {}
+
+    void compute(long tile, long panel, long turn, long turns, float* sums) const;
+
+  private:
+    const Matrix& weight_;
+    const CoarseRows& x_;
+    const int32_t* offsets_;
+};
+
+#endif
+
+}  // namespace umbel
