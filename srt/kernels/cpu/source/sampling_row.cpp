@@ -89,31 +89,39 @@ double weight(float logit, float best, double inverse_temperature) {
     return std::exp(((double)logit - best) * inverse_temperature);
 }
 
-// Candidates from the best one down until their weight reaches `wanted`: the logit of the last of them.
+// Candidates from the best one down until their weight reaches `wanted`: the logit of the last of them. Halves, of
+// which one is left alone, until so few are left that they are sorted.
 bool end_of_mass(std::vector<Candidate>& candidates, float best, double inverse_temperature, double wanted,
                  float& end) {
-    std::sort(candidates.begin(), candidates.end(), better);
+    auto first = candidates.begin(), last = candidates.end();
     double mass = 0;
-    for (const Candidate& candidate : candidates) {
-        mass += weight(candidate.logit, best, inverse_temperature);
-        if (mass >= wanted) {
-            end = candidate.logit;
-            return true;
+    while (last - first > 256) {
+        auto middle = first + (last - first) / 2;
+        std::nth_element(first, middle, last, better);
+        double upper = 0;
+        for (auto it = first; it < middle; it++) upper += weight(it->logit, best, inverse_temperature);
+        if (mass + upper >= wanted) {
+            last = middle;
+        } else {
+            mass += upper;
+            first = middle;
         }
+    }
+    std::sort(first, last, better);
+    for (auto it = first; it < last; it++) {
+        mass += weight(it->logit, best, inverse_temperature);
+        end = it->logit;
+        if (mass >= wanted) return true;
     }
     return false;
 }
 
-// Bins of equal width over 40 units of scaled logits: what lies below the best by more has no weight.
-constexpr int BINS = 4096;
-constexpr float BINS_PER_UNIT = BINS / 40.0f;
+// Leading bits of logits, ordered like the logits: sign, exponent and 7 bits of the fraction.
+constexpr long BINS = 1 << 16;
 
-UMBEL_INLINE vf scaled_below(const float* x, float best, float inverse_temperature) {
-    return (load(x) - best) * inverse_temperature;
-}
-UMBEL_INLINE vi bin_of(vf scaled) {
-    vf steps = min(scaled * -BINS_PER_UNIT, splat((float)BINS));
-    return __builtin_convertvector(steps, vi);
+UMBEL_INLINE vi bin_of(vf logits) {
+    vi bits = (vi)logits;
+    return ((bits ^ ((bits >> 31) & 0x7fffffff)) >> 16) + (int32_t)(BINS / 2);
 }
 
 }  // namespace
@@ -217,17 +225,26 @@ float Row::kth_maximum(long k) const {
 // The k largest logits are at least as large as the k-th largest maximum of a block.
 float Row::kth_largest(long k) const {
     std::vector<Candidate>& candidates = scratch_candidates();
-    collect(k <= blocks(vocab_) ? kth_maximum(k) : NEVER, candidates);
-    if ((long)candidates.size() < k) return NEVER;
-    std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), better);
-    return candidates[k - 1].logit;
+    long before = 0;
+    if (4 * k <= blocks(vocab_))
+        collect(kth_maximum(k), candidates);
+    else
+        before = (long)collect_decisive(NEVER, (double)k, [](vf) { return splat(1.0f); }, candidates);
+    if (before + (long)candidates.size() < k) return NEVER;
+    auto kth = candidates.begin() + (k - before - 1);
+    std::nth_element(candidates.begin(), kth, candidates.end(), better);
+    return kth->logit;
 }
 
-void Row::largest(long count, std::vector<Candidate>& out) const {
-    collect(count <= blocks(vocab_) ? kth_maximum(count) : NEVER, out);
-    count = std::min(count, (long)out.size());
-    std::partial_sort(out.begin(), out.begin() + count, out.end(), better);
-    out.resize(count);
+void Row::largest(long count, int32_t* tokens, float* logits) const {
+    std::vector<Candidate>& candidates = scratch_candidates();
+    collect(count <= blocks(vocab_) ? kth_maximum(count) : NEVER, candidates);
+    long there = std::min(count, (long)candidates.size());
+    std::partial_sort(candidates.begin(), candidates.begin() + there, candidates.end(), better);
+    for (long i = 0; i < count; i++) {
+        tokens[i] = i < there ? candidates[i].token : -1;
+        logits[i] = i < there ? candidates[i].logit : NEVER;
+    }
 }
 
 // Appends what is at least `least` and not −∞.
@@ -256,22 +273,30 @@ float Row::nucleus_end(const Wish& wish, float floor) const {
         end_of_mass(candidates, best_.logit, inverse, share * total, end);
         return end;
     }
-    double wanted = floor > NEVER ? -1 : share * mass(inverse);
-    if (wanted >= 0)
-        for (long count : {64, 1024}) {
+    double wanted = -1;  // of what is at or above the floor: not known yet
+    if (floor == NEVER) {
+        wanted = share * mass(inverse);
+        for (long count : {64L, 512L}) {
             if (count > blocks(vocab_)) break;
             std::vector<Candidate>& candidates = scratch_candidates();
             collect(kth_maximum(count), candidates);
             if (end_of_mass(candidates, best_.logit, inverse, wanted, end)) return end;
         }
-    return nucleus_end_by_bins(wish, floor, wanted);
+    }
+    float best = best_.logit, scale = (float)inverse;
+    auto weigh = [best, scale](vf logits) { return exp((logits - best) * scale); };
+    std::vector<Candidate>& candidates = scratch_candidates();
+    double before = collect_decisive(floor, wanted < 0 ? -share : wanted, weigh, candidates, &wanted);
+    end = NEVER;
+    end_of_mass(candidates, best_.logit, inverse, wanted - before, end);
+    return end;
 }
 
-// wanted < 0: top_p of the mass at or above the floor.
-float Row::nucleus_end_by_bins(const Wish& wish, float floor, double wanted) const {
+template <class Weigh>
+double Row::collect_decisive(float floor, double wanted, Weigh&& weigh, std::vector<Candidate>& out,
+                             double* total_wanted) const {
     static thread_local std::vector<double> bins;
-    bins.assign(BINS + 1, 0.0);
-    float inverse = (float)wish.inverse_temperature;
+    bins.assign(BINS, 0.0);
     floor = std::max(floor, std::numeric_limits<float>::lowest());
     alignas(64) float scratch[BLOCK], weights[VL];
     alignas(64) int32_t places[VL];
@@ -279,42 +304,45 @@ float Row::nucleus_end_by_bins(const Wish& wish, float floor, double wanted) con
         if (!(maxima_[b] >= floor)) continue;
         const float* x = block(b, scratch);
         for (long v = 0; v < VECTORS; v++) {
-            vf scaled = scaled_below(x + v * VL, best_.logit, inverse);
-            vf kept = (load(x + v * VL) >= floor) ? exp(scaled) : vf{};
-            vi bin = bin_of(scaled);
+            vf logits = load(x + v * VL);
+            vf kept = select(logits >= floor, weigh(logits), vf{});
+            vi bin = bin_of(logits);
             std::memcpy(weights, &kept, sizeof kept);
             std::memcpy(places, &bin, sizeof bin);
             for (int i = 0; i < VL; i++) bins[places[i]] += weights[i];
         }
     }
-    double total = 0, mass = 0;
-    for (double bin : bins) total += bin;
-    if (wanted < 0) wanted = wish.top_p * (1 - ROUNDING) * total;
-    int decisive = 0;
-    while (decisive < BINS && mass + bins[decisive] < wanted) mass += bins[decisive++];
-    std::vector<Candidate>& candidates = scratch_candidates();
+    if (wanted < 0) {
+        double total = 0;
+        for (double bin : bins) total += bin;
+        wanted *= -total;
+    }
+    if (total_wanted) *total_wanted = wanted;
+    double before = 0;
+    long decisive = BINS - 1;
+    while (decisive > 0 && before + bins[decisive] < wanted) before += bins[decisive--];
     for (long b = 0; b < blocks(vocab_); b++) {
         if (!(maxima_[b] >= floor)) continue;
         const float* x = block(b, scratch);
         for (long v = 0; v < VECTORS; v++) {
-            vi there = (bin_of(scaled_below(x + v * VL, best_.logit, inverse)) == decisive) &
-                       (load(x + v * VL) >= floor);
-            for (uint32_t hits = lanes(there); hits; hits &= hits - 1)
-                candidates.push_back({x[v * VL + __builtin_ctz(hits)], 0});
+            vf logits = load(x + v * VL);
+            vi there = (bin_of(logits) == (int32_t)decisive) & (logits >= floor);
+            for (uint32_t hits = lanes(there); hits; hits &= hits - 1) {
+                long at = v * VL + __builtin_ctz(hits);
+                out.push_back({x[at], (int32_t)(b * BLOCK + at)});
+            }
         }
     }
-    float end = NEVER;
-    if (!end_of_mass(candidates, best_.logit, wish.inverse_temperature, wanted - mass, end) && !candidates.empty())
-        end = candidates.back().logit;  // rounding: the whole bin does not reach it
-    return end;
+    return before;
 }
 
-void Row::race(long chunk, const Wish& wish, float floor, int32_t& winner, double& best) const {
-    long first = chunk * CHUNK_BLOCKS, last = std::min(first + CHUNK_BLOCKS, blocks(vocab_));
-    floor = std::max(floor, std::numeric_limits<float>::lowest());
+int32_t Row::race(const Wish& wish) const {
+    int32_t winner = best_.token;
+    double best = score(best_.logit, wish.inverse_temperature, token_hash(wish.key, (uint32_t)winner));
+    float floor = std::max(this->floor(wish), std::numeric_limits<float>::lowest());
     alignas(64) float scratch[BLOCK];
     vi numbers = lane_numbers();
-    for (long b = first; b < last; b++) {
+    for (long b = 0; b < blocks(vocab_); b++) {
         if (!(maxima_[b] >= floor)) continue;
         double needed = best - maxima_[b] * wish.inverse_temperature - std::abs(best) * 0x1p-50;  // less rounding
         if (needed > LARGEST_NOISE) continue;
@@ -334,6 +362,7 @@ void Row::race(long chunk, const Wish& wish, float floor, int32_t& winner, doubl
             }
         }
     }
+    return winner;
 }
 
 }  // namespace umbel::sampling

@@ -13,7 +13,7 @@
 namespace umbel::sampling {
 
 constexpr long BLOCK = 128;           // tokens that share a maximum
-constexpr long CHUNK_BLOCKS = 128;    // blocks of one piece of work: 64 KiB of logits
+constexpr long CHUNK_BLOCKS = 128;    // blocks of a chunk: 64 KiB of logits, that lie in the L2 cache when they are read again
 constexpr double ROUNDING = 1e-6;     // of a mass that is summed in float32
 
 struct Candidate {
@@ -40,7 +40,7 @@ class Row {
     static long blocks(long vocab) { return (vocab + BLOCK - 1) / BLOCK; }
     static long chunks(long vocab) { return (blocks(vocab) + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
 
-    // Block maxima of a chunk and, unless inverse_temperature is 0, its mass.
+    // Block maxima of a chunk and, unless inverse_temperature is 0, its mass. Every chunk once, in any order.
     void summarise(long chunk, double inverse_temperature);
 
     // After all chunks are summarised: the best logit and its first token.
@@ -52,19 +52,11 @@ class Row {
     // Sum over the row of exp((logit − best) · inverse_temperature), the one it was summarised with.
     double mass(double inverse_temperature) const;
 
-    // The smallest logit that top_k, top_p and min_p leave in the race; those that tie with it stay too.
-    float floor(const Wish& wish) const;
+    // The winner among the tokens that top_k, top_p and min_p leave in the race.
+    int32_t race(const Wish& wish) const;
 
-    // Runs the race in a chunk; `winner` and its score `best` are replaced by a better one.
-    void race(long chunk, const Wish& wish, float floor, int32_t& winner, double& best) const;
-
-    // The score with which the race begins: the best token's own.
-    double first_score(const Wish& wish) const {
-        return score(best_.logit, wish.inverse_temperature, token_hash(wish.key, (uint32_t)best_.token));
-    }
-
-    // The `count` largest logits, best first, ties by token; fewer if there are not so many.
-    void largest(long count, std::vector<Candidate>& out) const;
+    // The `count` largest logits and their tokens, best first, ties by token; −1 and −∞ where there are no more.
+    void largest(long count, int32_t* tokens, float* logits) const;
 
   private:
     // The block's logits: where they lie, or in `scratch`, where those that may not be chosen or lie behind the end
@@ -72,10 +64,16 @@ class Row {
     const float* block(long index, float* scratch) const;
     bool ruled_out(long index) const;
     void collect(float least, std::vector<Candidate>& out) const;
+    // The smallest logit that stays in the race; those that tie with it stay too.
+    float floor(const Wish& wish) const;
     float kth_maximum(long k) const;
     float kth_largest(long k) const;
     float nucleus_end(const Wish& wish, float floor) const;
-    float nucleus_end_by_bins(const Wish& wish, float floor, double wanted) const;
+    // From the largest logit down to the bin in which the sum of weights reaches `wanted` (if negative: that share of
+    // the sum over all at or above the floor): appends the bin's candidates, gives the sum of what lies above them.
+    template <class Weigh>
+    double collect_decisive(float floor, double wanted, Weigh&& weigh, std::vector<Candidate>& out,
+                            double* total_wanted = nullptr) const;
     float least_by_min_p(const Wish& wish) const;
 
     const float* logits_;
