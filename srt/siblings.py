@@ -10,7 +10,8 @@ which leave the path of the admitted branch at some depth, come all that leave t
        ├─ branch 2: called
        └─ branch 3: called              a request elsewhere with a longer match waits until they are in
 
-A later call goes before an earlier one, which is depth first again.
+A later call goes before an earlier one. And while called requests wait, every admission calls those that leave its path
+deeper than they do, or the call would take the walk away from a subtree that has been begun.
 """
 
 from collections.abc import Collection, Mapping
@@ -63,14 +64,13 @@ class Siblings:
         Both mappings are by number; `cached` is up to date.
         """
         group = _group(admitted)
-        if group is None:
-            return []
-        siblings = [request for request in self._groups.get(group, ()) if request.number in left]
-        if not siblings:
-            return []
-        depth = min(common_length(tokens, sibling.tokens) for sibling in siblings)
-        names = {sibling.number for sibling in siblings}
+        siblings = [request for request in self._groups.get(group, ()) if request.number in left] if group else []
         salt = admitted.schedule.salt
+        before = [left[number] for number in self._turns if number in left and left[number].schedule.salt == salt]
+        if not siblings and not before:
+            return []
+        depth = min(common_length(tokens, request.tokens) for request in (*siblings, *before))
+        names = {sibling.number for sibling in siblings}
         deeper = [
             request
             for number, request in left.items()

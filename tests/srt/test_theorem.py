@@ -37,6 +37,13 @@ def computed(batch: Requests, pool: int, policy: PolicyName, forks: Sequence[str
     return engine.count("computed_prompt_tokens")
 
 
+def test_a_call_that_is_left_over_does_not_end_a_subtree_early() -> None:
+    """Found by the property below: (1, 1) was called in the subtree of 2, and went before (1, 2) in its own."""
+    batch = [(2,), (1,), (1,), (2, 2), (1,), (1, 2), (1, 1), (1, 2), (2, 1)]
+    forks = ["", "", "", "ph", "", "", "ph", "pg", "pg"]
+    assert computed(batch, 2, PolicyName.LPM, forks, max_running=1) == sum_of_edges(batch)
+
+
 DEPTH_FIRST = st.sampled_from([PolicyName.LPM, PolicyName.DFS_WEIGHT])
 
 
