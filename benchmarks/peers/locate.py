@@ -30,7 +30,8 @@ def find(
 ) -> dict[str, PeerOptions]:
     """The peers that are known with an interpreter and a model.
 
-    `default_model` is a safetensors folder, for those that read one. What the command line says wins.
+    `default_model` is a safetensors folder, for those that read one. What the command line says wins. A data type
+    other than the peer's own choice is said by the environment: `UMBEL_PEER_<NAME>_DTYPE`.
 
     Raises:
         PeerError: a NAME=PATH that is not one, an unknown name, a path that is not there, or an interpreter without
@@ -45,7 +46,8 @@ def find(
             model = default_model
         if model is None:
             raise PeerError(f"{name} has an interpreter and no model; write --peer-model {name}=PATH")
-        found[name] = PeerOptions(python=python, model=model)
+        dtype = environment.get(f"UMBEL_PEER_{name.upper()}_DTYPE") or None
+        found[name] = PeerOptions(python=python, model=model, dtype=dtype)
     return found
 
 

@@ -22,7 +22,7 @@ class PeerOptions:
 
     python: Path  # the interpreter of its virtual environment (llama.cpp: also a llama-server binary)
     model: Path  # a safetensors folder, an OpenVINO folder or a GGUF file
-    dtype: str | None = None  # "bfloat16" or "float32"; None: the peer's default in its module
+    dtype: str | None = None  # "bfloat16" or "float32"; None: bfloat16 where the processor has instructions for it
     threads: int = 2
     prefix_caching: bool = True  # False: switched off, in peers that have one
     arguments: tuple[str, ...] = ()  # further arguments of the peer's own command

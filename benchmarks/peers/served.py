@@ -10,13 +10,19 @@ from .peer import CONCURRENCY, PeerError, PeerOptions
 from .process import ServerProcess, free_port
 
 
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16. Emulated, it is slower than float32: half as fast in transformers."""
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
 class ServedPeer(ABC):
     """A subclass says which command starts the server, and translates the two requests into the server's own."""
 
     name: ClassVar[str]
     ready_path: ClassVar[str] = "/health"  # answers 200 as soon as requests are taken
     start_seconds: ClassVar[float] = 120
-    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")  # the first is the default
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
 
     def __init__(self, options: PeerOptions) -> None:
         if options.dtype is not None and options.dtype not in self.dtypes:
@@ -27,8 +33,10 @@ class ServedPeer(ABC):
 
     @property
     def dtype(self) -> str:
-        """What the peer computes in."""
-        return self.options.dtype or self.dtypes[0]
+        """What the peer computes in: as the options say, else bfloat16 where the processor has instructions for it."""
+        if self.options.dtype is not None:
+            return self.options.dtype
+        return "bfloat16" if has_bfloat16() else "float32"
 
     @property
     @abstractmethod
@@ -54,7 +62,11 @@ class ServedPeer(ABC):
         )
         client = JsonClient(port, connections=CONCURRENCY)
         self._running = server, client
-        server.wait_until(lambda: client.answers(self.ready_path), seconds=self.start_seconds)
+        try:
+            server.wait_until(lambda: client.answers(self.ready_path), seconds=self.start_seconds)
+        except BaseException:  # also an interrupt: nothing is left running
+            self.stop()
+            raise
 
     def stop(self) -> None:
         if self._running is not None:

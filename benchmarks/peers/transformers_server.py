@@ -19,6 +19,7 @@ torch = importlib.import_module("torch")  # by name: only the peer's interpreter
 transformers = importlib.import_module("transformers")
 
 Tensor = Any  # torch.Tensor
+GATHER_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +92,10 @@ class StaticBatches:
         """The oldest call, and with a generation all that can run beside it."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting)
+            waiting = 0
+            while waiting < len(self._waiting):  # calls that were sent together arrive one after the other
+                waiting = len(self._waiting)
+                self._changed.wait(GATHER_SECONDS)
             first = self._waiting[0]
             if isinstance(first, Scoring):
                 self._waiting.remove(first)

@@ -89,6 +89,15 @@ def test_a_server_that_ends_before_it_answers_is_reported_with_its_log(tmp_path:
 
 
 @pytest.mark.processes
+def test_a_peer_that_did_not_start_can_be_started_again(tmp_path: Path) -> None:
+    peer = ParrotPeer(PeerOptions(python=Path("/bin/false"), model=tmp_path, log=tmp_path / "log"))
+    for _ in range(2):
+        with pytest.raises(PeerError, match="/bin/false"):
+            peer.start()
+        assert peer.resident_bytes() == 0
+
+
+@pytest.mark.processes
 def test_stopping_a_server_ends_its_children(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, signal\n"
@@ -164,6 +173,8 @@ def test_peers_are_found_on_the_command_line_before_the_environment(tmp_path: Pa
     environment = {"UMBEL_PEER_LLAMA_CPP_PYTHON": str(there), "UMBEL_PEER_LLAMA_CPP_MODEL": str(there)}
     assert find([], [], environment)["llama_cpp"].python == there
     assert find([f"llama_cpp={here}"], [], environment)["llama_cpp"].python == here
+    assert find([], [], environment)["llama_cpp"].dtype is None
+    assert find([], [], {**environment, "UMBEL_PEER_LLAMA_CPP_DTYPE": "float32"})["llama_cpp"].dtype == "float32"
     assert find([], [], {}) == {}
 
 
@@ -178,6 +189,12 @@ def test_the_default_model_is_for_peers_that_read_safetensors(tmp_path: Path) ->
 def test_a_peer_that_cannot_be_meant_is_refused_with_what_was_given(text: str) -> None:
     with pytest.raises(PeerError, match=text.rpartition("=")[2]):
         find([text], [], {})
+
+
+def test_a_peer_computes_in_what_it_is_told_to(tmp_path: Path) -> None:
+    for name in ("openvino_genai", "transformers_generate", "vllm_cpu"):
+        told = create(name, PeerOptions(python=tmp_path, model=tmp_path, dtype="float32"))
+        assert {"float32", "f32"} & set(told.command(1))  # type: ignore[attr-defined]  # of every served peer
 
 
 def test_each_peer_is_made_by_its_name_and_checks_its_dtype(tmp_path: Path) -> None:
