@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch
-from .sharing import SharedRun, find_sharing, no_sharing
+from .sharing import MERGE_KEYS, SharedRun, find_sharing, no_sharing
 
 Int32 = NDArray[np.int32]
 
@@ -38,12 +38,14 @@ class Cut:
     split: most keys of an item; None: no limit.
     tree: keys that several sequences share are read once for all of them, where it pays.
     workers: long runs are cut so that so many can work; 1 cuts none.
+    merge_keys: what merging a further part of one row costs, in keys that are read.
     """
 
     block_rows: int
     split: int | None = None
     tree: bool = True
     workers: int = 1
+    merge_keys: int = MERGE_KEYS
 
     def __post_init__(self) -> None:
         assert self.block_rows >= 1, "a tile holds at least one row"
@@ -114,7 +116,10 @@ def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
     lengths = batch.prefix_lengths + batch.query_lengths
     kv_start = (np.cumsum(lengths) - lengths).astype(np.int32)  # [B] where the slots of a sequence begin in kv_idx
 
-    sharing = find_sharing(batch, row_lo[first_row], block_rows=cut.block_rows) if cut.tree else no_sharing(batch)
+    sharing = no_sharing(batch)
+    if cut.tree:
+        visible = row_lo[first_row]
+        sharing = find_sharing(batch, visible, block_rows=cut.block_rows, merge_keys=cut.merge_keys)
     sharers = [
         np.concatenate([np.arange(first_row[i], first_row[i] + batch.query_lengths[i]) for i in run.sequences])
         for run in sharing.runs

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from ..batch import Batch
 
-MERGE_KEYS = 16  # merging a further part of one row costs as much as reading so many keys
+# Merging a further part of one row costs as much as reading so many keys. Measured on Zen 3 in float32, where a shared
+# prefix is found in the L3 cache and sharing saves little: below it, sharing costs 5 to 15 percent.
+MERGE_KEYS = 64
 
 Int32 = NDArray[np.int32]
 Step = tuple[int, int, int]  # of a path: node id, first position, length
@@ -50,12 +52,13 @@ def no_sharing(batch: Batch) -> Sharing:
     return Sharing((), np.zeros(len(batch.query_lengths), dtype=np.int32))
 
 
-def find_sharing(batch: Batch, first_visible: Int32, *, block_rows: int) -> Sharing:
+def find_sharing(batch: Batch, first_visible: Int32, *, block_rows: int, merge_keys: int = MERGE_KEYS) -> Sharing:
     """Walk the paths from the root down.
 
     Args:
         first_visible: [B] lowest position that any row of the sequence sees.
         block_rows: rows that read a run of keys together when it is not shared.
+        merge_keys: what merging a further part of one row costs, in keys that are read.
     """
     paths, queries, visible = batch.paths, batch.query_lengths.tolist(), first_visible.tolist()
     alone_from = [0] * len(queries)
@@ -65,7 +68,7 @@ def find_sharing(batch: Batch, first_visible: Int32, *, block_rows: int) -> Shar
         group, depth, covered = todo.pop()
         for sequences in _by_step(paths, group, depth):
             end, below = _common_end(paths, sequences, depth)
-            saved = _saved(sequences, covered, end, queries, visible, block_rows)
+            saved = _saved(sequences, covered, end, queries, visible, block_rows, merge_keys)
             start = covered
             if saved is not None:
                 first = max(covered, min(visible[i] for i in sequences))
@@ -100,7 +103,13 @@ def _common_end(paths: Sequence[Sequence[Step]], sequences: list[int], depth: in
 
 
 def _saved(
-    sequences: list[int], covered: int, end: int, queries: list[int], visible: list[int], block_rows: int
+    sequences: list[int],
+    covered: int,
+    end: int,
+    queries: list[int],
+    visible: list[int],
+    block_rows: int,
+    merge_keys: int,
 ) -> int | None:
     """Key reads saved by one run [covered, end) for all of them; None when it does not pay."""
     rows = apart = 0
@@ -111,4 +120,4 @@ def _saved(
             apart += -(-queries[i] // block_rows) * (end - max(covered, visible[i]))
             lowest = min(lowest, max(covered, visible[i]))
     saved = apart - -(-rows // block_rows) * (end - lowest)
-    return saved if saved > 0 and saved >= MERGE_KEYS * rows else None
+    return saved if saved > 0 and saved >= merge_keys * rows else None

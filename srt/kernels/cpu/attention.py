@@ -55,7 +55,7 @@ class _PlanRequest(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_long) for name in ("sequences", "keys")),
         *((name, ctypes.c_void_p) for name in ("query_lengths", "prefix_lengths", "path_ptr", "path", "kv_idx")),
-        *((name, ctypes.c_long) for name in ("window", "block_rows", "split", "workers")),
+        *((name, ctypes.c_long) for name in ("window", "block_rows", "split", "workers", "merge_keys")),
     ]
 
 
@@ -144,6 +144,7 @@ class _BatchArrays:
             cut.block_rows,
             cut.split or 0,
             cut.workers,
+            cut.merge_keys,
         )
 
 

@@ -39,7 +39,9 @@ batches = st.one_of(
     st.builds(lambda parts: make_batch(parts, seed=1)[0], sequences),
     st.builds(lambda parts: make_tree_batch(parts, seed=1)[0], branches),
 )
-cuts = st.builds(Cut, st.integers(1, 9), splits, tree=st.booleans(), workers=st.sampled_from([1, 2, 8]))
+cuts = st.builds(
+    Cut, st.integers(1, 9), splits, tree=st.booleans(), workers=st.sampled_from([1, 2, 8]), merge_keys=st.just(4)
+)
 
 
 @settings(max_examples=300, deadline=None)

@@ -50,7 +50,7 @@ def test_a_short_node_is_read_by_those_below_it() -> None:
 
 def test_extends_join_the_run_of_their_prefix_while_they_fit_into_one_item() -> None:
     prefix = branch(-1, 1000)
-    few = make_tree_batch([prefix, *[branch(0, 8, query=8)] * 3], seed=0)[0]
+    few = make_tree_batch([prefix, *[branch(0, 4, query=4)] * 3], seed=0)[0]
     assert runs(few) == [(0, 999, (0, 1, 2, 3))]
     many = make_tree_batch([prefix, *[branch(0, 64, query=64)] * 3], seed=0)[0]
     assert runs(many) == [], "each of them has full items of its own"

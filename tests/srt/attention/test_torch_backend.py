@@ -65,6 +65,7 @@ def test_tree_attention_equals_the_dense_loop(
     expected = dense_attention(batch, pool, queries, window=window, scale=SCALE, softcap=softcap)
     for tree in (True, False):
         backend = TorchBackend(HEADS, "cpu", block_rows=block_rows, tree_attention=tree)
+        backend.cut = dataclasses.replace(backend.cut, merge_keys=4)
         actual = backend.attend(0, queries, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 

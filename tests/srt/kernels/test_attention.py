@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
-from umbel.srt.attention.plan import Cut, make_plan
+from umbel.srt.attention.plan import make_plan
 from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.cpu.attention import CpuBackend
@@ -87,6 +87,7 @@ def test_attention_is_that_of_torch_whatever_the_number_of_threads(
     expected = twin.attend(0, queries, pool, twin.plan(batch, window), scale=SCALE, softcap=softcap)
 
     backend = CpuBackend(geometry, library=library, block_rows=block_rows, split=split, tree_attention=tree)
+    backend.cut = dataclasses.replace(backend.cut, merge_keys=4)
     plan = backend.plan(batch, window)
     two_threads = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap)
     tolerance = 3e-2 if isa in TILED and dtype is torch.bfloat16 else 2e-5
@@ -118,8 +119,9 @@ def test_plans_are_those_of_numpy(
     batch, _ = made
     library.umbel_set_threads(workers)
     backend = CpuBackend(GEOMETRIES[0], library=library, block_rows=block_rows, split=split, tree_attention=tree)
+    backend.cut = dataclasses.replace(backend.cut, merge_keys=4)
     plan = backend.plan(batch, window)
-    ours, twin = plan.copy(), make_plan(batch, window, Cut(block_rows, split, tree=tree, workers=workers))
+    ours, twin = plan.copy(), make_plan(batch, window, dataclasses.replace(backend.cut, workers=workers))
     for field in dataclasses.fields(twin):
         np.testing.assert_array_equal(getattr(ours, field.name), getattr(twin, field.name), err_msg=field.name)
     assert plan.keys_read == twin.keys_read

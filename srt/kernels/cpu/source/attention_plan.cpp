@@ -10,8 +10,7 @@
 namespace umbel {
 namespace {
 
-constexpr long MERGE_KEYS = 16;  // these four are those of the Python twin, which says what they mean
-constexpr long ITEMS_PER_WORKER = 4;
+constexpr long ITEMS_PER_WORKER = 4;  // these three are those of the Python twin, which says what they mean
 constexpr long SHORTEST_RUN = 128;
 constexpr long LOAD_COST = 4;
 
@@ -36,7 +35,7 @@ struct PlanRequest {
     const int64_t* path_ptr;        // [B+1] ranges in path; nullptr: keys are not shared
     const Step* path;
     const int32_t* kv_idx;  // [T] the slots of all sequences, one after the other
-    long window, block_rows, split, workers;
+    long window, block_rows, split, workers, merge_keys;
 };
 
 struct PlanResult {
@@ -152,7 +151,7 @@ class Planner : public PlanResult {
             first = std::min(first, from);
         }
         long saved = apart - pieces(rows, request_.block_rows) * (end - first);
-        if (saved <= 0 || saved < MERGE_KEYS * rows) return false;
+        if (saved <= 0 || saved < request_.merge_keys * rows) return false;
         keys_saved += saved;
         long start = rows_.size(), offset = -1;
         for (int32_t i : sequences) {
