@@ -7,6 +7,7 @@ from umbel.srt.attention.plan import Cut, make_plan
 from umbel.srt.attention.sharing import MERGE_KEYS, SharedRun, find_sharing
 from umbel.srt.batch import Batch
 
+from ..engine_harness import VOCABULARY, Engine
 from .batches import Branch, make_tree_batch
 
 
@@ -77,3 +78,27 @@ def test_what_is_saved_is_what_the_plans_differ_by() -> None:
     shared, alone = (make_plan(batch, None, Cut(32, tree=tree)) for tree in (True, False))
     assert alone.keys_read - shared.keys_read == shared.keys_saved
     assert isinstance(find_sharing(batch, np.zeros(6, np.int32), block_rows=32).runs[0], SharedRun)
+
+
+def test_what_the_scheduler_calls_shared_lies_in_the_same_slots() -> None:
+    engine = Engine(pool=300, context=120)
+    forward, shared = engine.runner.forward, []
+
+    def watched(batch: Batch) -> object:
+        slots_of: dict[tuple[int, int, int], list[int]] = {}
+        for slots, path in zip(batch.slots, batch.paths, strict=True):
+            for node, first, length in path:
+                here = slots[first : first + length].tolist()
+                assert len(here) == length, "a path ends where its sequence ends"
+                assert slots_of.setdefault((node, first, length), here) == here
+        shared.append(sum(map(len, batch.paths)) - len(slots_of))
+        return forward(batch)
+
+    engine.runner.forward = watched  # type: ignore[assignment, method-assign]
+    rng = np.random.default_rng(0)
+    stem = rng.integers(1, VOCABULARY, 30).tolist()
+    for _ in range(3):
+        for ways in range(5):
+            engine.generate(stem[: 10 + 5 * ways] + rng.integers(1, VOCABULARY, 7).tolist())
+        engine.run()
+    assert sum(shared) > 20, "branches share nodes"
