@@ -5,16 +5,38 @@
 // that they matter; nothing sorts the vocabulary.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "noise.h"
 #include "simd.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 namespace umbel::sampling {
 
-constexpr long BLOCK = 128;           // tokens that share a maximum
-constexpr long CHUNK_BLOCKS = 128;    // blocks of a chunk: 64 KiB of logits, that lie in the L2 cache when they are read again
-constexpr double ROUNDING = 1e-6;     // of a mass that is summed in float32
+constexpr long BLOCK = 128;         // tokens that share a maximum
+constexpr long CHUNK_BLOCKS = 128;  // of a chunk: 64 KiB of logits, still in the L2 cache when they are read again
+constexpr long VECTORS = BLOCK / VL;
+constexpr double ROUNDING = 1e-6;  // of a mass that is summed in float32
+constexpr float NEVER = -std::numeric_limits<float>::infinity();  // the logit of what may not be chosen
+
+// Bit i: lane i of the mask is set.
+UMBEL_INLINE uint32_t lanes(vi mask) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)mask);
+#elif defined(__AVX__)
+    return (uint32_t)_mm256_movemask_ps((__m256)mask);
+#elif defined(__SSE2__)
+    return (uint32_t)_mm_movemask_ps((__m128)mask);
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < VL; i++) bits |= (uint32_t)(mask[i] & 1) << i;
+    return bits;
+#endif
+}
 
 struct Candidate {
     float logit;
@@ -81,7 +103,7 @@ class Row {
     long vocab_;
     float* maxima_;   // [blocks]
     double* masses_;  // [chunks, 2] largest logit (NaN: there is one), sum of exp((logit − largest) · inverse temperature)
-    Candidate best_{-__builtin_inff(), -1};
+    Candidate best_{NEVER, -1};
 };
 
 }  // namespace umbel::sampling
