@@ -66,17 +66,19 @@ const float* Row::block(long index, float* scratch) const {
     const float* x = logits_ + index * BLOCK;
     long there = std::min(BLOCK, vocab_ - index * BLOCK);
     if (!mask_ && there == BLOCK) return x;
-    std::fill(scratch, scratch + BLOCK, NEVER);
-    if (!mask_) {
-        std::copy(x, x + there, scratch);
-        return scratch;
+    if (there < BLOCK) {
+        float* end = std::copy(x, x + there, scratch);
+        std::fill(end, scratch + BLOCK, NEVER);
+        x = scratch;
     }
-    for (long first = 0; first < there; first += 32) {
-        uint32_t bits = mask_[(index * BLOCK + first) / 32];
-        if (there - first < 32) bits &= (1u << (there - first)) - 1;
-        for (; bits; bits &= bits - 1) {
-            int bit = __builtin_ctz(bits);
-            scratch[first + bit] = x[first + bit];
+    if (!mask_) return x;
+    vi bit_of_lane = splat_int(1) << lane_numbers();
+    long words = std::min(BLOCK / 32, (there + 31) / 32);
+    for (long word = 0; word < words; word++) {
+        uint32_t bits = mask_[index * (BLOCK / 32) + word];
+        for (long i = word * 32; i < word * 32 + 32; i += VL, bits >>= VL % 32) {
+            vi allowed = (splat_int((int32_t)bits) & bit_of_lane) != 0;
+            store(scratch + i, select(allowed, load(x + i), splat(NEVER)));
         }
     }
     return scratch;
