@@ -1,6 +1,7 @@
 """The benchmark as a whole: which systems meet in which groups, and in which order they run.
 
-Runs of a group follow each other in turn, workload by workload, so that a ratio compares runs that are seconds apart:
+Runs of a group follow each other in turn, workload by workload, so that a ratio compares runs that are seconds apart;
+then all workloads again. When the time is up, repeats are left out rather than workloads.
 
     group 1   full, no-cache, fcfs, ...   as many runtimes as memory holds, all alive
     group 2   full, random, ...           the rest, again with the full configuration as their partner
@@ -8,6 +9,7 @@ Runs of a group follow each other in turn, workload by workload, so that a ratio
 """
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from umbel.srt.prompt_encoder import PromptEncoder
 from . import micro, plots, systems, workload
 from .configuration import FULL, Configuration, Value, available
 from .machine import describe, free_bytes
-from .measure import CONCURRENCY, WARM, marked, measure
+from .measure import CONCURRENCY, WARM, Clock, marked, measure
 from .peers.locate import create
 from .peers.peer import PeerError, PeerOptions
 from .program import check
@@ -49,6 +51,7 @@ class Settings:
         constraints: False drops `regex` and `json_schema` from all programs, for every system.
         serial: honour the header's `replay: serial`; the peers' record did not.
         alive: runtimes at once; None derives it from free memory.
+        minutes: of which every group gets its share; no run is begun after it. None: no limit.
     """
 
     workloads: tuple[str, ...]
@@ -66,6 +69,7 @@ class Settings:
     micro: bool = True
     sweep: bool = False
     alive: int | None = None
+    minutes: float | None = None
 
     def as_facts(self) -> dict[str, str | int | float | bool | None]:
         return {
@@ -76,6 +80,7 @@ class Settings:
             "warm": self.warm,
             "constraints": self.constraints,
             "serial": self.serial,
+            "minutes": self.minutes,
             **{f"option_{name}": value for name, value in self.common.items()},
         }
 
@@ -87,14 +92,19 @@ class Bench:
         folder: `results/DATE-PROCESSOR` if None.
         add: what lies in the folder is kept, and this run's figures are added to it.
         say: told what happens.
+        clock: seconds, for the limit of time.
 
     Raises:
         ParameterError: what is to be added to is of another commit or has other settings.
     """
 
-    def __init__(self, settings: Settings, folder: Path | None, say: Say, *, add: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path | None, say: Say, *, add: bool = False, clock: Clock = time.monotonic
+    ) -> None:
         self._settings = settings
         self._say = say
+        self._clock = clock
+        self._began = clock()
         self.results = Results(describe(), settings.as_facts())
         self.folder = folder or Path(__file__).parent / "results" / self.results.machine.slug
         if add and (self.folder / RECORD).is_file():
@@ -114,14 +124,16 @@ class Bench:
         if settings.micro and not any(figure.name == micro.START for figure in self.results.figures):
             self._say("start to first token")
             self.results.figures.append(micro.start_to_first_token(settings.model, settings.common, settings.repeat))
-        for group in self._groups(configurations):
-            if group == [FULL] and settings.peers:
-                continue  # it runs beside each peer
+        groups = list(self._groups(configurations))
+        if groups == [[FULL]] and settings.peers:
+            groups = []  # it runs beside each peer
+        parts = len(groups) + len(settings.peers)
+        for part, group in enumerate(groups, 1):
             with ExitStack() as stack:
-                self._run_group(self._start(group, stack), workloads)
-        for name, options in settings.peers.items():
+                self._run_group(self._start(group, stack), workloads, part / parts)
+        for part, (name, options) in enumerate(settings.peers.items(), len(groups) + 1):
             with ExitStack() as stack:
-                self._start_peer(name, options, stack, workloads)
+                self._start_peer(name, options, stack, workloads, part / parts)
         if settings.sweep:
             self._sweep()
         self._write()
@@ -179,7 +191,9 @@ class Bench:
             started.append(Umbel(configuration, runtime, pids))
         return started
 
-    def _start_peer(self, name: str, options: PeerOptions, stack: ExitStack, workloads: Sequence[Workload]) -> None:
+    def _start_peer(
+        self, name: str, options: PeerOptions, stack: ExitStack, workloads: Sequence[Workload], part: float
+    ) -> None:
         self._say(f"starting {name}")
         try:
             peer = create(name, options)
@@ -191,18 +205,27 @@ class Bench:
         self.results.about[name] = f"{name} {peer.version}"
         system = PeerSystem(name, peer)
         stack.callback(system.close)
-        self._run_group([*self._start([FULL], stack), system], workloads)
+        self._run_group([*self._start([FULL], stack), system], workloads, part)
 
     # ---------------------------------------------------------------------------------------- running
 
-    def _run_group(self, group: Sequence[System], workloads: Sequence[Workload]) -> None:
+    def _run_group(self, group: Sequence[System], workloads: Sequence[Workload], part: float) -> None:
+        """Until `part` of the time has passed."""
         if self._settings.micro:
             for system in group:
                 self._take_figures(system)
-        for file in workloads:
-            for repeat in range(self._settings.repeat):
-                self._run_turn(group, file, repeat)
-            self._write()
+        for repeat in range(self._settings.repeat):
+            for file in workloads:
+                if not self._is_up(part):
+                    self._run_turn(group, file, repeat)
+                    self._write()
+                elif not repeat:
+                    names = ", ".join(system.name for system in group)
+                    self.results.missing[f"{file.name} on {names}"] = "the time was up; write a larger --minutes"
+
+    def _is_up(self, part: float) -> bool:
+        minutes = self._settings.minutes
+        return minutes is not None and self._clock() - self._began >= 60 * minutes * part
 
     def _take_figures(self, system: System) -> None:
         frontend = isinstance(system, Umbel) and system.frontend

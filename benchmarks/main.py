@@ -26,9 +26,10 @@ class Size:
     configurations: tuple[str, ...]
     repeat: int
     programs: int | None  # of each file; None: all
+    minutes: float | None = None  # None: as long as it takes
 
 
-QUICK = Size(("mmlu_5shot", "few_shot_batch", "tree_of_thought_gsm8k", "no_reuse"), ("no-cache",), 1, 16)
+QUICK = Size(("mmlu_5shot", "few_shot_batch", "tree_of_thought_gsm8k", "no_reuse"), ("no-cache",), 1, 16, 2)
 # What `make bench` runs: two-level sharing, forks, chat, an agent and the extremes, in under ten minutes on two cores.
 USUAL = Size(
     (
@@ -43,7 +44,8 @@ USUAL = Size(
     ),
     tuple(ALL),
     3,
-    8,
+    16,
+    9,
 )
 FULL_SIZE = Size(tuple(workload.available()), tuple(ALL), 3, None)
 POOL = {"pool_tokens": 65_536}  # the same for all: a default would depend on what is free just then
@@ -94,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="for the results; benchmarks/results/... if left out"
     )
+    parser.add_argument("--minutes", type=float, metavar="N", help="begin no run later; 9 if nothing else is said")
     parser.add_argument("--add", action="store_true", help="add to the results that lie in the output folder")
     return parser
 
@@ -128,6 +131,7 @@ def settings(options: argparse.Namespace) -> Settings:
         micro=not options.no_figures,
         sweep=options.sweep or options.full,
         alive=options.alive,
+        minutes=options.minutes or size.minutes,
     )
 
 

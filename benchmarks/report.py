@@ -56,6 +56,7 @@ def _full(results: Results) -> str:
             [
                 workload,
                 str(runs[0].programs),
+                str(len(runs)),
                 _text(Spread.of(run.rate for run in runs)),
                 _text(Spread.of(run.latency for run in runs)),
                 f"{_percent(achieved)} / {_percent(optimal)}",
@@ -67,7 +68,17 @@ def _full(results: Results) -> str:
                 _failures(runs),
             ]
         )
-    head = ["workload", "programs", "programs/s", "latency, s", "hit rate / optimal", "of optimal", "tree", "forward"]
+    head = [
+        "workload",
+        "programs",
+        "runs",
+        "programs/s",
+        "latency, s",
+        "hit rate / optimal",
+        "of optimal",
+        "tree",
+        "forward",
+    ]
     note = (
         "`tree` and `forward`: share of the time of the batch phase. `keys shared`: reads of keys that tree attention "
         "saved. GiB: all processes of the runtime."

@@ -179,7 +179,7 @@ def test_ratios_are_those_of_runs_in_the_same_turn(results: Results) -> None:
 
 def test_the_report_says_what_was_found_and_what_was_not_run(results: Results) -> None:
     text = markdown(results)
-    assert "| toy | 10 | 6.25 [2.5–10] | 1 | 90.0% / 91.0% | 98.9% | 0.62% | 31.2% | 25.0% | 1.00 |  |" in text
+    assert "| toy | 10 | 2 | 6.25 [2.5–10] | 1 | 90.0% / 91.0% | 98.9% | 0.62% | 31.2% | 25.0% | 1.00 |  |" in text
     assert "| toy | 0.65 [0.50–0.80] |" in text
     assert "| decode, batch 1 | full | 20 [10–30] | tokens/s | 3 |" in text
     assert "* workload `json`: needs constraints: no" in text
@@ -257,6 +257,15 @@ def test_a_peer_meets_the_full_configuration_and_is_stopped(tmp_path: Path, monk
     marks = [prompt.startswith("(1) ") for prompt in toy.prompts]
     assert marks == [False] * 4 + [True] * 4  # its cache cannot be emptied between the repeats
     assert (tmp_path / "throughput.svg").is_file()
+
+
+@pytest.mark.processes
+def test_when_the_time_is_up_no_run_is_begun_and_what_was_left_out_is_said(tmp_path: Path) -> None:
+    clock = iter([0.0, *(9.0 * n for n in range(1, 99))])  # each look at the clock is nine seconds later
+    chosen = Settings(workloads=("no_reuse", "mmlu_5shot"), model="oracle", programs=1, micro=False, minutes=0.2)
+    found = Bench(chosen, tmp_path, lambda line: None, clock=lambda: next(clock)).run()
+    assert found.workloads == ["no_reuse"]
+    assert found.missing == {"mmlu_5shot on full": "the time was up; write a larger --minutes"}
 
 
 def test_wrong_options_say_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
