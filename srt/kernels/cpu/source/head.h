@@ -26,7 +26,7 @@ struct Picks {
 struct HeadCounters {
     long rows;        // that were asked for a token
     long candidates;  // tokens that the screen left over
-    long exact;       // logits computed one by one
+    long exact;       // logits computed one by one; none where estimates are the logits
     long fallbacks;   // rows that took all logits although there is a screen
 };
 

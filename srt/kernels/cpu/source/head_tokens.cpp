@@ -155,13 +155,14 @@ Finished finish_row(const ScreenedRow& row, const Choice& choice, const ExactLog
     if (row.skipped || !merge(row, lists, stride, merged) || merged.empty()) return {{-1, 0}, true};
     known.clear();
     Bar bar(row, choice);
+    bool estimates_are_exact = row.norm == 0 && row.rule != Rule::NOISE;
     for (const Candidate& candidate : merged) {
         if (candidate.upper < bar.value()) break;
-        known.push_back({candidate.token, exact.of(candidate.token)});
+        known.push_back({candidate.token, estimates_are_exact ? candidate.upper : exact.of(candidate.token)});
         bar.raise(known.back());
     }
     candidates += (long)merged.size();
-    computed += (long)known.size();
+    computed += estimates_are_exact ? 0 : (long)known.size();
     return {choose(choice, known), false};
 }
 
