@@ -15,7 +15,7 @@ from umbel.srt.prompt_encoder import PromptEncoder
 from umbel.srt.tokenizer import ByteTokenizer
 
 from benchmarks import bench as bench_module
-from benchmarks import plots
+from benchmarks import micro, plots
 from benchmarks.bench import Bench, Settings
 from benchmarks.configuration import ALL, FULL, Configuration, available, choose, option
 from benchmarks.machine import describe
@@ -295,6 +295,18 @@ def test_prompts_have_the_length_that_is_asked_for() -> None:
         texts = [prompt_of(length, number, ENCODER) for number in range(3)]
         assert {len(ENCODER.encode((TextPart(text),))) for text in texts} == {length}
         assert len({text[:2] for text in texts}) == 3
+
+
+def test_small_figures_are_positive_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(micro, "BATCHES", (1, 2))
+    monkeypatch.setattr(micro, "NEW", 8)
+    system = Umbel(FULL, LocalBackend(seed=1, check_every_step=False))
+    figures = micro.Micro(ENCODER, repeat=1).all_of(system)
+    assert [figure.unit for figure in figures] == ["ms", "tokens/s", "tokens/s", "tokens/s"]
+    assert all(len(figure.runs) == 1 and figure.median == figure.runs[0] for figure in figures)
+    facts = system.counters()
+    assert facts["completion_tokens"] == 1 + 1 + (1 + 2) * (1 + 8) + 1
+    assert facts["cached_tokens"] < 40  # every prompt is new but for its first characters
 
 
 def test_groups_hold_the_full_configuration_and_no_more_runtimes_than_asked(tmp_path: Path) -> None:
