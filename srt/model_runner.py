@@ -117,7 +117,7 @@ def build_runner(
         assert kv_bytes is not None, "one of the two is given"
         return slots_for_bytes(geometry, kv_bytes)
 
-    if kernels != "torch":
+    if kernels == "native" or (kernels == "auto" and target.type == "cpu"):
         from .native_runner import build_native_runner, obstacle
 
         reason = obstacle(config, dtype=resolved, device=target)
@@ -134,11 +134,14 @@ def build_runner(
                 tree_attention=tree_attention,
                 screened_head=screened_head,
             )
-        _say_why(reason or str(library), kernels, weights)
-    elif weights not in ("auto", _TORCH_WEIGHTS.get(resolved)):
+        why = reason or str(library)
+        if kernels == "native":
+            raise ParameterError(f'kernels="native": {why}; leave it out, and torch computes')
+        _log.warning("torch computes, not the native CPU kernels: %s", why)
+    if weights not in ("auto", _TORCH_WEIGHTS.get(resolved)):
         raise ParameterError(
-            f'weights={weights!r}, kernels="torch": torch computes with weights of the dtype, {resolved}; '
-            'write kernels="native", or leave weights out'
+            f"weights={weights!r}: torch computes, with weights of the dtype, {resolved}; leave weights out, or run on "
+            "the native CPU kernels"
         )
     model = build_model(config, tensors, dtype=resolved, device=target, pack=pack)
     backend = TorchBackend(attention_geometry(model), model.device, tree_attention=tree_attention)
@@ -151,14 +154,6 @@ def _library() -> ctypes.CDLL | NoKernels:
         return load_library()
     except NoKernels as error:
         return error
-
-
-def _say_why(reason: str, kernels: Kernels, weights: Weights) -> None:
-    """The native kernels cannot be had: an error for those who asked for them, a warning for those who may care."""
-    if kernels == "native" or weights == "int8":
-        asked = 'kernels="native"' if kernels == "native" else 'weights="int8" (which only the native kernels compute)'
-        raise ParameterError(f"{asked}: {reason}; leave it out, and torch computes")
-    _log.warning("torch computes, not the native CPU kernels: %s", reason)
 
 
 def resolve_device(name: str) -> torch.device:

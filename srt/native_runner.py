@@ -39,7 +39,7 @@ class NativeRunner:
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
-        self.pool = KVPool(model.kv_geometry, num_slots, "cpu")
+        self.pool = KVPool(model.kv_geometry, num_slots, "cpu", library=library)
         self._table = PoolTable(self.pool)
         self._attention = CpuBackend(model.attention_geometry, library=library, tree_attention=tree_attention)
         self.chooser = CpuSampling(library)

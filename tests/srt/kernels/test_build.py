@@ -111,7 +111,7 @@ def test_without_kernels_torch_computes_and_says_why(caplog: pytest.LogCaptureFi
 def test_kernels_that_were_asked_for_and_cannot_be_had_are_an_error() -> None:
     with pytest.raises(ParameterError, match=r'kernels="native": there is no C\+\+ compiler'):
         build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32", kernels="native")
-    with pytest.raises(ParameterError, match=r'weights="int8" .*: there is no C\+\+ compiler'):
+    with pytest.raises(ParameterError, match="weights='int8': torch computes, with weights of the dtype"):
         build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32", weights="int8")
 
 
@@ -123,7 +123,7 @@ def test_a_model_that_the_kernels_do_not_take_runs_in_torch(caplog: pytest.LogCa
 
 
 def test_torch_refuses_weights_that_it_does_not_compute_with() -> None:
-    with pytest.raises(ParameterError, match="weights='int8', kernels=\"torch\""):
+    with pytest.raises(ParameterError, match="weights='int8': torch computes"):
         build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32", kernels="torch", weights="int8")
 
 
