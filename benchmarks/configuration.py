@@ -65,6 +65,7 @@ PAPER = (
 )
 OURS = (
     Configuration("no-tree-attention", "No tree attention", {"tree_attention": False}),
+    Configuration("no-screened-head", "No screened head", {"screened_head": False}),
     Configuration("no-in-batch-sharing", "No in-batch sharing", {"in_step_sharing": False}),
     Configuration("no-jump-forward", "No jump-forward", {"jump_forward": False}),
     Configuration("torch-kernels", "Kernels of torch", {"kernels": "torch"}),

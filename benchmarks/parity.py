@@ -3,7 +3,7 @@
     python benchmarks/parity.py --workload PATH/no_reuse.jsonl [--prompts 32] [--tokens 32] [--dtype float32]
 
 The runtime answers the same prompts with its cache on and off, chunks of 16, 128 and whole prompts, one and
-sixteen requests at a time. Two runs part where two tokens have nearly the same logit: at every first difference
+sixteen requests at a time, and with each optimisation off. Two runs part where two tokens have nearly the same logit: at every first difference
 the gap between the two candidates is computed by transformers on the common text before it and printed.
 """
 
@@ -32,6 +32,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "whole prompts": {"chunk_size": None},
     "batch 1": {"max_running": 1},
     "batch 16": {"max_running": 16},
+    "tree attention off": {"tree_attention": False},
+    "screened head off": {"screened_head": False},
+    "kernels of torch": {"kernels": "torch"},
 }
 
 
@@ -58,7 +61,7 @@ async def by_runtime(prompts: list[str], tokens: int, dtype: str, options: dict[
     backend = LocalBackend("default", dtype=dtype, pool_tokens=32_768, **options)
 
     async def one(index: int) -> tuple[int, ...]:
-        sampling = SamplingParams(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
+        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
         request = GenRequest(str(index), (Text(prompts[index]),), sampling)
         async for event in backend.generate(request):
             if isinstance(event, Final):
@@ -76,7 +79,6 @@ def by_transformers(model: torch.nn.Module, prompt_ids: list[int], tokens: int) 
         inputs,
         attention_mask=torch.ones_like(inputs),
         max_new_tokens=tokens,
-        min_new_tokens=tokens,
         do_sample=False,
     )
     return tuple(output[0, len(prompt_ids) :].tolist())
@@ -118,6 +120,7 @@ def main() -> int:
     prompts = read_prompts(options.workload, options.prompts)
     prompt_ids = [encoder.encode((Text(prompt),)) for prompt in prompts]
     model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=getattr(torch, options.dtype))
+    model.generation_config.eos_token_id = None  # texts go on, as with ignore_eos
     reference = [by_transformers(model, ids, options.tokens) for ids in prompt_ids]
     print(
         f"{len(prompts)} prompts, {options.tokens} greedy tokens each, {options.dtype}, tie below {TIE[options.dtype]}"

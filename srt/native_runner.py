@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..lang.errors import EngineError
 from .batch import Batch, Logits, Pick, Picks
 from .kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
-from .kernels.cpu.isa import choose_isa
+from .kernels.cpu.library import isa_of
 from .kernels.cpu.linear import Format
 from .kernels.cpu.sampling import CpuSampling
 from .kv_pool import KVGeometry, KVPool
@@ -42,6 +42,7 @@ class NativeRunner:
         self.pool = KVPool(model.kv_geometry, num_slots, "cpu", library=library)
         self._table = PoolTable(self.pool)
         self._attention = CpuBackend(model.attention_geometry, library=library, tree_attention=tree_attention)
+        self._library = library
         self.chooser = CpuSampling(library)
         self._hidden = torch.empty((0, model.config.hidden_size))
         self._logits = LogitsBuffer(model.vocab_size, "cpu")
@@ -60,7 +61,7 @@ class NativeRunner:
     def facts(self) -> dict[str, str | int]:
         head = self.model.head.counters
         return {
-            "kernels": f"native {choose_isa().value}",
+            "kernels": f"native {isa_of(self._library).value}",
             "weights": self.model.weights.name.lower(),
             "keys_read": self._attention.counters.keys_read,
             "keys_saved": self._attention.counters.keys_saved,

@@ -36,6 +36,10 @@ class NoKernels(Exception):
     """The kernels cannot be had here; the message says why and what would help."""
 
 
+class WrongKernels(NoKernels):
+    """They compile, but fail their self-check on this machine."""
+
+
 def library_path(isa: Isa, environment: Mapping[str, str] = os.environ) -> Path:
     """The compiled library for `isa`, compiled now unless it is in the cache.
 
@@ -81,27 +85,41 @@ def _digest(isa: Isa, compiler: str) -> str:
 
 def _build(folder: Path, isa: Isa, compiler: str) -> None:
     print(f"umbel: compiling the {isa.value} kernels; this happens once", file=sys.stderr, flush=True)
-    flags = [*FLAGS, *isa.compiler_flags]
+    flags = [*FLAGS, *isa.compiler_flags, f'-DUMBEL_ISA="{isa.value}"']
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             list(
                 pool.map(
-                    lambda pair: _run([compiler, *flags, "-c", str(pair[0]), "-o", str(pair[1])], COMPILE_SECONDS),
+                    lambda pair: _compile([compiler, *flags, "-c", str(pair[0]), "-o", str(pair[1])]),
                     zip(sources, objects, strict=True),
                 )
             )
-        _run([compiler, *flags, *map(str, objects), "-o", str(folder / LIBRARY)], COMPILE_SECONDS)
-    _run([sys.executable, "-c", _CHECK, str(folder / LIBRARY)], CHECK_SECONDS, what="the self-check of the kernels")
+        _compile([compiler, *flags, *map(str, objects), "-o", str(folder / LIBRARY)])
+    try:
+        _run([sys.executable, "-c", _CHECK, str(folder / LIBRARY)], CHECK_SECONDS)
+    except _Failed as error:
+        raise WrongKernels(f"the {isa.value} kernels fail their self-check: {error}") from error
 
 
-def _run(command: list[str], seconds: float, what: str = "the compiler") -> None:
+class _Failed(Exception):
+    """A command; the message is the line that says why."""
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        _run(command, COMPILE_SECONDS)
+    except _Failed as error:
+        raise NoKernels(f"the compiler failed: {error}") from error
+
+
+def _run(command: list[str], seconds: float) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)
     except subprocess.CalledProcessError as error:
         lines = (error.stderr or "").strip().splitlines()
-        first = next((line for line in lines if "error" in line), lines[-1] if lines else f"status {error.returncode}")
-        raise NoKernels(f"{what} failed: {first}") from error
+        status = f"status {error.returncode}"
+        raise _Failed(next((line for line in lines if "error" in line), lines[-1] if lines else status)) from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoKernels(f"{what} failed: {error}") from error
+        raise _Failed(str(error)) from error

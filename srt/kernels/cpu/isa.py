@@ -30,6 +30,7 @@ _NEEDS: dict[Isa, tuple[str, ...]] = {
     Isa.AVX512: ("avx2", "fma", "f16c", *_AVX512),
     Isa.AMX: ("avx2", "fma", "f16c", *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
 }
+_WIDEST_FIRST = (Isa.AMX, Isa.AVX512, Isa.AVX2, Isa.PORTABLE)
 _VECTOR_512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
 _FLAGS: dict[Isa, tuple[str, ...]] = {
     Isa.PORTABLE: (),
@@ -60,6 +61,13 @@ def usable(isa: Isa, flags: frozenset[str]) -> bool:
     return flags.issuperset(_NEEDS[Isa.AVX2 if isa is Isa.AMX_EMULATED else isa])
 
 
+def narrower(isa: Isa, flags: frozenset[str] | None = None) -> Isa | None:
+    """The next one to try when `isa` turns out not to work here; None after the last."""
+    here = cpu_flags() if flags is None else flags
+    below = _WIDEST_FIRST[_WIDEST_FIRST.index(isa) + 1 :] if isa in _WIDEST_FIRST else ()
+    return next((other for other in below if usable(other, here)), None)
+
+
 def choose_isa(environment: Mapping[str, str] = os.environ, flags: frozenset[str] | None = None) -> Isa:
     """`$UMBEL_CPU_ISA`, or the fastest that this CPU runs.
 
@@ -75,4 +83,4 @@ def choose_isa(environment: Mapping[str, str] = os.environ, flags: frozenset[str
         if not usable(Isa(asked), here):
             raise ParameterError(f"UMBEL_CPU_ISA={asked}: this CPU ({platform.machine()}) does not run it; unset it")
         return Isa(asked)
-    return next(isa for isa in (Isa.AMX, Isa.AVX512, Isa.AVX2, Isa.PORTABLE) if usable(isa, here))
+    return next(isa for isa in _WIDEST_FIRST if usable(isa, here))

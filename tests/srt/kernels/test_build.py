@@ -8,8 +8,10 @@ import pytest
 from umbel.lang.errors import ParameterError
 from umbel.srt import model_runner
 from umbel.srt.kernels.cpu import build
-from umbel.srt.kernels.cpu.build import NoKernels, find_compiler, library_path
-from umbel.srt.kernels.cpu.isa import Isa, choose_isa, usable
+from umbel.srt.kernels.cpu import library as kernel_library
+from umbel.srt.kernels.cpu.build import NoKernels, WrongKernels, find_compiler, library_path
+from umbel.srt.kernels.cpu.isa import Isa, choose_isa, narrower, usable
+from umbel.srt.kernels.cpu.library import isa_of, load_library
 from umbel.srt.model_runner import ModelRunner, build_runner
 from umbel.srt.native_runner import NativeRunner
 
@@ -70,9 +72,33 @@ def test_a_library_that_fails_its_check_never_gets_its_name(tmp_path: Path, monk
     monkeypatch.setattr(build, "_CHECK", "import os; os.kill(os.getpid(), 4)")
     compiler = script(tmp_path, 'for last; do :; done; : > "$last"')  # makes empty files of the right names
     environment = {"UMBEL_CACHE": str(tmp_path / "cache"), "CXX": compiler, "PATH": os.environ["PATH"]}
-    with pytest.raises(NoKernels, match="the self-check of the kernels failed: status -4"):
+    with pytest.raises(WrongKernels, match="the portable kernels fail their self-check: status -4"):
         library_path(Isa.PORTABLE, environment)
     assert not [path for path in (tmp_path / "cache" / "kernels").iterdir() if path.is_dir()]
+
+
+def test_kernels_that_fail_their_check_give_way_to_narrower_ones(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a machine that lists an instruction set and gets it wrong."""
+
+    def only_portable(isa: Isa) -> Path:
+        if isa is not Isa.PORTABLE:
+            raise WrongKernels(f"the {isa.value} kernels fail their self-check: status 4")
+        return library_path(isa)
+
+    monkeypatch.setattr(kernel_library, "library_path", only_portable)
+    monkeypatch.setattr(kernel_library, "choose_isa", lambda: Isa.AVX2)
+    assert isa_of(load_library.__wrapped__()) is Isa.PORTABLE
+    assert "the avx2 kernels fail their self-check: status 4; the portable kernels are taken" in caplog.text
+
+
+def test_narrower_instruction_sets_are_those_of_the_cpu() -> None:
+    assert narrower(Isa.AMX, SAPPHIRE_RAPIDS) is Isa.AVX512
+    assert narrower(Isa.AMX, ZEN_3) is Isa.AVX2
+    assert narrower(Isa.AVX2, ZEN_3) is Isa.PORTABLE
+    assert narrower(Isa.PORTABLE, ZEN_3) is None
+    assert narrower(Isa.AMX_EMULATED, ZEN_3) is None
 
 
 def test_a_cache_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:

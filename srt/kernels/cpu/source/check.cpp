@@ -1,10 +1,11 @@
 // Run once after compiling, in a process of its own: does this machine execute what the library is made of?
+#include <atomic>
+#include <cmath>
+
+#include "check_kernels.h"
 #include "simd.h"
 #include "threads.h"
 #include "tiles.h"
-
-#include <atomic>
-#include <cmath>
 
 using namespace umbel;
 
@@ -52,6 +53,8 @@ bool tiles_work() {
 
 extern "C" void umbel_set_threads(int count);
 
+extern "C" const char* umbel_isa() { return UMBEL_ISA; }
+
 extern "C" int umbel_self_check() {
     if (!vectors_work()) return 1;
     if (!tiles_work()) return 3;
@@ -59,6 +62,7 @@ extern "C" int umbel_self_check() {
     std::atomic<long> total{0};
     for (int round = 0; round < 100; round++)
         parallel(1000, 7, [&](long begin, long end) { total += end - begin; });
+    bool kernels = linears_work() && attention_works() && heads_work();
     umbel_set_threads(1);
-    return total == 100000 ? 0 : 2;
+    return total != 100000 ? 2 : kernels ? 0 : 4;
 }
