@@ -3,8 +3,9 @@
     python benchmarks/parity.py --workload PATH/no_reuse.jsonl [--prompts 32] [--tokens 32] [--dtype float32]
 
 The runtime answers the same prompts with its cache on and off, chunks of 16, 128 and whole prompts, one and
-sixteen requests at a time, and with each optimisation off. Two runs part where two tokens have nearly the same logit: at every first difference
-the gap between the two candidates is computed by transformers on the common text before it and printed.
+sixteen requests at a time, and with each optimisation off. Two runs part where two tokens have nearly the same logit:
+at every first difference the gap between the two candidates is computed by transformers on the common text before it
+and printed.
 """
 
 import argparse
