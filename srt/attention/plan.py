@@ -86,10 +86,6 @@ class AttentionPlan:
     def items(self) -> int:
         return len(self.item_pos)
 
-    @property
-    def needs_merge(self) -> bool:
-        return len(self.q_rows) > len(self.row_lo)
-
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:

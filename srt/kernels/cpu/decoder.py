@@ -14,7 +14,7 @@ class DecoderShape(ctypes.Structure):
     """`DecoderShape` of decoder.h."""
 
     _fields_ = [
-        *((name, _LONG) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "layers", "ropes")),
+        *((name, _LONG) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "layers")),
         *((name, _FLOAT) for name in ("epsilon", "attention_scale", "embedding_scale")),
         ("activation", ctypes.c_int),
         ("embedding", _POINTER),

@@ -10,7 +10,7 @@
 namespace umbel {
 
 struct DecoderShape {
-    long hidden, intermediate, heads, kv_heads, head_dim, layers, ropes;
+    long hidden, intermediate, heads, kv_heads, head_dim, layers;
     float epsilon, attention_scale, embedding_scale;
     int activation;
     const void* embedding;  // [vocabulary, hidden]
