@@ -1,0 +1,16 @@
+"""How much a constraint may cost. Limits with the reason beside them; pinned by tests/fsm/test_limits.py."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one constraint. Sizes are bytes, times are left to whoever runs the compiler (a killable process)."""
+
+    pattern_bytes: int = 16 << 10  # of a regular expression's source; the longest real ones have a few kB
+    schema_bytes: int = 256 << 10  # of a schema's source; real ones of 70 kB exist
+    depth: int = 64  # of nesting, in sources and in texts of a recursive grammar
+    dfa_states: int = 20_000  # of an automaton that is built ahead: intersections, differences
+    states: int = 50_000  # of a lazy automaton, as far as it was explored
+    ambiguity: int = 2_000  # positions that one state of a lazy automaton stands for
+    forced_bytes: int = 4_096  # of one forced run
