@@ -7,12 +7,12 @@ fields are refused, and nothing here is ever pickled.
 
 from collections.abc import AsyncIterator
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
 from .chat_template import ChatTemplate
-from .errors import WIRE_ERRORS, BackendError, UmbelError
+from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError
 from .prompt import Part
 from .sampling import SamplingParams
 
@@ -53,15 +53,62 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # ---------------------------------------------------------------------------------------------- down
 
+ConstraintKind = Literal["regex", "json_schema", "lark"]
+ConstraintEngine = Literal["auto", "fsm", "llguidance", "outlines-core", "interegular"]
+JsonWhitespace = Literal["spaced", "compact", "flexible"]
+
+
+class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a generated text must be, as the program wrote it.
+
+    Attributes:
+        kind: how `source` is read. A regex is matched as a whole, as by `re.fullmatch`.
+        source: the regex, the JSON Schema as JSON text (its order of keys is the order of the answer's), or the Lark
+            grammar.
+        whitespace: of JSON: "spaced" (", " and ": "), "compact" ("," and ":") or "flexible" (bounded blanks).
+        allow_unenforced: schema keywords that cannot be enforced are reported in `Completion.unenforced`, and the
+            request is served; False refuses them.
+        engine: who enforces it; None leaves it to the runtime's option.
+
+    Raises:
+        ParameterError: a value that is none of those.
+    """
+
+    kind: ConstraintKind
+    source: str
+    whitespace: JsonWhitespace = "spaced"
+    allow_unenforced: bool = False
+    engine: ConstraintEngine | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("kind", self.kind, get_args(ConstraintKind)),
+            ("whitespace", self.whitespace, get_args(JsonWhitespace)),
+            ("engine", self.engine, (None, *get_args(ConstraintEngine))),
+        ):
+            if value not in known:
+                written = ", ".join(repr(choice) for choice in known)
+                raise ParameterError(f"constraint {name}={value!r} is not known; write one of {written}")
+        if not isinstance(self.source, str):
+            raise ParameterError(f"a constraint's source is text, got {type(self.source).__name__} {self.source!r}")
+        if not isinstance(self.allow_unenforced, bool):
+            raise ParameterError(f"allow_unenforced must be True or False, got {self.allow_unenforced!r}")
+
 
 class GenRequest(_Wire, frozen=True):
-    """Continue a prompt. Answered by `Chunk`s (when `stream`) and one `Final`."""
+    """Continue a prompt. Answered by `Chunk`s (when `stream`) and one `Final`.
+
+    `token_healing`: the last token of the prompt may be replaced by a longer one that begins with its text. None: for
+    constraints only. The text that comes back never repeats what the prompt says.
+    """
 
     id: str
     prompt: tuple[Part, ...]
     sampling: SamplingParams = SamplingParams()
     stream: bool = False
     origin: Origin = Origin()
+    constraint: ConstraintSpec | None = None
+    token_healing: bool | None = None
 
 
 class ScoreRequest(_Wire, frozen=True):
@@ -107,6 +154,7 @@ ToBackend = GenRequest | ScoreRequest | Hint | Abort | Control
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence, a stop string or a stop token
     LENGTH = "length"  # max_tokens, or the end of the context
+    LENGTH_CLOSED = "length_closed"  # max_tokens was near, and the constrained text was led to its shortest end
     ABORT = "abort"  # cancelled by its sender
 
 
@@ -134,7 +182,12 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `text` is all of it, the stop string cut away. The first `kept` of `token_ids` are exactly the
     tokens that lie wholly inside `text`; their KV can be reused when the text is sent again as
-    `Generated`. What of `text` lies behind them is `tail` (a stop string that began inside a token).
+    `Generated`. What of `text` lies behind them is `tail` (a stop string that began inside a token; all of the text
+    when its first token begins inside the prompt's last one).
+
+    `forced_tokens`: those of `token_ids` that the constraint left no choice about and that took no step of their own.
+    `guarantee`: "enforced" when the text had to satisfy a constraint, else "". `unenforced`: (keyword, path) of the
+    schema's demands that were not enforced; possible only with `allow_unenforced`.
     """
 
     text: str
@@ -144,6 +197,9 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: FinishReason
     matched_stop: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    forced_tokens: int = 0
+    guarantee: Literal["", "enforced"] = ""
+    unenforced: tuple[tuple[str, str], ...] = ()
 
 
 class Final(_Wire, frozen=True):
@@ -211,6 +267,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     images: bool = False
     logprobs: bool = False
     max_context: int | None = None  # tokens
+    constraints: tuple[ConstraintKind, ...] = ()  # kinds that are enforced
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import msgspec
 
 from .errors import ParameterError
+from .protocol import ConstraintEngine
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -51,6 +52,10 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         tree_attention: attend once to what sequences of a step share.
         screened_head: find the most likely token without computing every logit in full.
         incremental_tokenization: keep the tokens of earlier texts, and encode only what is new.
+        jump_forward: text that a constraint leaves no choice about is appended without steps of its own.
+        constraint_engine: who enforces constraints: "fsm" (umbel's automata), "llguidance", "outlines-core",
+            "interegular", or "auto": umbel's, and llguidance for what those refuse.
+        constraint_cache: compiled constraints that are kept; 0 compiles for every request.
         max_wait: seconds after which a waiting request goes before cache-aware order.
         max_queue: requests the gateway holds; more are refused with OverloadedError.
         request_timeout: seconds after which a request without an earlier deadline ends.
@@ -82,6 +87,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     tree_attention: bool = True
     screened_head: bool = True
     incremental_tokenization: bool = True
+    jump_forward: bool = True
+    constraint_engine: ConstraintEngine = "auto"
+    constraint_cache: int = 256
     max_wait: float = 10.0
     max_queue: int = 1024
     request_timeout: float = 600.0
@@ -99,6 +107,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _choice("kernels", self.kernels, get_args(Kernels))
         _choice("device", self.device, get_args(Device))
         _choice("policy", self.policy, get_args(Policy))
+        _choice("constraint_engine", self.constraint_engine, get_args(ConstraintEngine))
         _choice("log_level", self.log_level, get_args(LogLevel))
         _integer("context_length", self.context_length, 2, 1 << 24, optional=True)
         _integer("max_running", self.max_running, 1, 1 << 14)
@@ -108,6 +117,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if self.pool_tokens is not None and self.pool_memory is not None:
             raise ParameterError("pool_tokens and pool_memory both say how large the KV pool is; give one of them")
         _integer("max_queue", self.max_queue, 1, 1 << 20)
+        _integer("constraint_cache", self.constraint_cache, 0, 1 << 20)
         _integer("seed", self.seed, 0, 2**63 - 1, optional=True)
         _integer("threads", self.threads, 1, 1024, optional=True)
         _seconds("max_wait", self.max_wait, 0.0, 3600.0)
