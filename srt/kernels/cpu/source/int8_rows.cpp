@@ -4,6 +4,7 @@
 
 #include "memory.h"
 #include "threads.h"
+#include "tiles.h"
 
 namespace umbel {
 namespace {
@@ -92,7 +93,7 @@ Int8Rows quantize_rows(const Matrix& weight, const float* x, long rows, long x_s
     result.k_padded = weight.k_padded;
     result.blocks = (weight.k_padded + INT8_BLOCK - 1) / INT8_BLOCK;
 #if defined(UMBEL_AMX)
-    result.by_amx = rows > FEW_ROWS;
+    result.by_amx = rows > FEW_ROWS && tiles_allowed();
 #else
     (void)FEW_ROWS;
 #endif

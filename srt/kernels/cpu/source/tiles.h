@@ -29,10 +29,12 @@ inline bool tiles_allowed() {
 }
 
 // All eight tiles in their full size for the calling thread, as long as this object lives. Other libraries of the
-// process configure tiles for themselves, so it is made in every chunk of a loop, not once per thread.
+// process configure tiles for themselves, so it is made in every chunk of a loop, not once per thread. Where tiles are
+// not allowed it does nothing: whoever uses them has asked before.
 class Tiles {
   public:
     Tiles() {
+        if (!tiles_allowed()) return;
         struct alignas(64) {
             uint8_t palette, start_row, reserved[14];
             uint16_t row_bytes[16];
@@ -45,7 +47,9 @@ class Tiles {
         }
         asm volatile("ldtilecfg %0" ::"m"(configuration));
     }
-    ~Tiles() { asm volatile("tilerelease"); }
+    ~Tiles() {
+        if (tiles_allowed()) asm volatile("tilerelease");
+    }
     Tiles(const Tiles&) = delete;
     Tiles& operator=(const Tiles&) = delete;
 };
