@@ -1,0 +1,182 @@
+"""Masks: which tokens may come next in a state of an automaton. Made when asked for, kept for all texts.
+
+    inside a JSON string        the plain tokens are allowed at once, by their number of characters;
+                                a walk visits the few that are not plain, and the plain ones that may be too long
+    elsewhere                   a walk through the trie of all tokens, which ends early where little is allowed
+
+Making a mask takes fuel and can be interrupted: no state of any constraint stalls who else is served.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .automaton import Automaton
+from .trie import Trie, build_trie
+from .trie_walk import NumpyWalk, Walk, work_of
+from .vocabulary import Vocabulary, pack, unpack
+
+FEW = 64  # up to so many tokens a mask is kept as their ids, and whoever samples may compute their logits alone
+NODES_PER_FUEL = 4_096  # visiting so many nodes natively takes the time of determinising one transition
+NODES_PER_WALK = 1 << 16
+CACHE_BYTES = 64 << 20
+MOST_MAKING = 64  # masks in the making; what is begun and never finished goes
+_ENTRY_BYTES = 1_024  # of an entry besides its bits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """Which tokens may come. `bits` of a mask with few tokens are made when they are asked for."""
+
+    few: NDArray[np.int32] | None  # ascending; None: more than FEW
+    _bits: NDArray[np.uint32] | None
+    _words: int
+
+    @classmethod
+    def of(cls, bits: NDArray[np.uint32]) -> Mask:
+        """bits: [words], owned by the mask from now on."""
+        if np.count_nonzero(bits) <= FEW:
+            tokens = unpack(bits)
+            if len(tokens) <= FEW:
+                return cls(tokens, None, len(bits))
+        bits.flags.writeable = False
+        return cls(None, bits, len(bits))
+
+    @classmethod
+    def only(cls, token: int, words: int) -> Mask:
+        return cls(np.array([token], np.int32), None, words)
+
+    @property
+    def bits(self) -> NDArray[np.uint32]:
+        """[words] bit t % 32 of word t // 32."""
+        if self._bits is not None:
+            return self._bits
+        assert self.few is not None, "a mask has bits or tokens"
+        return pack(self.few, self._words)
+
+
+class Masks:
+    """The masks over one vocabulary: one for each engine. Not safe for threads.
+
+    Args:
+        vocabulary: ids are rows of the logits.
+        trie: of the vocabulary; built when not given.
+        walk: numpy's when not given.
+        cache_bytes: bound of what is kept, reckoned by whole masks; those not used for the longest time go first.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        trie: Trie | None = None,
+        *,
+        walk: Walk | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.trie = trie or build_trie(vocabulary)
+        self.walk = walk or NumpyWalk()
+        self._most_kept = max(1, cache_bytes // (4 * vocabulary.words + _ENTRY_BYTES))
+        self._serials = itertools.count()
+        self._kept: OrderedDict[tuple[int, int], Mask] = OrderedDict()
+        self._making: OrderedDict[tuple[int, int], _MaskWork] = OrderedDict()
+        self._plain: dict[int, NDArray[np.uint32]] = {}
+
+    def register(self) -> int:
+        """A number for an automaton: masks are kept by it, so that they do not keep the automaton alive."""
+        return next(self._serials)
+
+    def prepare(self, serial: int, automaton: Automaton, state: int, fuel: int) -> tuple[Mask | None, int]:
+        """The mask of a state, or None when the fuel was not enough; and the fuel that is left.
+
+        Any positive fuel is progress, which all who ask for the same mask share.
+
+        Raises:
+            LimitExceeded: of the automaton.
+        """
+        key = (serial, state)
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+            return kept, fuel
+        work = self._making.get(key)
+        if work is None:
+            work = self._making[key] = _MaskWork(self, automaton, state)
+            _trim(self._making, MOST_MAKING)
+        fuel = work.resume(fuel)
+        mask = work.mask
+        if mask is not None:
+            self._making.pop(key, None)
+            self._kept[key] = mask
+            _trim(self._kept, self._most_kept)
+        return mask, fuel
+
+    def plain_bits(self, characters: int) -> NDArray[np.uint32]:
+        """[words] of the plain tokens of at most so many characters. The caller's own."""
+        counts = self.vocabulary.plain_characters
+        characters = min(characters, int(counts.max(initial=0)))
+        bits = self._plain.get(characters)
+        if bits is None:
+            tokens = np.flatnonzero((counts > 0) & (counts <= characters)).astype(np.int32)
+            bits = self._plain[characters] = pack(tokens, self.vocabulary.words)
+        return bits.copy()
+
+
+class _MaskWork:
+    """The mask of one state in the making."""
+
+    __slots__ = ("_automaton", "_bits", "_left", "_masks", "_state", "mask")
+
+    def __init__(self, masks: Masks, automaton: Automaton, state: int) -> None:
+        self._masks = masks
+        self._automaton = automaton
+        self._state = state
+        self.mask: Mask | None = None
+        trie = masks.trie
+        plain = automaton.plain_run(state)
+        if plain > 0:
+            self._bits = masks.plain_bits(plain)
+            sections = [trie.not_plain, *trie.longer_than(plain)]
+        else:
+            self._bits = np.zeros(masks.vocabulary.words, np.uint32)
+            sections = [trie.everything]
+        self._left = work_of([section for section in sections if section.end > section.begin], state)
+
+    def resume(self, fuel: int) -> int:
+        """Works on → the fuel that is left. `mask` is set when it is finished."""
+        while len(self._left):
+            fuel -= self._determinise(fuel)
+            if fuel <= 0:
+                return 0
+            self._left, visited = self._masks.walk(
+                self._masks.trie, self._automaton.table, self._left, self._bits, NODES_PER_WALK
+            )
+            fuel -= 1 + visited // NODES_PER_FUEL
+        if self._automaton.accepting(self._state):
+            self._bits |= self._masks.vocabulary.eos_mask
+        self.mask = Mask.of(self._bits)
+        return max(fuel, 0)
+
+    def _determinise(self, fuel: int) -> int:
+        """Fills the rows that the work begins in, as far as the fuel goes → what it took."""
+        automaton, spent = self._automaton, 0
+        for state in dict.fromkeys(self._left[:, 2].tolist()):
+            if automaton.expanded(state):
+                continue
+            if spent >= fuel:
+                break
+            before = automaton.steps
+            automaton.expand(state)
+            spent += max(1, automaton.steps - before)
+        return spent
+
+
+def _trim(entries: OrderedDict[tuple[int, int], Any], most: int) -> None:  # Any: whatever the entries are
+    while len(entries) > most:
+        entries.popitem(last=False)

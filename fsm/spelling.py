@@ -1,0 +1,46 @@
+"""Spelling a text in tokens without a tokenizer: as few tokens as the vocabulary allows."""
+
+from __future__ import annotations
+
+from .trie import END, NO_TOKEN, STEP, TOKEN, Trie
+
+
+def fewest_tokens(trie: Trie, text: bytes) -> list[int] | None:
+    """Tokens that spell the text, as few as possible, of equally few the longest first; None when there are none.
+
+    Works backwards: best[i] = the number of tokens for text[i:].
+    """
+    best: list[int | None] = [None] * len(text) + [0]
+    chosen: list[tuple[int, int]] = [(0, 0)] * len(text)  # the token that begins there, and its length
+    for begin in range(len(text) - 1, -1, -1):
+        for length, token in tokens_of_prefixes(trie, text, begin):
+            rest = best[begin + length]
+            so_far = best[begin]
+            if rest is not None and (so_far is None or rest + 1 <= so_far):
+                best[begin] = rest + 1
+                chosen[begin] = (token, length)
+    if best[0] is None:
+        return None
+    tokens, place = [], 0
+    while place < len(text):
+        token, length = chosen[place]
+        tokens.append(token)
+        place += length
+    return tokens
+
+
+def tokens_of_prefixes(trie: Trie, text: bytes, begin: int) -> list[tuple[int, int]]:
+    """(length, token) of the tokens that text[begin:] begins with, the shortest first; one of each spelling."""
+    found = []
+    columns = trie.columns
+    node, end = trie.everything.begin, trie.everything.end
+    for place in range(begin, len(text)):
+        while node < end and columns[3 * node + STEP] & 0xFF != text[place]:
+            node = columns[3 * node + END]
+        if node >= end:
+            break
+        if columns[3 * node + TOKEN] != NO_TOKEN:
+            found.append((place - begin + 1, trie.tokens_at(node)[0]))
+        end = columns[3 * node + END]
+        node += 1
+    return found

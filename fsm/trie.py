@@ -1,0 +1,220 @@
+"""The tokens of a vocabulary as tries that a walk passes through in one direction.
+
+Nodes lie in depth-first order, so a walk goes to the next node, or skips a subtree by jumping to its end:
+
+    tokens  a, an, at, b          node   0   1   2   3
+                                  byte   a   n   t   b
+                                  end    3   2   3   4      where the subtree is over
+                                  depth  1   2   2   1
+
+There is one trie of all tokens, and a second copy of them in classes: the tokens that are not plain (see
+`Vocabulary.plain_characters`), then plain ones by their number of characters. Inside a JSON string nearly all plain
+tokens are allowed without looking, and the walk visits the few others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .vocabulary import Vocabulary
+
+END, TOKEN, STEP = 0, 1, 2  # columns of a node; STEP is depth << 8 | byte
+NO_TOKEN = -1
+PLAIN_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # most characters of a class; the last class has no end
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A range of nodes: a trie of its own."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Trie:
+    """Immutable. Made by `build_trie`.
+
+    A node's token is an id, NO_TOKEN, or −2 − i when several ids spell it: groups[i] of them, which follow there.
+    """
+
+    nodes: NDArray[np.int32]  # [nodes, 3] END, TOKEN, STEP
+    groups: NDArray[np.int32]
+    texts: NDArray[np.int32]  # [texts] ids by their bytes, one of each spelling
+    leaves: NDArray[np.int32]  # [texts] their nodes in the trie of all
+    sections: tuple[Section, ...]  # all tokens, the ones that are not plain, the plain ones by PLAIN_CLASSES
+    depth: int  # of the deepest node
+
+    @property
+    def everything(self) -> Section:
+        return self.sections[0]
+
+    @property
+    def not_plain(self) -> Section:
+        return self.sections[1]
+
+    def longer_than(self, characters: int) -> list[Section]:
+        """Classes that hold the plain tokens of more characters, and perhaps shorter ones too."""
+        most = (*PLAIN_CLASSES, None)
+        return [
+            section
+            for section, longest in zip(self.sections[2:], most, strict=True)
+            if section.end > section.begin and (longest is None or longest > characters)
+        ]
+
+    def tokens_at(self, node: int) -> list[int]:
+        """Ids that end in this node."""
+        token = int(self.nodes[node, TOKEN])
+        if token >= 0:
+            return [token]
+        if token == NO_TOKEN:
+            return []
+        count = int(self.groups[-2 - token])
+        ids: list[int] = self.groups[-1 - token : -1 - token + count].tolist()
+        return ids
+
+    def find(self, vocabulary: Vocabulary, prefix: bytes) -> int | None:
+        """The node of the trie of all tokens where those that begin with these bytes hang; None without any."""
+        low, high = 0, len(self.texts)
+        while low < high:
+            middle = (low + high) // 2
+            if vocabulary.token_bytes(self._texts[middle]) < prefix:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(self.texts):
+            return None
+        found = vocabulary.token_bytes(self._texts[low])
+        # The first text with the prefix made the nodes behind it, so they lie in one row.
+        return self._leaves[low] - (len(found) - len(prefix)) if found.startswith(prefix) else None
+
+    @cached_property
+    def columns(self) -> memoryview:
+        """The nodes' numbers one after the other: gives plain integers, faster than the array."""
+        return self.nodes.reshape(-1).data
+
+    @cached_property
+    def _texts(self) -> memoryview:
+        return self.texts.data  # gives plain integers, faster than the array
+
+    @cached_property
+    def _leaves(self) -> memoryview:
+        return self.leaves.data
+
+    @property
+    def nbytes(self) -> int:
+        return self.nodes.nbytes + self.groups.nbytes + self.texts.nbytes + self.leaves.nbytes
+
+
+def build_trie(vocabulary: Vocabulary) -> Trie:
+    """The tries of a vocabulary; half a second for 262,144 tokens."""
+    texts = vocabulary.texts
+    plain = vocabulary.plain_characters[texts]
+    lowest = (1, *(most + 1 for most in PLAIN_CLASSES))
+    highest = (*PLAIN_CLASSES, int(plain.max(initial=0)))
+    classes = [plain == 0] + [(plain >= low) & (plain <= high) for low, high in zip(lowest, highest, strict=True)]
+    parts, groups, sections = [], [], []
+    nodes = group_length = 0
+    whole = _Nodes.of(vocabulary, texts)
+    for made in [whole, *(_Nodes.of(vocabulary, texts[chosen]) for chosen in classes)]:
+        parts.append(made.table(nodes, group_length))
+        groups.append(made.groups)
+        sections.append(Section(nodes, nodes + len(made.step)))
+        nodes += len(made.step)
+        group_length += len(made.groups)
+    return Trie(
+        np.concatenate(parts),
+        np.concatenate(groups),
+        whole.texts,
+        whole.leaves,
+        tuple(sections),
+        vocabulary.longest,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """One trie, counted from node 0 and group 0."""
+
+    end: NDArray[np.int32]
+    token: NDArray[np.int32]
+    step: NDArray[np.int32]
+    groups: NDArray[np.int32]
+    texts: NDArray[np.int32]
+    leaves: NDArray[np.int32]
+
+    def table(self, node: int, group: int) -> NDArray[np.int32]:
+        """The nodes when `node` nodes and `group` numbers of groups lie before them."""
+        token = np.where(self.token < NO_TOKEN, self.token - group, self.token)
+        return np.stack([self.end + node, token, self.step], axis=1).astype(np.int32)
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, ordered: NDArray[np.int32]) -> _Nodes:
+        """ordered: ids sorted by their bytes, none of them empty."""
+        lengths = vocabulary.lengths[ordered]
+        common = _common_prefixes(vocabulary, ordered)
+        same = common == lengths  # spells what the one before it spells
+        first = np.flatnonzero(~same)
+        fresh = (lengths - common)[first]  # nodes that a text adds behind what it shares with the one before
+        begin = np.cumsum(fresh) - fresh
+        count = int(fresh.sum())
+        offset = np.arange(count) - np.repeat(begin, fresh) + np.repeat(common[first], fresh)  # in its token, 0-based
+        data = np.frombuffer(vocabulary.blob, np.uint8)
+        byte = data[np.repeat(vocabulary.offsets[ordered[first]], fresh) + offset].astype(np.int32)
+        depth = (offset + 1).astype(np.int32)
+        leaves = (begin + fresh - 1).astype(np.int32)
+        token = np.full(count, NO_TOKEN, np.int32)
+        token[leaves] = ordered[first]
+        groups = _groups(ordered, first, leaves, token)
+        return cls(_subtree_ends(depth), token, depth << 8 | byte, groups, ordered[first], leaves)
+
+
+def _groups(
+    ordered: NDArray[np.int32], first: NDArray[np.int64], leaves: NDArray[np.int32], token: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Lists of the ids that spell the same; writes to `token` where they are."""
+    sizes = np.diff(np.append(first, len(ordered)))
+    groups: list[int] = []
+    for text in np.flatnonzero(sizes > 1).tolist():
+        token[leaves[text]] = -2 - len(groups)
+        groups += [int(sizes[text]), *ordered[first[text] : first[text] + sizes[text]].tolist()]
+    return np.array(groups, np.int32)
+
+
+def _common_prefixes(vocabulary: Vocabulary, ordered: NDArray[np.int32]) -> NDArray[np.int64]:
+    """[n] bytes that each text shares with the one before it."""
+    data = np.frombuffer(vocabulary.blob, np.uint8)
+    starts, lengths = vocabulary.offsets[ordered], vocabulary.lengths[ordered]
+    common = np.zeros(len(ordered), np.int64)
+    pairs = np.arange(1, len(ordered))
+    shorter = np.minimum(lengths[1:], lengths[:-1])
+    for offset in range(int(shorter.max(initial=0))):  # pairs that are equal so far; fewer at every offset
+        pairs = pairs[shorter[pairs - 1] > offset]
+        pairs = pairs[data[starts[pairs] + offset] == data[starts[pairs - 1] + offset]]
+        if not len(pairs):
+            break
+        common[pairs] += 1
+    return common
+
+
+def _subtree_ends(depth: NDArray[np.int32]) -> NDArray[np.int32]:
+    """[nodes] the next node that is not deeper: the next one of the same depth, or where the parent ends."""
+    count = len(depth)
+    ends = np.full(count, count, np.int32)
+    above = np.empty(0, np.int64)  # nodes of the level above, ascending
+    by_depth = np.argsort(depth, kind="stable")
+    bounds = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
+    for low, high in itertools.pairwise(bounds):
+        level = by_depth[low:high]
+        following = np.append(level[1:], count)
+        if len(above):
+            parent_ends = ends[above[np.searchsorted(above, level) - 1]]
+            following = np.minimum(following, parent_ends)
+        ends[level] = following
+        above = level
+    return ends

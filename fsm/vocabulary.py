@@ -1,0 +1,142 @@
+"""What every token of a model spells: the table that masks are made from.
+
+Ids are rows of the model's logits. A token that spells nothing (control tokens, padding of the matrix, end of text) is
+never part of a constrained text. Tokens that the tokenizer calls user-defined spell text like any other. Several ids
+may spell the same bytes: masks allow all of them, and the tokenizer says which is canonical.
+
+    blob     ... Ġ t h e c a t ...
+    offsets       ^0      ^4    ^7         token i is blob[offsets[i] : offsets[i + 1]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOKEN_BYTES = 1 << 20  # longest token; longer ones exist in no vocabulary, and 2**23 is what a trie's node can count
+
+
+class Vocabulary:
+    """Token id → bytes, and the ids that end a text. Immutable.
+
+    Args:
+        token_bytes: of every id in order; b"" for ids that stand for no text.
+        eos_ids: all ids that end a text: of the model, of its tokenizer, of the request.
+        control: further ids that are never part of a text, whatever their bytes.
+        size: width of the model's logits when it is padded beyond the table.
+
+    Raises:
+        ValueError: an id outside the table, no EOS id at all, or a token that is too long.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        eos_ids: Iterable[int],
+        *,
+        control: Iterable[int] = (),
+        size: int | None = None,
+    ) -> None:
+        self.size = len(token_bytes) if size is None else size
+        self.eos_ids = tuple(sorted(set(eos_ids)))
+        blank = {*self.eos_ids, *control}
+        if self.size < len(token_bytes):
+            raise ValueError(f"size={self.size} for {len(token_bytes)} tokens; it is at least their number")
+        if not self.eos_ids:
+            raise ValueError("a vocabulary without EOS ids; name the ids that end a text")
+        outside = [token for token in blank if not 0 <= token < self.size]
+        if outside:
+            raise ValueError(f"EOS or control id {outside[0]} in a vocabulary of {self.size}; ids begin at 0")
+        table = list(token_bytes) + [b""] * (self.size - len(token_bytes))
+        for token in blank:
+            table[token] = b""
+        self.offsets: NDArray[np.int64] = np.zeros(self.size + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, table), np.int64, self.size), out=self.offsets[1:])
+        self.blob = b"".join(table)
+        self.longest = int(self.lengths.max(initial=0))  # bytes of the longest token
+        if self.longest > TOKEN_BYTES:
+            raise ValueError(f"a token of {self.longest} bytes; tokens have at most {TOKEN_BYTES}")
+        self._bounds = self.offsets.data  # gives plain integers, faster than the array
+
+    def __len__(self) -> int:
+        return self.size
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token spells; b"" when it is never part of a text."""
+        assert token >= 0, "token ids are not negative"
+        return self.blob[self._bounds[token] : self._bounds[token + 1]]
+
+    def spell(self, tokens: Iterable[int]) -> bytes:
+        """What several tokens spell together."""
+        return b"".join(map(self.token_bytes, tokens))
+
+    def spells(self, tokens: Sequence[int], text: bytes) -> bool:
+        """Whether the tokens are these bytes exactly, and all of them may be part of a text."""
+        if not all(0 <= token < self.size and self.token_bytes(token) for token in tokens):
+            return False
+        return self.spell(tokens) == text
+
+    @property
+    def words(self) -> int:
+        """Length of a mask: bit t % 32 of word t // 32 stands for token t."""
+        return -(-self.size // 32)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[size] bytes of every token."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def texts(self) -> NDArray[np.int32]:
+        """Ids that spell something, ordered by what they spell; those that spell the same by id."""
+        bounds, blob = self._bounds, self.blob
+        spelling = np.flatnonzero(self.lengths).tolist()
+        spelling.sort(key=lambda token: blob[bounds[token] : bounds[token + 1]])
+        return np.array(spelling, np.int32)
+
+    @cached_property
+    def plain_characters(self) -> NDArray[np.int32]:
+        """[size] characters of the tokens that are whole characters and stand for themselves inside a JSON string:
+        no ASCII control characters, no `"`, no backslash. 0 for all others."""
+        data = np.frombuffer(self.blob, np.uint8)
+        special = np.concatenate(([0], np.cumsum((data < 0x20) | (data == 0x22) | (data == 0x5C) | (data == 0x7F))))
+        begins = np.concatenate(([0], np.cumsum((data & 0xC0) != 0x80)))  # bytes that begin a character
+        starts, ends = self.offsets[:-1], self.offsets[1:]
+        characters = (begins[ends] - begins[starts]).astype(np.int32)
+        characters[special[ends] > special[starts]] = 0
+        wide = np.concatenate(([0], np.cumsum(data >= 0x80)))
+        for token in np.flatnonzero((wide[ends] > wide[starts]) & (characters > 0)).tolist():
+            try:
+                self.token_bytes(token).decode()
+            except UnicodeDecodeError:
+                characters[token] = 0
+        return characters
+
+    @cached_property
+    def eos_mask(self) -> NDArray[np.uint32]:
+        """[words] with the bits of the EOS ids."""
+        return pack(np.array(self.eos_ids, np.int32), self.words)
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the table on disk."""
+        return sha256(self.offsets.tobytes() + self.blob).hexdigest()
+
+
+def pack(tokens: NDArray[np.int32], words: int) -> NDArray[np.uint32]:
+    """[words] with the bits of these tokens."""
+    bits = np.zeros(words, np.uint32)
+    np.bitwise_or.at(bits, tokens >> 5, np.uint32(1) << (tokens & 31).astype(np.uint32))
+    return bits
+
+
+def unpack(bits: NDArray[np.uint32]) -> NDArray[np.int32]:
+    """The tokens of a mask, ascending."""
+    occupied = np.flatnonzero(bits)
+    spread = np.unpackbits(bits[occupied].view(np.uint8), bitorder="little").reshape(-1, 32)
+    word, bit = np.nonzero(spread)
+    return (occupied[word] * 32 + bit).astype(np.int32)
