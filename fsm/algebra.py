@@ -1,0 +1,222 @@
+"""Language nodes put together so that what is written in several ways is built in one.
+
+The functions keep the language and take out what an automaton would pay for: nothing and the empty text as parts,
+nested concatenations and unions, single characters side by side, repeats of repeats.
+"""
+
+from collections.abc import Iterable
+from itertools import chain
+
+from .charset import ANY, CharSet
+from .language import (
+    EMPTY_TEXT,
+    NOTHING,
+    Both,
+    Chars,
+    Concat,
+    Dfa,
+    Language,
+    Literal,
+    Repeat,
+    Spelled,
+    Union,
+    Without,
+)
+
+ANY_CHARACTER = Chars(ANY.ranges)
+ANY_TEXT = Repeat(ANY_CHARACTER)
+_LARGEST_COUNT = 1 << 31  # counts that are multiplied stay below; beyond, repeats stay nested
+
+
+def characters(members: CharSet) -> Language:
+    """One character of the set."""
+    if not members:
+        return NOTHING
+    if len(members) == 1:
+        return Literal(chr(members.ranges[0][0]).encode())
+    return Chars(members.ranges)
+
+
+def _as_characters(node: Language) -> CharSet | None:
+    """The set, of a node that admits texts of one character only and says so by its form."""
+    match node:
+        case Chars(ranges):
+            return CharSet(ranges)
+        case Literal(data) if 0 < len(data) <= 4:
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                return None
+            return CharSet.single(ord(text)) if len(text) == 1 else None
+        case _:
+            return None
+
+
+def concat(parts: Iterable[Language]) -> Language:
+    """One after the other; literals that touch become one, repeats of the same body one repeat."""
+    flat: list[Language] = []
+    for part in parts:
+        for each in part.parts if isinstance(part, Concat) else (part,):
+            if each == NOTHING:
+                return NOTHING
+            _append(flat, each)
+    if not flat:
+        return EMPTY_TEXT
+    return flat[0] if len(flat) == 1 else Concat(tuple(flat))
+
+
+def _append(flat: list[Language], part: Language) -> None:
+    if part == EMPTY_TEXT:
+        return
+    match (flat[-1] if flat else None), part:
+        case Literal(before), Literal(after):
+            flat[-1] = Literal(before + after)
+        case Repeat(body, least, most), Repeat(same, more_least, more_most) if body == same:
+            together = None if most is None or more_most is None else most + more_most
+            flat[-1] = Repeat(body, least + more_least, together)
+        case Repeat(body, least, most), same if body == same:
+            flat[-1] = Repeat(body, least + 1, None if most is None else most + 1)
+        case same, Repeat(body, least, most) if body == same:
+            flat[-1] = Repeat(body, least + 1, None if most is None else most + 1)
+        case _:
+            flat.append(part)
+
+
+def union(options: Iterable[Language]) -> Language:
+    """Any of them; single characters become one set, doubles go."""
+    flat = chain.from_iterable(each.options if isinstance(each, Union) else (each,) for each in options)
+    kept: dict[Language, None] = dict.fromkeys(flat)
+    sets = {node: found for node in kept if (found := _as_characters(node)) is not None}
+    if len(sets) > 1:
+        together = characters(CharSet.of(range_ for each in sets.values() for range_ in each.ranges))
+        first = next(iter(sets))
+        kept = dict.fromkeys(together if node is first else node for node in kept if node is first or node not in sets)
+    if len(kept) == 2 and EMPTY_TEXT in kept:
+        (other,) = (node for node in kept if node != EMPTY_TEXT)
+        return repeat(other, 0, 1)
+    return next(iter(kept)) if len(kept) == 1 else Union(tuple(kept))
+
+
+def repeat(body: Language, least: int, most: int | None) -> Language:
+    """`body` from `least` to `most` times."""
+    if body == EMPTY_TEXT or most == 0:
+        return EMPTY_TEXT
+    if body == NOTHING:
+        return NOTHING if least else EMPTY_TEXT
+    if least == most == 1:
+        return body
+    if isinstance(body, Repeat):
+        nested = _repeat_of_repeat(body, least, most)
+        if nested is not None:
+            return nested
+    return Repeat(body, least, most)
+
+
+def _repeat_of_repeat(inner: Repeat, least: int, most: int | None) -> Language | None:
+    """(x{a,b}){c,d} is x{ac,bd} where the counts leave no gap: with a of 0 or 1 they never do.
+
+    Fixed counts (a = b, c = d) leave none either.
+    """
+    gapless = inner.least <= 1 or (least == most and inner.least == inner.most)
+    together = None if most is None or inner.most is None else most * inner.most
+    if not gapless or inner.least * least > _LARGEST_COUNT or (together or 0) > _LARGEST_COUNT:
+        return None
+    return repeat(inner.body, inner.least * least, together)
+
+
+def both(left: Language, right: Language) -> Language:
+    """What both admit, without a product where one side decides."""
+    if left == NOTHING or right == NOTHING:
+        return NOTHING
+    if left in (ANY_TEXT, right):
+        return right
+    if right == ANY_TEXT:
+        return left
+    for one, other in ((left, right), (right, left)):
+        if one == EMPTY_TEXT:
+            return EMPTY_TEXT if nullable(other) else NOTHING
+    return Both(left, right)
+
+
+def without(left: Language, right: Language) -> Language:
+    """What `left` admits and `right` does not."""
+    if left in (NOTHING, right) or right == ANY_TEXT:
+        return NOTHING
+    if right == NOTHING or (right == EMPTY_TEXT and not nullable(left)):
+        return left
+    if left == EMPTY_TEXT:
+        return NOTHING if nullable(right) else EMPTY_TEXT
+    return Without(left, right)
+
+
+def nullable(node: Language) -> bool:
+    """Whether the empty text is admitted. Of a language without calls."""
+    match node:
+        case Literal(data):
+            return not data
+        case Chars():
+            return False
+        case Concat(parts):
+            return all(map(nullable, parts))
+        case Union(options):
+            return any(map(nullable, options))
+        case Repeat(body, least):
+            return not least or nullable(body)
+        case Dfa(accepting):
+            return accepting[0]
+        case Spelled(body):
+            return nullable(body)
+        case Both(left, right):
+            return nullable(left) and nullable(right)
+        case Without(left, right):
+            return nullable(left) and not nullable(right)
+        case _:
+            raise AssertionError("a call can be nullable in its grammar only")
+
+
+def admits_newline(node: Language) -> bool:
+    """Whether the text of one line feed is admitted. Of a language without calls."""
+    match node:
+        case Literal(data):
+            return data == b"\n"
+        case Chars(ranges):
+            return 0x0A in CharSet(ranges)
+        case Concat(parts):
+            solid = [part for part in parts if not nullable(part)]
+            return admits_newline(solid[0]) if len(solid) == 1 else not solid and any(map(admits_newline, parts))
+        case Union(options):
+            return any(map(admits_newline, options))
+        case Repeat(body, least):
+            return (least <= 1 or nullable(body)) and admits_newline(body)
+        case Dfa(accepting, edges):
+            return any(accepting[target] and 0x0A in CharSet(ranges) for ranges, target in edges[0])
+        case Spelled():
+            return False
+        case Both(left, right):
+            return admits_newline(left) and admits_newline(right)
+        case Without(left, right):
+            return admits_newline(left) and not admits_newline(right)
+        case _:
+            raise AssertionError("what a call admits is known in its grammar only")
+
+
+def children(node: Language) -> tuple[Language, ...]:
+    """The expressions that this one is made of."""
+    match node:
+        case Concat(nodes) | Union(nodes):
+            return nodes
+        case Repeat(body) | Spelled(body):
+            return (body,)
+        case Both(left, right) | Without(left, right):
+            return (left, right)
+        case _:
+            return ()
+
+
+def size(node: Language) -> int:
+    """How many nodes are written out, shared ones as often as they are used."""
+    pending, count = [node], 0
+    while pending:
+        count += 1
+        pending.extend(children(pending.pop()))
+    return count

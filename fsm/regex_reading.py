@@ -1,0 +1,246 @@
+"""What a regular expression with assertions comes to.
+
+An assertion looks at the text around it, so the tree is read with what lies before it and what follows:
+`following(item, left, rest)` is every text that can come from here to the end, when `rest` is every text that can
+come after the item.
+
+    (?=X)   both of rest and X followed by anything            $ \\Z   what of rest is empty (or one line feed)
+    (?!X)   rest without that                                 ^ \\A   rest where nothing lies before, else nothing
+"""
+
+from enum import Enum
+from typing import assert_never
+
+from .algebra import ANY_TEXT, admits_newline, both, concat, nullable, repeat, size, union, without
+from .charset import CharSet
+from .language import EMPTY_TEXT, NOTHING, Chars, Concat, Language, Literal, Repeat, Union
+from .regex_source import exceeded, unsupported
+from .regex_tree import (
+    Ahead,
+    Assertive,
+    Begin,
+    Choice,
+    End,
+    Ending,
+    Item,
+    Repetition,
+    Sequence,
+    inside,
+    is_empty,
+    looks_back,
+    may_be_empty,
+    sequence,
+    walk,
+)
+
+NEWLINE = Literal(b"\n")
+_COPIES = 50_000  # nodes written again because alternatives look around; a tenth of a second of work
+
+
+class Left(Enum):
+    """What lies before a place."""
+
+    NOTHING = "nothing"
+    NEWLINE = "a line feed"
+    OTHER = "another character"
+    UNKNOWN = "some character"
+
+
+def whole(item: Item) -> Language:
+    """The texts that the expression matches from end to end.
+
+    Raises:
+        Unsupported: an assertion where what it means depends on how often something around it was repeated.
+        LimitExceeded: assertions in alternatives that multiply the expression.
+    """
+    return _Reading().following(item, Left.NOTHING, EMPTY_TEXT)
+
+
+def found_in(item: Item) -> Language:
+    """The texts in which the expression matches somewhere."""
+    return whole(sequence((ANY_TEXT, item, ANY_TEXT)))
+
+
+class _Reading:
+    """Counts what is written more than once, so that alternatives within alternatives end."""
+
+    def __init__(self) -> None:
+        self.copies = 0
+
+    def copy(self, rest: Language, times: int) -> None:
+        self.copies += (size(rest) + 1) * max(times, 0)
+        if self.copies > _COPIES:
+            raise exceeded("anchors and lookaheads within alternatives multiply this expression; write fewer", 0)
+
+    def following(self, item: Item, left: Left, rest: Language) -> Language:
+        match item:
+            case Begin():
+                return self.begin(item, left, rest)
+            case End(ending):
+                return _ended(ending, rest)
+            case Ahead(body, negative, position):
+                if negative and left is not Left.NOTHING and looks_back(body):
+                    way_out = "write it at the beginning of the expression, or leave the anchor out"
+                    raise unsupported("a negative lookahead with ^ inside, after other text,", way_out, position)
+                seen = self.following(body, left, ANY_TEXT)
+                return without(rest, seen) if negative else both(rest, seen)
+            case Sequence(parts):
+                return self.sequence(parts, left, rest)
+            case Choice(options):
+                plain = [option for option in options if not isinstance(option, Assertive)]
+                others = [option for option in options if isinstance(option, Assertive)]
+                self.copy(rest, len(others) - (not plain))
+                return union((concat((union(plain), rest)), *(self.following(each, left, rest) for each in others)))
+            case Repetition():
+                return self.repetition(item, left, rest)
+            case _:
+                return concat((item, rest))
+
+    def begin(self, item: Begin, left: Left, rest: Language) -> Language:
+        if left is Left.NOTHING or (item.lines and left is Left.NEWLINE):
+            return rest
+        if item.lines and left is Left.UNKNOWN:
+            way_out = "write \\n directly before it, or leave the flag m out"
+            raise unsupported("^ of the flag m after text that may or may not end a line", way_out, item.position)
+        return NOTHING
+
+    def sequence(self, parts: tuple[Item, ...], left: Left, rest: Language) -> Language:
+        """From the last part to the first, each for what may lie before it.
+
+        Where a later part asks whether anything lies before it, a first part that may be empty is read twice: as
+        empty, with nothing before what follows, and as it is, with a character before what follows.
+        """
+        asked = [False]  # does anything from this part on look back?
+        for part in reversed(parts):
+            asked.append(asked[-1] or looks_back(part))
+        asked.reverse()
+        lefts = [[left]]
+        for at, part in enumerate(parts):
+            lefts.append(_lefts_after(part, lefts[at]) if asked[at + 1] else [Left.UNKNOWN])
+        rests = {Left.UNKNOWN: rest}
+        for at in range(len(parts) - 1, -1, -1):
+            part, after = parts[at], rests
+            rests = {}
+            for before in lefts[at]:
+                behind = _after(part, before) if asked[at + 1] else Left.UNKNOWN
+                texts = self.following(part, before, after[behind])
+                if behind is not before is Left.NOTHING and asked[at + 1] and may_be_empty(part):
+                    self.copy(after[before], 1)
+                    texts = union((self.empty(part, before, after[before]), texts))
+                rests[before] = texts
+        return rests[left]
+
+    def empty(self, item: Item, left: Left, rest: Language) -> Language:
+        """The texts of `rest` before which the item matches the empty text."""
+        match item:
+            case Begin() | End() | Ahead():
+                return self.following(item, left, rest)
+            case Sequence(parts):
+                for part in reversed(parts):
+                    rest = self.empty(part, left, rest)
+                return rest
+            case Choice(options):
+                self.copy(rest, len(options) - 1)
+                return union(self.empty(option, left, rest) for option in options)
+            case Repetition(body, least):
+                return self.empty(body, left, rest) if least else rest
+            case _:
+                return rest if nullable(item) else NOTHING
+
+    def repetition(self, item: Repetition, left: Left, rest: Language) -> Language:
+        """Anchors hold in the first and in the last two rounds at most; between them they match nothing.
+
+        (Two, because the $ of Python holds before a last line feed, which may be a round of its own.) A round that
+        is empty need not be counted when one round is enough, so those that are counted are not empty.
+        """
+        body, least, most = item.body, item.least, item.most
+        if most == 1:
+            self.copy(rest, 1 - least)
+            texts = self.following(body, left, rest)
+            return texts if least else union((rest, texts))
+        self.check_repeatable(item)
+        self.copy(rest, 3)
+        last = self.following(body, Left.OTHER, rest)
+        last_two = self.following(body, Left.OTHER, last)
+        between = repeat(inside(body), max(least - 3, 0), None if most is None else most - 3) if most != 2 else NOTHING
+        after_first = [concat((between, last_two))]
+        if least <= 2:
+            after_first.append(last)
+        if least <= 1:
+            after_first.append(rest)
+        texts = self.following(body, left, union(after_first))
+        return texts if least else union((rest, texts))
+
+    def check_repeatable(self, item: Repetition) -> None:
+        for inner in walk(item.body):
+            if isinstance(inner, Ahead):
+                way_out = "write it before or after the repeated group, where it looks at the whole rest"
+                raise unsupported("a lookahead that is repeated", way_out, inner.position)
+            if isinstance(inner, Begin) and inner.lines:
+                raise unsupported("^ of the flag m that is repeated", "write \\n where lines begin", inner.position)
+            if isinstance(inner, End) and inner.ending is Ending.LINE:
+                raise unsupported("$ of the flag m that is repeated", "write \\n where lines end", item.position)
+        if item.least > 1 and may_be_empty(item.body):
+            way_out = "leave the repeat out: an anchor that holds once holds as often as asked"
+            raise unsupported("an anchor that is repeated", way_out, item.position)
+
+
+def _ended(ending: Ending, rest: Language) -> Language:
+    options: list[Language] = [EMPTY_TEXT] if nullable(rest) else []
+    match ending:
+        case Ending.TEXT:
+            pass
+        case Ending.LAST_LINE:
+            options += [NEWLINE] if admits_newline(rest) else []
+        case Ending.LINE:
+            options.append(both(rest, concat((NEWLINE, ANY_TEXT))))
+        case _:
+            assert_never(ending)
+    return union(options)
+
+
+def _after(item: Item, left: Left) -> Left:
+    """What lies before the place behind the item, when the item is not empty (or nothing can lie before it)."""
+    if is_empty(item):
+        return left
+    if isinstance(item, Assertive):
+        return Left.UNKNOWN
+    newline, other = _last(item)
+    if left is not Left.NOTHING and nullable(item):
+        newline |= left in (Left.NEWLINE, Left.UNKNOWN)
+        other |= left in (Left.OTHER, Left.UNKNOWN)
+    if newline and other:
+        return Left.UNKNOWN
+    return Left.NEWLINE if newline else Left.OTHER
+
+
+def _lefts_after(item: Item, lefts: list[Left]) -> list[Left]:
+    """All that may lie before the place behind the item."""
+    after = [_after(item, left) for left in lefts]
+    if Left.NOTHING in lefts and may_be_empty(item):
+        after.append(Left.NOTHING)
+    return list(dict.fromkeys(after))
+
+
+def _last(node: Language) -> tuple[bool, bool]:
+    """Whether a text of the language can end in a line feed, and in another character."""
+    match node:
+        case Literal(data):
+            return data.endswith(b"\n"), bool(data) and not data.endswith(b"\n")
+        case Chars(ranges):
+            return 0x0A in CharSet(ranges), ranges != ((0x0A, 0x0A),)
+        case Concat(parts):
+            newline = other = False
+            for part in reversed(parts):
+                last = _last(part)
+                newline, other = newline or last[0], other or last[1]
+                if not nullable(part):
+                    break
+            return newline, other
+        case Union(options):
+            lasts = [_last(option) for option in options]
+            return any(last[0] for last in lasts), any(last[1] for last in lasts)
+        case Repeat(body):
+            return _last(body)
+        case _:
+            return True, True
