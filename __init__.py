@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .lang.errors import ParameterError as ParameterError
     from .lang.errors import ProgramError as ProgramError
     from .lang.errors import RequestError as RequestError
+    from .lang.errors import ResultError as ResultError
     from .lang.errors import TemplateError as TemplateError
     from .lang.errors import UmbelError as UmbelError
     from .lang.errors import VariableError as VariableError
@@ -96,6 +97,7 @@ _HOMES = {
         "ParameterError",
         "ProgramError",
         "RequestError",
+        "ResultError",
         "TemplateError",
         "UmbelError",
         "VariableError",

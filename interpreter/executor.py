@@ -12,7 +12,7 @@ from ..lang import ops
 from ..lang.errors import BackendError, CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint, ScoreRequest
-from . import choices, media, meta, reasoning, starts
+from . import choices, media, meta, reasoning, remainder, requirements, starts
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
@@ -90,13 +90,7 @@ class Executor:
         capabilities = await self._start_backend()
         sampling = step.sampling
         assert sampling is not None, "a Gen is submitted with its merged parameters"
-        if (sampling.logprobs or sampling.top_logprobs or sampling.prompt_logprobs_from is not None) and (
-            not capabilities.logprobs
-        ):
-            raise CapabilityError(
-                f"{capabilities.name} gives no log-probabilities; remove return_logprob, top_logprobs_num and "
-                "logprob_start_len"
-            )
+        requirements.check(capabilities, op, sampling)
         self.spoken.append(self.position.settle("gen()"), {})
         request = GenRequest(
             self._run.request_id(),
@@ -104,6 +98,8 @@ class Executor:
             sampling,
             stream=self._run.streaming or self._queue.streaming,
             origin=self._run.origin(self._queue.fork_group),
+            constraint=op.constraint,
+            token_healing=op.token_healing,
         )
         delivery = _Delivery(self, step)
         final = await self._converse(request, delivery)
@@ -112,7 +108,21 @@ class Executor:
             raise BackendError(
                 f"asked for n={sampling.n} continuations, {capabilities.name} gave {len(final.completions)}"
             )
-        delivery.finish(final, op, capabilities)
+        delivery.finish(final, await self._facts(final, op), capabilities)
+
+    async def _facts(self, final: Final, op: ops.Gen) -> list[Meta]:
+        """About each continuation. What the backend could not enforce is looked at here, in a thread: a schema may
+        hold expressions that take long."""
+        facts = [meta.of_completion(final, c, with_text=op.text_in_logprobs) for c in final.completions]
+        if op.constraint is not None:
+            for completion, known in zip(final.completions, facts, strict=True):
+                if completion.guarantee != "enforced":
+                    raise BackendError(f"{self._run.backend.capabilities.name} did not enforce the constraint of gen()")
+                violations = []
+                if completion.unenforced:
+                    violations = await asyncio.to_thread(remainder.violations, op.constraint.source, completion.text)
+                known |= meta.of_constraint(completion, violations)
+        return facts
 
     async def _converse(self, request: GenRequest, delivery: "_Delivery") -> Final:
         """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend."""
@@ -187,8 +197,7 @@ class Executor:
         for mark in op.marks:
             await self._reached(mark)
         for gathered, branches in op.columns:
-            values = [branch.value() if branch is not None else None for branch in branches]
-            gathered.resolve_gathered(values, [branch.meta if branch is not None else {} for branch in branches])
+            gathered.resolve_gathered(branches)
 
     async def concatenate(self, op: Concatenate, step: Step) -> None:
         for mark in op.marks:
@@ -246,9 +255,8 @@ class _Delivery:
         self._say(text, facts)
         _given(self._step.binding).feed.append(text, facts)
 
-    def finish(self, final: Final, op: ops.Gen, capabilities: Capabilities) -> None:
-        """Append the text to the prompt and resolve the bindings."""
-        facts = [meta.of_completion(final, c, with_text=op.text_in_logprobs) for c in final.completions]
+    def finish(self, final: Final, facts: list[Meta], capabilities: Capabilities) -> None:
+        """Append the text to the prompt and resolve the bindings. `facts`: about each continuation."""
         values = [completion.text for completion in final.completions]
         if self._step.tags is not None:
             splits = [reasoning.split(self._step.tags, self._tail, value) for value in values]

@@ -45,9 +45,9 @@ class Grammar:
                     grammar = grammar._read(member, merge, tags, steps)
             case ops.SeparateReasoning(inner, open_tag, close_tag):
                 grammar = grammar._read(inner, merge, ReasoningTags(open_tag, close_tag), steps)
-            case ops.Gen(name, options):
+            case ops.Gen(name, options, result=result):
                 thinking = Binding(name + REASONING_SUFFIX if name else "") if tags is not None else None
-                steps.append(Step(op, Binding(name or ""), merge(options), thinking, tags))
+                steps.append(Step(op, Binding(name or "", result), merge(options), thinking, tags))
             case ops.Select(name):
                 steps.append(Step(op, Binding(name or "")))
             case ops.RoleBegin(role):

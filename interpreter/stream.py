@@ -137,6 +137,12 @@ class Stream(Sink):
     async def read_async(self, name: str, timeout: float | None) -> Value:
         return (await self._wait_async(name, timeout)).value()
 
+    def value(self, name: str, timeout: float | None) -> Any:
+        return self._wait(name, timeout).object()
+
+    async def value_async(self, name: str, timeout: float | None) -> Any:
+        return (await self._wait_async(name, timeout)).object()
+
     def meta(self, name: str, timeout: float | None) -> dict[str, Any]:
         binding = self._wait(name, timeout)
         binding.value()

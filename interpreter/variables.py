@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from ..lang.errors import VariableError
+from ..lang.result import Result
 from ..lang.state import Value
 from .waiting import Signal
 
@@ -41,17 +42,23 @@ class Binding:
 
     Resolved and failed by the streams' loop (or at once, for values that the program assigns); read
     by anyone. Value and error are recorded before anybody is woken.
+
+    Args:
+        name: of the variable; "" for what has none.
+        result: how its text becomes an object; None: the value is the object.
     """
 
-    __slots__ = ("_error", "_traceback", "_value", "done", "feed", "meta", "name", "settled")
+    __slots__ = ("_branches", "_error", "_traceback", "_value", "done", "feed", "meta", "name", "result", "settled")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, result: Result | None = None) -> None:
         self.name = name
+        self.result = result
         self.feed = Feed()
         self.done = False
         self.settled = Signal()
         self.meta: Facts = {}
         self._value: Value = None
+        self._branches: tuple[Binding | None, ...] | None = None  # whose values a join brought together
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
 
@@ -67,10 +74,15 @@ class Binding:
             self.feed.append(first[self.feed.length :], last if isinstance(last, dict) else {})
         self._finish()
 
-    def resolve_gathered(self, values: list[Value], metas: list[Facts]) -> None:
-        """Record what the branches of a fork found, one entry per branch. It has no pieces."""
+    def resolve_gathered(self, branches: "tuple[Binding | None, ...]") -> None:
+        """Record what the branches of a fork found, one entry per branch, None where it was not set. It has no pieces.
+
+        Raises the error of a branch's binding that has failed.
+        """
         assert not self.done, f"variable {self.name!r} is written once"
-        self._value, self.meta = values, list(metas)
+        self._value = [branch.value() if branch is not None else None for branch in branches]
+        self.meta = [branch.meta if branch is not None else {} for branch in branches]
+        self._branches = branches
         self._finish()
 
     def fail(self, error: BaseException) -> None:
@@ -96,6 +108,22 @@ class Binding:
         if self._error is not None:
             raise self._error.with_traceback(self._traceback)
         return self._value
+
+    def object(self) -> Any:
+        """What the value of a done binding stands for, made anew for every caller. Lists as `value` has them.
+
+        Raises:
+            ResultError: the text stands for nothing of the kind that was asked for.
+        """
+        value = self.value()
+        if self._branches is not None:
+            return [branch.object() if branch is not None else None for branch in self._branches]
+        if self.result is None:
+            return value
+        if isinstance(self.meta, list):  # n above 1
+            pairs = zip(value, self.meta, strict=True)
+            return [self.result.read(self.name, text, facts) for text, facts in pairs]
+        return self.result.read(self.name, value, self.meta)
 
 
 class VariableTable:

@@ -6,6 +6,7 @@
     │   ├── VariableError         a variable was read that the program never sets           (LookupError)
     │   ├── TemplateError         a chat template is missing, broken or not prefix-stable
     │   └── ConstraintError       a regex, schema or choice list that cannot be honoured
+    ├── ResultError               a text is not the object that was asked for               (ValueError)
     ├── BackendError              the backend could not do what was asked
     │   ├── CapabilityError       this backend or model does not offer the feature
     │   ├── RequestError          this request was refused (too long, over a limit)
@@ -46,6 +47,10 @@ class TemplateError(ProgramError):
 
 class ConstraintError(ProgramError):
     """A regex, schema or choice list that cannot be honoured."""
+
+
+class ResultError(UmbelError, ValueError):
+    """The text of a variable is not the object that was asked for: it was cut off, or the class refuses the values."""
 
 
 class BackendError(UmbelError):

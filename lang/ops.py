@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from . import constraint as _constraint
 from . import sampling as _sampling
 from .chat_template import ROLES
-from .errors import ConstraintError, ParameterError, unknown_option
+from .errors import ParameterError, unknown_option
+from .protocol import ConstraintEngine, ConstraintSpec, JsonWhitespace
+from .result import Result
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 token_length_normalized: ChoicesMethod = "token_length_normalized"
@@ -47,11 +50,21 @@ class Sequence(Op):
 
 @dataclass(frozen=True, slots=True)
 class Gen(Op):
-    """Generate text into a variable. `options` are validated sampling fields the program gave explicitly."""
+    """Generate text into a variable.
+
+    Attributes:
+        options: validated sampling fields the program gave explicitly.
+        constraint: what the text has to be; None: anything.
+        result: how the text becomes the object that `State.value` gives; None: it is the text.
+        token_healing: see `protocol.GenRequest`.
+    """
 
     name: str | None
     options: Mapping[str, Any] = field(default_factory=dict)
     text_in_logprobs: bool = True
+    constraint: ConstraintSpec | None = None
+    result: Result | None = None
+    token_healing: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,38 +170,47 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
-    dtype: type | str | None = None,
+    dtype: Any = None,  # Any: a type as it stands in an annotation, also list[int], Literal["a"], int | None
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
     regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | type | None = None,
+    json_schema: Any = None,  # Any: a dict, its JSON text, a bool, or a type as above
+    ebnf: str | None = None,
+    grammar: str | None = None,
+    json_whitespace: JsonWhitespace | None = None,
+    allow_unenforced: bool | None = None,
+    constraint_engine: ConstraintEngine | None = None,
+    token_healing: bool | None = None,
     **unknown: Any,
 ) -> Gen | Select:
     """Generate text with the model and store it under `name`.
 
     Parameters left out come from the run, then from the program, then from `SamplingParams`.
     With `n` above 1 the variable is a list and the prompt goes on with the first of it.
-    With `choices` the model chooses one of them, as `select` does.
+
+    At most one of these says what the text has to be; `s[name]` is the text, `s.value(name)` the object:
+
+    - `regex`: it matches as a whole, as with `re.fullmatch`.
+    - `json_schema`: it is JSON of this schema, given as a dict, as JSON text or as a Python type (see `lang.typed`).
+    - `dtype`: it is a value of this type. int, float, bool (`True`, `False`), Literal and Enum are written plainly; a
+      number ends at a blank or newline, which is not part of it. A str is written in double quotes, every other type
+      as JSON.
+    - `ebnf` or `grammar`: it is in the language of a Lark grammar.
+    - `choices`: it is one of these, chosen as `select` does.
+
+    Further: `json_whitespace` is "spaced" (the default), "compact" or "flexible"; with `allow_unenforced` schema
+    keywords that cannot be enforced are looked at when the text is there; `constraint_engine` says who enforces (see
+    `RuntimeOptions`); `token_healing` lets the first token begin inside the prompt's last one (None: for constraints).
 
     Raises:
         ParameterError: a wrong value, at once and not when the program has run half-way.
-        ConstraintError: `regex`, `json_schema`, `dtype` or `stop_regex`, which need constrained decoding.
+        ConstraintError: a schema that is no JSON. What else is wrong with a constraint the backend says, and reading
+            the variable raises it.
     """
     if name is not None:
         check_name(name)
     if unknown:
         raise unknown_option("gen()", next(iter(unknown)), {*(gen.__kwdefaults__ or {}), "name", "max_tokens"})
-    for parameter, value in (
-        ("regex", regex),
-        ("json_schema", json_schema),
-        ("dtype", dtype),
-        ("stop_regex", stop_regex),
-    ):
-        if value is not None:
-            raise ConstraintError(
-                f"gen({parameter}={value!r}): constrained decoding is not available in this version; "
-                "use choices= or select() for a fixed set of answers, or stop= and parse the text"
-            )
     given = _sampling.overrides(
         {
             "max_tokens": max_tokens,
@@ -196,6 +218,7 @@ def gen(
             "n": n,
             "stop": stop,
             "stop_token_ids": stop_token_ids,
+            "stop_regex": stop_regex,
             "temperature": temperature,
             "top_p": top_p,
             "top_k": top_k,
@@ -211,8 +234,23 @@ def gen(
             "top_logprobs_num": top_logprobs_num,
         }
     )
+    demand = _constraint.demand_of(
+        {
+            "regex": regex,
+            "json_schema": json_schema,
+            "dtype": dtype,
+            "ebnf": ebnf,
+            "grammar": grammar,
+            "choices": choices,
+            "json_whitespace": json_whitespace,
+            "allow_unenforced": allow_unenforced,
+            "constraint_engine": constraint_engine,
+        }
+    )
     if choices is not None:
         given.pop("temperature", None)  # select looks at it
+        if token_healing is not None:
+            given["token_healing"] = token_healing
         if given:
             raise ParameterError(
                 f"gen(choices=...) takes no {', '.join(sorted(given))}: the answer is one of the choices as a whole"
@@ -220,10 +258,16 @@ def gen(
         return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
     if choices_method is not None:
         raise ParameterError(f"choices_method={choices_method!r} needs choices=[...]")
-    if not isinstance(return_text_in_logprobs, bool | None):
-        raise ParameterError(f"return_text_in_logprobs must be True or False, got {return_text_in_logprobs!r}")
+    for switch, value in (("return_text_in_logprobs", return_text_in_logprobs), ("token_healing", token_healing)):
+        if not isinstance(value, bool | None):
+            raise ParameterError(f"{switch} must be True or False, got {value!r}")
     _check_alone(given)
-    return Gen(name, given, return_text_in_logprobs is not False)
+    text_in_logprobs = return_text_in_logprobs is not False
+    if demand is None:
+        return Gen(name, given, text_in_logprobs, token_healing=token_healing)
+    if demand.stops:
+        given["stop"] = tuple(dict.fromkeys((*given.get("stop", ()), *demand.stops)))
+    return Gen(name, given, text_in_logprobs, demand.spec, demand.result, token_healing)
 
 
 def _check_alone(given: Mapping[str, Any]) -> None:
@@ -365,12 +409,12 @@ def separate_reasoning(content: object, model_type: str = "qwen3") -> Op:
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
-    """An integer; `gen(dtype=int)`, which checks the options."""
+    """An integer; `gen(dtype=int)`, which checks the options. `s.value(name)` is an int."""
     return gen(name, max_tokens, dtype=int, **options)
 
 
 def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
-    """A double-quoted string; `gen(dtype=str)`, which checks the options."""
+    """A double-quoted string; `gen(dtype=str)`, which checks the options. `s.value(name)` is what the quotes hold."""
     return gen(name, max_tokens, dtype=str, **options)
 
 

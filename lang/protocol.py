@@ -185,7 +185,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     `Generated`. What of `text` lies behind them is `tail` (a stop string that began inside a token; all of the text
     when its first token begins inside the prompt's last one).
 
-    `forced_tokens`: those of `token_ids` that the constraint left no choice about and that took no step of their own.
+    `forced_tokens`: how many of `token_ids` the constraint left no choice about.
     `guarantee`: "enforced" when the text had to satisfy a constraint, else "". `unenforced`: (keyword, path) of the
     schema's demands that were not enforced; possible only with `allow_unenforced`.
     """
@@ -268,6 +268,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     logprobs: bool = False
     max_context: int | None = None  # tokens
     constraints: tuple[ConstraintKind, ...] = ()  # kinds that are enforced
+    stop_regex: bool = False  # ends texts at regular expressions
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from .errors import ParameterError, unknown_option
 MAX_N = 128  # one prompt, this many continuations
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters in one stop string
+MAX_STOP_REGEX_LENGTH = 1024  # characters in one stop_regex
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300  # entries
 MAX_TOKENS = 1 << 20  # larger values are a mistake, not a wish
@@ -26,6 +27,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         n: number of continuations of the one prompt.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: tokens that end the text, beside the model's own end-of-sequence tokens.
+        stop_regex: regular expressions whose first match ends the text before it, wherever it stands.
         temperature: 0 takes the most likely token.
         top_p: nucleus mass in (0, 1].
         top_k: number of most likely tokens kept; -1 keeps all.
@@ -62,6 +64,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     logprobs: bool = False
     top_logprobs: int = 0
     prompt_logprobs_from: int | None = None
+    stop_regex: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, MAX_TOKENS)
@@ -78,6 +81,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
                 raise ParameterError(f"stop must be strings, got {type(stop).__name__} {stop!r}")
             if not 0 < len(stop) <= MAX_STOP_LENGTH:
                 raise ParameterError(f"stop string of {len(stop)} characters; write 1 to {MAX_STOP_LENGTH}")
+        if len(self.stop_regex) > MAX_STOPS:
+            raise ParameterError(f"{len(self.stop_regex)} stop_regex given; at most {MAX_STOPS} are allowed")
+        for pattern in self.stop_regex:
+            if not isinstance(pattern, str):
+                raise ParameterError(f"stop_regex must be strings, got {type(pattern).__name__} {pattern!r}")
+            if not 0 < len(pattern) <= MAX_STOP_REGEX_LENGTH:
+                raise ParameterError(f"stop_regex of {len(pattern)} characters; write 1 to {MAX_STOP_REGEX_LENGTH}")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, None)
         _number("temperature", self.temperature, 0.0, 100.0)
@@ -157,7 +167,7 @@ def merge(*layers: Mapping[str, Any]) -> SamplingParams:
 
 def _normalise(name: str, value: Any) -> Any:
     match name:
-        case "stop":
+        case "stop" | "stop_regex":
             if isinstance(value, str):
                 return (value,)
             return _tuple(name, value, "a string or a list of strings")

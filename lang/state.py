@@ -45,6 +45,10 @@ class Sink(Protocol):
 
     def read_async(self, name: str, timeout: float | None) -> Awaitable[Value]: ...
 
+    def value(self, name: str, timeout: float | None) -> Any: ...
+
+    def value_async(self, name: str, timeout: float | None) -> Awaitable[Any]: ...
+
     def meta(self, name: str, timeout: float | None) -> dict[str, Any]: ...
 
     def meta_async(self, name: str, timeout: float | None) -> Awaitable[dict[str, Any]]: ...
@@ -207,9 +211,24 @@ class State(BaseState):
         """`s[name]` with a timeout in seconds."""
         return self._sink.read(name, timeout)
 
+    def value(self, name: str, timeout: float | None = None) -> Any:  # Any: whatever type the gen asked for
+        """The object that the variable's text stands for, by the `dtype` or `json_schema` of its gen: a number, a
+        member, an instance of the class; for a schema that is no type what json.loads gives. Made anew at every call.
+        What has no such type is as `s[name]` gives it; a list for n above 1, and after a join.
+
+        Raises:
+            ResultError: the text was cut off, or the class refuses its values.
+            What `s[name]` raises.
+        """
+        return self._sink.value(name, timeout)
+
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """About the call that set `name`: prompt_tokens, cached_tokens, completion_tokens, finish_reason,
-        log-probabilities when asked for; for `select` the scores of every choice. A list for n above 1."""
+        log-probabilities when asked for; for `select` the scores of every choice. A list for n above 1.
+
+        Of a constrained gen also `guarantee`: "enforced"; or, where `allow_unenforced` left something over (listed
+        in `unenforced`), "validated" or "violated" (then `violations` says how). `forced_tokens` were not sampled.
+        """
         return self._sink.meta(name, timeout)
 
     meta = get_meta_info
@@ -263,6 +282,9 @@ class AsyncState(BaseState):
 
     def get_var(self, name: str, timeout: float | None = None) -> Awaitable[Value]:
         return self._sink.read_async(name, timeout)
+
+    def value(self, name: str, timeout: float | None = None) -> Awaitable[Any]:
+        return self._sink.value_async(name, timeout)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Awaitable[dict[str, Any]]:
         return self._sink.meta_async(name, timeout)

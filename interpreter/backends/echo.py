@@ -7,8 +7,11 @@ It ships with umbel, for tests of your own programs:
     assert echo.requests[0].sampling.max_tokens == 16
 
 What a script gives is what a model would have said if nothing stopped it: `stop`, `stop_token_ids`,
-`max_tokens`, `min_tokens`, `ignore_eos` and `n` are then applied as a real backend does. Parameters that
+`stop_regex`, `max_tokens`, `min_tokens`, `ignore_eos` and `n` are then applied as a real backend does. Parameters that
 choose among tokens (temperature, penalties, logit_bias, seed) have nothing to choose from here.
+
+A constrained answer has to satisfy the constraint (see `echo_constraints`); one that does not is a RequestError. Where
+`max_tokens` cuts it, it ends with "length" in the middle, as hosted models do; a runtime would lead it to an end.
 """
 
 import asyncio
@@ -34,7 +37,9 @@ from ...lang.protocol import (
     ScoreRequest,
     Usage,
 )
+from ...lang.sampling import MAX_TOKENS
 from .echo_answers import chunks, cut, hashed_logprobs, scores_of
+from .echo_constraints import check
 from .echo_tokens import PrefixCache, pieces, prompt_text, prompt_tokens, token_id
 from .gate import Gate
 
@@ -113,7 +118,14 @@ class Echo:
         self._unconditional = dict(unconditional_scores or {})
         self._template = chat_template or ChatTemplate(_CHATML, name="Echo")
         self._capabilities = capabilities or Capabilities(
-            "Echo", score=True, hint=True, token_ids=True, images=True, logprobs=True
+            "Echo",
+            score=True,
+            hint=True,
+            token_ids=True,
+            images=True,
+            logprobs=True,
+            constraints=("regex", "json_schema"),
+            stop_regex=True,
         )
         self._cache = PrefixCache(cache_tokens)
         self._delay = delay
@@ -244,7 +256,7 @@ class Echo:
         """Completions, and the texts of their tokens."""
         prompt = prompt_text(request.prompt)
         said = self.answer(prompt, request.prompt, request.sampling.n)
-        answers = [cut(text, request.sampling) for text in said]
+        answers = [_cut(text, request) for text in said]
         if request.sampling.logprobs or request.sampling.top_logprobs:
             seed = zlib.crc32(prompt.encode("utf-8", "surrogatepass"))
             top = request.sampling.top_logprobs
@@ -297,6 +309,19 @@ class Echo:
                 )
             )
         return Scored(request.id, tuple(choices), Usage(len(ids), cached, 0, 1))
+
+
+def _cut(said: str, request: GenRequest) -> tuple[Completion, list[str]]:
+    """The completion, and the texts of its tokens. What a constraint does not allow was not said."""
+    sampling, constraint = request.sampling, request.constraint
+    if constraint is None:
+        return cut(said, sampling)
+    # Nothing is said behind the end of a constrained text, whatever the request would like.
+    least = min(sampling.min_tokens, len(pieces(said)))
+    bounded = msgspec.structs.replace(sampling, min_tokens=least, ignore_eos=False)
+    check(cut(said, msgspec.structs.replace(bounded, max_tokens=MAX_TOKENS))[0].text, constraint)
+    completion, texts = cut(said, bounded)
+    return msgspec.structs.replace(completion, guarantee="enforced"), texts
 
 
 def _last_words(parts: tuple[Part, ...]) -> str:

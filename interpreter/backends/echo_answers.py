@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from ...lang.errors import ParameterError
 from ...lang.protocol import Chunk, Completion, FinishReason, TokenLogprob
 from ...lang.sampling import SamplingParams
+from .echo_constraints import first_stop
 from .echo_tokens import pieces, token_id
 
 
@@ -47,7 +48,8 @@ def _stop_token(texts: list[str], sampling: SamplingParams) -> _Ending | None:
 
 
 def _stop_string(texts: list[str], sampling: SamplingParams) -> _Ending | None:
-    """The stop that ends first; of those that end together the longest. None may end in the first min_tokens - 1."""
+    """The stop, or match of a stop_regex, that ends first; of those that end together the longest. None may end in the
+    first min_tokens - 1."""
     text = "".join(texts)
     free = sum(map(len, texts[: max(0, sampling.min_tokens - 1)]))
     found: list[tuple[int, int, str]] = []  # end, start, stop
@@ -55,6 +57,10 @@ def _stop_string(texts: list[str], sampling: SamplingParams) -> _Ending | None:
         start = text.find(stop, max(0, free - len(stop) + 1))
         if start >= 0:
             found.append((start + len(stop), start, stop))
+    for pattern in sampling.stop_regex:
+        place = first_stop(pattern, text, free)
+        if place is not None:
+            found.append((*place, pattern))
     if not found:
         return None
     end, start, stop = min(found)

@@ -21,7 +21,18 @@ from ...lang.errors import BackendError, DeadlineError, MissingExtraError, Param
 from ...lang.exchange import Exchange
 from ...lang.link import Welcome
 from ...lang.prompt import Text
-from ...lang.protocol import Capabilities, Chunk, Done, Facts, Final, GenRequest, Hint, Scored, ScoreRequest
+from ...lang.protocol import (
+    Capabilities,
+    Chunk,
+    ConstraintEngine,
+    Done,
+    Facts,
+    Final,
+    GenRequest,
+    Hint,
+    Scored,
+    ScoreRequest,
+)
 from ...lang.runtime_options import (
     DEFAULT,
     ORACLE,
@@ -93,6 +104,9 @@ class Runtime:
         tree_attention: bool = True,
         screened_head: bool = True,
         incremental_tokenization: bool = True,
+        jump_forward: bool = True,
+        constraint_engine: ConstraintEngine = "auto",
+        constraint_cache: int = 256,
         max_wait: float = 10.0,
         max_queue: int = 1024,
         request_timeout: float = 600.0,
@@ -130,6 +144,9 @@ class Runtime:
             tree_attention=tree_attention,
             screened_head=screened_head,
             incremental_tokenization=incremental_tokenization,
+            jump_forward=jump_forward,
+            constraint_engine=constraint_engine,
+            constraint_cache=constraint_cache,
             max_wait=max_wait,
             max_queue=max_queue,
             request_timeout=request_timeout,

@@ -7,7 +7,7 @@ import umbel as ul
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.echo_tokens import pieces, token_id
 from umbel.lang.prompt import Generated, Text
-from umbel.lang.protocol import Chunk, Completion, Final, GenRequest, Origin, ScoreRequest
+from umbel.lang.protocol import Chunk, Completion, ConstraintSpec, Final, GenRequest, Origin, ScoreRequest
 from umbel.lang.sampling import SamplingParams
 
 from .conftest import PATIENCE
@@ -95,6 +95,39 @@ def test_min_tokens_puts_the_end_off() -> None:
 def test_ignore_eos_goes_on_to_max_tokens() -> None:
     completion = complete("one", ignore_eos=True, max_tokens=5)
     assert (len(completion.token_ids), completion.finish_reason) == (5, "length")
+
+
+def test_a_stop_regex_ends_the_text_where_a_match_first_ends() -> None:
+    completion = complete("one 12 three", stop_regex=("[0-9]+",))
+    assert (completion.text, completion.matched_stop, completion.finish_reason) == ("one ", "[0-9]+", "stop")
+    assert complete("one two", stop_regex=("(?i)TW.", "wo"), stop=("zzz",)).text == "one "  # the longer one
+    assert complete("a1 b2 c3", stop_regex=("[0-9]",), min_tokens=2).text == "a1 b"
+    assert complete("one two", stop_regex=("[0-9]",)).text == "one two"
+    with pytest.raises(ul.ConstraintError, match="matches the empty text"):
+        complete("one", stop_regex=("a*",))
+
+
+def constrained(text: str, constraint: ConstraintSpec, **sampling: object) -> Completion:
+    request = GenRequest("1", (Text("p"),), SamplingParams(**sampling), constraint=constraint)
+    final = collect(Echo([text]), request)[-1]
+    assert isinstance(final, Final)
+    return final.completions[0]
+
+
+def test_a_constrained_answer_ends_where_its_constraint_does() -> None:
+    letters = ConstraintSpec("regex", "[a-z ]+")
+    completion = constrained("one two", letters, max_tokens=9, min_tokens=5, ignore_eos=True)
+    assert (completion.text, completion.finish_reason, completion.guarantee) == ("one two", "stop", "enforced")
+    assert constrained("one two", letters, max_tokens=1).finish_reason == "length"
+    assert constrained("one two 3", letters, stop=(" 3",)).text == "one two"
+
+
+def test_syntax_that_re_does_not_know_is_left_to_the_regex_package() -> None:
+    assert constrained("Ünder", ConstraintSpec("regex", r"\p{L}+")).text == "Ünder"
+    with pytest.raises(ul.ConstraintError, match=r"regex '\(a'"):
+        constrained("a", ConstraintSpec("regex", "(a"))
+    with pytest.raises(ul.CapabilityError, match="Lark"):
+        constrained("a", ConstraintSpec("lark", "start: x"))
 
 
 def test_chunks_add_up_to_the_text_of_every_continuation() -> None:

@@ -1,7 +1,7 @@
 """What a program may say, and what it hears when it says something else."""
 
 import pytest
-from umbel.lang.errors import ConstraintError, ParameterError
+from umbel.lang.errors import ParameterError
 from umbel.lang.ops import (
     Gen,
     RoleBegin,
@@ -20,6 +20,8 @@ from umbel.lang.ops import (
     user,
     video,
 )
+from umbel.lang.protocol import ConstraintSpec
+from umbel.lang.result import Result
 
 
 def test_strings_and_operations_add_up_in_order() -> None:
@@ -39,19 +41,38 @@ def test_what_cannot_be_appended_says_what_can(value: object) -> None:
         expression(value)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"regex": "a+"}, {"json_schema": "{}"}, {"dtype": int}, {"stop_regex": "a"}],
-)
-def test_constraints_are_refused_by_name_and_offer_a_way_out(options: dict[str, object]) -> None:
-    with pytest.raises(ConstraintError, match=f"{next(iter(options))}.*select"):
-        gen("x", **options)
-
-
 def test_typed_shortcuts_are_the_same_constraint() -> None:
-    for shortcut in (gen_int, gen_string):
-        with pytest.raises(ConstraintError, match="dtype"):
-            shortcut("x", 8)
+    assert gen_int("x", 8) == gen("x", 8, dtype=int)
+    assert gen_string("x", 8, json_whitespace="compact") == gen("x", 8, dtype=str, json_whitespace="compact")
+
+
+def test_a_gen_carries_its_constraint_and_nothing_else_changes() -> None:
+    made = gen("x", 8, regex="a+", temperature=0, token_healing=False)
+    assert made == Gen(
+        "x",
+        {"max_tokens": 8, "temperature": 0},
+        constraint=ConstraintSpec("regex", "a+"),
+        result=Result("text", str),
+        token_healing=False,
+    )
+    assert gen("x", token_healing=True) == Gen("x", token_healing=True)
+
+
+def test_a_number_ends_at_a_blank_beside_the_stops_of_the_program() -> None:
+    made = gen("x", dtype=int, stop=[",", " "])
+    assert isinstance(made, Gen)
+    assert made.options["stop"] == (",", " ", "\n")
+
+
+def test_one_constraint_is_taken_and_two_are_named() -> None:
+    with pytest.raises(ParameterError, match="one constraint, got regex= and dtype="):
+        gen("x", regex="a", dtype=int)
+    with pytest.raises(ParameterError, match="one constraint, got json_schema= and choices="):
+        gen("x", json_schema={}, choices=["a"])
+    with pytest.raises(ParameterError, match="takes no token_healing"):
+        gen("x", choices=["a"], token_healing=True)
+    with pytest.raises(ParameterError, match="token_healing must be True or False, got 1"):
+        gen("x", token_healing=1)
 
 
 def test_an_unknown_option_suggests_the_nearest() -> None:

@@ -43,6 +43,12 @@ class Notebook:
     async def read_async(self, name: str, timeout: float | None) -> Any:
         return self.read(name, timeout)
 
+    def value(self, name: str, timeout: float | None) -> Any:
+        return ("value of", self.values[name], timeout)
+
+    async def value_async(self, name: str, timeout: float | None) -> Any:
+        return self.value(name, timeout)
+
     async def messages_async(self, timeout: float | None) -> list[dict[str, str]]:
         return [{"role": "user", "content": str(timeout)}]
 
@@ -91,6 +97,7 @@ def test_variables_go_through_the_sink() -> None:
     state["a"] = 1
     state.set_var("b", 2)
     assert (state["a"], state.get_var("b", timeout=3.0)) == ((1, None), (2, 3.0))
+    assert (state.value("a"), state.value("b", timeout=3.0)) == (("value of", 1, None), ("value of", 2, 3.0))
     assert "a" in state
     assert "c" not in state
     assert 5 not in state
@@ -104,6 +111,7 @@ def test_an_async_state_is_awaited() -> None:
         state["a"] = 1
         assert await state["a"] == (1, None)
         assert await state.get_var("a", timeout=2.0) == (1, 2.0)
+        assert await state.value("a", timeout=2.0) == ("value of", 1, 2.0)
         assert (await state.messages(timeout=1.0))[0]["content"] == "1.0"
         assert [piece async for piece in state.text_async_iter("n")] == ["a", "n"]
         assert [meta async for _, meta in state.text_async_iter("n", return_meta_data=True)] == [

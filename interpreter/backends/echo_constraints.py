@@ -1,0 +1,84 @@
+"""Echo's answers against the constraints of the requests: a script that a real backend could not have said is reported.
+
+There is no automaton here. A regular expression is applied with `re` (or with the `regex` package, where it is
+installed and `re` does not know the syntax), JSON is parsed, and validated where `jsonschema` is installed; blanks
+between JSON tokens are not looked at.
+"""
+
+import importlib.util
+import json
+import re
+from typing import Any
+
+from ...lang.errors import CapabilityError, ConstraintError, RequestError
+from ...lang.protocol import ConstraintSpec
+from .. import remainder
+
+_FLAGS = re.compile(r"(?:\(\?[aimsux]+\))?")  # they stand at the beginning of an expression, or nowhere
+
+
+def check(text: str, constraint: ConstraintSpec) -> None:
+    """Whether a whole answer satisfies the constraint.
+
+    Raises:
+        RequestError: it does not; the message says how.
+        ConstraintError: the constraint itself is wrong.
+        CapabilityError: it cannot be looked at here.
+    """
+    match constraint.kind:
+        case "regex":
+            if compiled(constraint.source).fullmatch(text) is None:
+                raise RequestError(f"Echo's answer {text!r} does not match regex {constraint.source!r} as a whole")
+        case "json_schema":
+            _check_json(text, constraint.source)
+        case "lark":
+            raise CapabilityError("Echo cannot look at a Lark grammar; write a regex for this test, or use a runtime")
+
+
+def compiled(pattern: str) -> "re.Pattern[str]":
+    """Raises ConstraintError for a pattern that no engine here understands."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        if importlib.util.find_spec("regex") is None:
+            raise ConstraintError(f"regex {pattern!r}: {error}") from None
+    return _compiled_by_regex(pattern)
+
+
+def _compiled_by_regex(pattern: str) -> Any:  # Any: a pattern of the regex package, with the methods of re's
+    import regex
+
+    try:
+        return regex.compile(pattern, flags=regex.VERSION0)
+    except regex.error as error:
+        raise ConstraintError(f"regex {pattern!r}: {error}") from None
+
+
+def _check_json(text: str, schema: str) -> None:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"Echo's answer {text!r} is no JSON: {error}") from None
+    if importlib.util.find_spec("jsonschema") is not None and (problems := remainder.violations(schema, text)):
+        raise RequestError(f"Echo's answer {text!r} is not of the schema: {'; '.join(problems)}")
+
+
+def first_stop(pattern: str, text: str, free: int) -> tuple[int, int] | None:
+    """Where the first match of a stop_regex ends, and where it begins: (end, start); None without one.
+
+    The match that ends first counts, and of those that end together the one that begins first. `free`: characters
+    at the beginning in which none may end.
+
+    Raises:
+        ConstraintError: a pattern that is wrong, or that matches the empty text, which stands everywhere.
+    """
+    if compiled(pattern).fullmatch("") is not None:
+        raise ConstraintError(f"stop_regex {pattern!r} matches the empty text; write one that takes a character")
+    flags = _FLAGS.match(pattern)
+    assert flags is not None, "it matches the empty text too"
+    ending = compiled(rf"{flags[0]}(?:{pattern[flags.end() :]})\Z")
+    for end in range(free + 1, len(text) + 1):
+        found = ending.search(text, 0, end)
+        if found is not None:
+            return end, found.start()
+    return None

@@ -1,0 +1,34 @@
+"""What a call needs of its backend, checked before it is sent: nothing is dropped in silence."""
+
+from ..lang.errors import CapabilityError
+from ..lang.ops import Gen
+from ..lang.protocol import Capabilities
+from ..lang.sampling import SamplingParams
+from . import remainder
+
+# Kind of constraint → how users write it.
+WRITTEN = {"regex": "regex= and dtype=", "json_schema": "json_schema= and dtype=", "lark": "ebnf= and grammar="}
+
+
+def check(capabilities: Capabilities, op: Gen, sampling: SamplingParams) -> None:
+    """Raises CapabilityError for what the backend does not offer, MissingExtraError for what this machine lacks."""
+    name = capabilities.name
+    asks_logprobs = sampling.logprobs or sampling.top_logprobs or sampling.prompt_logprobs_from is not None
+    if asks_logprobs and not capabilities.logprobs:
+        raise CapabilityError(
+            f"{name} gives no log-probabilities; remove return_logprob, top_logprobs_num and logprob_start_len"
+        )
+    if sampling.stop_regex and not capabilities.stop_regex:
+        raise CapabilityError(f"{name} has no stop_regex; write stop= with the strings that may end the text")
+    if op.token_healing and not capabilities.constraints:
+        raise CapabilityError(f"{name} does not heal tokens; remove token_healing=True")
+    constraint = op.constraint
+    if constraint is None:
+        return
+    if constraint.kind not in capabilities.constraints:
+        raise CapabilityError(
+            f"{name} does not enforce {WRITTEN[constraint.kind]}; use choices= or select() for a fixed set of answers, "
+            "or stop= and parse the text"
+        )
+    if constraint.allow_unenforced:
+        remainder.check_installed()

@@ -1,0 +1,205 @@
+"""What a `gen` demands of its text: its arguments → what travels to the backend, and how the text becomes an object.
+
+Only what can be seen without a compiler is checked here; the backend refuses the rest before it generates.
+"""
+
+import enum
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConstraintError, ParameterError
+from .protocol import ConstraintKind, ConstraintSpec
+from .result import Result
+from .typed import name_of, typed
+
+# An open end: after a digit a model has to be able to say that the number is over, and few say so with end-of-sequence.
+# The blank stops the text and is not part of it. At most 19 digits, so that no number goes on without end.
+ENDINGS = (" ", "\n")
+INTEGER = r"(0|-?[1-9][0-9]{0,18})[ \n]?"
+NUMBER = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?[ \n]?"
+
+KINDS = ("regex", "json_schema", "dtype", "ebnf", "grammar", "choices")  # at most one of them in a gen
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A constraint as a program gave it. `stops`: stop strings that belong to it."""
+
+    spec: ConstraintSpec
+    result: Result
+    stops: tuple[str, ...] = ()
+
+
+def _check_one(given: Mapping[str, Any]) -> None:
+    kinds = [name for name in KINDS if given.get(name) is not None]
+    if len(kinds) > 1:
+        raise ParameterError(f"gen() takes one constraint, got {kinds[0]}= and {kinds[1]}=; remove one of them")
+
+
+def demand_of(given: Mapping[str, Any]) -> Demand | None:
+    """Arguments of `gen` → its demand, or None when there is none.
+
+    Args:
+        given: `KINDS` (choices are no demand of their own), json_whitespace, allow_unenforced and constraint_engine;
+            None means "not given".
+
+    Raises:
+        ParameterError: two constraints, an argument of a wrong type, or an option without the constraint it belongs to.
+        ConstraintError: a schema that is no JSON.
+    """
+    _check_one(given)
+    demand = _demand(given)
+    options: dict[str, Any] = {}
+    for name, field, belongs_to in (
+        ("json_whitespace", "whitespace", "json_schema"),
+        ("allow_unenforced", "allow_unenforced", "json_schema"),
+        ("constraint_engine", "engine", "a constraint"),
+    ):
+        value = given.get(name)
+        if value is None:
+            continue
+        if demand is None or (belongs_to == "json_schema" and demand.spec.kind != "json_schema"):
+            raise ParameterError(f"{name}={value!r} needs {belongs_to}= to apply to; remove it, or give one")
+        options[field] = value
+    if demand is None or not options:
+        return demand
+    spec = ConstraintSpec(demand.spec.kind, demand.spec.source, **options)
+    return Demand(spec, demand.result, demand.stops)
+
+
+def _demand(given: Mapping[str, Any]) -> Demand | None:
+    if (regex := given.get("regex")) is not None:
+        return Demand(_spec("regex", _source("regex", regex, r'r"[a-z]+"')), Result("text", str))
+    if (schema := given.get("json_schema")) is not None:
+        return _of_schema(schema)
+    if (dtype := given.get("dtype")) is not None:
+        return _of_type(dtype)
+    for name in ("ebnf", "grammar"):
+        if (grammar := given.get(name)) is not None:
+            return Demand(_spec("lark", _source(name, grammar, '\'start: "yes" | "no"\'')), Result("text", str))
+    return None
+
+
+def _spec(kind: ConstraintKind, source: str) -> ConstraintSpec:
+    try:
+        source.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConstraintError(
+            f"{kind}: the character at {error.start} is half of a surrogate pair, which no text holds; write the "
+            "whole character"
+        ) from None
+    return ConstraintSpec(kind, source)
+
+
+def _source(name: str, value: object, example: str) -> str:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, re.Pattern):
+        raise ParameterError(f"{name}= takes the text of a pattern, without flags; write {name}=pattern.pattern")
+    raise ParameterError(f"{name}={value!r}; write a non-empty string such as {name}={example}")
+
+
+# ------------------------------------------------------------------------------------------------- JSON
+
+
+def _of_schema(schema: object) -> Demand:
+    match schema:
+        case str():
+            return Demand(_spec("json_schema", _checked_json(schema)), Result("JSON", json.loads))
+        case bool() | Mapping():
+            return Demand(_spec("json_schema", _written(schema)), Result("JSON", json.loads))
+        case int() | float() | bytes() | list() | tuple():
+            raise ParameterError(
+                f"json_schema={schema!r}; write a schema as a dict, its JSON text, or a type such as list[int]"
+            )
+        case _:
+            return _of_json_type(schema)
+
+
+def _of_json_type(annotation: object) -> Demand:
+    known = typed(annotation)
+    return Demand(_spec("json_schema", known.schema), Result(known.name, known.parse))
+
+
+def _checked_json(text: str) -> str:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"json_schema is no JSON text: {error or 'nested too deep'}") from None
+    if not isinstance(schema, dict | bool):
+        raise ConstraintError(f"json_schema={text!r}; a JSON Schema is an object, true or false")
+    return text
+
+
+def _written(schema: bool | Mapping[Any, Any]) -> str:
+    try:
+        _check_keys(schema, "#")
+        return json.dumps(dict(schema) if isinstance(schema, Mapping) else schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConstraintError(f"json_schema cannot be written as JSON: {error}") from None
+    except RecursionError:
+        raise ConstraintError("json_schema is nested too deep, or contains itself") from None
+
+
+def _check_keys(value: object, path: str) -> None:
+    """json.dumps would turn other keys into strings and say nothing."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"key {key!r} at {path} is no string")
+            _check_keys(inner, f"{path}/{key}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner, path)
+
+
+# ------------------------------------------------------------------------------------------------ types
+
+
+def _of_type(dtype: Any) -> Demand:  # Any: whatever stands in an annotation
+    match dtype:
+        case "int" | "float" | "bool" | "str":
+            return _of_type({"int": int, "float": float, "bool": bool, "str": str}[dtype])
+        case str():
+            raise ParameterError(f"dtype={dtype!r}; write int, float, bool, str, or a type such as list[int]")
+    if dtype is int:
+        return Demand(_spec("regex", INTEGER), Result("int", int), ENDINGS)
+    if dtype is float:
+        return Demand(_spec("regex", NUMBER), Result("float", float), ENDINGS)
+    if dtype is bool:  # as Python writes it, and as SGLang does
+        return _of_members(dtype, [(True, True), (False, False)])
+    if typing.get_origin(dtype) is typing.Literal:
+        return _of_members(dtype, [(value, value) for value in typing.get_args(dtype)])
+    if isinstance(dtype, type) and issubclass(dtype, enum.Enum):
+        return _of_members(dtype, [(member.value, member) for member in dtype])
+    return _of_json_type(dtype)
+
+
+def _of_members(dtype: Any, members: list[tuple[Any, Any]]) -> Demand:
+    """One of some values, written without quotes: the text of (value, object) is str(value)."""
+    named: dict[str, Any] = {}
+    for value, member in members:
+        text = str(value)
+        if not isinstance(value, str | int | float | None) or not text or text in named:
+            why = "written like another one" if text in named else "neither text nor a number"
+            raise ParameterError(
+                f"dtype={name_of(dtype)}: {value!r} is {why}; write json_schema={name_of(dtype)}, which has quotes"
+            )
+        named[text] = member
+    if not named:
+        raise ParameterError(f"dtype={name_of(dtype)} has no members; give it at least one")
+    regex = "|".join(re.sub(r"[\\.^$*+?{}\[\]|()]", r"\\\g<0>", text) for text in named)
+    return Demand(_spec("regex", regex), Result(name_of(dtype), _member_of(named)))
+
+
+def _member_of(named: Mapping[str, Any]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        if text not in named:
+            raise ValueError(f"it is none of {', '.join(map(repr, named))}")
+        return named[text]
+
+    return parse

@@ -1,0 +1,287 @@
+"""Python types as constraints: a type → the JSON Schema of its values, and the way back from text to an object.
+
+    class | dataclass | TypedDict | NamedTuple     a closed object, keys in the order of the fields
+    Pydantic model | msgspec.Struct                its own schema, closed unless it allows extra keys
+    Enum | Literal                                 one of the values
+    int float bool str None | Any                  themselves
+    date datetime time UUID                        a string in that format
+    list tuple set frozenset dict[str, T]          arrays and objects
+    A | B | None                                   the first that fits
+    Annotated[T, Ge(0), MaxLen(8), Field(...)]     limits of annotated-types, Pydantic or msgspec.Meta, by their names
+
+Pydantic is recognised by what its models can do and never imported here.
+"""
+
+import dataclasses
+import datetime
+import enum
+import functools
+import json
+import re
+import types
+import typing
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ParameterError
+from .foreign import foreign
+from .forms import (
+    Anything,
+    Array,
+    Dictionary,
+    Either,
+    Enumeration,
+    Field,
+    Foreign,
+    Form,
+    Object,
+    Reference,
+    Row,
+    Scalar,
+    Schema,
+)
+
+Annotation = Any  # a type as it stands in an annotation: a class, list[int], Literal["a"], int | None
+
+LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
+
+
+def _date_time(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text.upper())  # RFC 3339 allows "t" and "z"
+
+
+def _time(text: str) -> datetime.time:
+    return datetime.time.fromisoformat(text.upper())
+
+
+def _integer(number: int | float) -> int:
+    if int(number) != number:
+        raise ValueError("a fraction")
+    return int(number)  # 1.0 is an integer of JSON Schema
+
+
+SCALARS: Mapping[Annotation, Scalar] = {
+    int: Scalar({"type": "integer"}, (int, float), _integer),
+    float: Scalar({"type": "number"}, (int, float), float),
+    bool: Scalar({"type": "boolean"}, (bool,)),
+    str: Scalar({"type": "string"}, (str,)),
+    type(None): Scalar({"type": "null"}, (type(None),)),
+    datetime.datetime: Scalar({"type": "string", "format": "date-time"}, (str,), _date_time),
+    datetime.date: Scalar({"type": "string", "format": "date"}, (str,), datetime.date.fromisoformat),
+    datetime.time: Scalar({"type": "string", "format": "time"}, (str,), _time),
+    uuid.UUID: Scalar({"type": "string", "format": "uuid"}, (str,), uuid.UUID),
+}
+_ARRAYS: Mapping[Annotation, Callable[[Sequence[Any]], Any]] = {
+    list: list,
+    Sequence: list,
+    set: set,
+    frozenset: frozenset,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A type as a constraint."""
+
+    name: str  # for messages
+    schema: str  # JSON text
+    form: Form
+
+    def parse(self, text: str) -> Any:
+        """Text → object.
+
+        Raises:
+            ValueError: it is no JSON, not of this form, or the class itself refuses the values.
+        """
+        return self.form.read(json.loads(text), "$")
+
+
+def typed(annotation: Annotation) -> Typed:
+    """A type → its schema and the way back.
+
+    Raises:
+        ParameterError: a type that has no JSON form; the message says which do.
+    """
+    try:
+        return _remembered(annotation)
+    except TypeError:  # not hashable
+        return _typed(annotation)
+
+
+def _typed(annotation: Annotation) -> Typed:
+    book = _Book()
+    form = book.form_of(annotation)
+    definitions = {name: definition.schema for name, definition in book.forms.items()}
+    schema = form.schema | ({"$defs": definitions | book.borrowed} if definitions or book.borrowed else {})
+    return Typed(name_of(annotation), json.dumps(schema, ensure_ascii=False, allow_nan=False), form)
+
+
+_remembered = functools.lru_cache(maxsize=256)(_typed)
+
+
+def name_of(annotation: Annotation) -> str:
+    """As the user wrote it, without the modules: "Person", "list[int]", "Literal['a']"."""
+    plain = isinstance(annotation, type) and not typing.get_args(annotation)
+    return annotation.__name__ if plain else re.sub(r"\b[\w.]+\.(?=\w)", "", str(annotation))
+
+
+class _Book:
+    """The definitions of one schema.
+
+    Attributes:
+        forms: of classes, by the name of their definition.
+        borrowed: definitions that schemas of other libraries brought with them.
+    """
+
+    def __init__(self) -> None:
+        self.forms: dict[str, Form] = {}
+        self.borrowed: dict[str, Schema] = {}
+        self._names: dict[type, str] = {}
+
+    def form_of(self, annotation: Annotation) -> Form:
+        """Raises ParameterError for a type without a JSON form."""
+        annotation = _unwrapped(annotation)
+        if annotation is Any or annotation is object:
+            return Anything()
+        if annotation is None:
+            return SCALARS[type(None)]
+        origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+        if origin is typing.Annotated:
+            return self._annotated(arguments[0], arguments[1:])
+        if origin is typing.Literal:
+            return Enumeration(tuple((_scalar(value), value) for value in arguments))
+        if origin in (typing.Union, types.UnionType):
+            return Either(tuple(self.form_of(argument) for argument in arguments))
+        if origin is not None or annotation in (list, tuple, set, frozenset, dict):
+            return self._container(annotation, origin or annotation, arguments)
+        if annotation in SCALARS:
+            return SCALARS[annotation]
+        if isinstance(annotation, type):
+            return self._class(annotation)
+        raise _no_form(annotation)
+
+    def _annotated(self, annotation: Annotation, metadata: Sequence[object]) -> Form:
+        form = self.form_of(annotation)
+        limits = _limits(metadata)
+        return form.narrowed(limits) if limits else form
+
+    def _container(self, annotation: Annotation, origin: Annotation, arguments: tuple[Annotation, ...]) -> Form:
+        if origin in _ARRAYS:
+            unique = {"uniqueItems": True} if origin in (set, frozenset) else {}
+            return Array(self.form_of(*arguments) if arguments else Anything(), _ARRAYS[origin], unique)
+        if origin is tuple:
+            if len(arguments) == 2 and arguments[1] is Ellipsis:
+                return Array(self.form_of(arguments[0]), tuple)
+            if not arguments:  # bare; tuple[()] has none either, and its own spelling
+                return Row(()) if annotation is not tuple else Array(Anything(), tuple)
+            return Row(tuple(self.form_of(argument) for argument in arguments))
+        if origin in (dict, Mapping):
+            if arguments and arguments[0] is not str:
+                raise ParameterError(f"{annotation}: the keys of a JSON object are strings; write dict[str, ...]")
+            return Dictionary(self.form_of(arguments[1]) if arguments else Anything())
+        raise _no_form(annotation)
+
+    def _class(self, cls: type) -> Form:
+        if issubclass(cls, enum.Enum):
+            return Enumeration(tuple((_scalar(member.value), member) for member in cls))
+        if cls not in self._names:
+            name = self._names[cls] = self._new_name(cls)
+            found = foreign(cls, name)
+            if found is not None:
+                self.borrowed |= found.definitions
+                self.forms[name] = Foreign(found.schema, found.make)
+            else:
+                self.forms[name] = self._object(cls)
+        return Reference(self._names[cls], self.forms)
+
+    def _new_name(self, cls: type) -> str:
+        base = cls.__name__ if cls.__name__.isascii() and cls.__name__.isidentifier() else "Type"
+        taken = set(self._names.values())
+        return next(name for name in (base, *(f"{base}{n}" for n in range(2, len(taken) + 3))) if name not in taken)
+
+    def _object(self, cls: type) -> Object:
+        if dataclasses.is_dataclass(cls):
+            required = {
+                field.name: field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+                for field in dataclasses.fields(cls)
+                if field.init
+            }
+            return self._fields(cls, required, lambda values: cls(**values))
+        if typing.is_typeddict(cls):
+            keys = cls.__required_keys__ | cls.__optional_keys__
+            order = [key for key in typing.get_type_hints(cls) if key in keys]
+            return self._fields(cls, {key: key in cls.__required_keys__ for key in order}, dict)
+        if issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_field_defaults"):
+            required = {key: key not in cls._field_defaults for key in cls._fields}
+            return self._fields(cls, required, lambda values: cls(**values))
+        raise _no_form(cls)
+
+    def _fields(self, cls: type, required: Mapping[str, bool], build: Callable[[dict[str, Any]], Any]) -> Object:
+        try:
+            # A class inside of a function is not found by its name from outside, but it may name itself.
+            hints = typing.get_type_hints(cls, localns={cls.__name__: cls}, include_extras=True)
+        except (NameError, TypeError) as error:
+            raise ParameterError(
+                f"the annotations of {cls.__name__} cannot be looked up ({error}); define the classes they name at "
+                "the top of a module"
+            ) from error
+        if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
+            raise ParameterError(f"{cls.__name__} has an InitVar, which is no field; make it a field")
+        fields = tuple(Field(name, self.form_of(hints.get(name, Any)), needed) for name, needed in required.items())
+        return Object(cls.__name__, fields, build)
+
+
+def _unwrapped(annotation: Annotation) -> Annotation:
+    """Without names for types and without what only says whether a key may be left out."""
+    while True:
+        if isinstance(annotation, typing.NewType):
+            annotation = annotation.__supertype__
+        elif typing.get_origin(annotation) in (typing.Required, typing.NotRequired):
+            annotation = typing.get_args(annotation)[0]
+        elif type(annotation).__name__ == "TypeAliasType":  # `type X = ...` of Python 3.12
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
+def _limits(metadata: Sequence[object]) -> dict[str, Any]:
+    """What the metadata of an Annotated type says under the names of annotated-types; the rest is not for us."""
+    found: dict[str, Any] = {}
+    for item in metadata:
+        if isinstance(item, str | bytes | type):
+            continue
+        nested = getattr(item, "metadata", None)  # of Pydantic's Field
+        if isinstance(nested, list | tuple):
+            found |= _limits(nested)
+        for name in LIMITS:
+            limit = getattr(item, name, None)
+            limit = limit.pattern if isinstance(limit, re.Pattern) else limit
+            if isinstance(limit, int | float | str) and not isinstance(limit, bool):
+                found[name] = limit
+            elif limit is not None and not callable(limit):
+                raise ParameterError(f"Annotated[..., {name}={limit!r}]: JSON has no such limit; write a number")
+    return found
+
+
+def _scalar(value: object) -> str | int | float | bool | None:
+    if value is None or isinstance(value, str | bool | int | float):
+        return _plain(value)
+    raise ParameterError(f"{value!r} is no JSON value; write strings, numbers, booleans or None in a Literal or Enum")
+
+
+def _plain(value: str | int | float | bool | None) -> str | int | float | bool | None:
+    """Without a subclass around it: members of IntEnum and StrEnum have values that are, but not of their type."""
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return value if type(value) is kind else kind(value)
+    return None
+
+
+def _no_form(annotation: Annotation) -> ParameterError:
+    return ParameterError(
+        f"{name_of(annotation)} cannot be generated as JSON; write a dataclass, TypedDict, NamedTuple, Pydantic model, "
+        "Enum, Literal, int, float, bool, str, None, datetime, date, time, UUID, list, tuple, set, dict[str, ...], a "
+        "union of these, or a JSON Schema as a dict"
+    )

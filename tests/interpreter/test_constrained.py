@@ -1,0 +1,278 @@
+"""Constrained gens as a program sees them: text, object, facts, and what is refused before anything is asked."""
+
+import asyncio
+import dataclasses
+import importlib.util
+from typing import Any, Literal
+
+import pytest
+import umbel as ul
+from umbel.interpreter import remainder
+from umbel.interpreter.backends.echo import Echo
+from umbel.lang.protocol import Capabilities, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
+
+from .conftest import PATIENCE
+
+
+@dataclasses.dataclass
+class Person:
+    name: str
+    age: int
+
+
+class Careless(Echo):
+    """Gives completions that a test wrote."""
+
+    def __init__(self, *completions: Completion) -> None:
+        super().__init__()
+        self._given = completions
+
+    async def generate(self, request: GenRequest) -> Any:
+        yield Final(request.id, self._given, Usage())
+
+
+@ul.function
+def typed(s):
+    s += "Who? " + ul.gen("person", json_schema=Person)
+    s += " " + ul.gen_int("count") + " " + ul.gen_string("word") + ul.gen("maybe", dtype=bool)
+    s += ul.gen("letters", regex="[ab]+") + ul.select("choice", choices=["x", "y"])
+    s["own"] = [1, 2]
+
+
+ANSWERS = ['{"name": "Bo", "age": 3}', "42\nyears", '"a \\"b\\""', "True", "abba"]
+
+
+def test_a_variable_is_text_and_its_value_the_object() -> None:
+    state = typed.run(backend=Echo(ANSWERS, scores={"x": -0.1, "y": -1.0}), timeout=PATIENCE)
+    assert state["person"] == ANSWERS[0]
+    assert state.value("person") == Person("Bo", 3)
+    assert state.value("person") is not state.value("person")
+    assert (state["count"], state.value("count")) == ("42", 42)
+    assert (state["word"], state.value("word")) == (ANSWERS[2], 'a "b"')
+    assert (state["maybe"], state.value("maybe")) == ("True", True)
+    assert state.value("letters") == state["letters"] == "abba"
+    assert (state.value("choice"), state.value("own")) == ("x", [1, 2])
+    assert state.text() == f"Who? {ANSWERS[0]} 42 {ANSWERS[2]}Trueabbax"
+
+
+def test_an_async_program_awaits_values() -> None:
+    @ul.function
+    async def program(s):
+        s += ul.gen("n", dtype=int)
+        return await s.value("n") + 1
+
+    async def main() -> None:
+        state = await program.run_async(backend=Echo(["41"]), timeout=PATIENCE)
+        assert (state.ret_value, await state.value("n", timeout=PATIENCE)) == (42, 41)
+
+    asyncio.run(main())
+
+
+def test_values_of_several_continuations_and_of_branches_are_lists() -> None:
+    @ul.function
+    def program(s):
+        s += ul.gen("both", n=2, dtype=int)
+        forks = s.fork(3)
+        forks += [ul.gen("size", dtype=float), ul.gen("size", dtype=Literal["big"]), "nothing"]
+        forks.join()
+
+    state = program.run(backend=Echo(["1", "2", "0.5", "big"]), timeout=PATIENCE)
+    assert state.value("both") == [1, 2]
+    assert sorted(map(str, state.value("size"))) == ["0.5", "None", "big"]
+    assert state.value("size")[2] is None
+    assert state["size"][2] is None
+
+
+def test_thinking_is_taken_off_before_a_value_is_read() -> None:
+    @ul.function
+    def program(s):
+        s += ul.separate_reasoning(ul.gen("n", regex=r"<think>\w*</think>\d+"))
+
+    state = program.run(backend=Echo(["<think>hm</think>7"]), timeout=PATIENCE)
+    assert (state.value("n"), state["n_reasoning_content"]) == ("7", "hm")
+
+
+def test_the_request_carries_what_the_gen_demands() -> None:
+    echo = Echo(["{}", "a"])
+
+    @ul.function
+    def program(s):
+        s += ul.gen("x", json_schema={"type": "object"}, json_whitespace="compact", token_healing=False) + ul.gen("y")
+
+    program.run(backend=echo, timeout=PATIENCE).sync()
+    first, second = echo.requests
+    assert isinstance(first, GenRequest)
+    assert isinstance(second, GenRequest)
+    assert first.constraint == ConstraintSpec("json_schema", '{"type": "object"}', "compact")
+    assert first.token_healing is False
+    assert (second.constraint, second.token_healing) == (None, None)
+
+
+def test_facts_say_that_the_text_was_enforced() -> None:
+    facts = typed.run(backend=Echo(ANSWERS), timeout=PATIENCE).meta("count")
+    assert (facts["guarantee"], facts["forced_tokens"], facts["finish_reason"]) == ("enforced", 0, "stop")
+
+
+def test_an_unconstrained_gen_has_no_guarantee(echo: Echo) -> None:
+    @ul.function
+    def program(s):
+        s += "a" + ul.gen("x")
+
+    assert "guarantee" not in program.run(backend=echo, timeout=PATIENCE).meta("x")
+
+
+# --------------------------------------------------------------------------------- what goes wrong
+
+
+@ul.function
+def ask(s, **options):
+    s += "before" + ul.gen("first", regex=".*") + ul.gen("x", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "problem"),
+    [
+        ({"regex": "[ab]+"}, "abc", r"answer 'abc' does not match regex '\[ab\]\+' as a whole"),
+        ({"dtype": int}, "about 7", "does not match"),
+        ({"json_schema": Person}, "hello", "is no JSON"),
+        ({"json_schema": Person}, '{"name": "Bo", "age": "3"}', r"not of the schema: \$\.age: '3' is not of type"),
+        ({"json_schema": {"enum": ["a"]}, "stop": ","}, '"a,', "is no JSON"),
+    ],
+)
+def test_an_echo_that_breaks_the_constraint_is_reported(options: dict[str, Any], answer: str, problem: str) -> None:
+    state = ask.run(backend=Echo(["ok", answer]), timeout=PATIENCE, **options)
+    with pytest.raises(ul.RequestError, match=problem):
+        state.value("x")
+    assert state["first"] == "ok"  # what was known stays readable
+
+
+def test_a_refused_constraint_leaves_other_variables_readable() -> None:
+    state = ask.run(backend=Echo(["ok", "never"]), timeout=PATIENCE, regex="(a")
+    with pytest.raises(ul.ConstraintError, match=r"\(a"):
+        state["x"]
+    assert state["first"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("options", "offered", "problem"),
+    [
+        ({"regex": "a"}, ("json_schema",), "a small model does not enforce regex= and dtype="),
+        ({"json_schema": {}}, ("regex",), "does not enforce json_schema= and dtype="),
+        ({"ebnf": "start: x"}, ("regex", "json_schema"), "does not enforce ebnf= and grammar="),
+        ({"stop_regex": "a"}, ("regex",), "has no stop_regex; write stop="),
+    ],
+)
+def test_what_a_backend_does_not_enforce_is_refused_before_any_call(
+    options: dict[str, Any], offered: tuple[Any, ...], problem: str
+) -> None:
+    echo = Echo(capabilities=Capabilities("a small model", constraints=offered))
+
+    @ul.function
+    def program(s):
+        s += ul.gen("x", **options)
+
+    with pytest.raises(ul.CapabilityError, match=problem):
+        program.run(backend=echo, timeout=PATIENCE)["x"]
+    assert echo.calls == 0
+
+
+def test_token_healing_needs_a_backend_that_has_constraints() -> None:
+    @ul.function
+    def program(s):
+        s += ul.gen("x", token_healing=True)
+
+    with pytest.raises(ul.CapabilityError, match="does not heal tokens"):
+        program.run(backend=Echo(capabilities=Capabilities("plain")), timeout=PATIENCE)["x"]
+
+
+def test_a_cut_text_has_no_value_and_says_why() -> None:
+    @ul.function
+    def program(s):
+        s += ul.gen("x", json_schema=Person, max_tokens=3)
+
+    state = program.run(backend=Echo(ANSWERS), timeout=PATIENCE)
+    assert ANSWERS[0].startswith(state["x"])
+    with pytest.raises(ul.ResultError, match="'x' holds no Person, for it was cut off after 3 tokens"):
+        state.value("x")
+
+
+def test_a_class_that_refuses_its_values_is_heard() -> None:
+    @dataclasses.dataclass
+    class Even:
+        n: int
+
+        def __post_init__(self) -> None:
+            if self.n % 2:
+                raise ValueError("an odd number")
+
+    @ul.function
+    def program(s):
+        s += ul.gen("x", json_schema=Even)
+
+    with pytest.raises(ul.ResultError, match="an odd number") as caught:
+        program.run(backend=Echo(['{"n": 3}']), timeout=PATIENCE).value("x")
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_backend_that_does_not_say_it_enforced_is_not_believed() -> None:
+    completion = Completion("a", (1,), 1, "", FinishReason.STOP)
+    with pytest.raises(ul.BackendError, match="did not enforce"):
+        unenforced.run(backend=Careless(completion), timeout=PATIENCE)["x"]
+
+
+# ------------------------------------------------------------------------------------ the remainder
+
+UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+
+
+@ul.function
+def unenforced(s):
+    s += ul.gen("x", json_schema=UNIQUE, allow_unenforced=True)
+
+
+def answer(text: str) -> Careless:
+    left_over = (("uniqueItems", "#/uniqueItems"),)
+    return Careless(
+        Completion(text, (1,), 1, "", FinishReason.STOP, guarantee="enforced", unenforced=left_over, forced_tokens=2)
+    )
+
+
+def test_what_was_not_enforced_is_validated_and_reported() -> None:
+    state = unenforced.run(backend=answer("[1, 2]"), timeout=PATIENCE)
+    facts = state.meta("x")
+    assert facts["guarantee"] == "validated"
+    assert facts["unenforced"] == [("uniqueItems", "#/uniqueItems")]
+    assert facts["violations"] == []
+    assert facts["forced_tokens"] == 2
+    assert state.value("x") == [1, 2]
+
+
+def test_a_violation_is_told_and_has_no_value() -> None:
+    state = unenforced.run(backend=answer("[1, 1]"), timeout=PATIENCE)
+    assert state["x"] == "[1, 1]"
+    assert state.meta("x")["guarantee"] == "violated"
+    with pytest.raises(ul.ResultError, match=r"\$: \[1, 1\] has non-unique elements"):
+        state.value("x")
+
+
+def test_without_the_validator_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jsonschema" else found(name))
+    echo = Echo(["[1]"])
+    with pytest.raises(ul.MissingExtraError, match="jsonschema"):
+        unenforced.run(backend=echo, timeout=PATIENCE)["x"]
+    assert echo.calls == 0
+
+
+def test_references_to_elsewhere_are_never_fetched() -> None:
+    found = remainder.violations('{"$ref": "http://127.0.0.1:9/schema.json"}', "1")
+    assert len(found) == 1
+    assert "cannot be applied" in found[0]
+    assert remainder.violations("{}", "{") == [
+        "the text is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+    ]
+
+
+def test_only_the_first_violations_are_told() -> None:
+    schema = '{"items": {"type": "string"}}'
+    assert len(remainder.violations(schema, str(list(range(50))))) == remainder.MOST
