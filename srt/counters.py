@@ -35,6 +35,14 @@ class Counters:
     recomputed_tokens: int = 0  # rows run again after a retraction or a failed step
     duplicate_rows: int = 0  # rows run for their logits although their key was in the pool
     completion_tokens: int = 0
+    constrained_tokens: int = 0  # those of them that had to satisfy a constraint
+    forced_tokens: int = 0  # those of them that the constraint left no choice about
+    forward_passes_saved: int = 0  # tokens that were appended without a step of their own
+    closed_texts: int = 0  # led to their shortest end because max_tokens was near
+    jumps_cut: int = 0  # forced texts whose usual tokens would have changed the token before them
+    constraints_opened: int = 0
+    constraint_hits: int = 0  # requests whose constraint was open already
+    mask_waits: int = 0  # rows left out of a step because their mask was not finished
     forward_rows: int = 0
     logit_rows: int = 0
     picked_rows: int = 0  # logit rows of which the runner gave the token, and not the logits
@@ -43,6 +51,7 @@ class Counters:
     pool_rebuilds: int = 0  # after failed steps and failed integrity checks
     integrity_failures: int = 0
     tree_seconds: float = 0.0
+    mask_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     step_seconds: float = 0.0

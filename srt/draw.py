@@ -54,6 +54,7 @@ class Draw:
     counts: Mapping[int, int]
     prompt: NDArray[np.int32]
     forbidden: frozenset[int] = frozenset()
+    mask: NDArray[np.uint32] | None = None  # as in Draws
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +88,7 @@ class Draws:
             top_k=np.array([max(p.top_k, 0) for p in params], dtype=np.int64).clip(max=2**31 - 1).astype(np.int32),
             top_p=np.array([p.top_p for p in params], dtype=np.float64),
             min_p=np.array([p.min_p for p in params], dtype=np.float64),
+            masks=[draw.mask for draw in draws] if any(draw.mask is not None for draw in draws) else None,
         )
 
 

@@ -11,6 +11,7 @@ def ended(request: Request, stop: Stop) -> Ended:
     """The end of a generation, with whatever was not streamed."""
     generation = request.job
     assert isinstance(generation, Generation), "only generations end with Ended"
+    cursor = generation.cursor
     return Ended(
         id=request.message_id,
         token_ids=request.generated_ids[generation.sent :],
@@ -22,6 +23,8 @@ def ended(request: Request, stop: Stop) -> Ended:
         completion_tokens=request.generated,
         logprobs=generation.logprobs[generation.sent :],
         prompt_logprobs=generation.prompt_logprobs,
+        forced_tokens=cursor.forced if cursor is not None else 0,
+        enforced=cursor is not None and cursor.accepting and (stop.matched is None or stop.matched in cursor.eos_ids),
     )
 
 

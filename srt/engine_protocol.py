@@ -4,10 +4,14 @@ Every `EngineGenerate`, `EngineScore` and `EngineControl` is ended exactly once,
 `ControlEnded` or `EngineFailed` with its id. Ids are made by the gateway and never reused.
 """
 
+from typing import Literal
+
 import msgspec
 
-from ..lang.protocol import Facts, FinishReason
+from ..lang.protocol import ConstraintKind, Facts, FinishReason, JsonWhitespace
 from ..lang.sampling import SamplingParams
+
+EnforcedBy = Literal["fsm", "llguidance", "outlines-core", "interegular"]
 
 
 class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):
@@ -27,14 +31,29 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True):
 # ---- to the engine
 
 
+class EngineConstraint(msgspec.Struct, frozen=True, array_like=True):
+    """A constraint that the gateway has compiled. The engine keeps what it makes of it by `digest` and salt."""
+
+    digest: str
+    engine: EnforcedBy
+    kind: ConstraintKind
+    data: bytes  # for "fsm" an `fsm.language.Grammar` as msgpack, for the others the source
+    whitespace: JsonWhitespace = "spaced"  # of JSON, for engines that read the source
+
+
 class EngineGenerate(_Wire, frozen=True):
-    """One continuation (the gateway splits `n`; `seed` is always set). max_tokens=0 computes the prompt only."""
+    """One continuation (the gateway splits `n`; `seed` is always set). max_tokens=0 computes the prompt only.
+
+    `heal`: the last token of the prompt is plain text and may be replaced by a longer one that begins with it.
+    """
 
     id: int
     token_ids: list[int]
     sampling: SamplingParams
     stream: bool  # send Tokens as they come, else only with Ended
     schedule: Schedule = Schedule()
+    constraint: EngineConstraint | None = None
+    heal: bool = False
 
 
 class EngineScore(_Wire, frozen=True):
@@ -77,11 +96,12 @@ class IdLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(_Wire, frozen=True):
-    """New tokens of a streaming request, in order."""
+    """New tokens of a streaming request, in order. `healed`: as in Ended."""
 
     id: int
     token_ids: list[int]
     logprobs: list[IdLogprob] = []
+    healed: int = 0
 
 
 class Ended(_Wire, frozen=True):
@@ -89,6 +109,9 @@ class Ended(_Wire, frozen=True):
 
     `token_ids` are those not sent by `Tokens`. End-of-sequence and stop tokens are the last of them when they
     ended the text. `text_bytes`: length in bytes of the whole generated text without the stop string.
+    `forced_tokens`: about so many of them the constraint left no choice. `enforced`: the text satisfies the request's
+    constraint. `healed`: so many bytes of the first token repeat the end of the prompt; `text_bytes` does not count
+    them.
     """
 
     id: int
@@ -101,6 +124,9 @@ class Ended(_Wire, frozen=True):
     completion_tokens: int
     logprobs: list[IdLogprob] = []
     prompt_logprobs: list[IdLogprob] = []
+    forced_tokens: int = 0
+    enforced: bool = False
+    healed: int = 0
 
 
 class ScoreEnded(_Wire, frozen=True):

@@ -58,6 +58,7 @@ class Intake:
             stream=message.stream,
             ends=ends,
             automaton=StopAutomaton(sampling.stop) if sampling.stop else None,
+            length_limit=min(len(tokens) + sampling.max_tokens, self.longest),
         )
         return self._request(message.id, tokens, job, message.schedule, now)
 

@@ -12,23 +12,26 @@ from .batch import Logits, Pick, Picks
 from .draw import Draw, Draws
 from .engine_protocol import IdLogprob
 from .logprobs import Wanted, describe
+from .picks import forbidden_ends, mask_of
 from .request import Generation, Request
 from .sampler import Sampler
 from .step_plan import PlannedRows, StepPlan
 
 
 class Sampled(NamedTuple):
-    """A new token; its log-probability when it was asked for."""
+    """A new token, None when a constraint ends the text without one; its log-probability when it was asked for."""
 
-    token: int
+    token: int | None
     logprob: IdLogprob | None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """By number of the request. `known`: prompt or choice tokens that rows of this step predict, in order."""
+    """By number of the request. `known`: prompt or choice tokens that rows of this step predict, in order; `forced`:
+    likewise generated tokens that were appended before their rows ran."""
 
     known: dict[int, list[IdLogprob]]
+    forced: dict[int, list[IdLogprob]]
     sampled: dict[int, Sampled]
 
 
@@ -37,7 +40,7 @@ def read_outcome(logits: Logits, plan: StepPlan, picks: Picks | None, sampler: S
 
     Log-probabilities are the model's own: they are taken before the sampler adjusts rows.
     """
-    known = _known(logits, plan, sampler)
+    known, forced = _known(logits, plan, sampler)
     owners = [rows for rows in plan.planned if rows.end == rows.request.length and rows.request.samples]
     rows = np.array([planned.logits_of_last for planned in owners], dtype=np.int64)
     tokens = logits.tokens[rows]
@@ -47,18 +50,12 @@ def read_outcome(logits: Logits, plan: StepPlan, picks: Picks | None, sampler: S
         if len(picked):
             tokens[picked] = sampler.choose(logits.values, _draws(picks, rows[picked], logits))
             left = np.flatnonzero(tokens < 0)
-    logprobs: dict[int, IdLogprob] = {}
+    sampled: dict[int, Sampled] = {}
     if len(left):
-        some = left.tolist()
-        chosen, logprobs = _sample([owners[i] for i in some], logits, sampler)
-        tokens[left] = chosen
-    return Outcome(
-        known,
-        {
-            planned.request.number: Sampled(token, logprobs.get(planned.request.number))
-            for planned, token in zip(owners, tokens.tolist(), strict=True)
-        },
-    )
+        sampled = _sample([owners[i] for i in left.tolist()], logits, sampler)
+    for i in np.flatnonzero(tokens >= 0).tolist():
+        sampled[owners[i].request.number] = Sampled(_settled(owners[i].request, int(tokens[i])), None)
+    return Outcome(known, forced, sampled)
 
 
 def _draws(picks: Picks, rows: NDArray[np.int64], logits: Logits) -> Draws:
@@ -77,44 +74,79 @@ def _draws(picks: Picks, rows: NDArray[np.int64], logits: Logits) -> Draws:
     )
 
 
-def _sample(owners: Sequence[PlannedRows], logits: Logits, sampler: Sampler) -> tuple[list[int], dict[int, IdLogprob]]:
-    """Tokens, and by number of the request the log-probabilities that were asked for."""
+def _sample(owners: Sequence[PlannedRows], logits: Logits, sampler: Sampler) -> dict[int, Sampled]:
+    """By number of the request a token, and its log-probability where it was asked for."""
     draws = [_draw(rows, logits) for rows in owners]
     asked = [i for i, rows in enumerate(owners) if _wants_logprobs(rows.request)]
     values = logits.values
     unadjusted = values[[draws[i].row for i in asked]] if asked else values[:0]
-    tokens = sampler.sample(values, draws)
-    wanted = [Wanted(place, tokens[i], draws[i].sampling.top_logprobs) for place, i in enumerate(asked)]
-    described = describe(unadjusted, wanted, sampler.chooser)
-    return tokens, {owners[i].request.number: entry for i, entry in zip(asked, described, strict=True)}
+    sampled = sampler.sample(values, draws)
+    tokens = [_settled(rows.request, token) for rows, token in zip(owners, sampled, strict=True)]
+    wanted = [
+        Wanted(place, token, draws[i].sampling.top_logprobs)
+        for place, i in enumerate(asked)
+        if (token := tokens[i]) is not None
+    ]
+    described = iter(describe(unadjusted, wanted, sampler.chooser))
+    logprobs = {i: next(described) for i in asked if tokens[i] is not None}
+    return {rows.request.number: Sampled(tokens[i], logprobs.get(i)) for i, rows in enumerate(owners)}
 
 
-def _known(logits: Logits, plan: StepPlan, sampler: Sampler) -> dict[int, list[IdLogprob]]:
+def _settled(request: Request, token: int) -> int | None:
+    """What the request's constraint makes of a token that was sampled for it."""
+    generation = request.job
+    assert isinstance(generation, Generation), "only generations sample"
+    if generation.cursor is None:
+        return token
+    return generation.cursor.settle(token, generation.length_limit - request.length)
+
+
+_ByRequest = dict[int, list[IdLogprob]]
+
+
+def _known(logits: Logits, plan: StepPlan, sampler: Sampler) -> tuple[_ByRequest, _ByRequest]:
+    """Tokens of prompts and choices, and generated ones that were known before their rows ran."""
     wanted: list[Wanted] = []
-    shares: list[tuple[int, int]] = []  # (request, number of tokens)
+    shares: list[tuple[_ByRequest, int, int]] = []  # (where they go, request, number of tokens)
+    known: _ByRequest = {}
+    forced: _ByRequest = {}
     for rows in plan.planned:
-        if rows.first_logit < rows.last_logit and rows.first_logit < rows.request.prompt_length - 1:
-            own = _known_tokens(rows, logits)
+        request = rows.request
+        if rows.first_logit >= min(rows.last_logit, request.length - 1):
+            continue
+        if rows.first_logit < request.prompt_length - 1:
+            own = _known_tokens(rows, logits, rows.first_logit, min(rows.last_logit, request.prompt_length - 1))
             wanted.extend(own)
-            shares.append((rows.request.number, len(own)))
+            shares.append((known, request.number, len(own)))
+        if (done := _described(request)) is not None:
+            first = max(rows.first_logit, request.prompt_length - 1 + done)
+            own = _known_tokens(rows, logits, first, min(rows.last_logit, request.length - 1))
+            wanted.extend(own)
+            shares.append((forced, request.number, len(own)))
     described = iter(describe(logits.values, wanted, sampler.chooser))
-    return {number: [next(described) for _ in range(count)] for number, count in shares}
+    for where, number, count in shares:
+        where[number] = [next(described) for _ in range(count)]
+    return known, forced
 
 
-def _known_tokens(rows: PlannedRows, logits: Logits) -> list[Wanted]:
-    """Rows that predict a token of the prompt or of a choice: row p − 1 gives the log-probability of token p."""
+def _described(request: Request) -> int | None:
+    """How many generated tokens have their log-probability; None when none is to have one."""
+    return len(request.job.logprobs) if isinstance(request.job, Generation) and request.job.wants_logprobs else None
+
+
+def _known_tokens(rows: PlannedRows, logits: Logits, first: int, last: int) -> list[Wanted]:
+    """Rows [first, last) predict tokens that are known: row p − 1 gives the log-probability of token p."""
     request = rows.request
     top = request.job.sampling.top_logprobs if isinstance(request.job, Generation) else 0
-    last = min(rows.last_logit, request.prompt_length - 1)
-    tokens = request.tokens[rows.first_logit + 1 : last + 1].tolist()
-    return [Wanted(_place(logits, rows.first_index + i), token, top) for i, token in enumerate(tokens)]
+    tokens = request.tokens[first + 1 : last + 1].tolist()
+    index = rows.first_index - rows.first_logit
+    return [Wanted(_place(logits, index + row), token, top) for row, token in enumerate(tokens, first)]
 
 
 def _draw(rows: PlannedRows, logits: Logits) -> Draw:
     request = rows.request
     generation = request.job
     assert isinstance(generation, Generation), "only generations sample"
-    early = request.generated < generation.sampling.min_tokens
     return Draw(
         row=_place(logits, rows.logits_of_last),
         sampling=generation.sampling,
@@ -122,7 +154,8 @@ def _draw(rows: PlannedRows, logits: Logits) -> Draw:
         position=request.length,
         counts=generation.counts,
         prompt=request.tokens[: request.prompt_length],
-        forbidden=generation.ends if early else frozenset(),
+        forbidden=forbidden_ends(request, generation),
+        mask=mask_of(generation),
     )
 
 
@@ -138,5 +171,4 @@ def _no_answer(row: int) -> EngineError:
 
 
 def _wants_logprobs(request: Request) -> bool:
-    job = request.job
-    return isinstance(job, Generation) and (job.sampling.logprobs or job.sampling.top_logprobs > 0)
+    return isinstance(request.job, Generation) and request.job.wants_logprobs

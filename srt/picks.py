@@ -7,11 +7,12 @@ tokens, no nucleus (its mass is a sum over the whole vocabulary) and no top_k th
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..lang.sampling import SamplingParams
 from .batch import Pick, Picks
 from .draw import draw_keys, inverse_temperature
-from .request import Generation
+from .request import Generation, Request
 from .step_plan import PlannedRows
 
 MOST_PICKED = 256  # the largest top_k of a SAMPLE row
@@ -36,8 +37,8 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
         sampling = generation.sampling
-        forbids = generation.ends and request.generated < sampling.min_tokens
-        if forbids or not only_token(sampling):
+        masked = mask_of(generation) is not None
+        if masked or forbidden_ends(request, generation) or not only_token(sampling):
             continue
         if sampling.temperature == 0.0:
             best.append(rows.logits_of_last)
@@ -54,6 +55,27 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
         picks.top_k[sampled] = top_k
         picks.min_p[sampled] = min_p
     return picks
+
+
+def mask_of(generation: Generation) -> NDArray[np.uint32] | None:
+    """The tokens that may come next; None: all, or it is known already which one comes."""
+    cursor = generation.cursor
+    return cursor.mask if cursor is not None and not cursor.pending else None
+
+
+def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
+    """The tokens that may not end the text now: before min_tokens none may.
+
+    A constraint's ends are held back as well when end-of-sequence is ignored, but never when nothing else may come.
+    """
+    early = request.generated < generation.sampling.min_tokens
+    if generation.cursor is None:
+        return generation.ends if early else frozenset()
+    ends = generation.ends if early else frozenset()
+    if early or generation.sampling.ignore_eos:
+        ends |= generation.cursor.eos_ids
+    few = generation.cursor.few if ends and not generation.cursor.pending else None
+    return frozenset() if few is not None and ends.issuperset(few.tolist()) else ends
 
 
 def only_token(sampling: SamplingParams) -> bool:

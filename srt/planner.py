@@ -26,6 +26,8 @@ class Planner:
 
     Args:
         finish: called for a request that needs no row, because everything it asked for was in the tree.
+        ready: called for a request with a constraint before the row that chooses its next token is planned; False when
+            it cannot choose yet. It may append tokens to the request, and end it.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Planner:
         clock: Clock,
         faults: FaultHook,
         finish: Callable[[Request], None],
+        ready: Callable[[Request], bool],
     ) -> None:
         self.current = StepPlan(None, 0)  # being made, or running
         self._config = config
@@ -45,6 +48,7 @@ class Planner:
         self._clock = clock
         self._faults = faults
         self._finish = finish
+        self._ready = ready
         self._counters = counters
         self._arranger = Arranger(config, space.peek, counters)
         self._order: Order | None = None  # the last one: who comes next, until there is a new one
@@ -65,7 +69,10 @@ class Planner:
         if self._config.max_step_tokens is not None:
             plan.rows_left = max(1, self._config.max_step_tokens - decoding)
         if decoding < len(running):
-            for request in running:
+            planned = {rows.request.number for rows in plan.planned}
+            rest = [request for request in running if request.number not in planned]
+            rest.sort(key=lambda request: not request.continuing)  # a few forced tokens do not wait for long prompts
+            for request in rest:
                 if request.phase is Phase.RUNNING and not request.decoding and not plan.full:
                     self._plan_rows(request)
         if self._roster.waiting:
@@ -131,6 +138,8 @@ class Planner:
 
     def _plan_next_row(self, request: Request) -> None:
         """The row of a decoding request: most often its slot has been taken ahead."""
+        if request.constrained and not (self._ready(request) and request.decoding):
+            return
         if request.slot_end == request.kv_length:
             self._plan_rows(request)
             return
@@ -168,13 +177,17 @@ class Planner:
         None: nothing is left to run, or there is no room now.
         """
         self._faults("engine.plan")
+        waits = request.constrained and not self._ready(request)
+        if request.phase is not Phase.RUNNING:
+            return None
+        last = request.length - waits  # the row that chooses waits for its mask
         self._space.advance(request)
         self._space.skip_cached_rows(request)
         if not request.remaining_rows:
             self._finish(request)
             return None
-        end = request.computed + 1 if request.decoding else self.current.reachable(request)
-        if not self._ensure_room(request, end):
+        end = min(request.computed + 1 if request.decoding else self.current.reachable(request), last)
+        if end <= request.computed or not self._ensure_room(request, end):
             return None
         count = self._space.missing(request, end)
         if request.decoding and count:

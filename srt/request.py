@@ -14,14 +14,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..fsm.stop import StopAutomaton, StopMatcher
 from ..lang.sampling import SamplingParams
+from .constraint_cursor import Cursor
 from .engine_protocol import IdLogprob, Schedule
 from .radix_node import Match
+
+if TYPE_CHECKING:
+    from .stopping import Stop
 
 Path = tuple[tuple[int, int, int], ...]  # root first: (node id, position of its first token, number of tokens)
 
@@ -41,6 +46,7 @@ class Generation:
     stream: bool
     ends: frozenset[int]  # tokens that end the text
     automaton: StopAutomaton | None  # stop strings
+    length_limit: int  # of the sequence, prompt included
     matcher: StopMatcher | None = field(init=False)
     matcher_base: int = 0  # bytes fed before the current matcher was made
     text_bytes: int = 0  # of all generated tokens
@@ -48,9 +54,15 @@ class Generation:
     logprobs: list[IdLogprob] = field(default_factory=list)
     prompt_logprobs: list[IdLogprob] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences
+    cursor: Cursor | None = None  # where the text is in its constraint
+    stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
 
     def __post_init__(self) -> None:
         self.matcher = self.automaton.matcher() if self.automaton else None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.sampling.logprobs or self.sampling.top_logprobs > 0
 
 
 @dataclass(slots=True)
@@ -211,18 +223,37 @@ class Request:
     @property
     def samples(self) -> bool:
         """The last row's logits choose a token."""
-        return isinstance(self.job, Generation) and self.job.sampling.max_tokens > self.generated
+        job = self.job
+        return isinstance(job, Generation) and job.sampling.max_tokens > self.generated and job.stop is None
+
+    @property
+    def constrained(self) -> bool:
+        """Its next token needs a mask."""
+        return isinstance(self.job, Generation) and self.job.cursor is not None and self.job.stop is None
+
+    @property
+    def continuing(self) -> bool:
+        """Several rows of generated tokens are missing: forced ones, and the one before them."""
+        return self.computed >= self.prompt_length and self.remaining_rows > 1
+
+    @property
+    def owes_logprobs(self) -> bool:
+        """Tokens that are known already wait for their log-probabilities."""
+        return self.first_logit_row < self.length - 1
 
     @property
     def first_logit_row(self) -> int:
         """Rows from here on must run even if their keys are cached, because their logits are needed."""
         last = self.length - 1 if self.samples else self.length
         match self.job:
-            case Generation(sampling=sampling, prompt_logprobs=collected):
-                if sampling.prompt_logprobs_from is None:
-                    return last
-                wanted = max(sampling.prompt_logprobs_from, 1) - 1 + len(collected)
-                return min(last, wanted) if wanted < self.prompt_length - 1 else last
+            case Generation(sampling=sampling, prompt_logprobs=collected) as generation:
+                if sampling.prompt_logprobs_from is not None:
+                    wanted = max(sampling.prompt_logprobs_from, 1) - 1 + len(collected)
+                    if wanted < self.prompt_length - 1:
+                        return min(last, wanted)
+                if generation.wants_logprobs and len(generation.logprobs) < self.generated:  # forced tokens
+                    return min(last, self.prompt_length - 1 + len(generation.logprobs))
+                return last
             case Scoring(group=group, logprobs=collected):
                 wanted = group.start - 1 + len(collected)
                 return wanted if wanted < self.length - 1 else last

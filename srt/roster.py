@@ -1,8 +1,8 @@
 """Who is alive: every request from its arrival to its one ending.
 
-waiting ──admit──▶ running          a message may have several requests (a score has one for each choice);
-   ▲                  │             it is alive until its last request is done or the first one fails
-   └────retract───────┘
+held ──let_go──▶ waiting ──admit──▶ running      a message may have several requests (a score has one for each
+                    ▲                  │         choice); it is alive until its last request is done or the
+                    └────retract───────┘         first one fails. Held are those whose constraint is being opened
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,11 @@ from .request import Phase, Prefilling, Request
 
 
 class Roster:
-    """The tables of waiting and running requests, and what is to be sent. Only it changes a request's phase."""
+    """The tables of held, waiting and running requests, and what is to be sent. Only it changes a request's phase."""
 
     def __init__(self, space: KVSpace, counters: Counters) -> None:
-        self.waiting: dict[int, Request] = {}  # by number
+        self.held: dict[int, Request] = {}  # by number
+        self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         self.alive: dict[int, list[Request]] = {}  # by message: those of its requests that have not ended
         self.events: list[FromEngine] = []
@@ -31,6 +32,18 @@ class Roster:
     def add(self, message_id: int, requests: Sequence[Request]) -> None:
         self.alive[message_id] = list(requests)
         self.waiting.update((request.number, request) for request in requests)
+        self.changes += 1
+
+    def hold(self, request: Request) -> None:
+        """A request that cannot wait for its turn yet."""
+        self.alive[request.message_id] = [request]
+        self.held[request.number] = request
+        self.changes += 1
+
+    def let_go(self, request: Request) -> None:
+        """A held request waits for its turn from now on."""
+        del self.held[request.number]
+        self.waiting[request.number] = request
         self.changes += 1
 
     def admit(self, request: Request) -> None:
@@ -67,6 +80,7 @@ class Roster:
     def release(self, request: Request) -> None:
         """The request holds nothing any more. Its message is alive until `end`."""
         self._space.close(request)
+        self.held.pop(request.number, None)
         self.waiting.pop(request.number, None)
         self.running.pop(request.number, None)
         self.alive[request.message_id].remove(request)
@@ -96,9 +110,10 @@ class Roster:
 
     def check(self) -> None:
         """Raises IntegrityError when the tables contradict each other."""
-        held = [request for request in self.waiting.values() if request.match is not None]
-        if held:
-            raise IntegrityError(f"{len(held)} waiting requests hold slots")
+        idle = [*self.held.values(), *self.waiting.values()]
+        holding = [request for request in idle if request.match is not None]
+        if holding:
+            raise IntegrityError(f"{len(holding)} waiting requests hold slots")
         alive = sum(map(len, self.alive.values()))
-        if alive != len(self.waiting) + len(self.running):
-            raise IntegrityError(f"{alive} requests are alive, {len(self.waiting)} wait and {len(self.running)} run")
+        if alive != len(idle) + len(self.running):
+            raise IntegrityError(f"{alive} requests are alive, {len(idle)} wait and {len(self.running)} run")

@@ -14,10 +14,12 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lang.errors import DeadlineError, ParameterError, RequestError
+from ..lang.errors import CapabilityError, DeadlineError, ParameterError, RequestError
 from ..lang.protocol import FinishReason
 from .batch import Runner
 from .clock import Clock
+from .constrained_texts import ConstrainedTexts
+from .constraint_shelf import ConstraintShelf
 from .counters import Counters
 from .endings import aborted, ended, failure, score_ended
 from .engine_protocol import (
@@ -28,7 +30,6 @@ from .engine_protocol import (
     EnginePrefill,
     EngineScore,
     FromEngine,
-    IdLogprob,
     ToEngine,
     Tokens,
 )
@@ -60,6 +61,7 @@ class Scheduler:
         faults: visited at engine.plan and engine.commit (once for each request), memory.allocate (once for each
             allocation), engine.forward and engine.sample (once for each step).
         chooser: chooses tokens from logits; None takes torch.
+        constraints: opens the constraints of requests; None refuses such requests.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Scheduler:
         clock: Clock,
         faults: FaultHook = no_faults,
         chooser: Chooser | None = None,
+        constraints: ConstraintShelf | None = None,
     ) -> None:
         self.config = config
         self._runner = runner
@@ -86,7 +89,19 @@ class Scheduler:
             eos_ids=eos_ids,
         )
         self._roster = Roster(self.space, self._counters)
-        self._planner = Planner(config, self.space, self._roster, self._counters, clock, faults, self._finish_cached)
+        self._constrained = ConstrainedTexts(
+            config, constraints, self._roster, self._counters, clock, vocabulary_bytes, take=self._take, end=self._end
+        )
+        self._planner = Planner(
+            config,
+            self.space,
+            self._roster,
+            self._counters,
+            clock,
+            faults,
+            finish=self._finish_cached,
+            ready=self._constrained.ready,
+        )
         self._sampler = Sampler(runner.vocab_size, chooser)
         self._aborts: list[int] = []
         self._controls: list[EngineControl] = []
@@ -118,6 +133,7 @@ class Scheduler:
         self._answer_controls()
         self._end_aborted()
         self._end_expired()
+        self._constrained.begin_step()
         plan = self._planner.plan()
         if plan.planned:
             outcome = self._forward(plan)
@@ -134,16 +150,22 @@ class Scheduler:
         return not (self._roster.alive or self._aborts or self._controls or self._roster.events)
 
     @property
+    def opening(self) -> bool:
+        """All that is alive waits for its constraint to be opened elsewhere: `step` has nothing to compute yet."""
+        return len(self._roster.held) == len(self._roster.alive) > 0 and not (self._aborts or self._controls)
+
+    @property
     def running(self) -> int:
         return len(self._roster.running)
 
     @property
     def waiting(self) -> int:
-        return len(self._roster.waiting)
+        return len(self._roster.waiting) + len(self._roster.held)
 
     @property
     def counters(self) -> dict[str, float]:
         self._counters.tree_seconds = self.space.tree_time.seconds
+        self._constrained.count()
         return self._counters.as_dict()
 
     @property
@@ -179,13 +201,15 @@ class Scheduler:
             match message:
                 case EngineGenerate():
                     requests = [self._intake.generate(message, now)]
+                    if message.constraint is not None:
+                        self._constrained.hold(requests[0], message)
                 case EngineScore():
                     requests = self._intake.score(message, now)
                 case EnginePrefill():
                     requests = [self._intake.prefill(message, now)]
                 case _:
                     assert_never(message)
-        except RequestError as error:
+        except (RequestError, CapabilityError) as error:
             self._counters.refused += 1
             if isinstance(message, EnginePrefill):
                 self._counters.dropped_hints += 1  # a hint is never answered
@@ -194,7 +218,10 @@ class Scheduler:
             return
         self._counters.requests += 1
         self._counters.hints += isinstance(message, EnginePrefill)
-        self._roster.add(message.id, requests)
+        if isinstance(message, EngineGenerate) and message.constraint is not None:
+            self._roster.hold(requests[0])
+        else:
+            self._roster.add(message.id, requests)
 
     def _answer_controls(self) -> None:
         controls, self._controls = self._controls, []
@@ -288,11 +315,9 @@ class Scheduler:
                 continue  # its message has failed in this commit
             try:
                 self._faults("engine.commit")
-                if not request.generated:
+                if rows.start < request.prompt_length:
                     self.space.adopt(request, request.computed)
-                self._commit_request(
-                    request, outcome.known.get(request.number, []), outcome.sampled.get(request.number)
-                )
+                self._commit_request(request, outcome)
             except Exception as error:
                 self._roster.fail(request, error)
 
@@ -306,13 +331,20 @@ class Scheduler:
         request.computed = rows.end
         request.reached = max(request.reached, rows.end)
 
-    def _commit_request(self, request: Request, known: list[IdLogprob], sampled: Sampled | None) -> None:
+    def _commit_request(self, request: Request, outcome: Outcome) -> None:
+        known = outcome.known.get(request.number, [])
         match request.job:
             case Generation() as generation:
                 generation.prompt_logprobs.extend(known)
+                generation.logprobs.extend(outcome.forced.get(request.number, []))
+                sampled = outcome.sampled.get(request.number)
                 if sampled is not None:
                     self._commit_token(request, generation, sampled)
                     return
+                if generation.stop is not None and not request.owes_logprobs:
+                    self._finish_cached(request)
+                    return
+                self._stream(request, generation)
             case Scoring(logprobs=values):
                 values.extend(entry.logprob for entry in known)
             case Prefilling():
@@ -323,17 +355,38 @@ class Scheduler:
             self._finish_cached(request)
 
     def _commit_token(self, request: Request, generation: Generation, sampled: Sampled) -> None:
-        stop = accept(request, sampled.token, self._token_bytes, self._intake.longest)
-        self._counters.completion_tokens += 1
         if sampled.logprob is not None:
             generation.logprobs.append(sampled.logprob)
+        if generation.cursor is None:
+            assert sampled.token is not None, "only a constraint ends a text without a token"
+            stop = self._take(request, generation, sampled.token)
+        else:
+            stop = self._constrained.commit(request, generation, sampled.token)
         if stop is not None:
-            self._counters.finished += 1
-            self._roster.end(request.message_id, ended(request, stop))
-        elif generation.stream:
-            unsent = generation.logprobs[generation.sent :]
-            self._roster.events.append(Tokens(request.message_id, request.generated_ids[generation.sent :], unsent))
-            generation.sent = request.generated
+            self._end(request, generation, stop)
+        else:
+            self._stream(request, generation)
+
+    def _take(self, request: Request, generation: Generation, token: int) -> Stop | None:
+        """Every token of every text comes through here, sampled or forced."""
+        self._counters.completion_tokens += 1
+        return accept(request, token, self._token_bytes, self._intake.longest)
+
+    def _end(self, request: Request, generation: Generation, stop: Stop) -> None:
+        """Ends the text; its message when nothing more is to be computed for it."""
+        generation.stop = stop
+        if not request.owes_logprobs:
+            self._finish_cached(request)
+
+    def _stream(self, request: Request, generation: Generation) -> None:
+        """Sends what is new; forced tokens wait for their log-probabilities when these are wanted."""
+        known = len(generation.logprobs) if generation.wants_logprobs else request.generated
+        if generation.stream and known > generation.sent:
+            token_ids = request.generated_ids[generation.sent : known]
+            self._roster.events.append(
+                Tokens(request.message_id, token_ids, generation.logprobs[generation.sent : known])
+            )
+            generation.sent = known
 
     def _finish_cached(self, request: Request) -> None:
         """All keys the request needs are in the pool and no token is to be sampled: it is done.
@@ -341,9 +394,11 @@ class Scheduler:
         A score ends with the last of its sequences.
         """
         match request.job:
-            case Generation():  # max_tokens=0
+            case Generation(stop=stop):
                 self._counters.finished += 1
-                self._roster.end(request.message_id, ended(request, Stop(FinishReason.LENGTH, None, 0)))
+                self._roster.end(
+                    request.message_id, ended(request, stop or Stop(FinishReason.LENGTH, None, 0))
+                )  # without a stop: max_tokens=0
             case Scoring(group=group):
                 self._roster.release(request)
                 if not self._roster.alive[request.message_id]:

@@ -39,6 +39,9 @@ class SchedulerConfig:
             that makes of its wait as a whole.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
         partial_logits: a row that only has to choose a token may be answered with the token, without its logits.
+        jump_forward: tokens that a constraint leaves no choice about are appended without a step of their own.
+        constraint_fuel: transitions of automata that one step may work out, some 20 ms of Python; masks that need more
+            are finished in later steps.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
     """
 
@@ -58,6 +61,8 @@ class SchedulerConfig:
     max_wait: float = 10.0
     headroom: int = 8
     partial_logits: bool = True
+    jump_forward: bool = True
+    constraint_fuel: int = 2000
     check_every_step: bool = False
 
     def __post_init__(self) -> None:
@@ -67,6 +72,7 @@ class SchedulerConfig:
             "policy_window": 1,
             "policy_seed": 0,
             "headroom": 0,
+            "constraint_fuel": 1,
         }
         if self.max_step_tokens is not None:
             least["max_step_tokens"] = 1

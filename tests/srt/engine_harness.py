@@ -6,9 +6,11 @@ import numpy as np
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.clock import VirtualClock
+from umbel.srt.constraint_shelf import ConstraintShelf
 from umbel.srt.engine_protocol import (
     ControlEnded,
     Ended,
+    EngineConstraint,
     EngineFailed,
     EngineGenerate,
     EnginePrefill,
@@ -45,12 +47,13 @@ class Engine:
         vocabulary: int = VOCABULARY,
         token_bytes: Callable[[int], bytes] = letters,
         eos_ids: frozenset[int] = EOS,
+        constraints: ConstraintShelf | None = None,
         **settings: object,
     ) -> None:
         self.clock = VirtualClock()
         self.runner = OracleRunner(vocabulary, context, pool + 1)
         config = SchedulerConfig(**{"check_every_step": True, **settings})  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.runner, token_bytes, eos_ids, config, self.clock, faults)
+        self.scheduler = Scheduler(self.runner, token_bytes, eos_ids, config, self.clock, faults, None, constraints)
         self.runner.expected = self.scheduler.planned_tokens
         self.token_bytes = token_bytes
         self.endings: dict[int, Ending] = {}
@@ -64,6 +67,29 @@ class Engine:
     def generate(self, tokens: Iterable[int], sampling: SamplingParams = GREEDY, **schedule: object) -> int:
         message_id, stream = self._id(), bool(schedule.pop("stream", False))
         self.scheduler.submit(EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule)))  # type: ignore[arg-type]
+        return message_id
+
+    def constrain(
+        self,
+        tokens: Iterable[int],
+        constraint: EngineConstraint,
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        heal: bool = False,
+        **schedule: object,
+    ) -> int:
+        message_id = self._id()
+        message = EngineGenerate(
+            message_id,
+            list(tokens),
+            sampling,
+            stream,
+            Schedule(**schedule),  # type: ignore[arg-type]
+            constraint,
+            heal,
+        )
+        self.scheduler.submit(message)
         return message_id
 
     def score(self, sequences: Iterable[Iterable[int]], start: int, **schedule: object) -> int:

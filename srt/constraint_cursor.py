@@ -1,0 +1,183 @@
+"""One generation's way through its constraint: which tokens may come, which must, and when to head for the end.
+
+A token is taken in one of three ways, all of them in `settle`:
+
+    sampled    under the mask of the state the text is in
+    forced     the constraint leaves no choice about the text, and the tokenizer none about its tokens
+    closing    a sampled token would leave too little of max_tokens for the shortest end: that end is taken instead
+
+Forced and closing tokens are known beforehand; they wait in `pending`. With jump-forward they are appended without a
+step of their own, without it each takes its step and the sample is overruled: the text is the same by construction.
+"""
+
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..fsm.errors import ConstraintRefused
+from ..lang.errors import ConstraintError
+
+Mask = NDArray[np.uint32]  # [words] bit t % 32 of word t // 32: token t may come
+
+
+class TextState(Protocol):
+    """Where one text is in its constraint: `fsm.constraint.ConstraintState`."""
+
+    @property
+    def mask(self) -> Mask:
+        """Shared; only after `prepare` has finished."""
+
+    @property
+    def few(self) -> NDArray[np.int32] | None:
+        """The allowed tokens when they are few; only after `prepare` has finished."""
+
+    @property
+    def accepting(self) -> bool: ...
+
+    @property
+    def finished(self) -> bool:
+        """Accepting, and nothing can follow."""
+
+    def prepare(self, fuel: int) -> int | None:
+        """Works on the mask → the fuel that is left, or None when it is not finished."""
+
+    def advance(self, token: int) -> None: ...
+
+    def rollback(self, tokens: int) -> None: ...
+
+    def forced_tokens(self) -> list[int]: ...
+
+    def closing_tokens(self) -> list[int]:
+        """Of a shortest end from here; [] where the text may end."""
+
+    @property
+    def closing_bound(self) -> int:
+        """At least the number of `closing_tokens`, and cheap."""
+
+
+class SharedConstraint(Protocol):
+    """What all texts under one constraint share: `fsm.constraint.Constraint`."""
+
+    @property
+    def minimum_tokens(self) -> int:
+        """Of the shortest text."""
+
+    def begin(self, context: bytes = b"") -> TextState: ...
+
+
+class Cursor:
+    """Owned by one generation; it moves when a token is settled, and at no other time.
+
+    Args:
+        state: at the beginning of the text.
+        eos_ids: tokens with which the model ends its text.
+    """
+
+    __slots__ = ("_state", "closing", "ended", "eos_ids", "error", "forced", "pending", "was_forced")
+
+    def __init__(self, state: TextState, eos_ids: frozenset[int]) -> None:
+        self._state = state
+        self.eos_ids = eos_ids
+        self.pending: deque[int] = deque()
+        self.closing = False  # `pending` is the way to the end
+        self.ended = False  # an end-of-sequence token was taken
+        self.forced = 0  # tokens taken from `pending`
+        self.was_forced = False  # the last one was
+        self.error: ConstraintError | None = None  # why this text cannot go on
+        self._look_ahead()
+
+    @property
+    def finished(self) -> bool:
+        """The text is complete, and nothing can follow it; or its shortest end has been reached."""
+        return self.ended or self._state.finished or (self.closing and not self.pending)
+
+    @property
+    def accepting(self) -> bool:
+        """The text satisfies the constraint as it is."""
+        return self.ended or self._state.accepting
+
+    @property
+    def mask(self) -> Mask:
+        return self._state.mask
+
+    @property
+    def few(self) -> NDArray[np.int32] | None:
+        return self._state.few
+
+    def prepare(self, fuel: int) -> int | None:
+        """Makes ready what the next sample needs → the fuel that is left, or None when more is needed.
+
+        A mask with one token leaves no choice: the token goes to `pending`.
+
+        Raises:
+            ConstraintError: the constraint is too large to go on, or the vocabulary cannot spell what must follow.
+        """
+        if self.pending:
+            return fuel
+        try:
+            left = self._state.prepare(fuel)
+        except ConstraintRefused as error:
+            raise _refused(error) from error
+        if left is None:
+            return None
+        few = self._state.few
+        if few is not None and len(few) < 2:
+            if not len(few):
+                raise ConstraintError("no token of the model spells what the constraint asks for next; widen it")
+            self.pending.append(int(few[0]))
+        return left
+
+    def settle(self, token: int, remaining: int) -> int | None:
+        """Takes a token → the one that is taken, which is another one when `pending` or the budget says so. None: the
+        text is complete, and ends without a further token because the sampled one would leave too little.
+
+        `error` is set instead of raised: a step has other requests.
+
+        Args:
+            token: sampled, or the first of `pending`.
+            remaining: tokens that the text may still have, this one included.
+        """
+        try:
+            return self._settle(token, remaining)
+        except ConstraintRefused as error:
+            self.error = _refused(error)
+            return token
+
+    def _settle(self, token: int, remaining: int) -> int | None:
+        state = self._state
+        self.was_forced = bool(self.pending)
+        if self.was_forced:
+            token = self.pending.popleft()
+            self.forced += 1
+        state.advance(token)
+        self.ended = token in self.eos_ids
+        if self.closing or self.ended:
+            return token
+        if not self._fits(remaining - 1):
+            state.rollback(1)
+            self.pending = deque(state.closing_tokens())
+            self.closing = True
+            if not self.pending:
+                return None
+            token = self.pending.popleft()
+            self.forced += not self.was_forced
+            self.was_forced = True
+            state.advance(token)
+        elif not self.pending:
+            self._look_ahead()
+        return token
+
+    def _fits(self, remaining: int) -> bool:
+        """The shortest end from here has at most so many tokens."""
+        state = self._state
+        return state.closing_bound <= remaining or len(state.closing_tokens()) <= remaining
+
+    def _look_ahead(self) -> None:
+        if not self._state.finished:
+            self.pending.extend(self._state.forced_tokens())
+
+
+def _refused(error: ConstraintRefused) -> ConstraintError:
+    return ConstraintError(f"the constraint became too costly while the text was generated: {error}")

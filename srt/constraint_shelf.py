@@ -1,0 +1,85 @@
+"""The engine's open constraints: made beside the step, kept for later requests.
+
+To open one takes the vocabulary's trie and the tokenizer, which are made at the first constrained request and take
+about a second for a large model; requests wait for that outside the queue and cost nobody else a step.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, Protocol, TypeVar
+
+from .constraint_cursor import SharedConstraint
+from .engine_protocol import EngineConstraint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Opener(Protocol):
+    """A model's vocabulary, ready for constraints."""
+
+    eos_ids: frozenset[int]  # that end a constrained text
+
+    @property
+    def jumps_cut(self) -> int:
+        """Forced texts that were sampled, because their usual tokens would have changed the one before them."""
+
+    def open(self, compiled: EngineConstraint) -> SharedConstraint:
+        """Raises fsm's ConstraintRefused."""
+
+
+class AtOnce(Executor):
+    """Runs what it is given when it is given it: for tests and for the oracle, which are deterministic."""
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        future: Future[R] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class ConstraintShelf:
+    """Least recently used ones go first; a constraint in use lives on with its users.
+
+    Args:
+        load: makes the opener; called once, unless it fails.
+        executor: runs it, and opens constraints; of one thread, or AtOnce.
+        entries: constraints kept; 0 opens one for every request.
+    """
+
+    def __init__(self, load: Callable[[], Opener], executor: Executor, *, entries: int) -> None:
+        self._load = load
+        self._executor = executor
+        self._entries = entries
+        self._opener: Opener | None = None
+        self._open: OrderedDict[tuple[str, str], Future[tuple[SharedConstraint, frozenset[int]]]] = OrderedDict()
+        self.opened = 0
+        self.hits = 0
+
+    @property
+    def jumps_cut(self) -> int:
+        return self._opener.jumps_cut if self._opener is not None else 0
+
+    def find(self, compiled: EngineConstraint, salt: str) -> Future[tuple[SharedConstraint, frozenset[int]]]:
+        """The constraint, and the tokens that may end its texts."""
+        key = (compiled.digest, salt)
+        future = self._open.get(key)
+        if future is not None and not (future.done() and future.exception() is not None):
+            self.hits += 1
+            self._open.move_to_end(key)
+            return future
+        self.opened += 1
+        future = self._executor.submit(self._make, compiled)
+        if self._entries:
+            self._open[key] = future
+            while len(self._open) > self._entries:
+                self._open.popitem(last=False)
+        return future
+
+    def _make(self, compiled: EngineConstraint) -> tuple[SharedConstraint, frozenset[int]]:
+        if self._opener is None:
+            self._opener = self._load()
+        return self._opener.open(compiled), self._opener.eos_ids

@@ -1,0 +1,138 @@
+"""A constraint that is a list of texts, for tests of the runtime around constraints: brute force, and plainly right."""
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded
+from umbel.srt.constraint_shelf import AtOnce, ConstraintShelf
+from umbel.srt.engine_protocol import EngineConstraint
+from umbel.srt.tokenizer import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+Encode = Callable[[str], list[int]]
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, first=False)
+
+
+def _encode(data: bytes) -> list[int]:
+    """As `encode`, for bytes that may begin inside a character."""
+    return [TOKENIZER._ids[piece] for piece in TOKENIZER._split.findall(data)]
+
+
+def texts(*allowed: str, cost: int = 0) -> EngineConstraint:
+    """`cost`: fuel that each new mask takes."""
+    data = msgspec.msgpack.encode([cost, *allowed])
+    return EngineConstraint(data.hex(), "fsm", "regex", data)
+
+
+class ToyState:
+    def __init__(self, toy: "ToyConstraint", context: bytes) -> None:
+        self._toy = toy
+        self._tokens: list[int] = []
+        self._context = context
+        self._paid = 0
+
+    @property
+    def _text(self) -> bytes:
+        return b"".join(map(TOKENIZER.token_bytes, self._tokens))
+
+    @property
+    def _open(self) -> list[bytes]:
+        """What may follow, each whole."""
+        text = self._text
+        return [full[len(text) :] for full in self._toy.allowed if full.startswith(text)]
+
+    @property
+    def accepting(self) -> bool:
+        return b"" in self._open
+
+    @property
+    def finished(self) -> bool:
+        return self._ended or self._open == [b""]
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self._tokens) and self._tokens[-1] in TOKENIZER.eos_ids
+
+    @property
+    def _allowed(self) -> list[int]:
+        rest = self._open
+        some = [
+            t
+            for t in range(TOKENIZER.vocab_size)
+            if (b := TOKENIZER.token_bytes(t)) and any(r.startswith(b) for r in rest)
+        ]
+        return some + (sorted(TOKENIZER.eos_ids) if self.accepting else [])
+
+    @property
+    def mask(self) -> NDArray[np.uint32]:
+        assert self._paid >= self._toy.cost, "the mask was not prepared"
+        bits = np.zeros((TOKENIZER.vocab_size + 31) // 32 * 32, dtype=np.uint8)
+        bits[self._allowed] = 1
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    @property
+    def few(self) -> NDArray[np.int32] | None:
+        assert self._paid >= self._toy.cost, "the mask was not prepared"
+        return np.array(self._allowed, dtype=np.int32)
+
+    def prepare(self, fuel: int) -> int | None:
+        if self._toy.cost < 0:
+            raise LimitExceeded("too many states")
+        needed = self._toy.cost - self._paid
+        self._paid += min(needed, fuel)
+        return fuel - needed if needed <= fuel else None
+
+    def advance(self, token: int) -> None:
+        if token not in self._allowed:
+            raise ConstraintRefused(f"token {token} is not allowed behind {self._text!r}")
+        self._tokens.append(token)
+        self._paid = 0
+
+    def rollback(self, tokens: int) -> None:
+        del self._tokens[len(self._tokens) - tokens :]
+
+    def forced_tokens(self) -> list[int]:
+        """The common beginning of all that may follow, but for the last token, which might grow."""
+        rest = self._open
+        common = next((i for i, c in enumerate(zip(*rest)) if len(set(c)) > 1), min(map(len, rest)))  # noqa: B905
+        return _encode(rest[0][:common])[: None if len(rest) == 1 else -1]
+
+    def closing_tokens(self) -> list[int]:
+        return [] if self._ended else _encode(min(self._open, key=lambda rest: (len(rest), rest)))
+
+    @property
+    def closing_bound(self) -> int:
+        return 0 if self._ended else min(map(len, self._open))
+
+
+class ToyConstraint:
+    def __init__(self, cost: int, allowed: list[str]) -> None:
+        if not allowed:
+            raise ConstraintRefused("it admits nothing")
+        self.cost = cost
+        self.allowed = [text.encode() for text in allowed]
+
+    @property
+    def minimum_tokens(self) -> int:
+        return len(self.begin().closing_tokens())
+
+    def begin(self, context: bytes = b"") -> ToyState:
+        return ToyState(self, context)
+
+
+class ToyOpener:
+    eos_ids = TOKENIZER.eos_ids
+    jumps_cut = 0
+
+    def open(self, compiled: EngineConstraint) -> ToyConstraint:
+        cost, *allowed = msgspec.msgpack.decode(compiled.data)
+        return ToyConstraint(cost, allowed)
+
+
+def toy_shelf(entries: int = 8) -> ConstraintShelf:
+    return ConstraintShelf(ToyOpener, AtOnce(), entries=entries)
