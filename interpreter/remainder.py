@@ -1,6 +1,7 @@
 """What of a schema the backend could not enforce, looked at when the text is there: `gen(allow_unenforced=True)`."""
 
 import importlib.util
+import itertools
 import json
 
 from ..lang.errors import MissingExtraError
@@ -21,7 +22,7 @@ def violations(schema: str, text: str) -> list[str]:
         schema: as JSON text.
     """
     check_installed()
-    import jsonschema
+    import jsonschema  # type: ignore[import-untyped]
     import referencing
 
     try:
@@ -34,10 +35,8 @@ def violations(schema: str, text: str) -> list[str]:
     validator = kind(parsed, registry=referencing.Registry(), format_checker=jsonschema.FormatChecker())
     found = []
     try:
-        for error in validator.iter_errors(instance):
-            found.append(f"{error.json_path}: {error.message[:200]}")
-            if len(found) == MOST:
-                break
+        for problem in itertools.islice(validator.iter_errors(instance), MOST):
+            found.append(f"{problem.json_path}: {problem.message[:200]}")
     except (referencing.exceptions.Unresolvable, RecursionError) as error:
         found.append(f"the schema cannot be applied: {error}")
     return found

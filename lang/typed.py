@@ -147,7 +147,8 @@ class _Book:
             return Anything()
         if annotation is None:
             return SCALARS[type(None)]
-        origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+        origin: Any = typing.get_origin(annotation)
+        arguments = typing.get_args(annotation)
         if origin is typing.Annotated:
             return self._annotated(arguments[0], arguments[1:])
         if origin is typing.Literal:
@@ -210,35 +211,39 @@ class _Book:
             }
             return self._fields(cls, required, lambda values: cls(**values))
         if typing.is_typeddict(cls):
-            keys = cls.__required_keys__ | cls.__optional_keys__
-            order = [key for key in typing.get_type_hints(cls) if key in keys]
-            return self._fields(cls, {key: key in cls.__required_keys__ for key in order}, dict)
+            needed: frozenset[str] = cls.__dict__["__required_keys__"]
+            return self._fields(cls, {key: key in needed for key in _hints(cls)}, dict)
         if issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_field_defaults"):
             required = {key: key not in cls._field_defaults for key in cls._fields}
             return self._fields(cls, required, lambda values: cls(**values))
         raise _no_form(cls)
 
     def _fields(self, cls: type, required: Mapping[str, bool], build: Callable[[dict[str, Any]], Any]) -> Object:
-        try:
-            # A class inside of a function is not found by its name from outside, but it may name itself.
-            hints = typing.get_type_hints(cls, localns={cls.__name__: cls}, include_extras=True)
-        except (NameError, TypeError) as error:
-            raise ParameterError(
-                f"the annotations of {cls.__name__} cannot be looked up ({error}); define the classes they name at "
-                "the top of a module"
-            ) from error
+        hints = _hints(cls)
         if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
             raise ParameterError(f"{cls.__name__} has an InitVar, which is no field; make it a field")
         fields = tuple(Field(name, self.form_of(hints.get(name, Any)), needed) for name, needed in required.items())
         return Object(cls.__name__, fields, build)
 
 
+def _hints(cls: type) -> dict[str, Any]:
+    """Annotations of a class. One inside of a function is not found by its name from outside, but it may name itself."""
+    try:
+        return typing.get_type_hints(cls, localns={cls.__name__: cls}, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ParameterError(
+            f"the annotations of {cls.__name__} cannot be looked up ({error}); define the classes they name at "
+            "the top of a module"
+        ) from error
+
+
 def _unwrapped(annotation: Annotation) -> Annotation:
     """Without names for types and without what only says whether a key may be left out."""
     while True:
+        origin: Any = typing.get_origin(annotation)
         if isinstance(annotation, typing.NewType):
             annotation = annotation.__supertype__
-        elif typing.get_origin(annotation) in (typing.Required, typing.NotRequired):
+        elif origin in (typing.Required, typing.NotRequired):
             annotation = typing.get_args(annotation)[0]
         elif type(annotation).__name__ == "TypeAliasType":  # `type X = ...` of Python 3.12
             annotation = annotation.__value__

@@ -8,7 +8,7 @@ between JSON tokens are not looked at.
 import importlib.util
 import json
 import re
-from typing import Any
+from typing import cast
 
 from ...lang.errors import CapabilityError, ConstraintError, RequestError
 from ...lang.protocol import ConstraintSpec
@@ -42,14 +42,10 @@ def compiled(pattern: str) -> "re.Pattern[str]":
     except re.error as error:
         if importlib.util.find_spec("regex") is None:
             raise ConstraintError(f"regex {pattern!r}: {error}") from None
-    return _compiled_by_regex(pattern)
-
-
-def _compiled_by_regex(pattern: str) -> Any:  # Any: a pattern of the regex package, with the methods of re's
-    import regex
+    import regex  # type: ignore[import-untyped]
 
     try:
-        return regex.compile(pattern, flags=regex.VERSION0)
+        return cast("re.Pattern[str]", regex.compile(pattern, flags=regex.VERSION0))  # it has the same methods
     except regex.error as error:
         raise ConstraintError(f"regex {pattern!r}: {error}") from None
 
