@@ -227,7 +227,7 @@ class _Book:
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    """Annotations of a class. One inside of a function is not found by its name from outside, but it may name itself."""
+    """Annotations of a class. Inside of a function it is not found by its name from outside, but it may name itself."""
     try:
         return typing.get_type_hints(cls, localns={cls.__name__: cls}, include_extras=True)
     except (NameError, TypeError) as error:
