@@ -1,0 +1,228 @@
+"""The lazy byte automaton of a constraint: states are made when a text, a mask or a jump first needs them.
+
+    table[state, byte] ->  next state | DEAD (-1): no text of the constraint goes on so | UNKNOWN (-2): not asked yet
+                           rows are filled whole: one look at a state's positions gives the targets of all 256 bytes
+
+A state stands for a set of positions (see frames) and for whether the text may end there. Every state that is not
+DEAD reaches the end of some text: that is what makes masks safe.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .closing import shortest_text
+from .errors import LimitExceeded
+from .frames import Frame, Frames, Landing, Position
+from .intervals import united
+from .language import Grammar
+from .limits import Limits
+from .lowering import lower
+from .places import ENDLESS, Place
+from .plain import plain_run
+from .splits import Move, Split, split
+
+DEAD = -1
+UNKNOWN = -2
+ROW_BYTES = 256 * 4
+
+_STATE_BYTES = 600  # of one state beside its row: positions, keys, entries of dictionaries; measured, rounded up
+_FRAME_BYTES = 300
+_SPLIT_BYTES = 2_000
+_FIRST_ROWS = 32
+
+
+class Automaton:
+    """The automaton of one constraint. Not for several threads at once.
+
+    Args:
+        grammar: as `boolean.resolve` returns it: without Both and Without.
+        limits: of states, of positions in one state, of nested recursive calls, of forced bytes.
+
+    Raises:
+        ConstraintRefused: nothing is admitted.
+        LimitExceeded: here and from every method that makes states.
+    """
+
+    def __init__(self, grammar: Grammar, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+        root = lower(grammar, limits)
+        self._limits = limits
+        self._frames = Frames(limits)
+        self._positions: list[tuple[Position, ...]] = []
+        self._accepting: list[bool] = []
+        self._only_bytes: list[int] = []  # the one byte that may follow, or -1
+        self._expanded: list[bool] = []
+        self._lengths: list[int] = []  # of the shortest text to the end, or -1
+        self._alone: dict[Position, int] = {}  # states of one position that do not accept: the common case
+        self._states: dict[tuple[bool, frozenset[Position]], int] = {}
+        self._splits: dict[tuple[Place, ...], Split] = {}
+        self._plain_runs: dict[int, int] = {}
+        self.steps = 0
+        self.table: NDArray[np.int32] = np.full((_FIRST_ROWS, 256), UNKNOWN, dtype=np.int32)  # [capacity, 256]
+        self.start = self._state_of(self._frames.enter(root, self._frames.root))
+
+    @property
+    def states(self) -> int:
+        """States made so far."""
+        return len(self._positions)
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory this takes: the table is exact, the rest an estimate."""
+        objects = _STATE_BYTES * self.states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
+        return int(self.table.nbytes) + objects
+
+    def step(self, state: int, byte: int) -> int:
+        """The state behind one byte; DEAD stays DEAD."""
+        if state < 0:
+            return DEAD
+        if not self._expanded[state]:
+            self.expand(state)
+        return int(self.table[state, byte])
+
+    def run(self, state: int, data: bytes) -> int:
+        """The state behind `data`, DEAD when it is refused."""
+        for byte in data:
+            if state < 0:
+                return DEAD
+            state = self.step(state, byte)
+        return state
+
+    def accepting(self, state: int) -> bool:
+        """A text may end here."""
+        return self._accepting[state]
+
+    def expanded(self, state: int) -> bool:
+        """The row of this state is known."""
+        return self._expanded[state]
+
+    def expand(self, state: int) -> None:
+        """Fills the whole row of a state. `steps` counts the targets that were worked out."""
+        if self._expanded[state]:
+            return
+        positions = self._positions[state]
+        places = tuple([place for place, _ in positions])
+        known = self._splits.get(places)
+        if known is None:
+            known = self._splits[places] = split(places)
+        targets = [self._target(positions, move) for move in known.moves]
+        row = self.table[state]
+        row.fill(DEAD)
+        for first, last, index in known.ranges:
+            row[first : last + 1] = targets[index]
+        self._only_bytes[state] = known.only_byte
+        self._expanded[state] = True
+        self.steps += len(targets)
+
+    def forced(self, state: int) -> bytes:
+        """The bytes that every text goes on with from here; none of the states passed accepts."""
+        data = bytearray()
+        while not self._accepting[state] and len(data) < self._limits.forced_bytes:
+            if not self._expanded[state]:
+                self.expand(state)
+            byte = self._only_bytes[state]
+            if byte < 0:
+                break
+            data.append(byte)
+            state = int(self.table[state, byte])
+        return bytes(data)
+
+    def close(self, state: int) -> bytes:
+        """A shortest text from here to the end; the same one every time."""
+        if self._accepting[state]:
+            return b""
+        return shortest_text(min(self._positions[state], key=_length))
+
+    def close_length(self, state: int) -> int:
+        """Bytes of `close`, without writing it."""
+        length = self._lengths[state]
+        if length < 0:
+            length = 0 if self._accepting[state] else min(map(_length, self._positions[state]))
+            self._lengths[state] = length
+        return length
+
+    def plain_run(self, state: int) -> int:
+        """A count of plain characters (see places.PLAIN): every text of at most so many may go on from here.
+
+        From counters, without exploring; ENDLESS for any number, 0 inside a character. Never more than is true.
+        """
+        run = self._plain_runs.get(state)
+        if run is None:
+            run = self._plain_runs[state] = plain_run(self._frames, self._positions[state])
+        return run
+
+    def _target(self, positions: tuple[Position, ...], move: Move) -> int:
+        if len(move) == 1:
+            index, place = move[0]
+            frame = positions[index][1]
+            if place.ends:
+                return self._state_behind(frame)
+            if not place.accepting and not place.rests:
+                position = (place, frame)
+                state = self._alone.get(position)
+                return self._add(((position),), False) if state is None else state
+        found: dict[Position, None] = {}
+        accepting = False
+        for index, place in move:
+            frame = positions[index][1]
+            if not place.terminal:
+                found[place, frame] = None
+            landings = [self._frames.enter(rest, frame) for rest in place.rests]
+            if place.accepting:
+                landings.append(self._frames.landing(frame))
+            for landing in landings:
+                found.update(dict.fromkeys(landing.positions))
+                accepting = accepting or landing.accepting
+        return self._state_of(Landing(tuple(found), accepting))
+
+    def _state_behind(self, frame: Frame) -> int:
+        if frame.state < 0:
+            frame.state = self._state_of(self._frames.landing(frame))
+        return frame.state
+
+    def _state_of(self, landing: Landing) -> int:
+        positions, accepting = landing.positions, landing.accepting
+        if len(positions) > 1:
+            positions = united(self._frames, positions)
+        if len(positions) == 1 and not accepting:
+            state = self._alone.get(positions[0])
+        else:
+            state = self._states.get((accepting, frozenset(positions)))
+        return self._add(positions, accepting) if state is None else state
+
+    def _add(self, positions: tuple[Position, ...], accepting: bool) -> int:
+        state = len(self._positions)
+        if len(positions) > self._limits.ambiguity:
+            raise LimitExceeded(
+                f"a text can be read in more than {self._limits.ambiguity} ways at once; write a constraint whose "
+                "repeats and options differ in what they begin with",
+                keyword="ambiguity",
+            )
+        if state >= self._limits.states:
+            raise LimitExceeded(
+                f"the automaton has more than {self._limits.states} states; write shorter repeats or fewer options",
+                keyword="states",
+            )
+        if state == len(self.table):
+            grown = np.full((min(2 * state, self._limits.states), 256), UNKNOWN, dtype=np.int32)
+            grown[:state] = self.table
+            self.table = grown
+        if len(positions) == 1 and not accepting:
+            self._alone[positions[0]] = state
+        else:
+            self._states[accepting, frozenset(positions)] = state
+        self._positions.append(positions)
+        self._accepting.append(accepting)
+        self._only_bytes.append(-1)
+        self._expanded.append(False)
+        self._lengths.append(-1)
+        return state
+
+
+def _length(position: Position) -> int:
+    place, frame = position
+    return place.shortest + frame.length
+
+
+__all__ = ["DEAD", "ENDLESS", "ROW_BYTES", "UNKNOWN", "Automaton"]

@@ -1,0 +1,57 @@
+"""The bytes that places tell apart: where several places stand at once, which byte leads where.
+
+    places    [a-m] -> P    [k-z] -> Q
+    ranges    a..j: 0       k..m: 1              n..z: 2
+    moves     0: (P of 0)   1: (P of 0, Q of 1)  2: (Q of 1)
+
+It depends on the places alone, not on the frames above them: the states inside a repeat share one split.
+"""
+
+from __future__ import annotations
+
+from .places import Place
+
+Move = tuple[tuple[int, Place], ...]  # (index of the place that is left, place that is reached)
+
+
+class Split:
+    """ranges: (first byte, last byte, index of the move); only_byte: the one byte that leads on, or -1."""
+
+    __slots__ = ("moves", "only_byte", "ranges")
+
+    def __init__(self, ranges: list[tuple[int, int, int]], moves: list[Move]) -> None:
+        self.ranges = ranges
+        self.moves = moves
+        self.only_byte = ranges[0][0] if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else -1
+
+
+def split(places: tuple[Place, ...]) -> Split:
+    indices: dict[Move, int] = {}
+    ranges: list[tuple[int, int, int]] = []
+    if len(places) == 1:
+        for first, last, place in places[0].edges:
+            ranges.append((first, last, indices.setdefault(((0, place),), len(indices))))
+        return Split(ranges, list(indices))
+    begins: list[list[tuple[int, Place]]] = [[] for _ in range(256)]
+    ends: list[list[int]] = [[] for _ in range(257)]
+    for index, place in enumerate(places):
+        for first, last, behind in place.edges:
+            begins[first].append((index, behind))
+            ends[last + 1].append(index)
+    active: dict[int, Place] = {}
+    current = -1
+    for byte in range(256):
+        if begins[byte] or ends[byte]:
+            for index in ends[byte]:
+                del active[index]
+            active.update(begins[byte])
+            current = indices.setdefault(tuple(sorted(active.items(), key=_index)), len(indices)) if active else -1
+            if current >= 0:
+                ranges.append((byte, byte, current))
+        elif current >= 0:
+            ranges[-1] = (ranges[-1][0], byte, current)
+    return Split(ranges, list(indices))
+
+
+def _index(item: tuple[int, Place]) -> int:
+    return item[0]
