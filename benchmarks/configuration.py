@@ -68,6 +68,7 @@ OURS = (
     Configuration("no-screened-head", "No screened head", {"screened_head": False}),
     Configuration("no-in-batch-sharing", "No in-batch sharing", {"in_step_sharing": False}),
     Configuration("no-jump-forward", "No jump-forward", {"jump_forward": False}),
+    Configuration("no-constraint-cache", "No cache of compiled constraints", {"constraint_cache": 0}),
     Configuration("torch-kernels", "Kernels of torch", {"kernels": "torch"}),
 )
 FORMATS = (Configuration("int8", "All optimisations, INT8 weights", {"weights": "int8"}),)

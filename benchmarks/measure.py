@@ -14,6 +14,7 @@ from umbel.srt.prompt_encoder import PromptEncoder
 from .recorder import Call
 from .reuse import least_computed, prompt_tokens, sequences_of
 from .systems import Counters, System
+from .validity import Validity, of_programs
 from .workload import Ops, Program, Text, Workload
 
 CONCURRENCY = 32
@@ -54,6 +55,7 @@ class Measurement:
     resident_bytes: int
     reuse: Reuse | None  # of systems that count
     counters: dict[str, float]  # what they grew by in the batch phase
+    validity: Validity | None = None  # of the values of the batch phase; None without constraints
 
     @property
     def rate(self) -> float:
@@ -114,6 +116,7 @@ def measure(
         resident_bytes=system.resident_bytes(),
         reuse=_reuse(before, system.take_calls(), grown, encoder),
         counters=grown,
+        validity=of_programs(workload.programs, results),
     )
 
 

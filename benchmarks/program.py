@@ -14,7 +14,7 @@ from .workload import Branch, Fork, Gen, Image, Op, Ops, Program, Select, Text, 
 
 
 def gen(op: Gen) -> GenOp | SelectOp:
-    """Raises ConstraintError for `regex` and `json_schema` where constrained decoding is not to be had."""
+    """The operation of the language that a file's is."""
     return ul.gen(
         op.name,
         op.max_tokens,
@@ -30,7 +30,7 @@ def check(program: Program) -> None:
     """Whether the language takes all of it, before anything runs.
 
     Raises:
-        ConstraintError: a constraint that this version does not enforce.
+        ConstraintError, ParameterError: a schema or an option that no runtime takes.
         CapabilityError: an image.
     """
 

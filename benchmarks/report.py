@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from .configuration import FULL
 from .measure import Measurement
 from .results import Results, Spread
+from .validity import Validity
 
 Cell = Callable[[str, str], str]  # workload, system → text
 
@@ -16,6 +17,7 @@ def markdown(results: Results) -> str:
         sections.append(_ratios(results, "Programs per second against `full`", lambda m: m.rate))
         sections.append(_ratios(results, "Latency, one program at a time, against `full`", lambda m: m.latency))
         sections.append(_absolute(results))
+        sections.append(_constrained(results))
     if results.figures:
         sections.append(_figures(results))
     if results.sweep:
@@ -130,6 +132,31 @@ def _absolute(results: Results) -> str:
     return "## Every system\n\n" + _table(head, rows)
 
 
+def _constrained(results: Results) -> str:
+    """What became of constraints, for every system that was asked for any."""
+    rows = []
+    for workload in results.workloads:
+        for system in results.systems:
+            runs = results.of(workload, system)
+            counts = [run.validity for run in runs if run.validity is not None]
+            if counts:
+                found = sum(counts, Validity())
+                rows.append(
+                    [
+                        workload,
+                        system,
+                        f"{found.satisfied} of {found.total}",
+                        str(found.cut),
+                        str(found.broken),
+                        _percent(Spread.of(share for run in runs if (share := _forced(run)) is not None)),
+                    ]
+                )
+    if not rows:
+        return ""
+    head = ["workload", "system", "satisfied", "cut off", "broken", "tokens forced"]
+    return "## Constrained values\n\n" + _table(head, rows)
+
+
 def _figures(results: Results) -> str:
     rows = [
         [figure.name, figure.system, _text(Spread.of(figure.runs)), figure.unit, str(len(figure.runs))]
@@ -168,6 +195,11 @@ def _share(runs: Sequence[Measurement], counter: str) -> Spread | None:
 def _shared_keys(run: Measurement) -> float | None:
     read, saved = (run.counters.get(name, 0.0) for name in ("keys_read", "keys_saved"))
     return saved / (read + saved) if read else None
+
+
+def _forced(run: Measurement) -> float | None:
+    forced, constrained = (run.counters.get(name, 0.0) for name in ("forced_tokens", "constrained_tokens"))
+    return forced / constrained if constrained else None
 
 
 def _failures(runs: Sequence[Measurement]) -> str:

@@ -27,6 +27,7 @@ from benchmarks.report import markdown
 from benchmarks.results import Results, Spread, SweepPoint, read
 from benchmarks.sweep import sweep
 from benchmarks.systems import PeerSystem, Umbel
+from benchmarks.validity import Validity
 from benchmarks.workload import Gen, Program, Text, Workload
 
 from .conftest import BackendAsPeer
@@ -184,6 +185,16 @@ def test_the_report_says_what_was_found_and_what_was_not_run(results: Results) -
     assert "| decode, batch 1 | full | 20 [10–30] | tokens/s | 3 |" in text
     assert "* workload `json`: needs constraints: no" in text
     assert "`fcfs`: First come, first served" in text
+
+
+def test_the_report_says_what_became_of_constraints(results: Results) -> None:
+    assert "Constrained values" not in markdown(results)
+    counters = {"forced_tokens": 30.0, "constrained_tokens": 100.0}
+    for turn in range(2):
+        results.measurements.append(
+            measurement("json", "full", turn, 1.0, counters=counters, validity=Validity(8, 2, turn))
+        )
+    assert "| json | full | 16 of 21 | 4 | 1 | 30.0% |" in markdown(results)
 
 
 def test_results_are_read_as_they_were_written(results: Results, tmp_path: Path) -> None:

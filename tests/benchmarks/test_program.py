@@ -253,9 +253,8 @@ def test_every_workload_file_is_read_and_its_variables_are_unique() -> None:
             assert len(set(program.keys)) == len(program.keys) > 0
 
 
-def test_what_needs_constraints_is_said_before_anything_runs() -> None:
-    with pytest.raises(ul.ConstraintError):
-        check(Program("x", (Fork(((Gen("a", 8, regex="[0-9]+"),),)),)))
+def test_constraints_are_taken_or_left_out() -> None:
+    check(Program("x", (Fork(((Gen("a", 8, regex="[0-9]+"), Gen("b", 8, json_schema={"type": "null"})),)),)))
     relaxed = without_constraints((Fork(((Gen("a", 8, regex="[0-9]+", ignore_eos=False),),)),))
     check(Program("x", relaxed))
     assert relaxed == (Fork(((Gen("a", 8),),)),)
