@@ -1,0 +1,104 @@
+// Tokens that an automaton lets through: a trie in depth-first order against a transition table.
+#include "trie_walk.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace umbel {
+namespace {
+
+constexpr int32_t UNKNOWN = -2, NO_TOKEN = -1;
+
+inline void allow(uint32_t* bits, int32_t token) { bits[token >> 5] |= 1u << (token & 31); }
+
+inline void allow_all(const TrieView& trie, uint32_t* bits, int32_t token) {
+    if (token >= 0) {
+        allow(bits, token);
+    } else if (token != NO_TOKEN) {
+        const int32_t* group = trie.groups + (-2 - token);
+        for (int32_t i = 1; i <= group[0]; i++) allow(bits, group[i]);
+    }
+}
+
+// The way from the top of a piece of work down to where the walk is.
+struct Path {
+    std::vector<int32_t> states, ends;  // by depth: the state behind a node, and where its subtree ends
+};
+
+class Walk {
+  public:
+    Walk(const TrieView& trie, const int32_t* table, Path& path, uint32_t* bits, WorkItem* left)
+        : trie_(trie), table_(table), path_(path), bits_(bits), left_(left) {}
+
+    // Goes through one piece until `stop` nodes have been visited in all or `room` pieces have been left.
+    void through(const WorkItem& work, long stop, long room) {
+        int32_t node = work.begin;
+        const int32_t top = trie_.nodes[node].step >> 8;
+        path_.states[top - 1] = work.state;
+        path_.ends[top - 1] = work.end;
+        while (node < work.end) {
+            const TrieNode& here = trie_.nodes[node];
+            const int32_t depth = here.step >> 8, before = path_.states[depth - 1];
+            if (visited >= stop || count + depth - top >= room) return leave(node, depth, top);
+            visited++;
+            const int32_t behind = table_[(long)before * 256 + (here.step & 0xff)];
+            if (behind >= 0) {
+                path_.states[depth] = behind;
+                path_.ends[depth] = here.end;
+                allow_all(trie_, bits_, here.token);
+                node++;
+            } else if (behind == UNKNOWN) {  // rows are known whole or not at all: neither are the siblings behind it
+                left_[count++] = {node, path_.ends[depth - 1], before};
+                node = path_.ends[depth - 1];
+            } else {
+                node = here.end;
+            }
+        }
+    }
+
+    long count = 0, visited = 0;
+
+  private:
+    // What has not been visited: the siblings from `node` on, and those behind each node above it.
+    void leave(int32_t node, int32_t depth, int32_t top) {
+        for (; depth >= top; depth--) {
+            const int32_t end = path_.ends[depth - 1];
+            if (node < end) left_[count++] = {node, end, path_.states[depth - 1]};
+            node = end;
+        }
+    }
+
+    const TrieView& trie_;
+    const int32_t* table_;
+    Path& path_;
+    uint32_t* bits_;
+    WorkItem* left_;
+};
+
+}  // namespace
+
+long walk_trie(const TrieView& trie, const int32_t* table, const WorkItem* work, long pieces, uint32_t* bits,
+               WorkItem* left, long capacity, long limit, long* visited) {
+    static thread_local Path path;
+    path.states.resize(trie.depth + 1);
+    path.ends.resize(trie.depth + 1);
+    Walk walk(trie, table, path, bits, left);
+    for (long i = 0; i < pieces; i++) {
+        // Every piece that follows may have to be left as it is, and this one at each depth.
+        long room = capacity - (pieces - i) - 1;
+        if (walk.visited >= limit || walk.count >= room)
+            left[walk.count++] = work[i];
+        else
+            walk.through(work[i], limit, room);
+    }
+    *visited = walk.visited;
+    return walk.count;
+}
+
+}  // namespace umbel
+
+extern "C" long umbel_walk_trie(const umbel::TrieNode* nodes, const int32_t* groups, long depth, const int32_t* table,
+                                const umbel::WorkItem* work, long pieces, uint32_t* bits, umbel::WorkItem* left,
+                                long capacity, long limit, long* visited) {
+    return umbel::walk_trie({nodes, groups, depth}, table, work, pieces, bits, left, capacity, limit, visited);
+}
