@@ -1,4 +1,4 @@
-"""Walking a trie of tokens beside an automaton, in C++. The numpy twin is fsm/trie_walk.py, where the work is explained."""
+"""Walking a trie of tokens beside an automaton, in C++. The numpy twin, with what work is, is fsm/trie_walk.py."""
 
 import ctypes
 
