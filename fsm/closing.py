@@ -18,9 +18,16 @@ def shortest_text(position: Position) -> bytes:
     text = bytearray()
     _from_place(place, frame.room, text)
     while type(frame) is not Root:
-        _of_frame(frame, text)
-        frame = frame.parent
+        if type(frame) is Return:
+            frame = min(frame.parents, key=_length)
+        else:
+            _of_frame(frame, text)
+            frame = frame.parent
     return bytes(text)
+
+
+def _length(frame: Frame) -> int:
+    return frame.length
 
 
 def _of_frame(frame: Frame, text: bytearray) -> None:
@@ -31,8 +38,6 @@ def _of_frame(frame: Frame, text: bytearray) -> None:
         case Again():
             for _ in range(frame.least):
                 _of_node(frame.loop.body, frame.room, text)
-        case Return():
-            pass
         case _:
             raise AssertionError(f"no frame: {frame!r}")
 

@@ -3,11 +3,13 @@
     Root                                  nothing is left
     Rest(sequence, index, parent)         parts index, index + 1, ... of a sequence, then the parent
     Again(loop, least, most, parent)      least to most further turns of a loop, then the parent
-    Return(parent)                        the end of a recursive call, then the parent
+    Return(parents)                       the end of a recursive call, then one of the parents
 
 A position is a place and the frame above it: a partial derivative (Antimirov, 1996) of the constraint. Counts live in
 frames as intervals, so that `x{0,65535}` costs nothing ahead, and so that positions that differ in one count become
-one where their intervals overlap or touch: body{a,b} | body{c,d} = body{min(a,c),max(b,d)}.
+one where their intervals overlap or touch: body{a,b} | body{c,d} = body{min(a,c),max(b,d)}. A call that several
+readings of a text make at once is one call with several parents, so that an ambiguous recursive grammar needs as many
+positions at a depth as it has at the first (`intervals.united` does both).
 """
 
 from __future__ import annotations
@@ -25,20 +27,25 @@ class Frame:
     """One level of what is left.
 
     room: how many recursive calls may still be opened above this frame.
+    base: the first Return, or the Root, at or below this frame.
     landing: where a text stands when it comes back to this frame; None: not asked for yet.
-    shape: a number that frames share which differ in counts only; -1: not asked for yet.
     state: the automaton's state for `landing`; -1: not asked for yet.
     """
 
-    __slots__ = ("_length", "landing", "parent", "room", "shape", "state")
+    __slots__ = ("_length", "_parent", "base", "landing", "room", "state")
 
     def __init__(self, parent: Frame | None, room: int) -> None:
-        self.parent = self if parent is None else parent
+        self._parent = parent
+        self.base: Frame = self if parent is None else parent.base
         self.room = room
         self.landing: Landing | None = None
-        self.shape = -1
         self.state = -1
         self._length = -1
+
+    @property
+    def parent(self) -> Frame:
+        assert self._parent is not None, "a Root has no parent, a Return several"
+        return self._parent
 
     @property
     def own_length(self) -> int:
@@ -66,7 +73,6 @@ class Root(Frame):
     def __init__(self, room: int) -> None:
         super().__init__(None, room)
         self._length = 0
-        self.shape = 0
 
 
 class Rest(Frame):
@@ -97,10 +103,14 @@ class Again(Frame):
 
 
 class Return(Frame):
-    __slots__ = ()
+    """parents: one or more, all with the same room; none is a Return."""
 
-    def __init__(self, parent: Frame) -> None:
-        super().__init__(parent, parent.room - 1)
+    __slots__ = ("parents",)
+
+    def __init__(self, parents: tuple[Frame, ...]) -> None:
+        super().__init__(None, parents[0].room - 1)
+        self.parents = parents
+        self._length = min(parent.length for parent in parents)
 
 
 class Landing:
@@ -120,8 +130,7 @@ class Frames:
         self.root = Root(limits.depth)
         self._rests: dict[tuple[Sequence, int, Frame], Rest] = {}
         self._agains: dict[tuple[Loop, int, int, Frame], Again] = {}
-        self._returns: dict[Frame, Return] = {}
-        self._shapes: dict[tuple[object, int, int], int] = {}
+        self._returns: dict[frozenset[Frame], Return] = {}
         self._work = 64 * limits.ambiguity  # steps of one walk without a byte: left recursion in disguise ends here
         self._ambiguity = limits.ambiguity
 
@@ -148,13 +157,12 @@ class Frames:
             frame = self._agains[key] = Again(loop, least, most, parent)
         return frame
 
-    def returning(self, parent: Frame) -> Frame:
-        """The end of a recursive call; a call at the very end of another needs no room of its own."""
-        if type(parent) is Return:
-            return parent
-        frame = self._returns.get(parent)
+    def returning(self, parents: tuple[Frame, ...]) -> Return:
+        """The end of a recursive call that these frames wait for; none of them is a Return."""
+        key = frozenset(parents)
+        frame = self._returns.get(key)
         if frame is None:
-            frame = self._returns[parent] = Return(parent)
+            frame = self._returns[key] = Return(parents)
         return frame
 
     def landing(self, frame: Frame) -> Landing:
@@ -206,7 +214,8 @@ class Frames:
         elif type(frame) is Again:
             self._turn(frame.loop, frame.least, frame.most, frame.parent, waiting)
         else:
-            waiting.append((None, frame.parent))
+            assert type(frame) is Return, "the root is looked at before"
+            waiting += [(None, parent) for parent in reversed(frame.parents)]
 
     def _turn(self, loop: Loop, least: int, most: int, parent: Frame, waiting: list[tuple[Node | None, Frame]]) -> None:
         if least == 0:
@@ -232,25 +241,7 @@ class Frames:
             case Loop():
                 self._turn(node, node.least, node.most, frame, waiting)
             case Nested():
-                waiting.append((node.body(), self.returning(frame)))
+                # A call at the very end of another needs no end, and no room, of its own.
+                waiting.append((node.body(), frame if type(frame) is Return else self.returning((frame,))))
             case _:
                 raise AssertionError(f"no node: {node!r}")
-
-    def shape(self, frame: Frame) -> int:
-        """Equal for frames that differ in counts only."""
-        above: list[Frame] = []
-        current = frame
-        while current.shape < 0:
-            above.append(current)
-            current = current.parent
-        shape = current.shape
-        for current in reversed(above):
-            if type(current) is Rest:
-                key: tuple[object, int, int] = (current.sequence, current.index, shape)
-            elif type(current) is Again:
-                key = (current.loop, 0, shape)
-            else:
-                key = (None, 0, shape)
-            shape = self._shapes.setdefault(key, len(self._shapes) + 1)
-            current.shape = shape
-        return shape
