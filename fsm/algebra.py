@@ -4,8 +4,9 @@ The functions keep the language and take out what an automaton would pay for: no
 nested concatenations and unions, single characters side by side, repeats of repeats.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
+from typing import TypeVar
 
 from .charset import ANY, CharSet
 from .language import (
@@ -25,6 +26,7 @@ from .language import (
 
 ANY_CHARACTER = Chars(ANY.ranges)
 ANY_TEXT = Repeat(ANY_CHARACTER)
+Result = TypeVar("Result")
 _LARGEST_COUNT = 1 << 31  # counts that are multiplied stay below; beyond, repeats stay nested
 
 
@@ -220,3 +222,43 @@ def size(node: Language) -> int:
         count += 1
         pending.extend(children(pending.pop()))
     return count
+
+
+def fold(root: Language, combine: Callable[[Language, tuple[Result, ...]], Result], known: dict[int, Result]) -> Result:
+    """`combine(node, results of its children)` from the leaves up, once for nodes that are shared, without recursion.
+
+    `known` maps ids of nodes to results; who keeps it between calls keeps the nodes alive.
+    """
+    pending = [(root, False)]
+    while pending:
+        node, ready = pending.pop()
+        if id(node) in known:
+            continue
+        inner = children(node)
+        if ready or not inner:
+            known[id(node)] = combine(node, tuple(known[id(each)] for each in inner))
+        else:
+            pending.append((node, True))
+            pending.extend((each, False) for each in inner)
+    return known[id(root)]
+
+
+def rebuilt(node: Language, inner: tuple[Language, ...]) -> Language:
+    """The node around other children, put together as above; the node itself where they are its own."""
+    if all(new is old for new, old in zip(inner, children(node), strict=True)) and NOTHING not in inner:
+        return node
+    match node:
+        case Concat():
+            return concat(inner)
+        case Union():
+            return union(inner)
+        case Repeat(_, least, most):
+            return repeat(inner[0], least, most)
+        case Spelled():
+            return inner[0] if inner[0] in (NOTHING, EMPTY_TEXT) else Spelled(inner[0])
+        case Both():
+            return both(*inner)
+        case Without():
+            return without(*inner)
+        case _:
+            return node

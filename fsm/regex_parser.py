@@ -17,7 +17,7 @@ from .regex_escapes import character_escape, class_escape
 from .regex_groups import GroupKind, opening
 from .regex_reading import found_in, whole
 from .regex_source import Dialect, Flags, Source, exceeded, refused, unsupported
-from .regex_tree import Ahead, Begin, End, Ending, Item, choice, repetition, sequence
+from .regex_tree import Ahead, Assertive, Begin, End, Ending, Item, choice, repetition, sequence
 from .text_lengths import lengths
 
 QUANTIFIERS = "*+?{"
@@ -39,6 +39,18 @@ def parse_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "pyt
 def search_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "ecma") -> Language:  # noqa: B008
     """The texts in which the expression matches somewhere, as `pattern` of JSON Schema asks; raises as above."""
     return _checked(found_in(_Parser(pattern, limits, dialect).expression()))
+
+
+def plain_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "python") -> Language:  # noqa: B008
+    """As `parse_regex`, of an expression that looks at nothing but the characters it takes.
+
+    Raises:
+        Unsupported: an anchor or a lookahead; else as `parse_regex`.
+    """
+    item = _Parser(pattern, limits, dialect).expression()
+    if isinstance(item, Assertive):
+        raise unsupported("anchor or lookahead", "leave it out: what stands around a match is not looked at", 0)
+    return _checked(item)
 
 
 def _checked(language: Language) -> Language:
@@ -86,7 +98,7 @@ class _Parser:
         return choice(options)
 
     def sequence(self, flags: Flags, depth: int) -> Item:
-        items = []
+        items: list[Item] = []
         while True:
             self.skip_blanks(flags)
             if self.source.next in ("", "|", ")"):
