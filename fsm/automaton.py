@@ -19,9 +19,10 @@ from .intervals import united
 from .language import Grammar
 from .limits import Limits
 from .lowering import lower
+from .outlook import Outlooks
 from .places import ENDLESS, Place
-from .plain import plain_run
-from .splits import Move, Split, split
+from .plain import plain_limit, plain_run
+from .splits import Kind, Move, Split, split
 
 DEAD = -1
 UNKNOWN = -2
@@ -51,13 +52,13 @@ class Automaton:
         self._frames = Frames(limits)
         self._positions: list[tuple[Position, ...]] = []
         self._accepting: list[bool] = []
-        self._only_bytes: list[int] = []  # the one byte that may follow, or -1
-        self._expanded: list[bool] = []
-        self._lengths: list[int] = []  # of the shortest text to the end, or -1
+        self._only_bytes: list[int] = []  # the one byte that may follow, or -1; UNKNOWN for a row that is not known
+        self._lengths: dict[int, int] = {}  # of shortest texts to the end
         self._alone: dict[Position, int] = {}  # states of one position that do not accept: the common case
         self._states: dict[tuple[bool, frozenset[Position]], int] = {}
         self._splits: dict[tuple[Place, ...], Split] = {}
         self._plain_runs: dict[int, int] = {}
+        self._outlooks: Outlooks | None = None
         self.steps = 0
         self.table: NDArray[np.int32] = np.full((_FIRST_ROWS, 256), UNKNOWN, dtype=np.int32)  # [capacity, 256]
         self.start = self._state_of(self._frames.enter(root, self._frames.root))
@@ -77,9 +78,9 @@ class Automaton:
         """The state behind one byte; DEAD stays DEAD."""
         if state < 0:
             return DEAD
-        if not self._expanded[state]:
+        if self._only_bytes[state] == UNKNOWN:
             self.expand(state)
-        return int(self.table[state, byte])
+        return self.table.item(state, byte)
 
     def run(self, state: int, data: bytes) -> int:
         """The state behind `data`, DEAD when it is refused."""
@@ -95,11 +96,11 @@ class Automaton:
 
     def expanded(self, state: int) -> bool:
         """The row of this state is known."""
-        return self._expanded[state]
+        return self._only_bytes[state] != UNKNOWN
 
     def expand(self, state: int) -> None:
         """Fills the whole row of a state. `steps` counts the targets that were worked out."""
-        if self._expanded[state]:
+        if self._only_bytes[state] != UNKNOWN:
             return
         positions = self._positions[state]
         places = tuple([place for place, _ in positions])
@@ -112,20 +113,18 @@ class Automaton:
         for first, last, index in known.ranges:
             row[first : last + 1] = targets[index]
         self._only_bytes[state] = known.only_byte
-        self._expanded[state] = True
         self.steps += len(targets)
 
     def forced(self, state: int) -> bytes:
         """The bytes that every text goes on with from here; none of the states passed accepts."""
         data = bytearray()
         while not self._accepting[state] and len(data) < self._limits.forced_bytes:
-            if not self._expanded[state]:
-                self.expand(state)
+            self.expand(state)
             byte = self._only_bytes[state]
             if byte < 0:
                 break
             data.append(byte)
-            state = int(self.table[state, byte])
+            state = self.table.item(state, byte)
         return bytes(data)
 
     def close(self, state: int) -> bytes:
@@ -136,8 +135,8 @@ class Automaton:
 
     def close_length(self, state: int) -> int:
         """Bytes of `close`, without writing it."""
-        length = self._lengths[state]
-        if length < 0:
+        length = self._lengths.get(state)
+        if length is None:
             length = 0 if self._accepting[state] else min(map(_length, self._positions[state]))
             self._lengths[state] = length
         return length
@@ -152,19 +151,26 @@ class Automaton:
             run = self._plain_runs[state] = plain_run(self._frames, self._positions[state])
         return run
 
+    def plain_limit(self, state: int) -> int:
+        """No text with more plain characters at its beginning goes on from here; ENDLESS where that is not certain."""
+        return plain_limit(self._frames, self._positions[state])
+
+    def outlook(self, state: int, reach: int) -> int:
+        """Equal numbers only for states from which the same texts of at most `reach` bytes go on, and end."""
+        if self._outlooks is None or self._outlooks.reach != reach:
+            self._outlooks = Outlooks(reach)
+        return self._outlooks.of(self._positions[state], accepting=self._accepting[state])
+
     def _target(self, positions: tuple[Position, ...], move: Move) -> int:
-        if len(move) == 1:
-            index, place = move[0]
-            frame = positions[index][1]
-            if place.ends:
-                return self._state_behind(frame)
-            if not place.accepting and not place.rests:
-                position = (place, frame)
-                state = self._alone.get(position)
-                return self._add(((position),), False) if state is None else state
+        if move.kind is Kind.END:
+            return self._state_behind(positions[move.index][1])
+        if move.kind is Kind.PASS:
+            position = (move.place, positions[move.index][1])
+            state = self._alone.get(position)
+            return self._add((position,), False) if state is None else state
         found: dict[Position, None] = {}
         accepting = False
-        for index, place in move:
+        for index, place in move.steps:
             frame = positions[index][1]
             if not place.terminal:
                 found[place, frame] = None
@@ -205,8 +211,9 @@ class Automaton:
                 keyword="states",
             )
         if state == len(self.table):
-            grown = np.full((min(2 * state, self._limits.states), 256), UNKNOWN, dtype=np.int32)
+            grown = np.empty((min(2 * state, self._limits.states), 256), dtype=np.int32)
             grown[:state] = self.table
+            grown[state:] = UNKNOWN
             self.table = grown
         if len(positions) == 1 and not accepting:
             self._alone[positions[0]] = state
@@ -214,9 +221,7 @@ class Automaton:
             self._states[accepting, frozenset(positions)] = state
         self._positions.append(positions)
         self._accepting.append(accepting)
-        self._only_bytes.append(-1)
-        self._expanded.append(False)
-        self._lengths.append(-1)
+        self._only_bytes.append(UNKNOWN)
         return state
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from .places import ENDLESS, Choice, Option, Place
+from .places import ENDLESS, Choice, Option, Place, Text
 
 
 class Node:
@@ -128,7 +128,7 @@ def dead(node: Node) -> bool:
 
 
 def literal(data: bytes) -> Leaf:
-    return Leaf(Choice([(data, None, 0)]))
+    return Leaf(Text(data))
 
 
 EMPTY = literal(b"")
@@ -136,11 +136,8 @@ NEVER = Options(())
 
 
 def single_literal(node: Node) -> bytes | None:
-    """The bytes of a node that admits exactly one byte string, if it is a leaf."""
-    if type(node) is Leaf and isinstance(node.place, Choice) and len(node.place.options) == 1:
-        data, rest, _ = node.place.options[0]
-        return data if rest is None else None
-    return None
+    """The bytes of a node that is a literal."""
+    return node.place.data if type(node) is Leaf and type(node.place) is Text else None
 
 
 def sequence(parts: Many[Node]) -> Node:
@@ -231,8 +228,10 @@ def _flattened(given: Many[Node]) -> list[Node]:
 
 def _beginning(node: Node) -> Many[Option] | None:
     """A node as options of a trie: byte strings with what follows each."""
-    if type(node) is Leaf and isinstance(node.place, Choice):
-        return node.place.options
+    if type(node) is Leaf:
+        if type(node.place) is Text:
+            return [(node.place.data, None, 0)]
+        return node.place.options if type(node.place) is Choice else None
     if type(node) is Sequence and not node.recursive:
         data = single_literal(node.parts[0])
         if data:
@@ -289,7 +288,9 @@ def _beyond(node: Node, done: dict[Node, Node], nested: dict[Node, Nested] | Non
         return node
     match node:
         case Leaf():
-            if not isinstance(node.place, Choice):
+            if type(node.place) is Text:
+                return NEVER
+            if type(node.place) is not Choice:
                 return Leaf(node.place.beyond_the_empty_text())
             kept = [option for option in node.place.options if option[0]]
             # A rest of a trie stands behind at least one byte: `_beginning` takes no empty literal.

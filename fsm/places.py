@@ -4,6 +4,7 @@ A place is a state of a small deterministic byte automaton. Its edges are made w
 that thousands of options, or the 770 ranges of `\\w`, cost nothing until a text gets there.
 
     Place
+    ├── Text         inside a byte string
     ├── Choice       inside one of several byte strings; equal beginnings are one place (a trie)
     ├── Character    before a character: of a set, or of a state of a character automaton
     └── Tail         inside a character, one to three bytes of UTF-8 before its end
@@ -69,11 +70,6 @@ class Place:
         """Nothing leads on from here inside the leaf."""
         return not self.edges
 
-    @property
-    def ends(self) -> bool:
-        """The leaf is over: it may end here, and nothing else may happen."""
-        return self.accepting and not self.rests and self.terminal
-
     def _make_edges(self) -> Edges:
         return ()
 
@@ -84,6 +80,28 @@ class Place:
 
 
 END = Place(0, accepting=True, edges=())  # behind a character
+
+
+class Text(Place):
+    """Inside a byte string, `offset` bytes after its beginning."""
+
+    __slots__ = ("_offset", "data")
+
+    def __init__(self, data: bytes, offset: int = 0) -> None:
+        super().__init__(len(data) - offset, accepting=offset == len(data))
+        self.data = data
+        self._offset = offset
+
+    @property
+    def terminal(self) -> bool:
+        return self.accepting
+
+    def _make_edges(self) -> Edges:
+        if self.accepting:
+            return ()
+        byte = self.data[self._offset]
+        return ((byte, byte, Text(self.data, self._offset + 1)),)
+
 
 Option = tuple[bytes, "Node | None", int]  # bytes, what follows them, the fewest bytes of what follows
 
@@ -117,7 +135,12 @@ class Choice(Place):
         for option in self._options:
             if len(option[0]) > depth:
                 groups.setdefault(option[0][depth], []).append(option)
-        return tuple((byte, byte, Choice(groups[byte], depth + 1)) for byte in sorted(groups))
+        return tuple((byte, byte, _choice(groups[byte], depth + 1)) for byte in sorted(groups))
+
+
+def _choice(options: list[Option], depth: int) -> Place:
+    data, rest, _ = options[0]
+    return Text(data, depth) if len(options) == 1 and rest is None else Choice(options, depth)
 
 
 class Character(Place):
@@ -141,6 +164,11 @@ class Character(Place):
     @property
     def terminal(self) -> bool:
         return not self._characters
+
+    @property
+    def single(self) -> bool:
+        """The leaf is over behind each of the characters."""
+        return all(place is END for _, _, place in self._characters)
 
     def _make_edges(self) -> Edges:
         raw = tuple(_without_surrogates(self._characters))

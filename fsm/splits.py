@@ -9,9 +9,33 @@ It depends on the places alone, not on the frames above them: the states inside 
 
 from __future__ import annotations
 
+from enum import Enum
+
 from .places import Place
 
-Move = tuple[tuple[int, Place], ...]  # (index of the place that is left, place that is reached)
+Steps = tuple[tuple[int, Place], ...]  # (index of the place that is left, place that is reached)
+
+
+class Kind(Enum):
+    PASS = "one place, in the middle of its leaf"
+    END = "one place, with which its leaf is over"
+    MIXED = "anything else"
+
+
+class Move:
+    """Where the bytes of one range lead; `index` and `place` are the first step."""
+
+    __slots__ = ("index", "kind", "place", "steps")
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.index, self.place = steps[0]
+        if len(steps) > 1 or self.place.rests:
+            self.kind = Kind.MIXED
+        elif self.place.accepting:
+            self.kind = Kind.END if self.place.terminal else Kind.MIXED
+        else:
+            self.kind = Kind.PASS
 
 
 class Split:
@@ -26,18 +50,25 @@ class Split:
 
 
 def split(places: tuple[Place, ...]) -> Split:
-    indices: dict[Move, int] = {}
-    ranges: list[tuple[int, int, int]] = []
-    if len(places) == 1:
-        for first, last, place in places[0].edges:
-            ranges.append((first, last, indices.setdefault(((0, place),), len(indices))))
-        return Split(ranges, list(indices))
+    """The split of places that a state stands in together."""
+    return _split_one(places[0]) if len(places) == 1 else _split_several(places)
+
+
+def _split_one(place: Place) -> Split:
+    moves: dict[Place, int] = {}
+    ranges = [(first, last, moves.setdefault(behind, len(moves))) for first, last, behind in place.edges]
+    return Split(ranges, [Move(((0, behind),)) for behind in moves])
+
+
+def _split_several(places: tuple[Place, ...]) -> Split:
     begins: list[list[tuple[int, Place]]] = [[] for _ in range(256)]
     ends: list[list[int]] = [[] for _ in range(257)]
     for index, place in enumerate(places):
         for first, last, behind in place.edges:
             begins[first].append((index, behind))
             ends[last + 1].append(index)
+    moves: dict[Steps, int] = {}
+    ranges: list[tuple[int, int, int]] = []
     active: dict[int, Place] = {}
     current = -1
     for byte in range(256):
@@ -45,12 +76,12 @@ def split(places: tuple[Place, ...]) -> Split:
             for index in ends[byte]:
                 del active[index]
             active.update(begins[byte])
-            current = indices.setdefault(tuple(sorted(active.items(), key=_index)), len(indices)) if active else -1
+            current = moves.setdefault(tuple(sorted(active.items(), key=_index)), len(moves)) if active else -1
             if current >= 0:
                 ranges.append((byte, byte, current))
         elif current >= 0:
             ranges[-1] = (ranges[-1][0], byte, current)
-    return Split(ranges, list(indices))
+    return Split(ranges, [Move(steps) for steps in moves])
 
 
 def _index(item: tuple[int, Place]) -> int:
