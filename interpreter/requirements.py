@@ -20,8 +20,6 @@ def check(capabilities: Capabilities, op: Gen, sampling: SamplingParams) -> None
         )
     if sampling.stop_regex and not capabilities.stop_regex:
         raise CapabilityError(f"{name} has no stop_regex; write stop= with the strings that may end the text")
-    if op.token_healing and not capabilities.constraints:
-        raise CapabilityError(f"{name} does not heal tokens; remove token_healing=True")
     constraint = op.constraint
     if constraint is None:
         return

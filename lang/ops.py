@@ -200,7 +200,7 @@ def gen(
 
     Further: `json_whitespace` is "spaced" (the default), "compact" or "flexible"; with `allow_unenforced` schema
     keywords that cannot be enforced are looked at when the text is there; `constraint_engine` says who enforces (see
-    `RuntimeOptions`); `token_healing` lets the first token begin inside the prompt's last one (None: for constraints).
+    `RuntimeOptions`); `token_healing=False` keeps the first token from beginning inside the prompt's last one.
 
     Raises:
         ParameterError: a wrong value, at once and not when the program has run half-way.
@@ -264,7 +264,11 @@ def gen(
     _check_alone(given)
     text_in_logprobs = return_text_in_logprobs is not False
     if demand is None:
-        return Gen(name, given, text_in_logprobs, token_healing=token_healing)
+        if token_healing:
+            raise ParameterError(
+                "token_healing=True is for constrained text; leave it out, or end the prompt without a blank"
+            )
+        return Gen(name, given, text_in_logprobs)
     if demand.stops:
         given["stop"] = tuple(dict.fromkeys((*given.get("stop", ()), *demand.stops)))
     return Gen(name, given, text_in_logprobs, demand.spec, demand.result, token_healing)

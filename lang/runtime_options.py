@@ -29,7 +29,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     Attributes:
         model: "default", a name in the cache, a folder of safetensors, a GGUF file, or "oracle".
-        dtype: of the KV cache and of what torch computes; "auto" takes what this machine computes fastest.
+        dtype: of the KV cache and of what torch and the tiles of AMX compute; "auto" takes what this machine computes
+            fastest. "float32" rounds nothing but the weights, if those are asked to be smaller.
         weights: how the native CPU kernels keep the model: "float32", "bf16", or "int8" (a scale for each output, half
             the memory, not exact); "auto" takes "bf16" for a checkpoint in 16 bits, else "float32".
         kernels: "native" (compiled once), "torch", or "auto": native where they run, torch elsewhere.

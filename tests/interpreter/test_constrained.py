@@ -176,15 +176,6 @@ def test_what_a_backend_does_not_enforce_is_refused_before_any_call(
     assert echo.calls == 0
 
 
-def test_token_healing_needs_a_backend_that_has_constraints() -> None:
-    @ul.function
-    def program(s):
-        s += ul.gen("x", token_healing=True)
-
-    with pytest.raises(ul.CapabilityError, match="does not heal tokens"):
-        program.run(backend=Echo(capabilities=Capabilities("plain")), timeout=PATIENCE)["x"]
-
-
 def test_a_cut_text_has_no_value_and_says_why() -> None:
     @ul.function
     def program(s):

@@ -55,7 +55,9 @@ def test_a_gen_carries_its_constraint_and_nothing_else_changes() -> None:
         result=Result("text", str),
         token_healing=False,
     )
-    assert gen("x", token_healing=True) == Gen("x", token_healing=True)
+    assert gen("x", token_healing=False) == Gen("x")
+    with pytest.raises(ParameterError, match="token_healing=True is for constrained text"):
+        gen("x", token_healing=True)
 
 
 def test_a_number_ends_at_a_blank_beside_the_stops_of_the_program() -> None:
