@@ -64,6 +64,8 @@ class Mask:
 class Masks:
     """The masks over one vocabulary: one for each engine. Not safe for threads.
 
+    States that no token can tell apart, such as those of a string that may go on for long, have one mask.
+
     Args:
         vocabulary: ids are rows of the logits.
         trie: of the vocabulary; built when not given.
@@ -100,7 +102,7 @@ class Masks:
         Raises:
             LimitExceeded: of the automaton.
         """
-        key = (serial, state)
+        key = (serial, automaton.outlook(state, self.vocabulary.longest))
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
@@ -142,7 +144,9 @@ class _MaskWork:
         plain = automaton.plain_run(state)
         if plain > 0:
             self._bits = masks.plain_bits(plain)
-            sections = [trie.not_plain, *trie.longer_than(plain)]
+            sections = [trie.not_plain]
+            if automaton.plain_limit(state) > plain:
+                sections += trie.longer_than(plain)
         else:
             self._bits = np.zeros(masks.vocabulary.words, np.uint32)
             sections = [trie.everything]
