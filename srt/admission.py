@@ -11,12 +11,13 @@ from functools import lru_cache
 import msgspec
 
 from ..fsm.stop import StopAutomaton
-from ..lang.errors import CapabilityError, ParameterError, RequestError
+from ..lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import GenRequest, Hint, Origin, ScoreRequest
 from ..lang.sampling import SamplingParams
 from .calls import GenCall, ScoreCall
 from .config import Limits
+from .constraint_compiler import Compiled
 from .engine_protocol import EngineGenerate, EnginePrefill, EngineScore, Schedule
 from .prompt_encoder import PromptEncoder
 from .tokenizer import Tokenizer
@@ -52,6 +53,7 @@ class Admission:
         """Raises an UmbelError that says what is wrong with the request."""
         self._check(request.id, request.origin, request.prompt)
         self._check_sampling(request.sampling)
+        heal = self._heals(request)
         token_ids = self._encode(request.prompt, request.origin)
         first = request.sampling.seed
         seed = self._draw_seed() if first is None else first
@@ -66,6 +68,7 @@ class Admission:
                     msgspec.structs.replace(request.sampling, n=1, seed=(seed + index) % _SEEDS),
                     request.stream,
                     schedule,
+                    heal=heal,
                 )
                 for index in range(request.sampling.n)
             ),
@@ -73,7 +76,27 @@ class Admission:
             request.stream,
             self.token_bytes,
             self._automaton(request.sampling.stop) if request.sampling.stop else None,
+            request.constraint,
         )
+
+    def prefill(self, call: GenCall) -> EnginePrefill:
+        """A hint that the engine can work on while the call waits for its constraint."""
+        message = call.messages[0]
+        assert isinstance(message, EngineGenerate), "a GenCall asks for nothing else"
+        return EnginePrefill(next(self._ids), message.token_ids, message.schedule)
+
+    def check_budget(self, call: GenCall, compiled: Compiled) -> None:
+        """Raises ConstraintError when the shortest text has more tokens than the call may generate."""
+        message = call.messages[0]
+        assert isinstance(message, EngineGenerate), "a GenCall asks for nothing else"
+        if compiled.close is None:
+            return
+        least, most = len(self._tokenizer.encode(compiled.close, first=False)), message.sampling.max_tokens
+        if least > most:
+            raise ConstraintError(
+                f"max_tokens={most}: the shortest text that satisfies the constraint has {least} tokens; write "
+                f"max_tokens={least} or more"
+            )
 
     def score(self, request: ScoreRequest, *, peer: bytes, now: float) -> ScoreCall:
         """Raises an UmbelError that says what is wrong with the request."""
@@ -172,6 +195,18 @@ class Admission:
     def _check_sampling(self, sampling: SamplingParams) -> None:
         self._check_tokens("logit_bias token", sampling.logit_bias)
         self._check_tokens("stop_token_ids token", sampling.stop_token_ids)
+
+    def _heals(self, request: GenRequest) -> bool:
+        """Whether the end of the prompt is text whose last token may grow. The boundary behind a template's
+        scaffolding, or behind what the model said, is where the model expects it."""
+        if request.token_healing and request.constraint is None:
+            raise ParameterError(
+                "token_healing=True is for constraints (regex, json_schema, grammar); leave it out, or end the prompt "
+                "without a space"
+            )
+        last = request.prompt[-1] if request.prompt else None
+        wanted = request.constraint is not None and request.token_healing is not False
+        return wanted and isinstance(last, Text) and bool(last.text) and not last.control
 
     def _check_tokens(self, what: str, token_ids: Sequence[int] | dict[int, float]) -> None:
         if not token_ids:

@@ -4,8 +4,10 @@ The one place that knows which classes make up a runtime. torch and the tokenize
 only by the function that needs them, so the gateway process stays without torch.
 """
 
+import functools
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,8 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         ParameterError: options that do not fit it or this machine.
         MissingExtraError: a package is not installed.
     """
+    from .constraint_opener import ConstraintOpener
+    from .constraint_shelf import AtOnce, ConstraintShelf
     from .oracle import OracleRunner
     from .scheduler import Scheduler
     from .scheduler_config import PolicyName, SchedulerConfig
@@ -83,6 +87,7 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         deadline_pressure=options.deadline_pressure,
         protect_waiting=options.protect_waiting,
         max_wait=options.max_wait,
+        jump_forward=options.jump_forward,
         check_every_step=options.check_every_step,
     )
     oracle: OracleRunner | None = None
@@ -96,14 +101,23 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         )
         runner: Runner = Slowed(oracle, options.step_delay) if options.step_delay else oracle
         vocabulary, eos_ids, first = tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.bos_id
+
+        def open_tokens() -> Tokenizer:
+            return tokenizer
+
     else:
         source = _open_source(options)
         phase(f"loading {source.name}")
         runner = _model_runner(options, source)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
+        open_tokens = source.tokenizer
     # The native runner's kernels also choose tokens from logits; other runners leave that to torch.
     chooser = getattr(runner, "chooser", None)
-    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, chooser)
+    load = functools.partial(ConstraintOpener, open_tokens, runner.vocab_size, getattr(runner, "trie_walk", None))
+    # One thread: it makes the vocabulary's trie once, and a constraint takes it a moment.
+    executor: Executor = AtOnce() if oracle is not None else ThreadPoolExecutor(1, thread_name_prefix="constraints")
+    shelf = ConstraintShelf(load, executor, entries=options.constraint_cache)
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, chooser, shelf)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
     return Engine(scheduler, runner, first if isinstance(first, int) else 0)

@@ -27,6 +27,9 @@ class CallTable:
     def __len__(self) -> int:
         return len(self._live)
 
+    def __contains__(self, call: Call) -> bool:
+        return call in self._live
+
     def __iter__(self) -> Iterator[Call]:
         """In order of arrival; calls may be removed meanwhile."""
         return iter(tuple(self._live))

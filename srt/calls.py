@@ -4,7 +4,7 @@ A call owns one or more engine requests (`n` continuations; a score and its unco
 the engine's events into messages for the program, and knows when the last of them has ended. It sends
 nothing itself.
 
-    HELD        the engine is starting: messages wait here
+    HELD        the engine is starting, or a constraint is being compiled: messages wait here
     DISPATCHED  the engine has them
     (gone)      ended; the gateway forgets the call, late events find nobody
 """
@@ -20,6 +20,7 @@ from ..fsm.stop import StopAutomaton
 from ..lang.protocol import (
     Chunk,
     Completion,
+    ConstraintSpec,
     Done,
     Facts,
     Final,
@@ -30,6 +31,8 @@ from ..lang.protocol import (
     TokenLogprob,
     Usage,
 )
+from .constraint_compiler import Compiled
+from .constraint_library import Inquiry
 from .detokenizer import Detokenizer
 from .engine_protocol import (
     ControlEnded,
@@ -108,6 +111,9 @@ class GenCall(Call):
     stream: bool
     token_bytes: TokenBytes
     stops: StopAutomaton | None
+    spec: ConstraintSpec | None = None
+    compiled: Compiled | None = field(default=None, init=False)
+    inquiry: Inquiry | None = field(default=None, init=False)  # while the constraint is being compiled
     continuations: dict[int, Continuation] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,6 +122,21 @@ class GenCall(Call):
             message.id: Continuation(index, Detokenizer(self.token_bytes, self.stops))
             for index, message in enumerate(self.messages)
         }
+
+    @property
+    def compiling(self) -> bool:
+        """The engine cannot have it before its constraint is compiled."""
+        return self.spec is not None and self.compiled is None
+
+    def constrain(self, compiled: Compiled) -> None:
+        """Its texts have to satisfy this."""
+        self.compiled, self.inquiry = compiled, None
+        self.messages = tuple(
+            msgspec.structs.replace(message, constraint=compiled.constraint)
+            if isinstance(message, EngineGenerate)
+            else message
+            for message in self.messages
+        )
 
     def accept(self, event: FromEngine) -> list[FromBackend]:
         match event:
@@ -129,12 +150,14 @@ class GenCall(Call):
     def _grow(self, event: Tokens) -> list[FromBackend]:
         continuation = self.continuations[event.id]
         continuation.logprobs += self._texts(event.logprobs)
+        continuation.detokenizer.skip(event.healed)
         text = continuation.detokenizer.feed(event.token_ids)
         return self._chunk(continuation, text) if self.stream else []
 
     def _end(self, event: Ended) -> list[FromBackend]:
         continuation = self.continuations[event.id]
         continuation.logprobs += self._texts(event.logprobs)
+        continuation.detokenizer.skip(event.healed)
         text = continuation.detokenizer.finish(event.token_ids, event.text_bytes)
         continuation.ended = event
         self.open.discard(event.id)
@@ -169,7 +192,8 @@ class GenCall(Call):
             completion_tokens=sum(end.completion_tokens for end in ends),
             calls=1,
         )
-        completions = tuple(_completion(item) for item in continuations)
+        unenforced = self.compiled.unenforced if self.compiled is not None else ()
+        completions = tuple(_completion(item, unenforced) for item in continuations)
         return Final(self.label, completions, usage, tuple(self._texts(ends[0].prompt_logprobs)))
 
     def _texts(self, logprobs: Sequence[IdLogprob]) -> list[TokenLogprob]:
@@ -187,11 +211,11 @@ class GenCall(Call):
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def _completion(continuation: Continuation) -> Completion:
+def _completion(continuation: Continuation, unenforced: tuple[tuple[str, str], ...]) -> Completion:
     ended = continuation.ended
     assert ended is not None
     detokenizer = continuation.detokenizer
-    stopped = ended.finish_reason is FinishReason.STOP and not isinstance(ended.matched_stop, str)
+    stopped = ended.finish_reason is FinishReason.STOP and isinstance(ended.matched_stop, int)
     kept = detokenizer.kept(ended.text_bytes, ends_with_stop_token=stopped)
     return Completion(
         text=detokenizer.text,
@@ -201,6 +225,9 @@ def _completion(continuation: Continuation) -> Completion:
         finish_reason=ended.finish_reason,
         matched_stop=ended.matched_stop,
         logprobs=tuple(continuation.logprobs),
+        forced_tokens=ended.forced_tokens,
+        guarantee="enforced" if ended.enforced else "",
+        unenforced=unenforced,
     )
 
 

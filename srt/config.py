@@ -44,6 +44,18 @@ class SupervisionLimits:
     look: float = 0.5  # seconds between looks when nothing is due
 
 
+@dataclass(frozen=True, slots=True)
+class CompilerLimits:
+    """What the process that compiles constraints may take. Of 300 real schemas the slowest takes a part of a second."""
+
+    cpu_seconds: float = 2.0  # of one constraint; then it is refused
+    wall_seconds: float = 10.0  # of one constraint; then the process is killed, whatever it does
+    memory: int = 512 << 20  # bytes of address space
+    niceness: int = 10  # the model goes first
+    most_waiting: int = 256  # constraints; more are refused with OverloadedError
+    kept_bytes: int = 64 << 20  # of compiled constraints, see ConstraintLibrary
+
+
 MAX_ENGINE_FRAME = 256 * 2**20  # bytes; a select repeats its prompt for every choice
 
 
@@ -55,6 +67,11 @@ def engine_environment() -> dict[str, str]:
     Sleeping costs little on idle ones. What the user has set stays.
     """
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+
+
+def compiler_environment() -> dict[str, str]:
+    """Of the process that compiles constraints: libraries reserve memory for every thread they might use."""
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def fault_hook() -> FaultHook:

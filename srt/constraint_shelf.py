@@ -12,6 +12,8 @@ from typing import ParamSpec, Protocol, TypeVar
 from .constraint_cursor import SharedConstraint
 from .engine_protocol import EngineConstraint
 
+OPENING_POLL = 0.005  # seconds between looks of an engine that has nothing else to do
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

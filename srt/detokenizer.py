@@ -39,12 +39,19 @@ class Detokenizer:
         self._ends: list[int] = []  # per token, the byte behind its last
         self._decoded = 0  # bytes given to the decoder
         self._pieces: list[str] = []
+        self._skipped = 0  # bytes of the first token that the text does without
         self.token_ids: list[int] = []
 
     @property
     def text(self) -> str:
         """What has been shown so far; all of it after `finish`."""
         return "".join(self._pieces)
+
+    def skip(self, count: int) -> None:
+        """The first so many bytes belong to the prompt: they are no part of the text. Said before, or with, the first
+        token; its boundary is none of the text's, so nothing of the text can be sent again as tokens."""
+        assert count == self._skipped or not self.token_ids, "what has been shown is not taken back"
+        self._skipped = count
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """More tokens of a continuation that goes on → the text that is safe to show now, "" if none."""
@@ -66,7 +73,7 @@ class Detokenizer:
         A token that ended the text (end-of-sequence, a stop token) is not part of it. A boundary inside a
         character is none: the tokens of that character move to the tail.
         """
-        count = len(self.token_ids) - (1 if ends_with_stop_token else 0)
+        count = 0 if self._skipped else len(self.token_ids) - (1 if ends_with_stop_token else 0)
         while count and (self._ends[count - 1] > text_bytes or self._splits_character(count, text_bytes)):
             count -= 1
         start = self._ends[count - 1] if count else 0
@@ -77,6 +84,8 @@ class Detokenizer:
     def _append(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
             piece = self._token_bytes(token_id)
+            if not self.token_ids:
+                piece = piece[self._skipped :]
             self._data += piece
             self.token_ids.append(token_id)
             self._ends.append(len(self._data))

@@ -24,6 +24,7 @@ from . import lifeline
 from .assembly import Engine, open_engine
 from .clock import SystemClock
 from .config import SupervisionLimits, fault_hook
+from .constraint_shelf import OPENING_POLL
 from .engine_protocol import (
     Ended,
     EngineControl,
@@ -132,7 +133,8 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
     scheduler = engine.scheduler
     logged: Exception | None = None
     while True:
-        for message in link.receive(0 if not scheduler.idle else IDLE_POLL):
+        patience = IDLE_POLL if scheduler.idle else round(1000 * OPENING_POLL) if scheduler.opening else 0
+        for message in link.receive(patience):
             scheduler.submit(message)
         pulse.beat = engine.heartbeat()  # before the step: a long one shows as busy
         events = scheduler.step()

@@ -25,6 +25,7 @@ from ..lang.errors import (
 )
 from ..lang.protocol import (
     Abort,
+    ConstraintSpec,
     Control,
     Done,
     Facts,
@@ -39,7 +40,9 @@ from .admission import Admission
 from .call_table import CallTable
 from .calls import Call, ControlCall, GenCall, Phase, ScoreCall
 from .clock import Clock
-from .config import Limits
+from .config import CompilerLimits, Limits
+from .constraint_compiler import Answer, Compiled, InlineCompiler, Refused
+from .constraint_library import ConstraintLibrary
 from .engine_protocol import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
 from .faults import FaultHook, no_faults
 from .prompt_encoder import CACHE_BYTES, PromptEncoder
@@ -66,6 +69,7 @@ class Gateway:
         to_peer: carries a message to a peer; must not raise (a peer that is gone is reported by `peer_lost`).
         seed: of the generator of seeds for requests that name none; None takes the system's entropy.
         token_cache_bytes: of memory for the tokens of earlier texts; 0 encodes every text whole and anew.
+        constraints: compiles those of requests; None compiles them where they arrive.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Gateway:
         faults: FaultHook = no_faults,
         seed: int | None = None,
         token_cache_bytes: int = CACHE_BYTES,
+        constraints: ConstraintLibrary | None = None,
     ) -> None:
         self._model = model
         self._to_engine = to_engine
@@ -91,6 +96,9 @@ class Gateway:
         self._ids: Iterator[int] = itertools.count(1)
         self.encoder = PromptEncoder(tokenizer, cache_bytes=token_cache_bytes)
         self._admission = Admission(self.encoder, limits, ids=self._ids, draw_seed=lambda: seeds.getrandbits(63))
+        self._constraints = constraints or ConstraintLibrary(
+            InlineCompiler(), "auto", entries=256, most_bytes=CompilerLimits().kept_bytes
+        )
         self._calls = CallTable()
         self._state = EngineState.STARTING
         self._cause = ""
@@ -145,7 +153,7 @@ class Gateway:
         self._context_length = context_length
         self._state = EngineState.READY
         for call in self._calls:
-            if call.phase is Phase.HELD:
+            if call.phase is Phase.HELD and not _compiling(call):
                 self._dispatch(call)
 
     def engine_event(self, event: FromEngine) -> None:
@@ -220,8 +228,7 @@ class Gateway:
                 self._calls.watch(call, due)
                 continue
             self._abort_engine_requests(call)
-            waited = "waiting for the engine to start" if call.phase is Phase.HELD else "before the answer was complete"
-            self._fail(call, DeadlineError(f"the deadline passed {waited}"))
+            self._fail(call, DeadlineError(f"the deadline passed {_waiting_for(call)}"))
 
     def info(self) -> Facts:
         """Facts of the gateway, and the engine's counters from its last sign of life."""
@@ -233,7 +240,8 @@ class Gateway:
             "in_flight": self.in_flight,
         }
         facts |= {
-            f"gateway_{name}": count for name, count in sorted({**self.counters, **self.encoder.counters}.items())
+            f"gateway_{name}": count
+            for name, count in sorted({**self.counters, **self.encoder.counters, **self._constraints.counters}.items())
         }
         if self._heartbeat is not None:
             facts |= {"running": self._heartbeat.running, "waiting": self._heartbeat.waiting}
@@ -262,6 +270,36 @@ class Gateway:
             self._to_peer(peer, Done(message.id, self.info()))
             return
         self._calls.add(call)
+        if isinstance(call, GenCall) and call.spec is not None:
+            self._compile(call, call.spec, message.origin.salt)
+        elif self._state is EngineState.READY:
+            self._dispatch(call)
+
+    def _compile(self, call: GenCall, spec: ConstraintSpec, salt: str) -> None:
+        """The call is held until its constraint is compiled; the engine computes its prompt meanwhile."""
+        try:
+            self._faults("gateway.compile")
+            call.inquiry = self._constraints.find(spec, salt, lambda answer: self._compiled(call, answer))
+            if call.compiling and call in self._calls and self._state is EngineState.READY:
+                self._to_engine(self._admission.prefill(call))
+        except UmbelError as error:
+            self._fail(call, error)
+        except Exception:
+            self._internal(call, "compiling the request's constraint")
+
+    def _compiled(self, call: GenCall, answer: Answer) -> None:
+        try:
+            match answer:
+                case Compiled():
+                    self._admission.check_budget(call, answer)
+                    call.constrain(answer)
+                case Refused():
+                    raise answer.error()
+                case _:
+                    raise answer
+        except UmbelError as error:
+            self._fail(call, error)
+            return
         if self._state is EngineState.READY:
             self._dispatch(call)
 
@@ -365,6 +403,8 @@ class Gateway:
     def _end(self, call: Call, ending: FromBackend | None) -> None:
         """The one place where a call is let go. Its peer hears the ending, unless the peer is gone."""
         self._calls.remove(call)
+        if isinstance(call, GenCall) and call.inquiry is not None:
+            call.inquiry.forget()
         if ending is None:
             return
         self.counters["failed" if isinstance(ending, Failure) else "finished"] += 1
@@ -372,6 +412,16 @@ class Gateway:
 
     def _dead(self) -> EngineError:
         return EngineError(f"the engine could not be restarted: {self._cause}; make a new Runtime")
+
+
+def _compiling(call: Call) -> bool:
+    return isinstance(call, GenCall) and call.compiling
+
+
+def _waiting_for(call: Call) -> str:
+    if call.phase is not Phase.HELD:
+        return "before the answer was complete"
+    return f"waiting for {'its constraint to be compiled' if _compiling(call) else 'the engine to start'}"
 
 
 def _failure(label: str, error: UmbelError) -> Failure:

@@ -37,7 +37,9 @@ from .arrivals import Arrivals
 from .assembly import open_tokenizer
 from .clients import Clients, Heard, Peer
 from .clock import SystemClock
-from .config import Limits, SupervisionLimits, fault_hook
+from .compiler_process import CompilerProcess
+from .config import CompilerLimits, Limits, SupervisionLimits, fault_hook
+from .constraint_library import ConstraintLibrary
 from .engine_child import EngineChild
 from .engine_protocol import Heartbeat, ToEngine
 from .gateway import Gateway
@@ -75,6 +77,7 @@ class GatewayServer:
         )
         self._core: Gateway | None = None  # from when the tokenizer is known
         self._arrivals: Arrivals | None = None  # with the core
+        self._compiler = CompilerProcess(CompilerLimits(), self._flush)
         self._startup = Startup(self._clients, self._limits)
         self._engine: EngineChild | None = None
         self._generation = 0
@@ -83,8 +86,10 @@ class GatewayServer:
         self._stirred = asyncio.Event()  # the supervision has something to look at now
         self._looks_at = 0.0  # when it will look anyway
 
-    def engine_process_id(self) -> int | None:
-        return self._engine.process_id if self._engine is not None else None
+    def child_process_ids(self) -> list[int]:
+        """Of the engine and of the constraint compiler, as far as they run."""
+        found = [self._engine.process_id if self._engine is not None else None, self._compiler.process_id]
+        return [process_id for process_id in found if process_id is not None]
 
     async def run(self) -> None:
         """Until the process ends. A task that fails takes the process with it: its parent sees that at once."""
@@ -163,6 +168,12 @@ class GatewayServer:
             faults=fault_hook(),
             seed=self._options.seed,
             token_cache_bytes=CACHE_BYTES if self._options.incremental_tokenization else 0,
+            constraints=ConstraintLibrary(
+                self._compiler,
+                self._options.constraint_engine,
+                entries=self._options.constraint_cache,
+                most_bytes=CompilerLimits().kept_bytes,
+            ),
         )
         self._arrivals = Arrivals(self._core, after=self._flush)
         if self._startup.engine is not None:
@@ -320,8 +331,7 @@ def main() -> None:
     server: list[GatewayServer] = []
 
     def before_exit() -> None:
-        process = server[0].engine_process_id() if server else None
-        if process is not None:
+        for process in server[0].child_process_ids() if server else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         shutil.rmtree(start.folder, ignore_errors=True)

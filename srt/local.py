@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import get_args
 
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
@@ -16,6 +17,7 @@ from ..lang.exchange import Exchange
 from ..lang.protocol import (
     Capabilities,
     Chunk,
+    ConstraintKind,
     Done,
     Final,
     FromBackend,
@@ -28,7 +30,10 @@ from ..lang.protocol import (
 from ..lang.runtime_options import ORACLE, RuntimeOptions
 from .assembly import Engine, open_engine, open_tokenizer
 from .clock import Clock, SystemClock
-from .config import Limits
+from .config import CompilerLimits, Limits
+from .constraint_compiler import InlineCompiler
+from .constraint_library import ConstraintLibrary
+from .constraint_shelf import OPENING_POLL
 from .engine_protocol import ToEngine
 from .faults import FaultHook, no_faults
 from .gateway import Gateway
@@ -78,7 +83,13 @@ class LocalBackend:
     def capabilities(self) -> Capabilities:
         context = self._engine.runner.context_length if self._engine is not None else None
         return Capabilities(
-            name=f"local {self._name}", score=True, hint=True, token_ids=True, logprobs=True, max_context=context
+            name=f"local {self._name}",
+            score=True,
+            hint=True,
+            token_ids=True,
+            logprobs=True,
+            max_context=context,
+            constraints=get_args(ConstraintKind),
         )
 
     @property
@@ -162,6 +173,12 @@ class LocalBackend:
             faults=self._faults,
             seed=self.options.seed,
             token_cache_bytes=CACHE_BYTES if self.options.incremental_tokenization else 0,
+            constraints=ConstraintLibrary(
+                InlineCompiler(),
+                self.options.constraint_engine,
+                entries=self.options.constraint_cache,
+                most_bytes=CompilerLimits().kept_bytes,
+            ),
         )
         self._gateway.engine_ready(self._engine.runner.context_length)
 
@@ -193,6 +210,8 @@ class LocalBackend:
                     await asyncio.sleep(0)  # others run between two steps
                 else:
                     events = await asyncio.to_thread(scheduler.step)
+                    if scheduler.opening:
+                        await asyncio.sleep(OPENING_POLL)
                 for event in events:
                     gateway.engine_event(event)
                 gateway.tick()

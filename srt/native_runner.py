@@ -16,6 +16,7 @@ from .kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
 from .kernels.cpu.library import isa_of
 from .kernels.cpu.linear import Format
 from .kernels.cpu.sampling import CpuSampling
+from .kernels.cpu.trie_walk import CpuTrieWalk
 from .kv_pool import KVGeometry, KVPool
 from .logits_buffer import LogitsBuffer
 from .models.config_values import Config
@@ -44,6 +45,7 @@ class NativeRunner:
         self._attention = CpuBackend(model.attention_geometry, library=library, tree_attention=tree_attention)
         self._library = library
         self.chooser = CpuSampling(library)
+        self.trie_walk = CpuTrieWalk(library)
         self._hidden = torch.empty((0, model.config.hidden_size))
         self._logits = LogitsBuffer(model.vocab_size, "cpu")
 

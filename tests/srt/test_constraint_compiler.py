@@ -1,0 +1,213 @@
+"""Constraints compiled for the engine: kept, shared, bounded, and killed when they have to be."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from umbel.lang.errors import ConstraintError, OverloadedError
+from umbel.lang.protocol import ConstraintEngine, ConstraintSpec
+from umbel.srt.compiler_process import CompilerProcess
+from umbel.srt.config import CompilerLimits
+from umbel.srt.constraint_compiler import Answer, Compiled, InlineCompiler, Refused, compile_constraint
+from umbel.srt.constraint_library import ConstraintLibrary
+from umbel.srt.constraint_worker import CompileJob, compile_within
+
+
+def regex(source: str) -> ConstraintSpec:
+    return ConstraintSpec("regex", source)
+
+
+class Patient:
+    """A compiler that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        self.asked: list[ConstraintSpec] = []
+        self._waiting: list[tuple[ConstraintSpec, Callable[[Answer | None], None], Callable[[], bool]]] = []
+
+    def compile(
+        self,
+        spec: ConstraintSpec,
+        engine: ConstraintEngine,
+        answer: Callable[[Answer | None], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        self._waiting.append((spec, answer, wanted))
+
+    def work(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for spec, answer, wanted in waiting:
+            if not wanted():
+                answer(None)
+                continue
+            self.asked.append(spec)
+            answer(compile_constraint(spec, "fsm"))
+
+
+def library(compiler: Patient | InlineCompiler, *, entries: int = 4, most_bytes: int = 1 << 20) -> ConstraintLibrary:
+    return ConstraintLibrary(compiler, "fsm", entries=entries, most_bytes=most_bytes)
+
+
+def test_a_regex_becomes_a_grammar_with_its_shortest_text() -> None:
+    compiled = compile_constraint(regex("(yes|no)!{2}"), "fsm")
+    assert isinstance(compiled, Compiled)
+    assert compiled.close == "no!!"
+    assert compiled.constraint.engine == "fsm"
+    assert compiled.constraint == compile_constraint(regex("(yes|no)!{2}"), "auto").constraint  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (regex("a)"), "position 1"),
+        (regex("[^\\s\\S]"), "admits nothing"),
+        (ConstraintSpec("json_schema", '{"type": "strin"}'), "type"),
+        (ConstraintSpec("json_schema", '{"$ref": "#/nowhere"}'), "nowhere"),
+        (ConstraintSpec("lark", 'start: "a"', engine="fsm"), "Lark"),
+        (ConstraintSpec("regex", "a", allow_unenforced=True, engine="llguidance"), "allow_unenforced"),
+    ],
+)
+def test_a_refusal_says_where_and_why(spec: ConstraintSpec, said: str) -> None:
+    answer = compile_constraint(spec, "auto" if spec.engine is None else spec.engine)
+    assert isinstance(answer, Refused)
+    assert said in answer.message
+
+
+def test_equal_constraints_that_come_together_are_compiled_once() -> None:
+    compiler, told = Patient(), []
+    shelf = library(compiler)
+    for _ in range(24):
+        shelf.find(regex("a+"), "", told.append)
+    compiler.work()
+    shelf.find(regex("a+"), "", told.append)
+    assert len(compiler.asked) == 1
+    assert len(told) == 25
+    assert all(answer is told[0] for answer in told)
+    assert shelf.counters["constraint_compiles"] == 1
+    assert shelf.counters["constraint_cache_hits"] == 24
+
+
+def test_a_salt_shares_with_nobody() -> None:
+    compiler = Patient()
+    shelf = library(compiler)
+    for salt in ("", "a", "b", "a"):
+        shelf.find(regex("a+"), salt, lambda answer: None)
+    compiler.work()
+    assert len(compiler.asked) == 3
+
+
+def test_without_a_cache_every_request_is_compiled() -> None:
+    compiler = Patient()
+    shelf = library(compiler, entries=0)
+    for _ in range(3):
+        shelf.find(regex("a+"), "", lambda answer: None)
+    compiler.work()
+    shelf.find(regex("a+"), "", lambda answer: None)
+    compiler.work()
+    assert len(compiler.asked) == 4
+
+
+def test_what_was_not_used_for_the_longest_time_goes() -> None:
+    shelf = library(InlineCompiler(), entries=2)
+    for source in ("a", "b", "a", "c", "a", "b"):
+        shelf.find(regex(source), "", lambda answer: None)
+    assert shelf.counters["constraint_compiles"] == 4
+    assert shelf.counters["constraint_cache_hits"] == 2
+
+
+def test_what_is_kept_is_bounded_in_bytes() -> None:
+    shelf = library(InlineCompiler(), entries=100, most_bytes=2000)
+    for _ in range(2):
+        for length in range(8):
+            shelf.find(regex("a" * (200 + length)), "", lambda answer: None)
+    assert shelf.counters["constraint_compiles"] > 8
+    assert shelf._bytes <= 2000
+
+
+def test_refusals_are_kept_too() -> None:
+    shelf = library(InlineCompiler())
+    told: list[Answer] = []
+    for _ in range(2):
+        shelf.find(regex("("), "", told.append)
+    assert shelf.counters["constraint_compiles"] == 1
+    assert shelf.counters["constraint_refusals"] == 1
+    assert isinstance(told[1], Refused)
+
+
+def test_nobody_waiting_means_no_work() -> None:
+    compiler, told = Patient(), []
+    shelf = library(compiler)
+    shelf.find(regex("a"), "", told.append).forget()
+    compiler.work()
+    assert (compiler.asked, told) == ([], [])
+    shelf.find(regex("a"), "", told.append)
+    compiler.work()
+    assert len(told) == 1
+
+
+def test_time_ends_a_compilation() -> None:
+    answer = compile_within(CompileJob(regex("(?=" + "[ab]*a[ab]{14}" * 3 + ")[ab]*b[ab]{15}a?"), "fsm"), 0.001)
+    assert isinstance(answer, Refused)
+    assert compile_within(CompileJob(regex("a"), "fsm"), 2.0) == compile_constraint(regex("a"), "fsm")
+
+
+# ------------------------------------------------------------------------------------------ the process
+
+
+def ask(compiler: CompilerProcess, *specs: ConstraintSpec) -> list["asyncio.Future[Answer | None]"]:
+    futures = []
+    for spec in specs:
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        compiler.compile(spec, "fsm", future.set_result, lambda: True)
+        futures.append(future)
+    return futures
+
+
+@pytest.mark.processes
+def test_the_process_answers_and_stays() -> None:
+    async def run() -> None:
+        flushed: list[None] = []
+        compiler = CompilerProcess(CompilerLimits(), lambda: flushed.append(None))
+        first, refused = await asyncio.gather(*ask(compiler, regex("[ab]{3}"), regex("(")))
+        assert first == compile_constraint(regex("[ab]{3}"), "fsm")
+        assert isinstance(refused, Refused)
+        (again,) = await asyncio.gather(*ask(compiler, regex("c")))
+        assert isinstance(again, Compiled)
+        assert compiler.counters == {"constraint_processes": 1, "constraint_kills": 0}
+        await compiler.close()
+        assert len(flushed) == 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.processes
+def test_a_process_that_is_killed_costs_one_answer() -> None:
+    async def run() -> None:
+        compiler = CompilerProcess(CompilerLimits(wall_seconds=0.0), lambda: None)
+        (slow,) = await asyncio.gather(*ask(compiler, regex("a")))
+        assert isinstance(slow, ConstraintError)
+        assert compiler.counters["constraint_kills"] == 1
+        compiler = CompilerProcess(CompilerLimits(), lambda: None)
+        await asyncio.gather(*ask(compiler, regex("a")))
+        assert compiler._process is not None
+        compiler._process.kill()
+        dead, alive = await asyncio.gather(*ask(compiler, regex("b"), regex("c")))
+        assert isinstance(dead, ConstraintError | Compiled)  # the loop may have seen the end of the process already
+        assert isinstance(alive, Compiled)
+        await compiler.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.processes
+def test_the_queue_is_bounded() -> None:
+    async def run() -> None:
+        compiler = CompilerProcess(CompilerLimits(most_waiting=2), lambda: None)
+        futures = ask(compiler, regex("a"), regex("b"))
+        with pytest.raises(OverloadedError):
+            ask(compiler, regex("c"))
+        await asyncio.gather(*futures)
+        await compiler.close()
+
+    asyncio.run(run())
