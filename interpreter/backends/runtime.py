@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import msgspec
 
@@ -25,6 +25,7 @@ from ...lang.protocol import (
     Capabilities,
     Chunk,
     ConstraintEngine,
+    ConstraintKind,
     Done,
     Facts,
     Final,
@@ -183,6 +184,7 @@ class Runtime:
             token_ids=True,
             logprobs=True,
             max_context=welcome.context_length if welcome else None,
+            constraints=get_args(ConstraintKind),
         )
 
     @property
