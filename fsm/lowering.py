@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
-from typing import assert_never
 
 from .errors import ConstraintRefused
 from .language import (
-    Both,
     Call,
     Chars,
     Concat,
@@ -20,7 +18,6 @@ from .language import (
     Repeat,
     Spelled,
     Union,
-    Without,
 )
 from .limits import Limits
 from .nodes import (
@@ -61,88 +58,73 @@ def lower(grammar: Grammar, limits: Limits) -> Node:
 
 
 class _Lowering:
-    """One walk, parts before what holds them."""
+    """One walk, parts before what holds them. nested: the recursive calls, by rule."""
 
     def __init__(self, grammar: Grammar) -> None:
+        self.nested: dict[str, Nested] = {}
         self._rules = grammar.rules
-        self._done: tuple[dict[int, Node], dict[int, Node]] = ({}, {})  # by identity; the second: spelled
-        self._open: set[tuple[str, bool]] = set()  # rules that are being lowered
-        self.nested: dict[tuple[str, bool], Nested] = {}  # recursive calls by rule, spelled or not
+        self._open: set[str] = set()  # rules whose lowering has begun
+        self._done: dict[int, Node] = {}  # by identity: the grammar keeps its parts alive
+        self._done_spelled: dict[int, Node] = {}
         self._equal: dict[Hashable, Node] = {}
 
     def lower(self, start: Language) -> Node:
-        waiting: list[tuple[Language, bool]] = [(start, False)]
+        root = self._tree(start, self._done, spelled=False)
+        for rule, call in self.nested.items():
+            call.target = self._done[id(self._rules[rule])]
+        return root
+
+    def _tree(self, start: Language, done: dict[int, Node], *, spelled: bool) -> Node:
+        """Branches on types and not by `match`: every part of every constraint comes through here."""
+        waiting = [start]
+        opened: set[int] = set()  # what has its parts above it on the stack
         while waiting:
-            language, spelled = waiting[-1]
-            done = self._done[spelled]
-            if id(language) in done:
+            language = waiting[-1]
+            identity = id(language)
+            if identity in done:
                 waiting.pop()
-                continue
-            missing = self._missing(language, spelled)
-            if missing:
-                waiting += reversed(missing)
-                continue
-            waiting.pop()
-            done[id(language)] = self._node(language, spelled)
-        for (rule, spelled), call in self.nested.items():
-            call.target = self._done[spelled][id(self._rules[rule])]
-        return self._done[False][id(start)]
+            elif type(language) is Literal:
+                done[identity] = self._once(literal, spell(language.data) if spelled else language.data)
+            elif type(language) is Chars:
+                done[identity] = self._once(Leaf, characters(language.ranges, spelled))
+            elif type(language) is Dfa:
+                done[identity] = self._once(_automaton_leaf, language, spelled)
+            elif type(language) is Spelled:
+                assert not spelled, "text is spelled once"
+                done[identity] = self._tree(language.body, self._done_spelled, spelled=True)
+            elif type(language) is Call:
+                assert not spelled, "spelled text holds no call"
+                self._call(language.rule, identity, waiting)
+            elif identity not in opened:
+                opened.add(identity)
+                waiting += _parts_of(language)
+            else:
+                done[identity] = self._branch(language, done)
+        return done[id(start)]
 
-    def _missing(self, language: Language, spelled: bool) -> list[tuple[Language, bool]]:
-        """Parts that have to be lowered before this one."""
-        parts: tuple[Language, ...]
-        match language:
-            case Literal() | Chars() | Dfa():
-                return []
-            case Concat():
-                parts = language.parts
-            case Union():
-                parts = language.options
-            case Repeat():
-                parts = (language.body,)
-            case Spelled():
-                parts, spelled = (language.body,), True
-            case Call():
-                if (language.rule, spelled) in self._open:
-                    return []
-                self._open.add((language.rule, spelled))
-                parts = (self._rule(language.rule),)
-            case Both() | Without():
-                raise AssertionError("an automaton reads grammars that boolean.resolve has been through")
-            case _:
-                assert_never(language)
-        done = self._done[spelled]
-        return [(part, spelled) for part in parts if id(part) not in done]
+    def _branch(self, language: Language, done: dict[int, Node]) -> Node:
+        """A node whose parts are done."""
+        if type(language) is Concat:
+            return self._once(sequence, tuple([done[id(part)] for part in language.parts]))
+        if type(language) is Union:
+            return self._once(options, tuple([done[id(option)] for option in language.options]))
+        assert type(language) is Repeat, "the other nodes have no parts"
+        return self._once(
+            loop, done[id(language.body)], language.least, ENDLESS if language.most is None else language.most
+        )
 
-    def _rule(self, name: str) -> Language:
-        try:
-            return self._rules[name]
-        except KeyError:
-            raise ConstraintRefused(f"the rule {name!r} is called and is not defined", keyword=name) from None
-
-    def _node(self, language: Language, spelled: bool) -> Node:
-        done = self._done[spelled]
-        match language:
-            case Literal(data):
-                return self._once(literal, spell(data) if spelled else data)
-            case Chars(ranges):
-                return self._once(Leaf, characters(ranges, spelled))
-            case Dfa():
-                return self._once(_automaton_leaf, language, spelled)
-            case Concat(parts):
-                return self._once(sequence, tuple([done[id(part)] for part in parts]))
-            case Union(given):
-                return self._once(options, tuple([done[id(option)] for option in given]))
-            case Repeat(body, least, most):
-                return self._once(loop, done[id(body)], least, ENDLESS if most is None else most)
-            case Spelled(body):
-                return self._done[True][id(body)]
-            case Call(rule):
-                return done.get(id(self._rules[rule])) or self._call(rule, spelled)
-            case Both() | Without():
-                raise AssertionError("an automaton reads grammars that boolean.resolve has been through")
-            case _:
-                assert_never(language)
+    def _call(self, rule: str, identity: int, waiting: list[Language]) -> None:
+        """The rule's own node; a call while that is being made is recursive."""
+        body = self._rules.get(rule)
+        if body is None:
+            raise ConstraintRefused(f"the rule {rule!r} is called and is not defined", keyword=rule)
+        if id(body) in self._done:
+            self._done[identity] = self._done[id(body)]
+        elif rule in self._open:
+            self._done[identity] = self.nested.setdefault(rule, Nested(rule))
+        else:
+            self._open.add(rule)
+            waiting.append(body)
 
     def _once(self, make: Callable[..., Node], *arguments: Hashable) -> Node:
         """Equal parts of a grammar are one node: what is ambiguous between them is not ambiguous any more."""
@@ -152,11 +134,15 @@ class _Lowering:
             node = self._equal[key] = make(*arguments)
         return node
 
-    def _call(self, rule: str, spelled: bool) -> Nested:
-        call = self.nested.get((rule, spelled))
-        if call is None:
-            call = self.nested[rule, spelled] = Nested(rule)
-        return call
+
+def _parts_of(language: Language) -> tuple[Language, ...]:
+    if type(language) is Concat:
+        return language.parts
+    if type(language) is Union:
+        return language.options
+    if type(language) is Repeat:
+        return (language.body,)
+    raise AssertionError("an automaton reads grammars that boolean.resolve has been through")
 
 
 def _automaton_leaf(dfa: Dfa, spelled: bool) -> Leaf:
