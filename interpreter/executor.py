@@ -12,7 +12,7 @@ from ..lang import ops
 from ..lang.errors import BackendError, CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint, ScoreRequest
-from . import choices, media, meta, reasoning, remainder, requirements, starts
+from . import choices, guarantees, media, meta, reasoning, requirements, starts
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
@@ -108,21 +108,11 @@ class Executor:
             raise BackendError(
                 f"asked for n={sampling.n} continuations, {capabilities.name} gave {len(final.completions)}"
             )
-        delivery.finish(final, await self._facts(final, op), capabilities)
-
-    async def _facts(self, final: Final, op: ops.Gen) -> list[Meta]:
-        """About each continuation. What the backend could not enforce is looked at here, in a thread: a schema may
-        hold expressions that take long."""
         facts = [meta.of_completion(final, c, with_text=op.text_in_logprobs) for c in final.completions]
         if op.constraint is not None:
             for completion, known in zip(final.completions, facts, strict=True):
-                if completion.guarantee != "enforced":
-                    raise BackendError(f"{self._run.backend.capabilities.name} did not enforce the constraint of gen()")
-                violations = []
-                if completion.unenforced:
-                    violations = await asyncio.to_thread(remainder.violations, op.constraint.source, completion.text)
-                known |= meta.of_constraint(completion, violations)
-        return facts
+                known |= await guarantees.of_completion(op.constraint, completion, capabilities.name)
+        delivery.finish(final, facts, capabilities)
 
     async def _converse(self, request: GenRequest, delivery: "_Delivery") -> Final:
         """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend."""

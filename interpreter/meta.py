@@ -28,16 +28,6 @@ def of_completion(final: Final, completion: Completion, *, with_text: bool) -> M
     return meta
 
 
-def of_constraint(completion: Completion, violations: list[str]) -> Meta:
-    """About a constrained continuation. `violations`: of what `unenforced` lists."""
-    found: Meta = {"forced_tokens": completion.forced_tokens, "guarantee": completion.guarantee}
-    if completion.unenforced:
-        found["unenforced"] = list(completion.unenforced)
-        found["violations"] = violations
-        found["guarantee"] = "violated" if violations else "validated"
-    return found
-
-
 def of_chunk(chunk: Chunk) -> Meta:
     """About one piece of a stream."""
     meta: Meta = {"id": chunk.id, "index": chunk.index, "completion_tokens": len(chunk.token_ids)}

@@ -21,6 +21,7 @@ from .typed import name_of, typed
 ENDINGS = (" ", "\n")
 INTEGER = r"(0|-?[1-9][0-9]{0,18})[ \n]?"
 NUMBER = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?[ \n]?"
+OPEN_ENDED = frozenset({INTEGER, NUMBER})
 
 KINDS = ("regex", "json_schema", "dtype", "ebnf", "grammar", "choices")  # at most one of them in a gen
 

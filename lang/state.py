@@ -226,8 +226,9 @@ class State(BaseState):
         """About the call that set `name`: prompt_tokens, cached_tokens, completion_tokens, finish_reason,
         log-probabilities when asked for; for `select` the scores of every choice. A list for n above 1.
 
-        Of a constrained gen also `guarantee`: "enforced"; or, where `allow_unenforced` left something over (listed
-        in `unenforced`), "validated" or "violated" (then `violations` says how). `forced_tokens` were not sampled.
+        Of a constrained gen also `forced_tokens`, which were not sampled, and `guarantee`: "enforced"; "incomplete"
+        for a text that a stop ended early; or, where `allow_unenforced` left something over (listed in `unenforced`),
+        "validated" or "violated" (then `violations` says how).
         """
         return self._sink.meta(name, timeout)
 

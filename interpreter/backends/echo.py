@@ -30,6 +30,7 @@ from ...lang.protocol import (
     Completion,
     Done,
     Final,
+    FinishReason,
     GenRequest,
     Hint,
     Scored,
@@ -321,7 +322,8 @@ def _cut(said: str, request: GenRequest) -> tuple[Completion, list[str]]:
     bounded = msgspec.structs.replace(sampling, min_tokens=least, ignore_eos=False)
     check(cut(said, msgspec.structs.replace(bounded, max_tokens=MAX_TOKENS))[0].text, constraint)
     completion, texts = cut(said, bounded)
-    return msgspec.structs.replace(completion, guarantee="enforced"), texts
+    whole = completion.finish_reason is FinishReason.STOP and not isinstance(completion.matched_stop, str)
+    return msgspec.structs.replace(completion, guarantee="enforced" if whole else ""), texts
 
 
 def _last_words(parts: tuple[Part, ...]) -> str:

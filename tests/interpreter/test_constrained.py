@@ -207,8 +207,26 @@ def test_a_class_that_refuses_its_values_is_heard() -> None:
 
 def test_a_backend_that_does_not_say_it_enforced_is_not_believed() -> None:
     completion = Completion("a", (1,), 1, "", FinishReason.STOP)
-    with pytest.raises(ul.BackendError, match="did not enforce"):
+    with pytest.raises(ul.BackendError, match="did not enforce the json_schema"):
         unenforced.run(backend=Careless(completion), timeout=PATIENCE)["x"]
+
+
+@pytest.mark.parametrize(
+    ("options", "completion", "guarantee"),
+    [
+        ({"regex": "a+b"}, Completion("aa", (1,), 1, "", FinishReason.STOP, ","), "incomplete"),
+        ({"regex": "a+b"}, Completion("aa", (1,), 1, "", FinishReason.LENGTH), "incomplete"),
+        ({"dtype": int}, Completion("7", (1,), 1, "", FinishReason.STOP, "\n"), "enforced"),
+        ({"dtype": int}, Completion("7", (1,), 1, "", FinishReason.STOP, "7"), "incomplete"),
+        ({"regex": "7"}, Completion("7", (1,), 1, "", FinishReason.STOP, 2, guarantee="enforced"), "enforced"),
+    ],
+)
+def test_a_text_that_ended_early_is_incomplete(options: dict[str, Any], completion: Completion, guarantee: str) -> None:
+    @ul.function
+    def program(s):
+        s += ul.gen("x", **options)
+
+    assert program.run(backend=Careless(completion), timeout=PATIENCE).meta("x")["guarantee"] == guarantee
 
 
 # ------------------------------------------------------------------------------------ the remainder
