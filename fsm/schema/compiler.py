@@ -1,0 +1,233 @@
+"""From clauses to a grammar: scalars stand where they are used, arrays and objects become rules."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import ConstraintRefused, LimitExceeded
+from ..language import NOTHING, Call, Grammar, Language
+from ..limits import Limits
+from .clauses import (
+    EVERY_TYPE,
+    NUMBER,
+    Arrays,
+    Clause,
+    Demand,
+    Demands,
+    Objects,
+    meeting,
+    numbers_of,
+    scalars_left,
+    strings_of,
+    type_of,
+)
+from .document import Document
+from .expressions import literal, union
+from .items import Items
+from .keywords import Ledger
+from .meaning import Meaning, structure
+from .members import Members
+from .source import Value, read_schema
+from .spelling import Style, Whitespace
+from .strings import Strings, quoted
+
+MOST_RULES = 50_000
+
+ANY = "any value"
+ANY_ARRAY = "any array"
+ANY_OBJECT = "any object"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaOptions:
+    """How a schema is read and its values are written.
+
+    Args:
+        whitespace: between the parts of a value: `{"a": 1, "b": 2}` ("spaced"), `{"a":1,"b":2}` ("compact"), or at
+            most one newline and 20 blanks at each place ("flexible").
+        allow_unenforced: keywords that are not honoured are listed in `SchemaGrammar.unenforced` instead of refused;
+            whoever asks for this validates the values again.
+        closed: objects with declared members that do not mention others have no others.
+        infer_types: a schema without `type` means the types that its other keywords speak about. Without this it
+            means what it says: `{"properties": ...}` admits every string.
+    """
+
+    whitespace: Whitespace = "spaced"
+    allow_unenforced: bool = False
+    closed: bool = False
+    infer_types: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaGrammar:
+    """A schema as a grammar of JSON texts; `boolean.resolve` makes it ready for an automaton.
+
+    Args:
+        schema: as it was read: numbers are int or Decimal.
+        unenforced: (keyword, path) of what the grammar does not honour; empty unless that was allowed.
+        narrowed: (keyword, path) where some valid values are left out because no expression gives just those.
+    """
+
+    grammar: Grammar
+    schema: Value
+    unenforced: tuple[tuple[str, str], ...] = ()
+    narrowed: tuple[tuple[str, str], ...] = ()
+
+
+def compile_schema(
+    source: str | bytes | Mapping[str, object] | bool,
+    options: SchemaOptions = SchemaOptions(),
+    limits: Limits = Limits(),  # noqa: B008
+) -> SchemaGrammar:
+    """The texts of the values that a JSON Schema admits.
+
+    Keys come in the order of the schema: `properties` first, then names that are only `required`, then others.
+
+    Raises:
+        Unsupported: a keyword that is not honoured; `keyword` and `where` name it.
+        LimitExceeded: the schema, or what it unfolds to, is too large or too deep.
+        ConstraintRefused: it is no valid schema, refers to nowhere, or admits nothing.
+    """
+    schema = read_schema(source, limits)
+    ledger = Ledger(allow=options.allow_unenforced)
+    try:
+        grammar = Compiler(Document(schema), options, limits, ledger).grammar()
+    except RecursionError:
+        raise LimitExceeded("the schema nests or refers too deep; flatten it") from None
+    return SchemaGrammar(grammar, schema, tuple(ledger.unenforced), tuple(ledger.narrowed))
+
+
+class Compiler:
+    """Builds the rules of one grammar."""
+
+    def __init__(self, document: Document, options: SchemaOptions, limits: Limits, ledger: Ledger) -> None:
+        self.meaning = Meaning(document, limits, ledger)
+        self.ledger = ledger
+        self.style = Style.of(options.whitespace)
+        self.closed = options.closed
+        self._infer = options.infer_types
+        self._document = document
+        self._rules: dict[str, Language] = {}
+        self._names: dict[str, int] = {}
+        self._languages: dict[Demands, Language] = {}
+        self._clauses: dict[int, tuple[Clause, Language]] = {}  # by identity; the clause is kept so that it stays one
+        self._pending: deque[tuple[str, Arrays | Objects]] = deque()
+
+    def grammar(self) -> Grammar:
+        root = Demand(self._document.root)
+        start = self.language((root,))
+        while self._pending:
+            name, part = self._pending.popleft()
+            builder = Items(self, part, name) if isinstance(part, Arrays) else Members(self, part, name)
+            self.add_rule(name, builder.language())
+        if start == NOTHING or (isinstance(start, Call) and self._rules[start.rule] == NOTHING):
+            raise ConstraintRefused("the schema admits nothing; let its bounds, types and enums overlap", where="#")
+        return Grammar(start, self._rules)
+
+    # Rules
+
+    def rule_name(self, wanted: str) -> str:
+        """A name that no other rule has."""
+        count = self._names[wanted] = self._names.get(wanted, 0) + 1
+        return wanted if count == 1 else f"{wanted} ({count})"
+
+    def add_rule(self, name: str, language: Language) -> Call:
+        if len(self._rules) >= MOST_RULES:
+            raise LimitExceeded(f"the schema unfolds to more than {MOST_RULES} rules; write fewer alternatives")
+        self._rules[name] = language
+        return Call(name)
+
+    def _later(self, wanted: str, part: Arrays | Objects) -> Call:
+        name = self.rule_name(wanted)
+        self._pending.append((name, part))
+        return Call(name)
+
+    # Languages
+
+    def impossible(self, demands: Demands) -> bool:
+        return self.meaning.impossible(demands)
+
+    def language(self, demands: Demands) -> Language:
+        """The texts of the values that meet all demands."""
+        found = self._languages.get(demands)
+        if found is None:
+            clauses = self.meaning.together(demands)
+            found = union([self._clause(clause) for clause in clauses]) if clauses else NOTHING
+            self._languages[demands] = found
+        return found
+
+    def _clause(self, clause: Clause) -> Language:
+        known = self._clauses.get(id(clause))
+        if known is None:
+            language = self._any() if clause.asks_nothing else self._asked(clause)
+            known = self._clauses[id(clause)] = (clause, language)
+        return known[1]
+
+    def _any(self) -> Call:
+        """Any JSON value; how deep it may nest is up to the automaton."""
+        if ANY not in self._rules:
+            call = self.add_rule(ANY, NOTHING)
+            self._rules[ANY] = self._of_types(Clause(ANY), EVERY_TYPE)
+            return call
+        return Call(ANY)
+
+    def _asked(self, clause: Clause) -> Language:
+        if clause.values is not None:
+            return self._values(clause)
+        types = clause.types
+        if types is None:
+            types = (self._infer and clause.spoken_of) or EVERY_TYPE
+        return self._of_types(clause, types & self.meaning.types_left(clause))
+
+    def _of_types(self, clause: Clause, types: frozenset[str]) -> Language:
+        words = tuple(value for value, kind in ((None, "null"), (True, "boolean"), (False, "boolean")) if kind in types)
+        words = scalars_left(Clause(clause.where, values=words, excluded=clause.excluded))
+        options: list[Language] = [literal({None: "null", True: "true", False: "false"}[word]) for word in words]
+        if types & NUMBER:
+            options.append(numbers_of(clause, types).language())
+        if "string" in types:
+            options.append(self._string(strings_of(clause)))
+        if "array" in types:
+            options.append(self._array(clause))
+        if "object" in types:
+            options.append(self._object(clause))
+        return union([option for option in options if option != NOTHING])
+
+    def _string(self, strings: Strings) -> Language:
+        return quoted(strings.characters())
+
+    def _array(self, clause: Clause) -> Language:
+        if clause.arrays is not None:
+            return self._later(f"{clause.arrays.where} array", clause.arrays)
+        if ANY_ARRAY not in self._rules:
+            self.add_rule(ANY_ARRAY, NOTHING)
+            self._rules[ANY_ARRAY] = Items(self, Arrays(ANY_ARRAY), ANY_ARRAY).language()
+        return Call(ANY_ARRAY)
+
+    def _object(self, clause: Clause) -> Language:
+        if clause.objects is not None:
+            return self._later(f"{clause.objects.where} object", clause.objects)
+        if ANY_OBJECT not in self._rules:
+            self.add_rule(ANY_OBJECT, NOTHING)
+            self._rules[ANY_OBJECT] = Members(self, Objects(ANY_OBJECT, {}), ANY_OBJECT).language()
+        return Call(ANY_OBJECT)
+
+    def _values(self, clause: Clause) -> Language:
+        """The constants that meet everything else; arrays and objects are met part by part."""
+        assert clause.values is not None, "asked of constants"
+        plain: list[Value] = list(scalars_left(clause))
+        options: list[Language] = []
+        for value in clause.values:
+            if not isinstance(value, list | dict) or (clause.types is not None and type_of(value) not in clause.types):
+                continue
+            if (clause.arrays if isinstance(value, list) else clause.objects) is None:
+                plain.append(value)
+                continue
+            parts = structure(self._document.root, value, self.rule_name("constant"))
+            for way in self.meaning.clauses(Demand(parts)):
+                both = meeting(replace(clause, values=None), way)
+                if both is not None:
+                    options.append(self._clause(both))
+        return union([*([self.style.spell_any(plain)] if plain else []), *options])

@@ -1,0 +1,147 @@
+"""Building expressions: parts that admit nothing are dropped, neighbouring literals become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..language import EMPTY_TEXT, NOTHING, Both, Chars, Concat, Dfa, Language, Literal, Ranges, Repeat, Union, Without
+
+ANY_CHARACTER = Chars(((0, 0xD7FF), (0xE000, 0x10FFFF)))
+ANY_TEXT = Repeat(ANY_CHARACTER)
+DIGIT = Chars(((0x30, 0x39),))
+NONZERO = Chars(((0x31, 0x39),))
+
+_DEEPEST_TRIE = 24  # below, options stand side by side: nesting costs whoever walks the expression
+
+
+def literal(text: str) -> Literal:
+    return Literal(text.encode("utf-8"))
+
+
+def concat(parts: Iterable[Language]) -> Language:
+    joined: list[Language] = []
+    for part in parts:
+        for piece in part.parts if isinstance(part, Concat) else (part,):
+            if piece == NOTHING:
+                return NOTHING
+            if isinstance(piece, Literal) and joined and isinstance(joined[-1], Literal):
+                joined[-1] = Literal(joined[-1].data + piece.data)
+            elif piece != EMPTY_TEXT:
+                joined.append(piece)
+    if not joined:
+        return EMPTY_TEXT
+    return joined[0] if len(joined) == 1 else Concat(tuple(joined))
+
+
+def union(options: Iterable[Language]) -> Language:
+    found: list[Language] = []
+    for option in options:
+        for piece in option.options if isinstance(option, Union) else (option,):
+            if piece not in found[-8:]:  # repetitions cost, they do no harm: a look at the neighbours is enough
+                found.append(piece)
+    return found[0] if len(found) == 1 else Union(tuple(found))
+
+
+def optional(body: Language) -> Language:
+    return EMPTY_TEXT if body in (NOTHING, EMPTY_TEXT) else Repeat(body, 0, 1)
+
+
+def repeat(body: Language, least: int, most: int | None) -> Language:
+    if most is not None and most < least:
+        return NOTHING
+    if body == NOTHING or most == 0:
+        return EMPTY_TEXT if least == 0 else NOTHING
+    return body if least == most == 1 else Repeat(body, least, most)
+
+
+def both(parts: Sequence[Language]) -> Language:
+    """What all of them admit; there is at least one."""
+    found = parts[0]
+    for part in parts[1:]:
+        found = Both(found, part)
+    return found
+
+
+def without(left: Language, right: Language) -> Language:
+    return left if right == NOTHING else Without(left, right)
+
+
+def digits(low: int, high: int) -> Language:
+    """One digit between two, both included."""
+    if low > high:
+        return NOTHING
+    return literal(str(low)) if low == high else Chars(((0x30 + low, 0x30 + high),))
+
+
+def one_of(texts: Iterable[str]) -> Language:
+    """Any of the texts. Beginnings that they share are written once: few positions to follow at a time."""
+    return _one_of(sorted(set(texts)), 0, 0)
+
+
+def _one_of(texts: Sequence[str], start: int, depth: int) -> Language:
+    """`texts` are sorted, distinct and equal up to `start`."""
+    if len(texts) <= 2 or depth == _DEEPEST_TRIE:
+        return union([literal(text[start:]) for text in texts])
+    first, last = texts[0], texts[-1]
+    common = start
+    while common < min(len(first), len(last)) and first[common] == last[common]:
+        common += 1
+    options: list[Language] = []
+    begin = 0
+    if len(first) == common:
+        options.append(EMPTY_TEXT)
+        begin = 1
+    while begin < len(texts):
+        character = texts[begin][common]
+        end = begin + 1
+        while end < len(texts) and texts[end][common] == character:
+            end += 1
+        options.append(_one_of(texts[begin:end], common, depth + 1))
+        begin = end
+    return concat([literal(first[start:common]), union(options)])
+
+
+def none_of(texts: Iterable[str]) -> Language:
+    """Every text but these, as the automaton that it is: a trie whose other ways out all lead to anything."""
+    names = sorted(set(texts))
+    if not names:
+        return ANY_TEXT
+    branches: list[dict[str, int]] = [{}]
+    final: set[int] = set()
+    for name in names:
+        state = 0
+        for character in name:
+            following = branches[state].get(character)
+            if following is None:
+                following = branches[state][character] = len(branches)
+                branches.append({})
+            state = following
+        final.add(state)
+    elsewhere = len(branches)
+    edges: list[tuple[tuple[Ranges, int], ...]] = [
+        (
+            *((((ord(character), ord(character)),), target) for character, target in inner.items()),
+            (_all_but(inner), elsewhere),
+        )
+        for inner in branches
+    ]
+    edges.append(((ANY_CHARACTER.ranges, elsewhere),))
+    accepting = (*(state not in final for state in range(elsewhere)), True)
+    return Dfa(accepting, tuple(edges))
+
+
+def _all_but(characters: Iterable[str]) -> Ranges:
+    found: list[tuple[int, int]] = []
+    low = 0
+    for point in sorted(ord(character) for character in characters):
+        found.append((low, point - 1))
+        low = point + 1
+    found.append((low, 0x10FFFF))
+    # Surrogates are no characters.
+    whole: list[tuple[int, int]] = []
+    for begin, end in found:
+        if begin <= 0xD7FF:
+            whole.append((begin, min(end, 0xD7FF)))
+        if end >= 0xE000:
+            whole.append((max(begin, 0xE000), end))
+    return tuple((begin, end) for begin, end in whole if begin <= end)

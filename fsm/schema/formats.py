@@ -1,0 +1,135 @@
+"""The formats of the specification as languages of characters.
+
+Each is inside what its standard admits, never beyond: a generator may leave out rare spellings (lower-case "t" in
+date-times, leap seconds, quoted local parts of addresses, non-ASCII domain names), a validator may not complain.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..language import Language
+from ..limits import Limits
+from ..regex_parser import parse_regex
+
+# RFC 3339. Years 0001 to 9999; 29 February in leap years only.
+_YEAR = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
+_MULTIPLE_OF_FOUR = r"(?:0[48]|[2468][048]|[13579][26])"
+_LEAP_YEAR = rf"(?:\d\d{_MULTIPLE_OF_FOUR}|{_MULTIPLE_OF_FOUR}00)"
+_DATE = (
+    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
+    rf"|02-(?:0[1-9]|1\d|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+
+# RFC 3339, appendix A.
+_COUNT = r"\d{1,9}"
+_CLOCK = rf"T(?:{_COUNT}H(?:{_COUNT}M(?:{_COUNT}S)?)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
+_DAYS = rf"(?:{_COUNT}Y(?:{_COUNT}M(?:{_COUNT}D)?)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
+_DURATION = rf"P(?:{_DAYS}(?:{_CLOCK})?|{_CLOCK}|{_COUNT}W)"
+
+
+def _label(longest: int) -> str:
+    """A label of RFC 1123, without "--" as its third and fourth characters (that announces an encoded one)."""
+    a, h = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
+    return rf"(?:{a}|{a}{a}|{a}{h}{a}|{a}{h}{a}{h}{{0,{longest - 4}}}{a}|{a}{h}-{a}(?:{h}{{0,{longest - 5}}}{a})?)"
+
+
+# At most 253 characters: few long labels or many short ones.
+_HOSTNAME = rf"(?:{_label(63)}(?:\.{_label(63)}){{0,2}}|{_label(30)}(?:\.{_label(30)}){{3,7}})"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,30}"
+_EMAIL = rf"{_ATOM}(?:\.{_ATOM})?@{_HOSTNAME}"
+
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+
+
+def _ipv6() -> str:
+    """RFC 4291: eight groups, or `::` for at least one of them; the last two may be written as an IPv4 address."""
+    group = "[0-9a-fA-F]{1,4}"
+    tail = rf"(?:{group}:{group}|{_IPV4})"
+    options = [rf"(?:{group}:){{6}}{tail}"]
+    for left in range(8):
+        head = "::" if not left else rf"{group}(?::{group}){{{left - 1}}}::"
+        right = 7 - left
+        behind = [rf"{group}(?::{group}){{0,{right - 1}}}"] if right else []
+        if right >= 2:
+            behind.append(rf"(?:{group}:){{0,{right - 2}}}{_IPV4}")
+        options.append(f"{head}(?:{'|'.join(behind)})?" if behind else head)
+    return f"(?:{'|'.join(options)})"
+
+
+# RFC 3986.
+_ENCODED = "%[0-9A-Fa-f]{2}"
+_PLAIN = r"a-zA-Z0-9._~!$&'()*+,;=\-"
+_PATH = rf"(?:[{_PLAIN}:@/]|{_ENCODED})*"
+_SEGMENT = rf"(?:[{_PLAIN}:@]|{_ENCODED})+"
+_NO_COLON = rf"(?:[{_PLAIN}@]|{_ENCODED})+"
+_AFTER = rf"(?:[{_PLAIN}:@/?]|{_ENCODED})*"
+_AUTHORITY = rf"(?:(?:[{_PLAIN}:]|{_ENCODED})*@)?(?:\[{_ipv6()}\]|(?:[{_PLAIN}]|{_ENCODED})*)(?::\d{{0,5}})?"
+_BEHIND = rf"(?:\?{_AFTER})?(?:#{_AFTER})?"
+_HIERARCHY = rf"(?://{_AUTHORITY}(?:/{_PATH})?|/(?:{_SEGMENT}(?:/{_PATH})?)?|{_SEGMENT}(?:/{_PATH})?)?"
+_RELATIVE = rf"(?://{_AUTHORITY}(?:/{_PATH})?|/(?:{_SEGMENT}(?:/{_PATH})?)?|{_NO_COLON}(?:/{_PATH})?)?"
+_URI = rf"[a-zA-Z][a-zA-Z0-9+.-]*:{_HIERARCHY}{_BEHIND}"
+
+# RFC 6570.
+_VARIABLE = rf"(?:[a-zA-Z0-9_]|{_ENCODED})+(?:\.(?:[a-zA-Z0-9_]|{_ENCODED})+)*(?::[1-9]\d{{0,3}}|\*)?"
+_TEMPLATE = rf"(?:[a-zA-Z0-9._~!$&()*+,;=:@/?#\[\]-]|{_ENCODED}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
+
+# RFC 6901, and draft-bhutton-relative-json-pointer.
+_POINTER = r"(?:/(?:[^~/]|~[01])*)*"
+
+
+def _expression() -> str:
+    """Regular expressions that mean the same in every dialect, with groups three levels deep."""
+    escape = r"\\[dDwWsS.*+?()|\[\]{}^$/\\]"
+    member = r"(?:[a-zA-Z0-9_ .,:;@#%/=]|a-z|A-Z|0-9|\\[dws\]\\.-])"
+    atom = rf"(?:[a-zA-Z0-9_ ,:;@#%/=&~<>!'\x22-]|\.|{escape}|\[\^?{member}+\])"
+    count = r"(?:[*+?]|\{[1-9]\d?\}|\{\d,\}|\{0,[1-9]\d?\})?"
+    inner = rf"(?:{atom}{count})"
+    for _ in range(3):
+        branches = rf"{inner}+(?:\|{inner}+)*"
+        inner = rf"(?:(?:{atom}|\((?:\?:)?{branches}\)){count})"
+    return rf"\^?{inner}*(?:\|{inner}+)*\$?"
+
+
+_PATTERNS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": rf"{_DATE}T{_TIME}",
+    "duration": _DURATION,
+    "email": _EMAIL,
+    "idn-email": _EMAIL,
+    "hostname": _HOSTNAME,
+    "host-name": _HOSTNAME,
+    "idn-hostname": _HOSTNAME,
+    "ipv4": _IPV4,
+    "ip-address": _IPV4,
+    "ipv6": _ipv6(),
+    "uri": _URI,
+    "iri": _URI,
+    "uri-reference": rf"(?:{_URI}|{_RELATIVE}{_BEHIND})",
+    "iri-reference": rf"(?:{_URI}|{_RELATIVE}{_BEHIND})",
+    "uri-template": _TEMPLATE,
+    "uuid": r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "json-pointer": _POINTER,
+    "relative-json-pointer": rf"(?:0|[1-9]\d{{0,3}})(?:#|{_POINTER})",
+    "regex": _expression(),
+}
+
+_LIMITS = Limits(pattern_bytes=1 << 20)  # these are ours, however long
+
+
+def is_format(name: str) -> bool:
+    """Whether a name is a format of strings that means something; others are annotations, as for validators."""
+    return name in _PATTERNS
+
+
+@cache
+def format_language(name: str) -> Language:
+    """The strings of a format, as characters."""
+    return parse_regex(_asciified(_PATTERNS[name]), _LIMITS)
+
+
+def _asciified(pattern: str) -> str:
+    return f"(?a:{pattern})"

@@ -1,0 +1,201 @@
+"""Arrays as languages."""
+
+from __future__ import annotations
+
+from math import comb
+from typing import TYPE_CHECKING
+
+from ..language import EMPTY_TEXT, NOTHING, Call, Language
+from .clauses import Arrays, Clause, Contains, Demand, item_demands, joined, least_of, scalars_left
+from .expressions import concat, literal, optional, repeat, union
+from .source import Value, distinct
+
+if TYPE_CHECKING:
+    from .compiler import Compiler
+
+MOST_SUBSETS = 300  # that are followed for uniqueItems: 8 constants in any order, or any 2 of 23
+MOST_COUNTS = 2_000  # positions and counts that are followed for contains
+FLAT_PREFIX = 8  # optional items that are nested in one expression; more become rules
+
+
+class Items:
+    """The language of one clause's arrays; its rules are named after `name`."""
+
+    def __init__(self, compiler: Compiler, arrays: Arrays, name: str) -> None:
+        self.compiler = compiler
+        self.arrays = arrays
+        self.name = name
+        self.style = compiler.style
+        self.least = arrays.least
+        self.most = arrays.most
+
+    def language(self) -> Language:
+        arrays = self.arrays
+        for index in range(len(arrays.prefix) + 1):
+            if self.compiler.impossible(item_demands(arrays, index)):
+                self.most = least_of(self.most, index)
+                break
+        if self.most is not None and self.most < self.least:
+            return NOTHING
+        contains = [asked for asked in arrays.contains if asked.least or asked.most is not None]
+        if arrays.unique and (self.most is None or self.most > 1) and (found := self._unique(contains)) is not None:
+            return found
+        if len(contains) > 1:
+            self.compiler.ledger.refuse(
+                "several contains on one array are not followed; write one", f"{arrays.where}/contains", "contains"
+            )
+        if contains and (found := self._containing(contains[0])) is not None:
+            return found
+        return self._plain()
+
+    def _item(self, index: int, *more: Demand) -> Language:
+        return self.compiler.language(joined(item_demands(self.arrays, index), more))
+
+    def _whole(self, filled: Language) -> Language:
+        """The array from what stands between its brackets, or empty where that is allowed."""
+        options: list[Language] = [literal("[]")] if self.least == 0 else []
+        if filled not in (NOTHING, EMPTY_TEXT):
+            options.append(self.style.enclosed("[", [filled], "]"))
+        return union(options) if options else NOTHING
+
+    def _plain(self) -> Language:
+        if self.most == 0:
+            return self._whole(NOTHING)
+        length = len(self.arrays.prefix)
+        if not length:
+            return self._whole(self.style.members(max(1, self.least), self.most, self._item(0)))
+        if self.most is not None:
+            length = min(length, self.most)
+        room = None if self.most is None else self.most - length
+        rest: Language = EMPTY_TEXT
+        if room != 0:
+            rest = repeat(concat([self.style.comma, self._item(length)]), max(0, self.least - length), room)
+        for index in range(length - 1, 0, -1):
+            rest = concat([self.style.comma, self._item(index), rest])
+            if index >= self.least:
+                rest = optional(rest)
+                if length > FLAT_PREFIX:
+                    rest = self.compiler.add_rule(f"{self.name} from {index}", rest)
+        return self._whole(concat([self._item(0), rest]))
+
+    # uniqueItems
+
+    def _unique(self, contains: list[Contains]) -> Language | None:
+        """None when the keyword is left unenforced, or holds by itself."""
+        arrays = self.arrays
+        if arrays.prefix and self.most is not None and self.most <= len(arrays.prefix) and self._all_apart():
+            return None
+        values = None if arrays.prefix or contains else self._finite()
+        if values is not None:
+            most = len(values) if self.most is None else min(self.most, len(values))
+            if sum(comb(len(values), size) for size in range(most + 1)) <= MOST_SUBSETS:
+                return self._subsets(values, most)
+        self.compiler.ledger.refuse(
+            "items are kept apart only where they are few constants; give them an enum of at most 8, "
+            "set maxItems to 1, or take uniqueItems out",
+            f"{arrays.where}/uniqueItems",
+            "uniqueItems",
+        )
+        return None
+
+    def _all_apart(self) -> bool:
+        meaning = self.compiler.meaning
+        assert self.most is not None, "a closed array"
+        ways = [meaning.together(self.arrays.prefix[index]) for index in range(self.most)]
+        return all(meaning.apart(left, right) for index, left in enumerate(ways) for right in ways[index + 1 :])
+
+    def _finite(self) -> list[Value] | None:
+        """All the values that an item may have, when they can be listed."""
+        found: list[Value] = []
+        if not self.arrays.rest:
+            return None
+        for clause in self.compiler.meaning.together(self.arrays.rest):
+            if clause.values is not None:
+                if any(isinstance(value, list | dict) for value in clause.values):
+                    return None
+                found += scalars_left(clause)
+            elif clause.types is not None and clause.types <= {"null", "boolean"}:
+                every = tuple(
+                    value
+                    for value, kind in ((None, "null"), (True, "boolean"), (False, "boolean"))
+                    if kind in clause.types
+                )
+                found += scalars_left(Clause(clause.where, values=every, excluded=clause.excluded))
+            else:
+                return None
+        return distinct(found)
+
+    def _subsets(self, values: list[Value], most: int) -> Language:
+        """One rule for each set of constants that may already stand there."""
+        comma = self.style.comma
+        spelled = [self.style.spell(value) for value in values]
+        following: dict[int, Language] = {}
+
+        def after(taken: int) -> Language:
+            count = taken.bit_count()
+            found: list[Language] = [EMPTY_TEXT] if count >= max(1, self.least) else []
+            if count < most:
+                for index, text in enumerate(spelled):
+                    if not taken >> index & 1:
+                        found.append(concat([*([comma] if taken else []), text, following[taken | 1 << index]]))
+            return union(found) if found else NOTHING
+
+        sizes = sorted(range(1 << len(values)), key=int.bit_count, reverse=True) if len(values) <= 12 else None
+        for taken in sizes if sizes is not None else _small_sets(len(values), most):
+            if taken and taken.bit_count() <= most:
+                rest = after(taken)
+                trivial = rest in (EMPTY_TEXT, NOTHING)
+                following[taken] = rest if trivial else self.compiler.add_rule(f"{self.name} set {taken}", rest)
+        return self._whole(after(0))
+
+    # contains
+
+    def _containing(self, asked: Contains) -> Language | None:
+        """Rules over (items so far, of them so many that count); None when that is left unenforced."""
+        arrays, comma = self.arrays, self.style.comma
+        denied = Demand(asked.demand.schema, not asked.demand.holds)
+        last = self.most if self.most is not None else max(len(arrays.prefix), self.least, 1)
+        enough = asked.most if asked.most is not None else asked.least
+        if (last + 1) * (enough + 1) > MOST_COUNTS:
+            self.compiler.ledger.refuse(
+                "contains is followed only in short arrays; set maxItems to a smaller number",
+                f"{arrays.where}/contains",
+                "contains",
+            )
+            return None
+
+        def rule(index: int, count: int) -> Call:
+            return Call(f"{self.name} item {index} counted {count}")
+
+        whole: Language = NOTHING
+        for index in range(last + 1):
+            full = self.most is not None and index == last
+            for count in range(enough + 1):
+                options: list[Language] = []
+                if index >= self.least and count >= asked.least and index:
+                    options.append(EMPTY_TEXT)
+                if not full:
+                    lead = [comma] if index else []
+                    after = min(index + 1, last)
+                    if asked.most is None or count < asked.most:
+                        counted = self._item(index, asked.demand)
+                        options.append(concat([*lead, counted, rule(after, min(count + 1, enough))]))
+                    plain = self._item(index) if asked.most is None else self._item(index, denied)
+                    options.append(concat([*lead, plain, rule(after, count)]))
+                language = union([option for option in options if option != NOTHING])
+                if index or count:
+                    self.compiler.add_rule(rule(index, count).rule, language)
+                else:
+                    whole = language
+        options = [literal("[]")] if not asked.least and not self.least else []
+        return union([*options, self.style.enclosed("[", [whole], "]")])
+
+
+def _small_sets(count: int, most: int) -> list[int]:
+    """The sets of at most `most` of `count` things as bits, larger ones first."""
+    levels = [[0]]
+    for _ in range(most):
+        levels.append(
+            sorted({taken | 1 << index for taken in levels[-1] for index in range(count) if not taken >> index & 1})
+        )
+    return [taken for level in reversed(levels) for taken in level]

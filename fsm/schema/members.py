@@ -1,0 +1,269 @@
+"""Objects as languages.
+
+    { a  b?  c  d?   then members of other names }
+      └─ in the order of the schema ─┘
+
+Other names come last. A declared member that was left out cannot come there: its value would go unchecked. That the
+same other name does not come twice is no regular language; JSON parsers take the last, which is as valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from ..language import EMPTY_TEXT, NOTHING, Call, Language
+from .clauses import Clause, Demands, Objects, is_other, joined, meeting, member_demands, scalars_left, strings_of
+from .expressions import both, concat, literal, none_of, one_of, optional, repeat, union, without
+from .membership import admits
+from .strings import quoted
+
+if TYPE_CHECKING:
+    from .compiler import Compiler
+
+MOST_COUNTS = 4_000  # positions and counts that are followed for minProperties and maxProperties
+MOST_OVERLAPS = 3  # patterns of names of which every combination is followed; more: one at a time
+FLAT_MEMBERS = 3  # optional members that are written out; more become rules
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A declared member: its name, colon and value."""
+
+    required: bool
+    language: Language
+
+
+class Members:
+    """The language of one clause's objects; its rules are named after `name`."""
+
+    def __init__(self, compiler: Compiler, objects: Objects, name: str) -> None:
+        self.compiler = compiler
+        self.objects = objects
+        self.name = name
+        self.style = compiler.style
+        self.declared = tuple(dict.fromkeys((*objects.properties, *objects.required)))
+
+    def language(self) -> Language:
+        strangers = [others for others in self.objects.others if others.demand is None]
+        if strangers:
+            return self._with_stranger()
+        return self._language(others_least=0, beside=())
+
+    def _with_stranger(self) -> Language:
+        """At least one member that the first `OtherMembers` without a demand does not know: required, or at the end."""
+        objects = self.objects
+        stranger = next(others for others in objects.others if others.demand is None)
+        kept = replace(objects, others=tuple(others for others in objects.others if others is not stranger))
+        known = [name for name in self.declared if is_other(stranger, name)]
+        if any(name in objects.required for name in known):
+            return Members(self.compiler, kept, self.name).language()
+        if any(others.demand is None for others in kept.others) or stranger.patterns:
+            self.compiler.ledger.narrow(f"{objects.where}/additionalProperties", "additionalProperties")
+            return NOTHING
+        options = [
+            Members(
+                self.compiler,
+                replace(kept, required=(*objects.required, name)),
+                self.compiler.rule_name(f"{self.name} with {name}"),
+            ).language()
+            for name in known
+        ]
+        last = Members(self.compiler, kept, self.compiler.rule_name(f"{self.name} with others"))
+        options.append(last._language(others_least=1, beside=tuple(stranger.names)))
+        return union(options)
+
+    def _language(self, *, others_least: int, beside: tuple[str, ...]) -> Language:
+        objects = self.objects
+        entries = self._entries()
+        if entries is None:
+            return NOTHING
+        other = self._others(beside)
+        if other == NOTHING and others_least:
+            return NOTHING
+        least = max(objects.least, sum(entry.required for entry in entries))
+        most = objects.most
+        if most is not None and other == NOTHING and most >= len(entries):
+            most = None
+        if most is None and not others_least and least <= max(1, sum(entry.required for entry in entries)):
+            return self._whole(self._sequence(entries, other), least)
+        found = self._counted(entries, other, objects.least, most, others_least)
+        return self._whole(found, max(least, others_least))
+
+    def _whole(self, filled: Language, least: int) -> Language:
+        options: list[Language] = [literal("{}")] if not least else []
+        if filled not in (NOTHING, EMPTY_TEXT):
+            options.append(self.style.enclosed("{", [filled], "}"))
+        return union(options) if options else NOTHING
+
+    # Declared members
+
+    def _entries(self) -> list[Entry] | None:
+        """None when a required member cannot be."""
+        found: list[Entry] = []
+        for name in self.declared:
+            required = name in self.objects.required
+            value = self._value(name)
+            if value != NOTHING:
+                found.append(Entry(required, concat([self.style.key(name), value])))
+            elif required:
+                return None
+        return found
+
+    def _value(self, name: str) -> Language:
+        demands = member_demands(self.objects, name)
+        if not self._is_name(name) or self.compiler.impossible(demands):
+            return NOTHING
+        return self.compiler.language(demands)
+
+    def _is_name(self, name: str) -> bool:
+        """By propertyNames."""
+        if not self.objects.names:
+            return True
+        given = Clause(self.objects.where, values=(name,))
+        ways = (meeting(clause, given) for clause in self.compiler.meaning.together(self.objects.names))
+        return any(way is not None and scalars_left(way) for way in ways)
+
+    # Members of other names
+
+    def _others(self, beside: tuple[str, ...]) -> Language:
+        """Name, colon and value of a member that is not declared; `beside`: names that it must not have either."""
+        options: list[Language] = []
+        for names, demands in self._kinds(beside):
+            if self.compiler.impossible(demands):
+                continue
+            value = self.compiler.language(demands)
+            options.append(concat([quoted(names), self.style.colon, value]))
+        return union([option for option in options if option != NOTHING])
+
+    def _kinds(self, beside: tuple[str, ...]) -> Iterator[tuple[Language, Demands]]:
+        """Names by the patterns that they are of, with what is asked of the values."""
+        objects = self.objects
+        patterns: list[Language] = []
+        for pattern in (
+            *(members.names for members in objects.patterns),
+            *(p for o in objects.others for p in o.patterns),
+        ):
+            if pattern not in patterns:
+                patterns.append(pattern)
+        overlaps = len(patterns) if len(patterns) <= MOST_OVERLAPS else 1
+        if len(patterns) > MOST_OVERLAPS:
+            self.compiler.ledger.narrow(f"{objects.where}/patternProperties", "patternProperties")
+        closed = self.compiler.closed and (objects.properties or patterns) and not objects.others
+        for size in range(int(bool(closed)), overlaps + 1):
+            for chosen in combinations(patterns, size):
+                demands: Demands = tuple(members.demand for members in objects.patterns if members.names in chosen)
+                for others in objects.others:
+                    if others.demand is not None and not any(pattern in chosen for pattern in others.patterns):
+                        demands = joined(demands, (others.demand,))
+                outside = [pattern for pattern in patterns if pattern not in chosen]
+                yield self._names(list(chosen), outside, beside), demands
+
+    def _names(self, inside: list[Language], outside: list[Language], beside: tuple[str, ...]) -> Language:
+        taken = [*self.declared, *beside]
+        inside = inside + self._name_languages()
+        # A name that is not of the languages anyway need not be taken out of them.
+        taken = [name for name in taken if all(admits(language, name) for language in inside)]
+        taken = [name for name in taken if not any(admits(language, name) for language in outside)]
+        if not inside:
+            return without(none_of(taken), union(outside))
+        return without(both(inside), union([*outside, *([one_of(taken)] if taken else [])]))
+
+    def _name_languages(self) -> list[Language]:
+        """What propertyNames admits, as one language; none when it is not there."""
+        if not self.objects.names:
+            return []
+        options: list[Language] = []
+        for clause in self.compiler.meaning.together(self.objects.names):
+            if clause.types is not None and "string" not in clause.types:
+                continue
+            if clause.values is not None:
+                texts = [value for value in scalars_left(clause) if isinstance(value, str)]
+                options += [one_of(texts)] if texts else []
+            else:
+                options.append(strings_of(clause).characters())
+        return [union(options) if options else NOTHING]
+
+    # Sequences
+
+    def _sequence(self, entries: list[Entry], other: Language) -> Language:
+        """One or more members in order."""
+        comma = self.style.comma
+        first = next((index for index, entry in enumerate(entries) if entry.required), None)
+        after = repeat(concat([comma, other]), 0, None)
+        if first is not None:
+            parts: list[Language] = [
+                *(optional(concat([entry.language, comma])) for entry in entries[:first]),
+                entries[first].language,
+                *(self._following(entry) for entry in entries[first + 1 :]),
+                after,
+            ]
+            return concat(parts)
+        options: list[Language] = [concat([other, after])] if other != NOTHING else []
+        for index in range(len(entries) - 1, -1, -1):
+            options.append(concat([entries[index].language, after]))
+            after = concat([self._following(entries[index]), after])
+            if index and len(entries) > FLAT_MEMBERS:
+                after = self.compiler.add_rule(f"{self.name} after {index}", after)
+        return union(reversed(options)) if options else NOTHING
+
+    def _following(self, entry: Entry) -> Language:
+        member = concat([self.style.comma, entry.language])
+        return member if entry.required else optional(member)
+
+    def _counted(
+        self, entries: list[Entry], other: Language, least: int, most: int | None, others_least: int
+    ) -> Language:
+        """Rules over (declared members passed, members written so far).
+
+        Other names may repeat, and count once for whoever parses the text: towards `least` they are one member.
+        """
+        comma = self.style.comma
+        cap = max(1, least, most or 0)
+        if (len(entries) + 1) * (cap + 1) > MOST_COUNTS:
+            return self._uncounted(entries, other, "is followed only for small numbers; write a smaller one")
+
+        def at_end(count: int) -> Language:
+            missing = max(least - count, others_least)
+            room = None if most is None else most - count
+            if other == NOTHING or missing > 1 or (room is not None and room < missing):
+                return EMPTY_TEXT if missing <= 0 else NOTHING
+            if count:
+                return repeat(concat([comma, other]), max(0, missing), room)
+            rest = repeat(concat([comma, other]), 0, None if room is None else room - 1)
+            filled = concat([other, rest]) if room != 0 else NOTHING
+            return filled if missing > 0 else optional(filled)
+
+        following = [at_end(count) for count in range(cap + 1)]
+        for index in range(len(entries) - 1, -1, -1):
+            entry = entries[index]
+            here: list[Language] = []
+            for count in range(cap + 1):
+                options = [] if entry.required else [following[count]]
+                if most is None or count < most:
+                    lead = [comma] if count else []
+                    options.append(concat([*lead, entry.language, following[min(count + 1, cap)]]))
+                language = union([option for option in options if option != NOTHING])
+                plain = index == 0 or language in (NOTHING, EMPTY_TEXT)
+                here.append(
+                    language
+                    if plain
+                    else self.compiler.add_rule(f"{self.name} member {index} counted {count}", language)
+                )
+            following = here
+        found = following[0]
+        if found == NOTHING and other != NOTHING and least > 1:
+            return self._uncounted(entries, other, "counts members that may be repeated; declare them in properties")
+        return found
+
+    def _uncounted(self, entries: list[Entry], other: Language, why: str) -> Language:
+        keyword = "minProperties" if self.objects.least > 1 else "maxProperties"
+        self.compiler.ledger.refuse(f"{keyword} {why}", f"{self.objects.where}/{keyword}", keyword)
+        return self._sequence(entries, other)
+
+
+def call_or_nothing(language: Language) -> bool:
+    """Whether an expression is as short as a rule's name."""
+    return isinstance(language, Call) or language in (NOTHING, EMPTY_TEXT)
