@@ -6,11 +6,9 @@ compared with what they index, texts are tokenized, the prompt is measured again
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 
 import msgspec
 
-from ..fsm.stop import StopAutomaton
 from ..lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import GenRequest, Hint, Origin, ScoreRequest
@@ -20,6 +18,7 @@ from .config import Limits
 from .constraint_compiler import Compiled
 from .engine_protocol import EngineGenerate, EnginePrefill, EngineScore, Schedule
 from .prompt_encoder import PromptEncoder
+from .stops import StopShelf
 from .tokenizer import Tokenizer
 
 _SALT = re.compile(r"[A-Za-z0-9_-]*")
@@ -45,7 +44,7 @@ class Admission:
         self._ids = ids
         self._draw_seed = draw_seed
         self._start = _start_token(tokenizer)
-        self._automaton = lru_cache(maxsize=256)(StopAutomaton)  # by the tuple of stops; bounded
+        self._stops = StopShelf()
 
     # ------------------------------------------------------------------ the three kinds of requests
 
@@ -75,7 +74,7 @@ class Admission:
             self._deadline(request.origin, now),
             request.stream,
             self.token_bytes,
-            self._automaton(request.sampling.stop) if request.sampling.stop else None,
+            self._stops.of(request.sampling),
             request.constraint,
         )
 

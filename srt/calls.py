@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from ..fsm.stop import StopAutomaton
+from ..fsm.stops import Stops
 from ..lang.protocol import (
     Chunk,
     Completion,
@@ -110,7 +110,7 @@ class GenCall(Call):
 
     stream: bool
     token_bytes: TokenBytes
-    stops: StopAutomaton | None
+    stops: Stops | None
     spec: ConstraintSpec | None = None
     compiled: Compiled | None = field(default=None, init=False)
     inquiry: Inquiry | None = field(default=None, init=False)  # while the constraint is being compiled

@@ -12,7 +12,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..fsm.stop import StopAutomaton
+from ..fsm.stops import Stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Detokenizer:
 
     Args:
         token_bytes: the bytes of a token, b"" for control tokens.
-        stops: compiled stop strings, shared by continuations with the same stops; None for none.
+        stops: compiled stop strings and expressions, shared by continuations with the same stops; None for none.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stops: StopAutomaton | None = None) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], stops: Stops | None = None) -> None:
         self._token_bytes = token_bytes
         self._stops = stops.matcher() if stops is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fsm.stop import StopAutomaton
 from ..lang.errors import RequestError
 from .engine_protocol import EngineGenerate, EnginePrefill, EngineScore, Schedule
 from .request import Generation, Prefilling, Request, ScoreGroup, Scoring
+from .stops import StopShelf
 
 
 class Intake:
@@ -31,6 +31,7 @@ class Intake:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)  # a model may lack some
         self._arrived = 0
+        self._stops = StopShelf()
 
     def generate(self, message: EngineGenerate, now: float) -> Request:
         sampling = message.sampling
@@ -57,7 +58,7 @@ class Intake:
             seed=sampling.seed or 0,
             stream=message.stream,
             ends=ends,
-            automaton=StopAutomaton(sampling.stop) if sampling.stop else None,
+            stops=self._stops.of(sampling),
             length_limit=min(len(tokens) + sampling.max_tokens, self.longest),
         )
         return self._request(message.id, tokens, job, message.schedule, now)

@@ -90,6 +90,7 @@ class LocalBackend:
             logprobs=True,
             max_context=context,
             constraints=get_args(ConstraintKind),
+            stop_regex=True,
         )
 
     @property

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fsm.stop import StopAutomaton, StopMatcher
+from ..fsm.stops import Matcher, Stops
 from ..lang.sampling import SamplingParams
 from .constraint_cursor import Cursor
 from .engine_protocol import IdLogprob, Schedule
@@ -45,9 +45,9 @@ class Generation:
     seed: int
     stream: bool
     ends: frozenset[int]  # tokens that end the text
-    automaton: StopAutomaton | None  # stop strings
+    stops: Stops | None  # strings and expressions
     length_limit: int  # of the sequence, prompt included
-    matcher: StopMatcher | None = field(init=False)
+    matcher: Matcher | None = field(init=False)
     matcher_base: int = 0  # bytes fed before the current matcher was made
     text_bytes: int = 0  # of all generated tokens
     sent: int = 0  # generated tokens that went out with Tokens
@@ -58,7 +58,7 @@ class Generation:
     stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
 
     def __post_init__(self) -> None:
-        self.matcher = self.automaton.matcher() if self.automaton else None
+        self.matcher = self.stops.matcher() if self.stops is not None else None
 
     @property
     def wants_logprobs(self) -> bool:

@@ -14,7 +14,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lang.errors import CapabilityError, DeadlineError, ParameterError, RequestError
+from ..lang.errors import CapabilityError, ConstraintError, DeadlineError, ParameterError, RequestError
 from ..lang.protocol import FinishReason
 from .batch import Runner
 from .clock import Clock
@@ -209,7 +209,7 @@ class Scheduler:
                     requests = [self._intake.prefill(message, now)]
                 case _:
                     assert_never(message)
-        except (RequestError, CapabilityError) as error:
+        except (RequestError, CapabilityError, ConstraintError) as error:
             self._counters.refused += 1
             if isinstance(message, EnginePrefill):
                 self._counters.dropped_hints += 1  # a hint is never answered

@@ -50,8 +50,8 @@ def constraint_end(generation: Generation) -> Stop:
 
 
 def _feed(generation: Generation, data: bytes, offset: int, may_stop: bool) -> Stop | None:
-    """Stop strings that end before min_tokens are passed over: the search goes on behind them."""
-    while generation.matcher is not None and generation.automaton is not None:
+    """Stops that end before min_tokens are passed over: the search goes on behind them."""
+    while generation.matcher is not None and generation.stops is not None:
         match = generation.matcher.feed(data)
         if match is None:
             return None
@@ -61,5 +61,5 @@ def _feed(generation: Generation, data: bytes, offset: int, may_stop: bool) -> S
         data = data[end - offset :]
         offset = end
         generation.matcher_base = end
-        generation.matcher = generation.automaton.matcher()
+        generation.matcher = generation.stops.matcher()
     return None
