@@ -1,8 +1,9 @@
 """The decoder families of `decoder.py` on the native kernels: one call per step.
 
 Arithmetic is float32. Weights are rounded when they are packed (not at all when the checkpoint has them in that
-format), keys and values when the pool is bfloat16; nothing else is, so logits lie closer to those of float32 than the
-ones of a model that computes in bfloat16.
+format), keys and values when the pool is bfloat16. Where the CPU multiplies bfloat16 in tiles (AMX), a bfloat16 pool
+also means that what is multiplied with BF16 weights is rounded; nothing else is, so logits lie closer to those of
+float32 than the ones of a model that computes in bfloat16.
 """
 
 import ctypes
@@ -73,6 +74,7 @@ class NativeDecoder:
         self._checkpoint = Checkpoint(tensors, dtype=torch.float32, device=torch.device("cpu"))
         self._checkpoint.require(landmarks(config))
         self.weights = weights
+        self._exact = kv_dtype is torch.float32
         self._library = library
         self._ropes = {rope: Angles(rope, config) for rope in dict.fromkeys(layer.rope for layer in config.layers)}
 
@@ -80,7 +82,7 @@ class NativeDecoder:
         head = embedding
         if not config.tied:
             head = self._checkpoint.take_as_stored("lm_head.weight", config.vocab_size, config.hidden_size)
-        self.head = Head(library, PackedMatrix(library, [_readable(head)], weights), screen=screened)
+        self.head = Head(library, self._packed([_readable(head)]), screen=screened)
         embedding = _readable(embedding)
         self._kept.append(embedding)
         shape = DecoderShape(
@@ -170,13 +172,16 @@ class NativeDecoder:
         """Addresses of the packed matrix of maps stacked in this order, and of their bias."""
         take = self._checkpoint.take_as_stored
         sources = [_readable(take(f"{name}.weight", count, inputs)) for name, count in outputs.items()]
-        matrix = PackedMatrix(self._library, sources, self.weights)
+        matrix = self._packed(sources)
         self._kept.append(matrix)
         if not biased:
             return matrix.handle, None
         return matrix.handle, self._keep(
             torch.cat([self._checkpoint.take(f"{name}.bias", count) for name, count in outputs.items()])
         )
+
+    def _packed(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
+        return PackedMatrix(self._library, sources, self.weights, exact=self._exact)
 
     def _norm(self, name: str, size: int) -> int:
         weight = self._checkpoint.take(name, size)

@@ -2,7 +2,7 @@
 
 The torch twin is `functional.linear` with the weight rounded to its format. Sums are float32 in one fixed order: a row
 gives the same bits alone and in a batch, with one thread and with many. On machines with AMX tiles, BF16 rounds x to
-bfloat16 as well.
+bfloat16 as well, unless the matrix is `exact`.
 """
 
 import ctypes
@@ -27,8 +27,13 @@ class Format(Enum):
 class PackedMatrix:
     """A weight [n, k] in panels of 16 outputs, in memory of its own. Sources may be freed afterwards."""
 
-    def __init__(self, library: ctypes.CDLL, sources: Sequence[torch.Tensor], form: Format) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, sources: Sequence[torch.Tensor], form: Format, *, exact: bool = False
+    ) -> None:
         """Stacks `sources`, each [n_i, k], along n: the products of q, k and v are one.
+
+        Args:
+            exact: BF16 leaves x in float32, also where tiles would multiply it faster when it is rounded.
 
         Raises:
             ParameterError: a source is no float32 or bfloat16 matrix of the CPU, or their widths differ.
@@ -37,7 +42,7 @@ class PackedMatrix:
         self._library = _declare(library)
         self.format = form
         self.n, self.k = _stacked_shape(sources)
-        self._handle = library.umbel_matrix_create(form.value, self.n, self.k)
+        self._handle = library.umbel_matrix_create(form.value, self.n, self.k, exact)
         if not self._handle:
             raise EngineError(
                 f"there is no memory for a weight of {self.n} × {self.k} in {form.name}; use a smaller model or format"
@@ -123,7 +128,7 @@ def _check(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> None:
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.umbel_matrix_create.argtypes = [ctypes.c_int, long, long]
+    library.umbel_matrix_create.argtypes = [ctypes.c_int, long, long, ctypes.c_int]
     library.umbel_matrix_create.restype = pointer
     library.umbel_matrix_fill.argtypes = [pointer, long, long, pointer, ctypes.c_int, long]
     library.umbel_matrix_fill.restype = None

@@ -10,7 +10,7 @@ from umbel.srt import logits_buffer, model_runner
 from umbel.srt.batch import Runner
 from umbel.srt.kv_pool import KVGeometry, KVPool, slots_for_bytes
 from umbel.srt.model_runner import ModelRunner, build_runner, resolve_dtype
-from umbel.srt.models import decoder, layers
+from umbel.srt.models import decoder, layers, registry
 from umbel.srt.models.layers import can_pack
 from umbel.srt.native_runner import NativeRunner
 
@@ -98,7 +98,8 @@ def test_packed_bfloat16_weights_give_the_same_logits() -> None:
     assert relative_error(packed, plain) < 0.02
 
 
-def test_packing_that_this_machine_does_not_offer_is_refused() -> None:
+def test_packing_that_this_machine_does_not_offer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "can_pack", lambda dtype: False)
     with pytest.raises(ParameterError, match="cannot pack"):
         build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float16", kernels="torch", pack=True)
 

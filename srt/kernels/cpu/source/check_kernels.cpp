@@ -41,7 +41,7 @@ bool linear_works(Format format, long rows) {
     constexpr long N = 72, K = 104;
     Numbers numbers;
     std::vector<float> weight = numbers.take(N * K), x = numbers.take(rows * K), out(rows * N), expected(rows * N);
-    Matrix* matrix = create_matrix(format, N, K);
+    Matrix* matrix = create_matrix(format, N, K, false);
     if (!matrix) return false;
     fill_matrix(*matrix, 0, N, weight.data(), false, K);
     linear(*matrix, x.data(), rows, K, nullptr, out.data(), N);
@@ -98,7 +98,7 @@ bool head_works(Format format, long rows) {
     Numbers numbers;
     std::vector<float> weight = numbers.take(N * K), x = numbers.take(rows * K), logits(rows * N), best(rows);
     std::vector<int32_t> tokens(rows);
-    Matrix* matrix = create_matrix(format, N, K);
+    Matrix* matrix = create_matrix(format, N, K, false);
     if (!matrix) return false;
     fill_matrix(*matrix, 0, N, weight.data(), false, K);
     Head* head = create_head(*matrix, true);

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "linear_float.h"
 #include "memory.h"
 
 namespace umbel {
@@ -18,42 +19,59 @@ class Decoder {
         const DecoderShape& s = shape_;
         long rows = step.rows, turned = (s.heads + 2 * s.kv_heads) * s.head_dim, attended = s.heads * s.head_dim;
         float* x = residual_.take<float>(rows * s.hidden);
-        float* normed = normed_.take<float>(rows * s.hidden);
         float* update = update_.take<float>(rows * s.hidden);
         float* wide = wide_.take<float>(rows * (turned > 2 * s.intermediate ? turned : 2 * s.intermediate));
-        float* narrow = narrow_.take<float>(rows * (attended > s.intermediate ? attended : s.intermediate));
-        if (!x || !normed || !update || !wide || !narrow) return false;
+        float* seen = attended_.take<float>(rows * attended);
+        if (!x || !update || !wide || !seen) return false;
 
         embed(s.embedding, s.embedding_is_bf16, step.token_ids, s.embedding_scale, x, rows, s.hidden);
-        rms_norm(x, layers_[0].before_attention, normed, rows, s.hidden, s.epsilon);
+        if (!normed_.reset(*layers_[0].qkv, rows)) return false;
+        rms_norm(x, layers_[0].before_attention, normed_, rows, s.hidden, s.epsilon);
         for (long index = 0; index < s.layers; index++) {
             const DecoderLayer& layer = layers_[index];
             const LayerPool& pool = step.pools[index];
-            linear(*layer.qkv, normed, rows, s.hidden, layer.qkv_bias, wide, turned);
+            normed_.multiply(*layer.qkv, layer.qkv_bias, wide, turned);
             HeadTurn turn{s.heads, s.kv_heads, s.head_dim, layer.query_norm, layer.key_norm, s.epsilon,
                           step.angles[layer.rope]};
             turn_and_store(turn, wide, step.positions, step.write_slots, rows, pool.keys, pool.values, pool.is_bf16);
             bool last = index + 1 == s.layers;
             if (last && !step.outputs) return true;  // the keys of a chunk inside a prompt were all that was asked for
             AttentionShape shape{s.heads, s.kv_heads, s.head_dim, s.attention_scale, 0.0f};
-            attend(*step.plans[layer.plan], shape, pool, wide, turned, narrow, attended);
+            attend(*step.plans[layer.plan], shape, pool, wide, turned, seen, attended);
             if (last) {  // from here on rows do not see each other: only those that are asked for go on
                 keep(step, x, s.hidden);
-                keep(step, narrow, attended);
+                keep(step, seen, attended);
                 rows = step.outputs;
             }
-            linear(*layer.output, narrow, rows, attended, layer.output_bias, update, s.hidden);
-            add_and_norm(x, update, layer.after_attention, layer.before_mlp, normed, rows, s.hidden, s.epsilon);
-            linear(*layer.gate_up, normed, rows, s.hidden, layer.gate_up_bias, wide, 2 * s.intermediate);
-            activate(wide, narrow, rows, s.intermediate, (Activation)s.activation);
-            linear(*layer.down, narrow, rows, s.intermediate, layer.down_bias, update, s.hidden);
-            const float* next = last ? s.final_norm : layers_[index + 1].before_attention;
-            add_and_norm(x, update, layer.after_mlp, next, last ? step.hidden : normed, rows, s.hidden, s.epsilon);
+            linear(*layer.output, seen, rows, attended, layer.output_bias, update, s.hidden);
+            if (!normed_.reset(*layer.gate_up, rows) || !gated_.reset(*layer.down, rows)) return false;
+            add_and_norm(x, update, layer.after_attention, layer.before_mlp, normed_, rows, s.hidden, s.epsilon);
+            gate(layer, rows, wide);
+            gated_.multiply(*layer.down, layer.down_bias, update, s.hidden);
+            if (last) {
+                add_and_norm(x, update, layer.after_mlp, s.final_norm, step.hidden, rows, s.hidden, s.epsilon);
+                break;
+            }
+            const DecoderLayer& next = layers_[index + 1];
+            if (!normed_.reset(*next.qkv, rows)) return false;
+            add_and_norm(x, update, layer.after_mlp, next.before_attention, normed_, rows, s.hidden, s.epsilon);
         }
         return true;
     }
 
   private:
+    // The first half of an MLP, from `normed_` to `gated_`.
+    void gate(const DecoderLayer& layer, long rows, float* wide) {
+        Activation activation = (Activation)shape_.activation;
+#if defined(UMBEL_AMX)
+        const TiledRows *from = normed_.tiled(), *to = gated_.tiled();
+        if (from && to && shape_.intermediate % TiledRows::K == 0)
+            return gated_tiled(*layer.gate_up, *from, layer.gate_up_bias, activation, *to);
+#endif
+        normed_.multiply(*layer.gate_up, layer.gate_up_bias, wide, 2 * shape_.intermediate);
+        activate(wide, gated_, rows, shape_.intermediate, activation);
+    }
+
     // Moves the output rows to the front. They ascend, so nothing is overwritten before it is moved.
     static void keep(const DecoderStep& step, float* rows, long width) {
         for (long i = 0; i < step.outputs; i++)
@@ -63,7 +81,8 @@ class Decoder {
 
     DecoderShape shape_;
     std::vector<DecoderLayer> layers_;
-    Buffer residual_, normed_, update_, wide_, narrow_;
+    Buffer residual_, update_, wide_, attended_;
+    Inputs normed_, gated_;
 };
 
 }  // namespace

@@ -59,7 +59,7 @@ UMBEL_INLINE vf gelu(vf x) {
 UMBEL_INLINE vf relu(vf x) { return max(x, vf{}); }
 
 template <vf (*FUNCTION)(vf)>
-void activate_row(const float* gate, const float* up, float* out, long size) {
+void apply(const float* gate, const float* up, float* out, long size) {
     long i = 0;
     for (; i + VL <= size; i += VL) store(out + i, FUNCTION(load(gate + i)) * load(up + i));
     for (; i < size; i++) out[i] = FUNCTION(splat(gate[i]))[0] * up[i];
@@ -119,19 +119,28 @@ void turn_rows(const HeadTurn& turn, float* qkv, const int64_t* positions, const
     }
 }
 
-}  // namespace
+// Rows that are float32 where they lie: `Inputs` for those who want to read them.
+struct Plain {
+    float* rows;
+    long size;
+    float* begin_row(long row) { return rows + row * size; }
+    void end_row(long) {}
+};
 
-void rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon) {
+template <class Rows>
+void norm_rows(const float* x, const float* weight, Rows& out, long rows, long size, float epsilon) {
     parallel(rows, row_grain(rows, size), [&](long begin, long end) {
         for (long row = begin; row < end; row++) {
             const float* from = x + row * size;
-            scale_by(from, inverse_rms(from, size, epsilon), weight, out + row * size, size);
+            scale_by(from, inverse_rms(from, size, epsilon), weight, out.begin_row(row), size);
+            out.end_row(row);
         }
     });
 }
 
-void add_and_norm(float* x, const float* update, const float* after, const float* next, float* normed, long rows,
-                  long size, float epsilon) {
+template <class Rows>
+void add_and_norm_rows(float* x, const float* update, const float* after, const float* next, Rows& normed, long rows,
+                       long size, float epsilon) {
     parallel(rows, row_grain(rows, size), [&](long begin, long end) {
         for (long row = begin; row < end; row++) {
             float* into = x + row * size;
@@ -140,22 +149,58 @@ void add_and_norm(float* x, const float* update, const float* after, const float
                 add_scaled(into, from, inverse_rms(from, size, epsilon), after, size);
             else
                 add(into, from, size);
-            scale_by(into, inverse_rms(into, size, epsilon), next, normed + row * size, size);
+            scale_by(into, inverse_rms(into, size, epsilon), next, normed.begin_row(row), size);
+            normed.end_row(row);
         }
     });
 }
 
-void activate(const float* gate_up, float* out, long rows, long size, Activation activation) {
-    auto function = activation == Activation::SILU        ? activate_row<silu>
-                    : activation == Activation::GELU_TANH ? activate_row<gelu_tanh>
-                    : activation == Activation::GELU      ? activate_row<gelu>
-                                                          : activate_row<relu>;
+template <class Rows>
+void activate_rows(const float* gate_up, Rows& out, long rows, long size, Activation activation) {
     parallel(rows, row_grain(rows, 4 * size), [&](long begin, long end) {
         for (long row = begin; row < end; row++) {
             const float* gate = gate_up + row * 2 * size;
-            function(gate, gate + size, out + row * size, size);
+            activate_row(activation, gate, gate + size, out.begin_row(row), size);
+            out.end_row(row);
         }
     });
+}
+
+}  // namespace
+
+void rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon) {
+    Plain to{out, size};
+    norm_rows(x, weight, to, rows, size, epsilon);
+}
+void rms_norm(const float* x, const float* weight, Inputs& out, long rows, long size, float epsilon) {
+    norm_rows(x, weight, out, rows, size, epsilon);
+}
+
+void add_and_norm(float* x, const float* update, const float* after, const float* next, float* normed, long rows,
+                  long size, float epsilon) {
+    Plain to{normed, size};
+    add_and_norm_rows(x, update, after, next, to, rows, size, epsilon);
+}
+void add_and_norm(float* x, const float* update, const float* after, const float* next, Inputs& normed, long rows,
+                  long size, float epsilon) {
+    add_and_norm_rows(x, update, after, next, normed, rows, size, epsilon);
+}
+
+void activate_row(Activation activation, const float* gate, const float* up, float* out, long size) {
+    switch (activation) {
+        case Activation::SILU: return apply<silu>(gate, up, out, size);
+        case Activation::GELU_TANH: return apply<gelu_tanh>(gate, up, out, size);
+        case Activation::GELU: return apply<gelu>(gate, up, out, size);
+        case Activation::RELU: return apply<relu>(gate, up, out, size);
+    }
+}
+
+void activate(const float* gate_up, float* out, long rows, long size, Activation activation) {
+    Plain to{out, size};
+    activate_rows(gate_up, to, rows, size, activation);
+}
+void activate(const float* gate_up, Inputs& out, long rows, long size, Activation activation) {
+    activate_rows(gate_up, out, rows, size, activation);
 }
 
 void turn_and_store(const HeadTurn& turn, float* qkv, const int64_t* positions, const int64_t* slots, long rows,

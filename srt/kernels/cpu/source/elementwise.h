@@ -2,7 +2,7 @@
 // Everything is float32; rows are spread over the team.
 #pragma once
 
-#include "simd.h"
+#include "inputs.h"
 
 namespace umbel {
 
@@ -11,13 +11,21 @@ enum class Activation : int { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 // out[r] = x[r] / rms(x[r]) · weight
 void rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon);
 
+void rms_norm(const float* x, const float* weight, Inputs& out, long rows, long size, float epsilon);
+
 // x[r] += after ? rms_norm(update[r], after) : update[r]; then normed[r] = rms_norm(x[r], next).
 // The residual sum and both norms around it in one pass over a row.
 void add_and_norm(float* x, const float* update, const float* after, const float* next, float* normed, long rows,
                   long size, float epsilon);
+void add_and_norm(float* x, const float* update, const float* after, const float* next, Inputs& normed, long rows,
+                  long size, float epsilon);
+
+// out[i] = activation(gate[i]) · up[i]
+void activate_row(Activation activation, const float* gate, const float* up, float* out, long size);
 
 // out[r, i] = activation(gate_up[r, i]) · gate_up[r, size + i]
 void activate(const float* gate_up, float* out, long rows, long size, Activation activation);
+void activate(const float* gate_up, Inputs& out, long rows, long size, Activation activation);
 
 // What happens to the product [rows, heads + 2 kv_heads, head_dim] of queries, keys and values before attention.
 struct HeadTurn {

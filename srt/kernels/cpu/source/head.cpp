@@ -19,7 +19,7 @@ Head* create_head(const Matrix& exact, bool screen, bool coarse) {
     if (exact.format == Format::INT8) {
         head->screen = &exact;
     } else {
-        head->copy = create_matrix(Format::INT8, exact.n, exact.k);
+        head->copy = create_matrix(Format::INT8, exact.n, exact.k, exact.exact);
         head->screen = head->copy;
     }
     if (!head->radii || !head->offsets || !head->screen) {

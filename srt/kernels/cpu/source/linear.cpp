@@ -22,18 +22,19 @@ long element_bytes(Format format) {
     return 0;
 }
 
-#if defined(UMBEL_AMX)
-bool by_tiles(const Matrix& weight) { return weight.format == Format::BF16 && tiles_allowed(); }
-#endif
-
 }  // namespace
 
-Matrix* create_matrix(Format format, long n, long k) {
+#if defined(UMBEL_AMX)
+bool by_tiles(const Matrix& weight) { return weight.format == Format::BF16 && !weight.exact && tiles_allowed(); }
+#endif
+
+Matrix* create_matrix(Format format, long n, long k, bool exact) {
     Matrix* matrix = new (std::nothrow) Matrix{};
     if (!matrix) return nullptr;
     matrix->format = format;
     matrix->n = n;
     matrix->k = k;
+    matrix->exact = exact;
     matrix->panels = (n + PANEL - 1) / PANEL;
     matrix->k_padded = (k + GROUP - 1) / GROUP * GROUP;
     matrix->data_bytes = matrix->panels * matrix->k_padded * PANEL * element_bytes(format);
@@ -83,7 +84,9 @@ extern "C" {
 
 using umbel::Matrix;
 
-void* umbel_matrix_create(int format, long n, long k) { return umbel::create_matrix((umbel::Format)format, n, k); }
+void* umbel_matrix_create(int format, long n, long k, int exact) {
+    return umbel::create_matrix((umbel::Format)format, n, k, exact != 0);
+}
 
 void umbel_matrix_fill(void* matrix, long first, long count, const void* source, int source_is_bf16, long row_stride) {
     umbel::fill_matrix(*(Matrix*)matrix, first, count, source, source_is_bf16 != 0, row_stride);

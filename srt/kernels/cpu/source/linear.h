@@ -19,10 +19,11 @@ struct Matrix {
     void* data;     // panels × k_padded × 16 elements, in 2 MiB pages
     long data_bytes;
     float* scales;  // INT8: [panels · 16], weight = scale × stored; else nullptr
+    bool exact;     // BF16: x stays float32, also where tiles would multiply it rounded
 };
 
 // An empty matrix, all zeros; nullptr when there is no memory. Whoever creates it frees it.
-Matrix* create_matrix(Format format, long n, long k);
+Matrix* create_matrix(Format format, long n, long k, bool exact);
 void free_matrix(Matrix* matrix);
 
 // Lays out outputs [first, first + count) from source [count, k], float32 or bfloat16, with rows `row_stride` elements

@@ -1,7 +1,8 @@
 // The F32 and BF16 formats. Which of the two ways a matrix goes is decided once, by format and instruction set.
 #pragma once
 
-#include "linear.h"
+#include "elementwise.h"
+#include "inputs.h"
 
 namespace umbel {
 
@@ -14,6 +15,17 @@ void linear_vectors(const Matrix& weight, const float* x, long rows, long x_stri
 void linear_panel_vectors(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile);
 
 #if defined(UMBEL_AMX)
+// Whether products with it go by tiles.
+bool by_tiles(const Matrix& weight);
+
+// out[r, 0:n] = x[r] Wᵀ (+ bias) of rows that are tiles already.
+void linear_tiled(const Matrix& weight, const TiledRows& x, const float* bias, float* out, long out_stride);
+
+// out[r, i] = activation(gate[r, i]) · up[r, i] with [gate, up] = x[r] Wᵀ (+ bias), W = [2 · out.k, x.k]: what lies
+// between the products of an MLP never leaves the caches. out.k is a multiple of 32.
+void gated_tiled(const Matrix& weight, const TiledRows& x, const float* bias, Activation activation,
+                 const TiledRows& out);
+
 // The same by tiles, for BF16: x is rounded to bfloat16, sums are float32.
 void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                   long out_stride);

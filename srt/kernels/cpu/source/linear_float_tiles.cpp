@@ -17,41 +17,24 @@ namespace umbel {
 
 namespace {
 
-constexpr long TILE_K = 32;                         // inputs of one tile
 constexpr long TILE_SIZE = TILE_ROWS * TILE_BYTES;  // bytes, of x and of weights
-constexpr long BLOCK_K = 16;                        // tiles of one block: two panels of it stay in the first cache
+constexpr long BLOCK_K = 20;                        // tiles of one block: two panels of it stay in the first cache
 constexpr long BLOCK_ROWS = 8;                      // tiles of rows that share a visit of a panel
 constexpr long CHUNK_PANELS = 64;                   // most: a thread that loses its core delays a loop little
 constexpr long AHEAD = 2048;                        // bytes of a panel that are asked for before their use
 
 struct Call {
     const Matrix& weight;
-    const char* x;  // [tiles of rows, k_tiles, 16, 32] bfloat16, padded with zeros
-    long rows;
-    long k_tiles;
+    const TiledRows& x;
     const float* bias;
     float* out;
     long out_stride;
 
     long panel_bytes() const { return weight.k_padded * PANEL * (long)sizeof(bf16); }
+    long x_bytes() const { return x.k_tiles * TILE_SIZE; }  // of a tile of rows
+    const char* x_tile(long tile) const { return (const char*)x.data + tile * x_bytes(); }
+    const char* panel(long index) const { return (const char*)weight.data + index * panel_bytes(); }
 };
-
-// Rows [16 · tile, 16 · tile + 16) of x as tiles along k.
-void round_rows(const float* x, long rows, long x_stride, long k, long tile, bf16* tiles) {
-    long k_tiles = (k + TILE_K - 1) / TILE_K;
-    for (long r = 0; r < TILE_ROWS; r++) {
-        long row = tile * TILE_ROWS + r;
-        for (long t = 0; t < k_tiles; t++) {
-            bf16* line = tiles + (t * TILE_ROWS + r) * TILE_K;
-            long width = row >= rows ? 0 : k - t * TILE_K < TILE_K ? k - t * TILE_K : TILE_K;
-            const float* source = x + row * x_stride + t * TILE_K;
-            long i = 0;
-            for (; i + VL <= width; i += VL) store(line + i, load(source + i));
-            for (; i < width; i++) line[i] = to_bf16(source[i]);
-            for (; i < TILE_K; i++) line[i] = 0;
-        }
-    }
-}
 
 // R tiles of rows times P panels over `k_tiles` tiles: sums are tiles R·P at most 4, inputs 4 and 5, weights 6 and 7.
 // sums[r · P + p] is where a tile of sums begins, `strides` its bytes from row to row.
@@ -105,7 +88,7 @@ struct Place {
 };
 
 Place place_of(const Call& call, long tile, long panel) {
-    long rows = call.rows - tile * TILE_ROWS, width = call.weight.n - panel * PANEL;
+    long rows = call.x.rows - tile * TILE_ROWS, width = call.weight.n - panel * PANEL;
     return {call.out + tile * TILE_ROWS * call.out_stride + panel * PANEL, rows < TILE_ROWS ? rows : TILE_ROWS,
             width < PANEL ? width : PANEL, call.bias ? call.bias + panel * PANEL : nullptr};
 }
@@ -125,11 +108,9 @@ void compute_tiles(const Call& call, long tile, long tiles, long panel, long pan
         if (!place.whole() && at > 0)
             copy_rows(place.out, call.out_stride, edges[s], PANEL, place.rows, place.width);
     }
-    long x_bytes = call.k_tiles * TILE_SIZE;
-    const char* weights = (const char*)call.weight.data + panel * call.panel_bytes() + at * TILE_SIZE;
-    KERNELS[tiles][panels](call.x + tile * x_bytes + at * TILE_SIZE, x_bytes, weights, call.panel_bytes(), k_tiles,
-                           at == 0, streamed, sums, strides);
-    bool last = at + k_tiles == call.k_tiles;
+    KERNELS[tiles][panels](call.x_tile(tile) + at * TILE_SIZE, call.x_bytes(), call.panel(panel) + at * TILE_SIZE,
+                           call.panel_bytes(), k_tiles, at == 0, streamed, sums, strides);
+    bool last = at + k_tiles == call.x.k_tiles;
     for (long s = 0; s < tiles * panels; s++) {
         const Place& place = places[s];
         if (!place.whole()) copy_rows(edges[s], PANEL, place.out, call.out_stride, place.rows, place.width);
@@ -143,9 +124,9 @@ void compute_block(const Call& call, long first_tile, long end_tile, long first_
     Tiles configured;
     bool single = end_tile - first_tile == 1;  // of rows: weights are read once, so panels go side by side
     long together = single ? 4 : 2;
-    long block_k = single ? call.k_tiles : BLOCK_K;
-    for (long at = 0; at < call.k_tiles; at += block_k) {
-        long k_tiles = call.k_tiles - at < block_k ? call.k_tiles - at : block_k;
+    long block_k = single ? call.x.k_tiles : BLOCK_K;
+    for (long at = 0; at < call.x.k_tiles; at += block_k) {
+        long k_tiles = call.x.k_tiles - at < block_k ? call.x.k_tiles - at : block_k;
         for (long panel = first_panel; panel < end_panel;) {
             long panels = together;
             while (panels > end_panel - panel) panels /= 2;
@@ -165,48 +146,104 @@ long count_row_blocks(long row_tiles, long panels) {
     return blocks;
 }
 
-}  // namespace
-
-void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
-                  long out_stride) {
-    static Buffer buffer;  // one loop of the team at a time, so one buffer
-    long k_tiles = (weight.k + TILE_K - 1) / TILE_K, row_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    long tile_elements = k_tiles * TILE_ROWS * TILE_K;
-    bf16* rounded = buffer.take<bf16>(row_tiles * tile_elements);
-    if (!rounded) return linear_vectors(weight, x, rows, x_stride, bias, out, out_stride);  // no memory: without copy
-    parallel(row_tiles, 2, [&](long begin, long end) {
-        for (long tile = begin; tile < end; tile++)
-            round_rows(x, rows, x_stride, weight.k, tile, rounded + tile * tile_elements);
-    });
-    Call call{weight, (const char*)rounded, rows, k_tiles, bias, out, out_stride};
-    long blocks = count_row_blocks(row_tiles, weight.panels);
-    long group = even_grain(weight.panels * blocks, 8, 4);
+// body(first tile of rows, end, first panel, end) in chunks that are spread over the team.
+template <class Body>
+void parallel_blocks(const TiledRows& x, long panels, Body&& body) {
+    long row_tiles = x.row_tiles(), blocks = count_row_blocks(row_tiles, panels);
+    long group = even_grain(panels * blocks, 8, 4);
     if (group > CHUNK_PANELS) group = CHUNK_PANELS;
-    long groups = (weight.panels + group - 1) / group;
+    long groups = (panels + group - 1) / group;
     parallel(groups * blocks, 1, [&](long begin, long end) {  // neighbours share panels
         for (long chunk = begin; chunk < end; chunk++) {
             long block = chunk % blocks, panel = chunk / blocks * group;
-            long panel_end = panel + group < weight.panels ? panel + group : weight.panels;
-            compute_block(call, block * row_tiles / blocks, (block + 1) * row_tiles / blocks, panel, panel_end);
+            long panel_end = panel + group < panels ? panel + group : panels;
+            body(block * row_tiles / blocks, (block + 1) * row_tiles / blocks, panel, panel_end);
         }
     });
 }
 
+// One tile of rows: gate and up, [16, 16] each, to 16 inputs of the next product.
+void gate_rows(const float* gate, const float* up, const Call& call, long panel, Activation activation,
+               const TiledRows& out, long tile) {
+    static_assert(PANEL % VL == 0);
+    long size = out.k, half = panel % 2 * PANEL;
+    alignas(64) float gated[PANEL], biased[2][PANEL];
+    for (long r = 0; r < TILE_ROWS && tile * TILE_ROWS + r < out.rows; r++, gate += PANEL, up += PANEL) {
+        const float *left = gate, *right = up;
+        if (call.bias) {
+            for (long o = 0; o < PANEL; o++) {
+                biased[0][o] = gate[o] + call.bias[panel * PANEL + o];
+                biased[1][o] = up[o] + call.bias[size + panel * PANEL + o];
+            }
+            left = biased[0], right = biased[1];
+        }
+        activate_row(activation, left, right, gated, PANEL);
+        bf16* line = out.line(tile * TILE_ROWS + r, panel / 2) + half;
+        for (long o = 0; o < PANEL; o += VL) store(line + o, load(gated + o));
+    }
+}
+
+// Panels of gate and those of up with the same number side by side, over all of k.
+void gate_block(const Call& call, long first_tile, long end_tile, long first_panel, long end_panel,
+                Activation activation, const TiledRows& out) {
+    Tiles configured;
+    alignas(64) float memory[4][TILE_ROWS * PANEL];
+    float* sums[4] = {memory[0], memory[1], memory[2], memory[3]};
+    long strides[4], panels = call.weight.n / 2 / PANEL;
+    for (long& stride : strides) stride = PANEL * (long)sizeof(float);
+    for (long panel = first_panel; panel < end_panel; panel++)
+        for (long tile = first_tile; tile < end_tile; tile += 2) {
+            long tiles = end_tile - tile < 2 ? 1 : 2;
+            KERNELS[tiles][2](call.x_tile(tile), call.x_bytes(), call.panel(panel), panels * call.panel_bytes(),
+                              call.x.k_tiles, true, tile == first_tile, sums, strides);
+            for (long t = 0; t < tiles; t++)
+                gate_rows(memory[2 * t], memory[2 * t + 1], call, panel, activation, out, tile + t);
+        }
+}
+
+}  // namespace
+
+void linear_tiled(const Matrix& weight, const TiledRows& x, const float* bias, float* out, long out_stride) {
+    Call call{weight, x, bias, out, out_stride};
+    parallel_blocks(x, weight.panels, [&](long first_tile, long end_tile, long first_panel, long end_panel) {
+        compute_block(call, first_tile, end_tile, first_panel, end_panel);
+    });
+}
+
+void gated_tiled(const Matrix& weight, const TiledRows& x, const float* bias, Activation activation,
+                 const TiledRows& out) {
+    Call call{weight, x, bias, nullptr, 0};
+    parallel_blocks(x, out.k / PANEL, [&](long first_tile, long end_tile, long first_panel, long end_panel) {
+        gate_block(call, first_tile, end_tile, first_panel, end_panel, activation, out);
+    });
+}
+
+void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+                  long out_stride) {
+    static Buffer buffer;  // one loop of the team at a time, so one buffer
+    TiledRows rounded(nullptr, rows, weight.k);
+    rounded.data = buffer.take<bf16>(rounded.elements());
+    if (!rounded.data) return linear_vectors(weight, x, rows, x_stride, bias, out, out_stride);  // no memory: no copy
+    parallel(rows, 2 * TILE_ROWS, [&](long begin, long end) {
+        for (long row = begin; row < end; row++) rounded.put_row(row, x + row * x_stride);
+    });
+    linear_tiled(weight, rounded, bias, out, out_stride);
+}
+
 void linear_panel_tiles(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
     static thread_local Buffer buffer;  // inside a loop of the team every thread has its own rows
-    long k_tiles = (weight.k + TILE_K - 1) / TILE_K;
-    bf16* rounded = buffer.take<bf16>(k_tiles * TILE_ROWS * TILE_K);
-    if (!rounded) return linear_panel_vectors(weight, x, rows, x_stride, panel, tile);
-    Call call{weight, (const char*)rounded, TILE_ROWS, k_tiles, nullptr, nullptr, PANEL};
-    const char* weights = (const char*)weight.data + panel * call.panel_bytes();
+    TiledRows rounded(nullptr, TILE_ROWS, weight.k);
+    rounded.data = buffer.take<bf16>(rounded.elements());
+    if (!rounded.data) return linear_panel_vectors(weight, x, rows, x_stride, panel, tile);
+    Call call{weight, rounded, nullptr, nullptr, PANEL};
     Tiles configured;
     for (long row = 0; row < rows; row += TILE_ROWS) {
         long count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
         alignas(64) float sums[TILE_ROWS * PANEL];
         float* target = sums;
         long stride = PANEL * (long)sizeof(float);
-        round_rows(x + row * x_stride, count, x_stride, weight.k, 0, rounded);
-        multiply<1, 1>((const char*)rounded, 0, weights, 0, k_tiles, true, true, &target, &stride);
+        for (long r = 0; r < count; r++) rounded.put_row(r, x + (row + r) * x_stride);
+        multiply<1, 1>(call.x_tile(0), 0, call.panel(panel), 0, rounded.k_tiles, true, true, &target, &stride);
         std::memcpy(tile + row * PANEL, sums, count * PANEL * sizeof(float));
     }
 }

@@ -1,0 +1,62 @@
+#include "inputs.h"
+
+#include "linear_float.h"
+
+namespace umbel {
+
+#if defined(UMBEL_AMX)
+
+void TiledRows::put_row(long row, const float* x) const {
+    for (long t = 0; t < k_tiles; t++) {
+        bf16* to = line(row, t);
+        const float* from = x + t * K;
+        long width = k - t * K < K ? k - t * K : K, i = 0;
+        for (; i + VL <= width; i += VL) store(to + i, load(from + i));
+        for (; i < width; i++) to[i] = to_bf16(from[i]);
+        for (; i < K; i++) to[i] = 0;
+    }
+}
+
+#endif
+
+bool Inputs::reset(const Matrix& weight, long rows) {
+    rows_ = rows;
+    k_ = weight.k;
+#if defined(UMBEL_AMX)
+    is_tiled_ = by_tiles(weight);
+    if (is_tiled_) {
+        tiled_ = TiledRows(nullptr, rows, k_);
+        tiled_.data = memory_.take<bf16>(tiled_.elements());
+        return tiled_.data;
+    }
+#endif
+    floats_ = memory_.take<float>(rows * k_);
+    return floats_;
+}
+
+float* Inputs::begin_row(long row) {
+#if defined(UMBEL_AMX)
+    if (is_tiled_) {
+        thread_local Buffer scratch;
+        return scratch.take<float>(k_);
+    }
+#endif
+    return floats_ + row * k_;
+}
+
+void Inputs::end_row(long row) {
+#if defined(UMBEL_AMX)
+    if (is_tiled_) tiled_.put_row(row, begin_row(row));
+#else
+    (void)row;
+#endif
+}
+
+void Inputs::multiply(const Matrix& weight, const float* bias, float* out, long out_stride) const {
+#if defined(UMBEL_AMX)
+    if (is_tiled_) return linear_tiled(weight, tiled_, bias, out, out_stride);
+#endif
+    linear(weight, floats_, rows_, k_, bias, out, out_stride);
+}
+
+}  // namespace umbel

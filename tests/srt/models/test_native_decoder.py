@@ -1,0 +1,77 @@
+"""The native decoder on every instruction set that runs here: with rounded inputs (tiles) and with exact ones."""
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.native_runner import NativeRunner, build_native_runner
+
+from ..kernels.native import native_isas
+from .reference import Piece, Sequences, random_tokens, reference_logits, reference_model, relative_error, tensors_of
+
+NUM_SLOTS = 120
+LENGTHS = (40, 17, 1)
+# Intermediate sizes with whole tiles (gate and up are multiplied and activated together) and without.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "silu, whole tiles": ("llama", {"head_dim": 16, "intermediate_size": 96}),
+    "silu, biases, whole tiles": ("llama", {"head_dim": 16, "intermediate_size": 64, "mlp_bias": True}),
+    "silu, cut tiles": ("llama", {"head_dim": 16, "intermediate_size": 72}),
+    "gelu, whole tiles": ("gemma3_text", {"head_dim": 32, "intermediate_size": 160}),
+}
+
+
+@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    loaded = load_library(request.param)
+    loaded.umbel_set_threads(2)
+    return loaded
+
+
+def runner_of(reference: Any, library: ctypes.CDLL, dtype: torch.dtype) -> NativeRunner:
+    return build_native_runner(
+        reference.config.to_dict(),
+        {name: tensor.bfloat16() for name, tensor in tensors_of(reference).items()},
+        library=library,
+        num_slots=lambda geometry: NUM_SLOTS,
+        dtype=dtype,
+        weights="bf16",
+        tree_attention=True,
+        screened_head=False,
+    )
+
+
+def sequences() -> Sequences:
+    return Sequences([random_tokens(length, seed) for seed, length in enumerate(LENGTHS)], NUM_SLOTS)
+
+
+def whole() -> list[Piece]:
+    return [Piece(index, 0, length) for index, length in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_part_from_those_of_float32_by_what_dtype_rounds(
+    library: ctypes.CDLL, dtype: torch.dtype, case: str
+) -> None:
+    model_type, changes = CASES[case]
+    runner = runner_of(reference_model(model_type, **changes), library, dtype)
+    rounded = reference_model(model_type, **changes)
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    actual = runner.forward(sequences().batch(whole())).values
+    expected = torch.cat([reference_logits(rounded, ids.tolist()) for ids in sequences().token_ids])
+    assert relative_error(actual, expected) < (2e-5 if dtype is torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_has_the_same_hidden_state_alone_and_among_others(library: ctypes.CDLL, case: str) -> None:
+    model_type, changes = CASES[case]
+    runner = runner_of(reference_model(model_type, **changes), library, torch.bfloat16)
+    first_tokens = [[token] for token in random_tokens(37, 3)]  # one token attends to itself: no order of keys
+    together = Sequences(first_tokens, NUM_SLOTS).batch([Piece(index, 0, 1) for index in range(37)])
+    among = runner.forward(together).values.clone()
+    for index in (0, 15, 16, 36):
+        alone = runner.forward(Sequences(first_tokens, NUM_SLOTS).batch([Piece(index, 0, 1)])).values
+        assert torch.equal(alone[0], among[index])
