@@ -13,13 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import Automaton
+from .automaton import DEAD, Automaton
 from .errors import ConstraintRefused
 from .explored import Explored
+from .healing import Healing
 from .jump import Plan
 from .language import Grammar
 from .limits import Limits
 from .masks import Mask, Masks
+
+MOST_HEALINGS = 64  # that a constraint remembers; then they are made again
 
 Encode = Callable[[str], list[int]]  # the canonical tokens of plain text in the middle of a sequence
 
@@ -64,17 +67,34 @@ class Constraint:
         self._limits = limits or Limits()
         self.counters = counters or JumpCounters()
         self._explored = self._unexplored()
+        self._healings: dict[bytes, Healing] = {}
         self.minimum_tokens = len(self._explored.closing(self._explored.automaton.start))
 
-    def begin(self, context: bytes = b"") -> ConstraintState:
+    def begin(self, context: bytes = b"", said: bytes = b"") -> ConstraintState:
         """At the beginning of a text.
 
         Args:
             context: the bytes of the token before it; b"" when it spells nothing, as control tokens do.
+            said: the beginning of the text, when that token spells it already (healing.py).
+
+        Raises:
+            ConstraintRefused: no text begins with `said`.
         """
         if 2 * self._explored.automaton.states > self._limits.states:
-            self._explored = self._unexplored()
-        return ConstraintState(self._explored, self.counters, context)
+            self._explored, self._healings = self._unexplored(), {}
+        state = self._explored.automaton.run(self._explored.automaton.start, said)
+        if state == DEAD:
+            raise ConstraintRefused(f"no text begins with {said!r}")
+        return ConstraintState(self._explored, self.counters, context, state)
+
+    def healing(self, said: bytes) -> Healing:
+        """The tokens that may replace one that spells `said` before the text. Shared, like masks."""
+        healing = self._healings.get(said)
+        if healing is None:
+            if len(self._healings) >= MOST_HEALINGS:
+                self._healings.clear()
+            healing = self._healings[said] = Healing(self._explored, said)
+        return healing
 
     @property
     def nbytes(self) -> int:
@@ -103,11 +123,11 @@ class ConstraintState:
 
     __slots__ = ("_context", "_counters", "_explored", "_mask", "_place", "_plan", "_state", "_steps", "ended")
 
-    def __init__(self, explored: Explored, counters: JumpCounters, context: bytes) -> None:
+    def __init__(self, explored: Explored, counters: JumpCounters, context: bytes, state: int) -> None:
         self._explored = explored
         self._counters = counters
         self._context = context
-        self._state = explored.automaton.start
+        self._state = state
         self._steps: list[_Step] = []
         self._plan: Plan | None = None  # None: not asked for yet in this state
         self._place = 0  # in the plan
@@ -223,8 +243,8 @@ class ConstraintState:
 
     def copy(self) -> ConstraintState:
         """Goes its own way from here."""
-        copied = ConstraintState(self._explored, self._counters, self._context)
-        copied._state, copied._steps = self._state, self._steps.copy()
+        copied = ConstraintState(self._explored, self._counters, self._context, self._state)
+        copied._steps = self._steps.copy()
         copied._plan, copied._place = self._plan, self._place
         copied._mask, copied.ended = self._mask, self.ended
         return copied
