@@ -295,11 +295,6 @@ def covers_plain(ranges: Sequence[tuple[int, int]]) -> bool:
     return True
 
 
-def spelled_length(code: int) -> int:
-    """Bytes of a character inside a JSON string."""
-    return len(ESCAPES[code]) if code in ESCAPES else _utf8_length(code)
-
-
 def _utf8_length(code: int) -> int:
     return 1 if code < 0x80 else 2 if code < 0x800 else 3 if code < 0x10000 else 4
 
@@ -310,9 +305,9 @@ def shortest_character(ranges: Sequence[tuple[int, int]], spelled: bool) -> int:
     for first, last in ranges:
         if not spelled or first > 0x5C:
             return min(best, _utf8_length(first))
-        best = min(best, *(spelled_length(code) for code in range(first, min(last, 0x5C) + 1)))
-        if best == 1:
-            break
+        if (first <= 0x21 and last >= 0x20) or (first <= 0x5B and last >= 0x23) or last > 0x5C:
+            return 1
+        best = min(best, *(len(ESCAPES[code]) for code in range(first, last + 1)))  # nothing but escapes
     return best
 
 
