@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import ConstraintRefused, LimitExceeded
-from ..language import NOTHING, Call, Grammar, Language
+from ..language import NOTHING, Call, Grammar, Language, Literal
 from ..limits import Limits
 from .clauses import (
     EVERY_TYPE,
@@ -29,6 +29,7 @@ from .items import Items
 from .keywords import Ledger
 from .meaning import Meaning, structure
 from .members import Members
+from .numbers import Numbers
 from .source import Value, read_schema
 from .spelling import Style, Whitespace
 from .strings import Strings, quoted
@@ -113,6 +114,7 @@ class Compiler:
         self._names: dict[str, int] = {}
         self._languages: dict[Demands, Language] = {}
         self._clauses: dict[int, tuple[Clause, Language]] = {}  # by identity; the clause is kept so that it stays one
+        self._scalars: dict[Hashable, Language] = {}
         self._pending: deque[tuple[str, Arrays | Objects]] = deque()
 
     def grammar(self) -> Grammar:
@@ -186,7 +188,7 @@ class Compiler:
         words = scalars_left(Clause(clause.where, values=words, excluded=clause.excluded))
         options: list[Language] = [literal({None: "null", True: "true", False: "false"}[word]) for word in words]
         if types & NUMBER:
-            options.append(numbers_of(clause, types).language())
+            options.append(self._number(numbers_of(clause, types)))
         if "string" in types:
             options.append(self._string(strings_of(clause)))
         if "array" in types:
@@ -195,8 +197,24 @@ class Compiler:
             options.append(self._object(clause))
         return union([option for option in options if option != NOTHING])
 
+    def _number(self, numbers: Numbers) -> Language:
+        if numbers == Numbers(whole=numbers.whole):
+            name = "any integer" if numbers.whole else "any number"
+            return self._shared(numbers, name, numbers.language)
+        return numbers.language()
+
     def _string(self, strings: Strings) -> Language:
-        return quoted(strings.characters())
+        """One rule for all strings of whom the same is asked: formats and patterns are large, and come again."""
+        name = "any string" if strings == Strings() else "string"
+        return self._shared(strings, name, lambda: quoted(strings.characters()))
+
+    def _shared(self, key: Hashable, name: str, build: Callable[[], Language]) -> Language:
+        known = self._scalars.get(key)
+        if known is None:
+            language = build()
+            small = isinstance(language, Literal | Call) or language == NOTHING
+            known = self._scalars[key] = language if small else self.add_rule(self.rule_name(name), language)
+        return known
 
     def _array(self, clause: Clause) -> Language:
         if clause.arrays is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from ..language import EMPTY_TEXT, NOTHING, Both, Chars, Concat, Dfa, Language, Literal, Ranges, Repeat, Union, Without
 
@@ -121,7 +122,7 @@ def none_of(texts: Iterable[str]) -> Language:
     edges: list[tuple[tuple[Ranges, int], ...]] = [
         (
             *((((ord(character), ord(character)),), target) for character, target in inner.items()),
-            (_all_but(inner), elsewhere),
+            (_all_but("".join(sorted(inner))), elsewhere),
         )
         for inner in branches
     ]
@@ -130,10 +131,12 @@ def none_of(texts: Iterable[str]) -> Language:
     return Dfa(accepting, tuple(edges))
 
 
-def _all_but(characters: Iterable[str]) -> Ranges:
+@lru_cache(maxsize=4_096)
+def _all_but(characters: str) -> Ranges:
+    """Every character but these, which are in order."""
     found: list[tuple[int, int]] = []
     low = 0
-    for point in sorted(ord(character) for character in characters):
+    for point in map(ord, characters):
         found.append((low, point - 1))
         low = point + 1
     found.append((low, 0x10FFFF))
