@@ -13,7 +13,7 @@ from ..fsm.errors import ConstraintRefused
 from ..lang.errors import CapabilityError, ConstraintError
 from ..lang.protocol import FinishReason
 from .clock import Clock
-from .constraint_cursor import Cursor, SharedConstraint
+from .constraint_cursor import Boundary, Cursor, SharedConstraint
 from .constraint_shelf import ConstraintShelf
 from .counters import Counters
 from .engine_protocol import EngineGenerate
@@ -26,6 +26,7 @@ from .stopping import Stop, TokenBytes, constraint_end
 @dataclass(frozen=True, slots=True)
 class _Held:
     request: Request
+    heal: bool  # the prompt's last token may be replaced
     constraint: Future[tuple[SharedConstraint, frozenset[int]]]
 
 
@@ -73,7 +74,7 @@ class ConstrainedTexts:
         assert message.constraint is not None, "a request without a constraint has nothing to wait for"
         if self._shelf is None:
             raise CapabilityError("this engine enforces no constraints; leave the constraint out")
-        self._held.append(_Held(request, self._shelf.find(message.constraint, request.schedule.salt)))
+        self._held.append(_Held(request, message.heal, self._shelf.find(message.constraint, request.schedule.salt)))
 
     def count(self) -> None:
         """Brings the counters up to date."""
@@ -91,26 +92,37 @@ class ConstrainedTexts:
         for entry in held:
             if entry.request.number not in self._roster.held:
                 continue  # it has ended meanwhile
-            if not entry.constraint.done():
-                self._held.append(entry)
-                continue
             try:
-                self._open(entry.request, *entry.constraint.result())
+                if not entry.constraint.done() or not self._open(entry, *entry.constraint.result()):
+                    self._held.append(entry)
             except ConstraintRefused as error:
                 self._roster.fail(entry.request, ConstraintError(str(error)))
             except Exception as error:
                 self._roster.fail(entry.request, error)
 
-    def _open(self, request: Request, constraint: SharedConstraint, eos_ids: frozenset[int]) -> None:
+    def _open(self, held: _Held, constraint: SharedConstraint, eos_ids: frozenset[int]) -> bool:
+        """False: it needs more fuel than this step has."""
+        request = held.request
         generation = request.job
         assert isinstance(generation, Generation), "only generations have constraints"
         _check_budget(request, generation, constraint.minimum_tokens)
-        before = self._token_bytes(int(request.tokens[-1]))
-        cursor = generation.cursor = Cursor(constraint.begin(before), eos_ids)
+        last = int(request.tokens[-1])
+        said = self._token_bytes(last)
+        boundary: Boundary | None = None
+        if held.heal and said and request.prompt_length > 1 and generation.sampling.prompt_logprobs_from is None:
+            healing = constraint.healing(said)
+            if not self._spend(healing.prepare):
+                return False
+            if healing.possible:
+                boundary = Boundary(last, said, healing.mask(last), constraint, self._token_bytes)
+        cursor = generation.cursor = Cursor(constraint.begin(said), eos_ids, boundary)
+        if boundary is not None:
+            request.drop_prompt_token()
         self._roster.let_go(request)
         stop = constraint_end(generation) if cursor.finished else self._jump(request, generation, cursor)
         if stop is not None:
             self._end(request, generation, stop)
+        return True
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -126,7 +138,7 @@ class ConstrainedTexts:
         assert cursor is not None, "asked for texts with a constraint only"
         started = self._clock.now()
         try:
-            while self._prepare(cursor):
+            while self._spend(cursor.prepare):
                 if not cursor.pending or not self._jump_forward:
                     return True
                 stop = self._jump(request, generation, cursor)
@@ -140,9 +152,10 @@ class ConstrainedTexts:
             self._counters.mask_seconds += self._clock.now() - started
         return False
 
-    def _prepare(self, cursor: Cursor) -> bool:
+    def _spend(self, prepare: Callable[[int], int | None]) -> bool:
+        """Half of the step's fuel for this; False when it was not enough."""
         given = (self._fuel + 1) // 2
-        left = cursor.prepare(given)
+        left = prepare(given)
         self._fuel -= given if left is None else given - left
         return left is not None
 
@@ -150,6 +163,9 @@ class ConstrainedTexts:
         """Takes the settled token, and with jump-forward what must follow it → how the text ends, if it does."""
         cursor = generation.cursor
         assert cursor is not None, "called for texts with a constraint only"
+        if cursor.error is None and cursor.restored and token is not None:
+            request.restore_prompt_token(token)
+            return self._jump(request, generation, cursor)
         stop = self._append(request, generation, cursor, token)
         return self._jump(request, generation, cursor) if stop is None else stop
 

@@ -11,6 +11,8 @@ step of their own, without it each takes its step and the sample is overruled: t
 """
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -57,6 +59,29 @@ class TextState(Protocol):
         """At least the number of `closing_tokens`, and cheap."""
 
 
+class Allowed(Protocol):
+    """Tokens that may come: `fsm.masks.Mask`."""
+
+    @property
+    def bits(self) -> Mask: ...
+
+    @property
+    def few(self) -> NDArray[np.int32] | None: ...
+
+
+class Healing(Protocol):
+    """The tokens that may replace the one before the text: `fsm.healing.Healing`."""
+
+    def prepare(self, fuel: int) -> int | None:
+        """As of a TextState."""
+
+    @property
+    def possible(self) -> bool: ...
+
+    def mask(self, token: int) -> Allowed:
+        """Those tokens, and the one that may be replaced."""
+
+
 class SharedConstraint(Protocol):
     """What all texts under one constraint share: `fsm.constraint.Constraint`."""
 
@@ -64,7 +89,27 @@ class SharedConstraint(Protocol):
     def minimum_tokens(self) -> int:
         """Of the shortest text."""
 
-    def begin(self, context: bytes = b"") -> TextState: ...
+    def begin(self, context: bytes = b"", said: bytes = b"") -> TextState:
+        """context: what the token before the text spells; said: the part of it that belongs to the text."""
+
+    def healing(self, said: bytes) -> Healing:
+        """The tokens that may replace one that spells this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The prompt's last token, dropped to be sampled again among those that may replace it."""
+
+    token: int
+    said: bytes  # what it spells
+    allowed: Allowed
+    constraint: SharedConstraint
+    token_bytes: Callable[[int], bytes]
+
+    def begin(self, token: int) -> TextState:
+        """The text when it begins inside this token."""
+        data = self.token_bytes(token)
+        return self.constraint.begin(data, data[len(self.said) :])
 
 
 class Cursor:
@@ -73,20 +118,37 @@ class Cursor:
     Args:
         state: at the beginning of the text.
         eos_ids: tokens with which the model ends its text.
+        boundary: None leaves the prompt as it is.
     """
 
-    __slots__ = ("_state", "closing", "ended", "eos_ids", "error", "forced", "pending", "was_forced")
+    __slots__ = (
+        "_boundary",
+        "_state",
+        "closing",
+        "ended",
+        "eos_ids",
+        "error",
+        "forced",
+        "healed",
+        "pending",
+        "restored",
+        "was_forced",
+    )
 
-    def __init__(self, state: TextState, eos_ids: frozenset[int]) -> None:
+    def __init__(self, state: TextState, eos_ids: frozenset[int], boundary: Boundary | None = None) -> None:
         self._state = state
+        self._boundary = boundary  # until the first token is settled
         self.eos_ids = eos_ids
         self.pending: deque[int] = deque()
         self.closing = False  # `pending` is the way to the end
         self.ended = False  # an end-of-sequence token was taken
         self.forced = 0  # tokens taken from `pending`
         self.was_forced = False  # the last one was
+        self.healed = 0  # bytes of the first token that repeat the prompt
+        self.restored = False  # the token settled last belongs to the prompt
         self.error: ConstraintError | None = None  # why this text cannot go on
-        self._look_ahead()
+        if boundary is None:
+            self._look_ahead()
 
     @property
     def finished(self) -> bool:
@@ -100,11 +162,11 @@ class Cursor:
 
     @property
     def mask(self) -> Mask:
-        return self._state.mask
+        return self._boundary.allowed.bits if self._boundary is not None else self._state.mask
 
     @property
     def few(self) -> NDArray[np.int32] | None:
-        return self._state.few
+        return self._boundary.allowed.few if self._boundary is not None else self._state.few
 
     def prepare(self, fuel: int) -> int | None:
         """Makes ready what the next sample needs → the fuel that is left, or None when more is needed.
@@ -114,7 +176,7 @@ class Cursor:
         Raises:
             ConstraintError: the constraint is too large to go on, or the vocabulary cannot spell what must follow.
         """
-        if self.pending:
+        if self.pending or self._boundary is not None:
             return fuel
         try:
             left = self._state.prepare(fuel)
@@ -140,13 +202,31 @@ class Cursor:
             remaining: tokens that the text may still have, this one included.
         """
         try:
+            if self._boundary is not None:
+                return self._settle_boundary(self._boundary, token, remaining)
             return self._settle(token, remaining)
         except ConstraintRefused as error:
             self.error = _refused(error)
             return token
 
+    def _settle_boundary(self, boundary: Boundary, token: int, remaining: int) -> int:
+        """The first token: the prompt's own again, or one that the text begins inside of."""
+        self._boundary = None
+        if token != boundary.token:
+            before, self._state = self._state, boundary.begin(token)
+            if self._fits(remaining - 1):
+                self.healed = len(boundary.said)
+                self._look_ahead()
+                return token
+            self._state = before
+        self.restored = True
+        if not self._state.finished:
+            self._look_ahead()
+        return boundary.token
+
     def _settle(self, token: int, remaining: int) -> int | None:
         state = self._state
+        self.restored = False
         self.was_forced = bool(self.pending)
         if self.was_forced:
             token = self.pending.popleft()

@@ -59,8 +59,8 @@ class ConstraintLibrary:
         )
 
     @property
-    def counters(self) -> Counter[str]:
-        return self._counters + self._compiler.counters if self._compiler.counters else self._counters
+    def counters(self) -> dict[str, int]:
+        return {**self._counters, **self._compiler.counters}
 
     def find(self, spec: ConstraintSpec, salt: str, tell: Callable[[Answer], None]) -> Inquiry:
         """Calls `tell` once, now or later, unless the inquiry is forgotten before.

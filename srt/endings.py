@@ -12,19 +12,21 @@ def ended(request: Request, stop: Stop) -> Ended:
     generation = request.job
     assert isinstance(generation, Generation), "only generations end with Ended"
     cursor = generation.cursor
+    healed = cursor.healed if cursor is not None else 0
     return Ended(
         id=request.message_id,
         token_ids=request.generated_ids[generation.sent :],
         finish_reason=stop.reason,
         matched_stop=stop.matched,
         text_bytes=stop.text_bytes,
-        prompt_tokens=request.prompt_length,
+        prompt_tokens=request.prompt_length + (healed > 0),  # the last one was replaced
         cached_tokens=request.cached_tokens,
         completion_tokens=request.generated,
         logprobs=generation.logprobs[generation.sent :],
         prompt_logprobs=generation.prompt_logprobs,
         forced_tokens=cursor.forced if cursor is not None else 0,
         enforced=cursor is not None and cursor.accepting and (stop.matched is None or stop.matched in cursor.eos_ids),
+        healed=healed,
     )
 
 

@@ -176,6 +176,22 @@ class Request:
         self._tokens[self.length] = token
         self.length += 1
 
+    def drop_prompt_token(self) -> None:
+        """The prompt's last token will be sampled again."""
+        assert isinstance(self.job, Generation), "only generations sample"
+        assert self.length == self.prompt_length > 1, "a prompt keeps a token, and nothing has been generated"
+        self.length -= 1
+        self.prompt_length -= 1
+        self.job.length_limit -= 1
+
+    def restore_prompt_token(self, token: int) -> None:
+        """It was sampled again as it was."""
+        assert isinstance(self.job, Generation), "only generations sample"
+        assert self.length == self.prompt_length, "nothing has been generated"
+        self.append(token)
+        self.prompt_length += 1
+        self.job.length_limit += 1
+
     # ----------------------------------------------------------------------------------------- slots
 
     def slots(self, start: int, end: int) -> NDArray[np.int32]:

@@ -355,9 +355,10 @@ class Scheduler:
             self._finish_cached(request)
 
     def _commit_token(self, request: Request, generation: Generation, sampled: Sampled) -> None:
-        if sampled.logprob is not None:
+        cursor = generation.cursor
+        if sampled.logprob is not None and not (cursor is not None and cursor.restored):
             generation.logprobs.append(sampled.logprob)
-        if generation.cursor is None:
+        if cursor is None:
             assert sampled.token is not None, "only a constraint ends a text without a token"
             stop = self._take(request, generation, sampled.token)
         else:
@@ -383,8 +384,9 @@ class Scheduler:
         known = len(generation.logprobs) if generation.wants_logprobs else request.generated
         if generation.stream and known > generation.sent:
             token_ids = request.generated_ids[generation.sent : known]
+            healed = generation.cursor.healed if generation.cursor is not None else 0
             self._roster.events.append(
-                Tokens(request.message_id, token_ids, generation.logprobs[generation.sent : known])
+                Tokens(request.message_id, token_ids, generation.logprobs[generation.sent : known], healed)
             )
             generation.sent = known
 

@@ -28,6 +28,8 @@ def accept(request: Request, token: int, token_bytes: TokenBytes, longest: int) 
     generation.counts[token] = generation.counts.get(token, 0) + 1
     before = generation.text_bytes
     data = token_bytes(token)
+    if generation.cursor is not None and request.generated == 1:
+        data = data[generation.cursor.healed :]
     generation.text_bytes += len(data)
     may_stop = request.generated >= generation.sampling.min_tokens
     if token in generation.ends and may_stop:

@@ -294,3 +294,68 @@ def test_penalties_and_restrictions_act_on_what_the_mask_leaves(penalty: dict[st
         sampling = SamplingParams(max_tokens=64, seed=seed, **penalty)  # type: ignore[arg-type]
         run(machine, machine.constrain(PROMPT, texts(*ANSWERS), sampling))
         assert text(machine, 1) in ANSWERS
+
+
+# --------------------------------------------------------------------------------------- token healing
+
+SPACED = [256, *encode("they sing in th")]  # "th" is a token, and so is " the"
+AT_A_SPACE = [256, *encode("they sing in ")]  # "n", "in" and " " are; " the" and " a" begin with the last
+
+
+def healed(seed: int, prompt: list[int], *allowed: str, heal: bool = True, **options: object) -> tuple[Engine, Ended]:
+    machine = engine()
+    sampling = SamplingParams(**{"max_tokens": 20, "seed": seed, "temperature": 1.0, **options})  # type: ignore[arg-type]
+    return machine, run(machine, machine.constrain(prompt, texts(*allowed), sampling, heal=heal, stream=True))
+
+
+def text_of(machine: Engine, ending: Ended) -> str:
+    data = b"".join(map(TOKENIZER.token_bytes, machine.tokens(1)))[ending.healed :]
+    return data[: ending.text_bytes].decode()
+
+
+def test_the_last_token_of_the_prompt_may_be_replaced() -> None:
+    seen = set()
+    for seed in range(60):
+        machine, ending = healed(seed, AT_A_SPACE, "the end", "a thing", "bees")
+        assert text_of(machine, ending) in ("the end", "a thing", "bees")
+        assert ending.enforced
+        assert ending.prompt_tokens == len(AT_A_SPACE)
+        assert ending.completion_tokens <= 20
+        first = TOKENIZER.token_bytes(machine.tokens(1)[0])
+        assert (ending.healed > 0) == first.startswith(b" ")
+        seen.add(ending.healed > 0)
+    assert seen == {True, False}
+
+
+def test_without_a_longer_token_nothing_is_dropped() -> None:
+    for allowed in (("xyz", "yes"), ("the",)):
+        told = []
+        for heal in (True, False):
+            machine, ending = healed(1, PROMPT if allowed[0] == "xyz" else [256, *encode("q")], *allowed, heal=heal)
+            told.append((machine.tokens(1), ending.healed, machine.count("steps")))
+        assert told[0] == told[1]
+
+
+def test_where_the_prompt_keeps_its_token_all_is_as_without_healing() -> None:
+    same = 0
+    for seed in range(30):
+        machine, ending = healed(seed, AT_A_SPACE, "the end", "a thing", "bees", logprobs=True)
+        plain, unhealed = healed(seed, AT_A_SPACE, "the end", "a thing", "bees", logprobs=True, heal=False)
+        if not ending.healed:
+            same += 1
+            assert machine.tokens(1) == plain.tokens(1)
+            assert ending.completion_tokens == unhealed.completion_tokens
+    assert same > 5
+
+
+def test_healing_keeps_the_budget() -> None:
+    for seed, most in itertools.product(range(20), (4, 5, 6)):
+        machine, ending = healed(seed, AT_A_SPACE, "the end", "a thing", "bees", max_tokens=most)
+        assert text_of(machine, ending) in ("the end", "a thing", "bees")
+        assert ending.completion_tokens <= most
+
+
+def test_stops_are_not_found_in_the_prompt() -> None:
+    for seed in range(20):
+        machine, ending = healed(seed, AT_A_SPACE, "the end", "a thing", stop=(" t", " e"))
+        assert text_of(machine, ending) in ("the", "a")

@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded
+from umbel.fsm.masks import Mask
+from umbel.fsm.vocabulary import pack
 from umbel.srt.constraint_shelf import AtOnce, ConstraintShelf
 from umbel.srt.engine_protocol import EngineConstraint
 from umbel.srt.tokenizer import ByteTokenizer
@@ -30,15 +32,15 @@ def texts(*allowed: str, cost: int = 0) -> EngineConstraint:
 
 
 class ToyState:
-    def __init__(self, toy: "ToyConstraint", context: bytes) -> None:
+    def __init__(self, toy: "ToyConstraint", said: bytes) -> None:
         self._toy = toy
         self._tokens: list[int] = []
-        self._context = context
+        self._said = said
         self._paid = 0
 
     @property
     def _text(self) -> bytes:
-        return b"".join(map(TOKENIZER.token_bytes, self._tokens))
+        return self._said + b"".join(map(TOKENIZER.token_bytes, self._tokens))
 
     @property
     def _open(self) -> list[bytes]:
@@ -121,8 +123,28 @@ class ToyConstraint:
     def minimum_tokens(self) -> int:
         return len(self.begin().closing_tokens())
 
-    def begin(self, context: bytes = b"") -> ToyState:
-        return ToyState(self, context)
+    def begin(self, context: bytes = b"", said: bytes = b"") -> ToyState:
+        return ToyState(self, said)
+
+    def healing(self, said: bytes) -> "ToyHealing":
+        return ToyHealing(self, said)
+
+
+class ToyHealing:
+    def __init__(self, toy: ToyConstraint, said: bytes) -> None:
+        spelt = [(token, TOKENIZER.token_bytes(token)) for token in range(TOKENIZER.vocab_size)]
+        longer = [(token, data[len(said) :]) for token, data in spelt if data.startswith(said) and data != said]
+        self._tokens = [token for token, rest in longer if any(text.startswith(rest) for text in toy.allowed)]
+
+    def prepare(self, fuel: int) -> int:
+        return fuel
+
+    @property
+    def possible(self) -> bool:
+        return bool(self._tokens)
+
+    def mask(self, token: int) -> Mask:
+        return Mask.of(pack(np.array([*self._tokens, token], dtype=np.int32), (TOKENIZER.vocab_size + 31) // 32))
 
 
 class ToyOpener:
