@@ -2,19 +2,11 @@
 
 import re
 
-from . import case_folding
-from .charset import ANY, CharSet
-from .regex_escapes import character_escape, class_escape
+from .charset import CharSet
+from .regex_escapes import character_escape, class_escape, folded
 from .regex_source import Flags, Source, refused, unsupported
 
 _POSIX_CLASS = re.compile(r"\[:\^?[a-zA-Z]+:\]")
-
-
-def folded(members: CharSet, flags: Flags) -> CharSet:
-    """What the set stands for under the flags."""
-    if not flags.ignore_case:
-        return members
-    return case_folding.ignoring_ascii_case(members) if flags.ascii else case_folding.ignoring_case(members)
 
 
 def bracketed(source: Source, flags: Flags, start: int) -> CharSet:
@@ -25,7 +17,8 @@ def bracketed(source: Source, flags: Flags, start: int) -> CharSet:
         Unsupported: [:alpha:] inside, which Python reads as the characters between the brackets.
     """
     negated = source.accept("^")
-    ranges: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []  # written as characters: what the flag i asks about
+    classes = CharSet()
     first = not source.ecma  # there [] is the class of nothing and [^] of everything
     while True:
         at = source.position
@@ -35,25 +28,30 @@ def bracketed(source: Source, flags: Flags, start: int) -> CharSet:
         first = False
         member = _member(source, flags, start)
         if source.next != "-" or source.pattern.startswith("-]", source.position):
-            ranges.extend(_ranges(member))
-            continue
-        source.take()
-        last = _member(source, flags, start)
-        if isinstance(member, CharSet) or isinstance(last, CharSet):
-            if source.ecma:  # [\w-.]: the hyphen stands for itself
-                ranges.extend((*_ranges(member), (0x2D, 0x2D), *_ranges(last)))
+            members = [member]
+        else:
+            source.take()
+            last = _member(source, flags, start)
+            if isinstance(member, int) and isinstance(last, int):
+                ranges.append(_range(source, member, last, at))
                 continue
-            raise refused("a class such as \\w cannot begin or end a range; write the hyphen as '\\-'", at)
-        if last < member:
-            written = source.pattern[at : source.position]
-            raise refused(f"the range {written!r} runs backwards; write '\\-' for a literal hyphen", at)
-        ranges.append((member, last))
-    members = folded(CharSet.of(ranges), flags)
-    return ANY - members if negated else members
+            if not source.ecma:
+                raise refused("a class such as \\w cannot begin or end a range; write the hyphen as '\\-'", at)
+            members = [member, 0x2D, last]  # [\w-.]: the hyphen stands for itself
+        for each in members:
+            if isinstance(each, CharSet):
+                classes |= each
+            else:
+                ranges.append((each, each))
+    found = folded(CharSet.of(ranges), flags) | classes
+    return ~found if negated else found
 
 
-def _ranges(member: int | CharSet) -> tuple[tuple[int, int], ...]:
-    return member.ranges if isinstance(member, CharSet) else ((member, member),)
+def _range(source: Source, first: int, last: int, at: int) -> tuple[int, int]:
+    if last < first:
+        written = source.pattern[at : source.position]
+        raise refused(f"the range {written!r} runs backwards; write '\\-' for a literal hyphen", at)
+    return first, last
 
 
 def _member(source: Source, flags: Flags, start: int) -> int | CharSet:

@@ -3,6 +3,7 @@
 import string
 import unicodedata
 
+from . import case_folding
 from . import unicode_classes as classes
 from .charset import CharSet
 from .regex_source import Flags, Source, refused, unsupported
@@ -13,8 +14,17 @@ _HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 _HIGH, _LOW = range(0xD800, 0xDC00), range(0xDC00, 0xE000)  # halves of a surrogate pair
 
 
+def folded(characters: CharSet, flags: Flags) -> CharSet:
+    """What written characters stand for under the flags i and a."""
+    if not flags.ignore_case:
+        return characters
+    return case_folding.ignoring_ascii_case(characters) if flags.ascii else case_folding.ignoring_case(characters)
+
+
 def class_escape(source: Source, flags: Flags, start: int) -> CharSet | None:
     """\\d \\w \\s \\p{..} and their complements, after the backslash at `start`; None where it is another escape.
+
+    The flag i changes properties only: \\w, \\d and \\s are asked about the character as it is.
 
     Raises:
         Unsupported: a property that is no general category.
@@ -30,14 +40,14 @@ def class_escape(source: Source, flags: Flags, start: int) -> CharSet | None:
         case "s":
             found = classes.ASCII_SPACE if flags.ascii else classes.space()
         case "p":
-            return _property(source, start)
+            return _property(source, flags, start)
         case _:
             return None
     source.take()
     return ~found if letter.isupper() else found
 
 
-def _property(source: Source, start: int) -> CharSet:
+def _property(source: Source, flags: Flags, start: int) -> CharSet:
     """\\p{Lu} \\P{L} \\p{^Lu} \\pL; the cursor is at the letter."""
     negated = source.take() == "P"
     if source.accept("{"):
@@ -52,6 +62,7 @@ def _property(source: Source, start: int) -> CharSet:
             "write a general category such as \\p{L} or \\p{Lu}, or ranges as in [\\u0370-\\u03ff]",
             start,
         )
+    found = folded(found, flags)
     return ~found if negated else found
 
 

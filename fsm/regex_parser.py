@@ -12,8 +12,8 @@ from .charset import ANY, CharSet
 from .errors import LimitExceeded
 from .language import Language
 from .limits import Limits
-from .regex_classes import bracketed, folded
-from .regex_escapes import character_escape, class_escape
+from .regex_classes import bracketed
+from .regex_escapes import character_escape, class_escape, folded
 from .regex_groups import GroupKind, opening
 from .regex_reading import found_in, whole
 from .regex_source import Dialect, Flags, Source, exceeded, refused, unsupported
@@ -177,8 +177,8 @@ class _Parser:
                 return Begin(False, start) if letter == "A" else End(Ending.TEXT)
         found = class_escape(source, flags, start)
         if found is None:
-            found = CharSet.single(character_escape(source, False, start))
-        return characters(folded(found, flags))
+            found = folded(CharSet.single(character_escape(source, False, start)), flags)
+        return characters(found)
 
     def group(self, flags: Flags, depth: int, start: int) -> Item:
         if depth >= self.limits.depth:

@@ -148,26 +148,24 @@ class _Reading:
                 return rest if nullable(item) else NOTHING
 
     def repetition(self, item: Repetition, left: Left, rest: Language) -> Language:
-        """Anchors hold in the first and in the last two rounds at most; between them they match nothing.
+        """Rounds, of which the first and the last ones are read for themselves; between them anchors match nothing.
 
-        (Two, because the $ of Python holds before a last line feed, which may be a round of its own.) A round that
-        is empty need not be counted when one round is enough, so those that are counted are not empty.
+            first  ─▶  between ... between  ─▶  last ... last  ─▶  rest
+
+        A round that is empty need not be counted when one round is enough, so those that are counted are not empty.
         """
         body, least, most = item.body, item.least, item.most
-        if most == 1:
-            self.copy(rest, 1 - least)
-            texts = self.following(body, left, rest)
-            return texts if least else union((rest, texts))
-        self.check_repeatable(item)
-        self.copy(rest, 3)
-        last = self.following(body, Left.OTHER, rest)
-        last_two = self.following(body, Left.OTHER, last)
-        between = repeat(inside(body), max(least - 3, 0), None if most is None else most - 3) if most != 2 else NOTHING
-        after_first = [concat((between, last_two))]
-        if least <= 2:
-            after_first.append(last)
-        if least <= 1:
-            after_first.append(rest)
+        if most != 1:
+            self.check_repeatable(item)
+        last_rounds = _last_rounds(body) if most is None else min(_last_rounds(body), most - 1)
+        self.copy(rest, 1 + last_rounds)
+        ends = [rest]  # [rounds after the first]
+        for _ in range(last_rounds):
+            ends.append(self.following(body, Left.OTHER, ends[-1]))
+        between = repeat(
+            inside(body), max(least - 1 - last_rounds, 0), None if most is None else most - 1 - last_rounds
+        )
+        after_first = [concat((between, ends[-1])), *ends[max(least - 1, 0) : -1]]
         texts = self.following(body, left, union(after_first))
         return texts if least else union((rest, texts))
 
@@ -183,6 +181,17 @@ class _Reading:
         if item.least > 1 and may_be_empty(item.body):
             way_out = "leave the repeat out: an anchor that holds once holds as often as asked"
             raise unsupported("an anchor that is repeated", way_out, item.position)
+
+
+def _last_rounds(body: Item) -> int:
+    """How many rounds of a repeat may hold an end anchor: the last one, or the two before the end of the text.
+
+    Two, because the $ of Python holds before a last line feed, which may be a round of its own.
+    """
+    endings = {each.ending for each in walk(body) if isinstance(each, End)}
+    if Ending.LAST_LINE in endings:
+        return 2
+    return 1 if endings else 0
 
 
 def _ended(ending: Ending, rest: Language) -> Language:

@@ -92,9 +92,15 @@ def choice(items: Iterable[Item]) -> Item:
 
 
 def repetition(body: Item, least: int, most: int | None, position: int) -> Item:
-    if isinstance(body, Assertive):
-        return Repetition(body, least, most, position) if most != 0 else EMPTY_TEXT
-    return repeat(body, least, most)
+    """Repeats of repeats that leave no gap between their counts become one."""
+    if not isinstance(body, Assertive):
+        return repeat(body, least, most)
+    if most == 0:
+        return EMPTY_TEXT
+    if isinstance(body, Repetition) and body.least <= 1:
+        together = None if most is None or body.most is None else most * body.most
+        return Repetition(body.body, least * body.least, together, position)
+    return Repetition(body, least, most, position)
 
 
 def walk(item: Item) -> Iterable[Item]:
