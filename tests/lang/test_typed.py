@@ -39,6 +39,11 @@ class Movie(typing.TypedDict):
     year: typing.NotRequired[int]
 
 
+class Later(Movie, total=False):
+    seen: "typing.Required[bool]"
+    mood: "typing.NotRequired[str]"
+
+
 class Point(NamedTuple):
     x: float
     y: float = 0.0
@@ -95,6 +100,7 @@ VALUES: list[tuple[Any, str, object]] = [
     (uuid.UUID, f'"{KEY}"', KEY),
     (Node, '{"value": 1, "children": [{"value": 2, "colour": 2}]}', Node(1, [Node(2, [], Colour.TWO)])),
     (Movie, '{"title": "M"}', {"title": "M"}),
+    (Later, '{"title": "M", "seen": true}', {"title": "M", "seen": True}),
     (Point, '{"x": 1}', Point(1.0)),
     (Person, '{"name": "A", "friends": [{"name": "B"}]}', Person(name="A", friends=[Person(name="B")])),
     (list[Person], '[{"name": "A", "born": "2000-01-02"}]', [Person(name="A", born=datetime.date(2000, 1, 2))]),
@@ -154,6 +160,7 @@ def test_objects_of_classes_are_closed_and_keep_the_order_of_the_fields() -> Non
     assert list(root(Node)["properties"]) == ["value", "children", "colour"]
     assert root(Node)["required"] == ["value"]
     assert root(Movie)["required"] == ["title"]
+    assert root(Later)["required"] == ["title", "seen"]
 
 
 def test_every_reference_leads_to_a_definition() -> None:
