@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from ..character_dfa import determinised
 from ..language import Language
 from ..limits import Limits
 from ..regex_parser import parse_regex
@@ -81,13 +82,13 @@ _POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 
 
 def _expression() -> str:
-    """Regular expressions that mean the same in every dialect, with groups three levels deep."""
+    """Regular expressions that mean the same in every dialect, with groups two levels deep."""
     escape = r"\\[dDwWsS.*+?()|\[\]{}^$/\\]"
     member = r"(?:[a-zA-Z0-9_ .,:;@#%/=]|a-z|A-Z|0-9|\\[dws\]\\.-])"
     atom = rf"(?:[a-zA-Z0-9_ ,:;@#%/=&~<>!'\x22-]|\.|{escape}|\[\^?{member}+\])"
     count = r"(?:[*+?]|\{[1-9]\d?\}|\{\d,\}|\{0,[1-9]\d?\})?"
     inner = rf"(?:{atom}{count})"
-    for _ in range(3):
+    for _ in range(2):
         branches = rf"{inner}+(?:\|{inner}+)*"
         inner = rf"(?:(?:{atom}|\((?:\?:)?{branches}\)){count})"
     return rf"\^?{inner}*(?:\|{inner}+)*\$?"
@@ -117,6 +118,11 @@ _PATTERNS = {
     "regex": _expression(),
 }
 
+# Counters are smaller than states.
+_COUNTED = frozenset({"email", "idn-email", "hostname", "host-name", "idn-hostname"})
+    {"email", "idn-email", "hostname", "host-name", "idn-hostname"}
+)  # counters are smaller than states
+
 _LIMITS = Limits(pattern_bytes=1 << 20)  # these are ours, however long
 
 
@@ -127,9 +133,6 @@ def is_format(name: str) -> bool:
 
 @cache
 def format_language(name: str) -> Language:
-    """The strings of a format, as characters."""
-    return parse_regex(_asciified(_PATTERNS[name]), _LIMITS)
-
-
-def _asciified(pattern: str) -> str:
-    return f"(?a:{pattern})"
+    """The strings of a format, as characters: an automaton where that is small, to be followed without alternatives."""
+    language = parse_regex(f"(?a:{_PATTERNS[name]})", _LIMITS)
+    return language if name in _COUNTED else determinised(language, _LIMITS)
