@@ -120,8 +120,6 @@ _PATTERNS = {
 
 # Counters are smaller than states.
 _COUNTED = frozenset({"email", "idn-email", "hostname", "host-name", "idn-hostname"})
-    {"email", "idn-email", "hostname", "host-name", "idn-hostname"}
-)  # counters are smaller than states
 
 _LIMITS = Limits(pattern_bytes=1 << 20)  # these are ours, however long
 
