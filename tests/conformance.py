@@ -9,15 +9,18 @@ generation is assumed to repeat itself.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from umbel.interpreter import loop
-from umbel.lang.errors import UmbelError
+from umbel.lang.errors import ConstraintError, UmbelError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import (
     Backend,
     Chunk,
+    ConstraintSpec,
     Done,
     Final,
     FinishReason,
@@ -263,6 +266,34 @@ async def the_chat_template_opens_and_closes_turns(backend: Backend) -> None:
     assert all(isinstance(part, Text) for part in parts)
 
 
+async def a_constraint_holds_or_is_refused(backend: Backend) -> None:
+    if "regex" not in backend.capabilities.constraints:
+        pytest.skip("the backend enforces no regular expressions")
+    constraint = ConstraintSpec("regex", r"[^\n]*")
+    asked = msgspec.structs.replace(request(stream=True), constraint=constraint)
+    chunks, final = await generate(backend, asked)
+    (completion,) = final.completions
+    assert re.fullmatch(constraint.source, completion.text)
+    assert "".join(chunk.text for chunk in chunks) == completion.text
+    if completion.finish_reason is FinishReason.STOP:
+        assert completion.guarantee == "enforced"
+    with pytest.raises(ConstraintError, match="position"):
+        await generate(backend, msgspec.structs.replace(request(), constraint=ConstraintSpec("regex", "(a")))
+    _, after = await generate(backend, request())
+    assert after.completions[0].guarantee == ""
+
+
+async def a_text_ends_before_a_match_of_a_stop_regex(backend: Backend) -> None:
+    if not backend.capabilities.stop_regex:
+        pytest.skip("the backend has no stop_regex")
+    chunks, final = await generate(
+        backend, request(sampling=SamplingParams(max_tokens=32, temperature=0.0, stop_regex=(r"\w",)), stream=True)
+    )
+    (completion,) = final.completions
+    assert re.search(r"\w", completion.text) is None
+    assert "".join(chunk.text for chunk in chunks) == completion.text
+
+
 CASES: tuple[Case, ...] = (
     start_can_be_repeated,
     a_request_ends_with_one_final,
@@ -283,4 +314,6 @@ CASES: tuple[Case, ...] = (
     a_hint_returns_at_once_and_changes_no_text,
     controls_are_answered_or_refused,
     the_chat_template_opens_and_closes_turns,
+    a_constraint_holds_or_is_refused,
+    a_text_ends_before_a_match_of_a_stop_regex,
 )
