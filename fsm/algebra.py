@@ -68,8 +68,10 @@ def concat(parts: Iterable[Language]) -> Language:
 
 
 def _append(flat: list[Language], part: Language) -> None:
-    if part == EMPTY_TEXT:
-        return
+    if part == EMPTY_TEXT or (flat and flat[-1] == ANY_TEXT and _may_be_empty(part)):
+        return  # any text, and then perhaps something, is any text
+    while part == ANY_TEXT and flat and _may_be_empty(flat[-1]):
+        flat.pop()
     match (flat[-1] if flat else None), part:
         case Literal(before), Literal(after):
             flat[-1] = Literal(before + after)
@@ -82,6 +84,17 @@ def _append(flat: list[Language], part: Language) -> None:
             flat[-1] = Repeat(body, least + 1, None if most is None else most + 1)
         case _:
             flat.append(part)
+
+
+def _may_be_empty(node: Language) -> bool:
+    """Whether the form alone shows that the empty text is admitted, calls or not."""
+    match node:
+        case Repeat(least=0):
+            return True
+        case Union(options):
+            return any(map(_may_be_empty, options))
+        case _:
+            return node == EMPTY_TEXT
 
 
 def union(options: Iterable[Language]) -> Language:
