@@ -137,8 +137,10 @@ class KVSpace:
         """Keys for rows before `end`, in the spare slots and in new ones behind them.
 
         Prompt tokens go into the tree at once: every layer stores its keys before it attends, so a request planned
-        later in this step may already read them.
+        later in this step may already read them. Not so tokens behind private ones: the tree may have got the same
+        tokens meanwhile, and would be written to twice.
         """
+        follows_tree = request.tree_length == request.kv_length
         if len(slots):
             request.set_slots(request.slot_end, slots)
             request.slot_end += len(slots)
@@ -147,7 +149,7 @@ class KVSpace:
         if not request.decoding:
             self._placed_in[request.slots(request.kv_length, end)] = self._step
         request.kv_length = end
-        if self._share_in_step and not request.decoding:
+        if self._share_in_step and follows_tree and not request.decoding:
             self.adopt(request, end)
 
     def take_back_spare(self, requests: Iterable[Request]) -> bool:
