@@ -45,7 +45,7 @@ def test_is_short_and_says_what_it_shows(name: str) -> None:
 def test_the_issue_names_these_examples() -> None:
     assert set(NAMES) >= {
         "quickstart", "judge", "tree_of_thought", "self_consistency", "skeleton_of_thought", "react_agent",
-        "multi_turn", "document_qa", "batch", "streaming", "async_program",
+        "multi_turn", "document_qa", "batch", "streaming", "async_program", "extract", "field_card",
     }  # fmt: skip
 
 
@@ -76,6 +76,21 @@ def test_the_agent_uses_its_tools() -> None:
     assert module.calculate("2 * (3 + 4)") == "14"
     assert module.calculate("__import__('os')") == "cannot calculate \"__import__('os')\""
     assert module.population("Atlantis") == "unknown country 'Atlantis'"
+
+
+def test_a_note_becomes_an_object() -> None:
+    module = load("extract")
+    record = '{"title": "Hamlet", "author": "Shakespeare", "year": 1603, "kind": "play", "translated": false}'
+    state = module.read.run(note="x", backend=ul.Echo([record]))
+    assert state.ret_value == module.Book("Hamlet", "Shakespeare", 1603, "play", False)
+
+
+def test_a_card_is_filled_in_as_its_form_has_it() -> None:
+    module = load("field_card")
+    card = "Species: Grey heron\nLength: 95 cm\nDiet: fish\nNocturnal: no"
+    state = module.fill_in.run(sighting="x", backend=ul.Echo([card, "2\n", "calm"]))
+    assert state.text().endswith(f"x\n{card}\nSeen: 2\nMood: calm")
+    assert (state.value("seen"), state.value("mood")) == (2, "calm")
 
 
 def test_a_failed_review_does_not_take_the_batch_with_it(
