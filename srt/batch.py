@@ -13,9 +13,10 @@ the token without computing 262,144 logits may answer with it; any runner may gi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,13 @@ class Pick(IntEnum):
     SAMPLE = 2  # a draw (draw.py), restricted by top_k and min_p at most
 
 
+class Allowed(NamedTuple):
+    """The tokens that a row may choose."""
+
+    few: NDArray[np.int32] | None  # ascending, when they are few
+    bits: NDArray[np.uint32] | None  # packed: bit t % 32 of word t // 32; given when they are not few
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Picks:
     """By logit row. The numbers of a row that is not SAMPLE mean nothing."""
@@ -44,11 +52,17 @@ class Picks:
     top_k: NDArray[np.int32]  # [L] 0 = all; tokens that tie with the k-th stay
     # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
     min_p: NDArray[np.float64]
+    allowed: Mapping[int, Allowed] = field(default_factory=dict)  # row → its tokens; rows that are not in it: all
 
     def take(self, rows: NDArray[np.integer]) -> Picks:
         """Those of some of the logit rows."""
         return Picks(
-            self.kinds[rows], self.inverse_temperatures[rows], self.keys[rows], self.top_k[rows], self.min_p[rows]
+            self.kinds[rows],
+            self.inverse_temperatures[rows],
+            self.keys[rows],
+            self.top_k[rows],
+            self.min_p[rows],
+            {index: self.allowed[row] for index, row in enumerate(rows.tolist()) if row in self.allowed},
         )
 
 

@@ -270,7 +270,7 @@ class Gateway:
             self._to_peer(peer, Done(message.id, self.info()))
             return
         self._calls.add(call)
-        if isinstance(call, GenCall) and call.spec is not None:
+        if isinstance(message, GenRequest) and isinstance(call, GenCall) and call.spec is not None:
             self._compile(call, call.spec, message.origin.salt)
         elif self._state is EngineState.READY:
             self._dispatch(call)

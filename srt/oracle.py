@@ -19,6 +19,7 @@ from ..lang.protocol import FinishReason
 from ..lang.sampling import SamplingParams
 from .batch import DUMMY_SLOT, Batch, Logits, Pick, Picks
 from .draw import Draw, gumbel
+from .picks import choose_few
 from .sampler import Sampler
 
 _LARGEST_VOCABULARY = 1 << 12  # 12 bits of id and 10 of hash: every logit is exact in float32 and unique in its row
@@ -202,11 +203,16 @@ class OracleRunner:
 
 
 def _answer_picks(logits: NDArray[np.float32], picks: Picks) -> Logits:
-    """Rows with Pick.ALL keep their logits; of the others only a token is left. By the definitions, row by row."""
+    """Rows with Pick.ALL keep their logits; of the others only a token is left. By the definitions, row by row. A row
+    that may not choose among all tokens keeps its logits too, but for those that choose among a few."""
     whole = picks.kinds == Pick.ALL
+    whole[[row for row, allowed in picks.allowed.items() if allowed.few is None]] = True
     places = np.where(whole, np.cumsum(whole) - 1, -1)
     tokens = np.full(len(logits), -1, dtype=np.int64)
     for row in np.flatnonzero(~whole).tolist():
+        if row in picks.allowed and (few := picks.allowed[row].few) is not None:
+            tokens[row] = choose_few(logits[row, few], few, picks, row)
+            continue
         scores = logits[row].astype(np.float64)
         if picks.kinds[row] == Pick.SAMPLE:
             ids = np.arange(len(scores))

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..fsm.vocabulary import pack
 from ..lang.errors import EngineError
-from .batch import Logits, Pick, Picks
+from .batch import Allowed, Logits, Pick, Picks
 from .draw import Draw, Draws
 from .engine_protocol import IdLogprob
 from .logprobs import Wanted, describe
@@ -48,7 +49,7 @@ def read_outcome(logits: Logits, plan: StepPlan, picks: Picks | None, sampler: S
     if picks is not None and len(left):
         picked = left[picks.kinds[rows[left]] != Pick.ALL]
         if len(picked):
-            tokens[picked] = sampler.choose(logits.values, _draws(picks, rows[picked], logits))
+            tokens[picked] = sampler.choose(logits.values, _draws(picks, rows[picked], logits, sampler.vocab_size))
             left = np.flatnonzero(tokens < 0)
     sampled: dict[int, Sampled] = {}
     if len(left):
@@ -58,7 +59,7 @@ def read_outcome(logits: Logits, plan: StepPlan, picks: Picks | None, sampler: S
     return Outcome(known, forced, sampled)
 
 
-def _draws(picks: Picks, rows: NDArray[np.int64], logits: Logits) -> Draws:
+def _draws(picks: Picks, rows: NDArray[np.int64], logits: Logits, vocab_size: int) -> Draws:
     """Rows that need no adjustment, as the runner was asked for them."""
     places = logits.places[rows]
     if places.min() < 0:
@@ -71,7 +72,14 @@ def _draws(picks: Picks, rows: NDArray[np.int64], logits: Logits) -> Draws:
         top_k=picks.top_k[rows],
         top_p=np.ones(len(rows)),
         min_p=picks.min_p[rows],
+        masks=[_bits(picks.allowed.get(row), vocab_size) for row in rows.tolist()] if picks.allowed else None,
     )
+
+
+def _bits(allowed: Allowed | None, vocab_size: int) -> NDArray[np.uint32] | None:
+    if allowed is None or allowed.few is None:
+        return None if allowed is None else allowed.bits
+    return pack(allowed.few, -(-vocab_size // 32))
 
 
 def _sample(owners: Sequence[PlannedRows], logits: Logits, sampler: Sampler) -> dict[int, Sampled]:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..lang.errors import EngineError
 from ..lang.sampling import SamplingParams
-from .batch import Pick, Picks
-from .draw import draw_keys, inverse_temperature
+from .batch import Allowed, Pick, Picks
+from .draw import draw_keys, gumbel, inverse_temperature
 from .request import Generation, Request
 from .step_plan import PlannedRows
 
@@ -20,12 +21,14 @@ MOST_PICKED = 256  # the largest top_k of a SAMPLE row
 
 def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
     """What each of the step's `logit_rows` rows of logits is needed for."""
+    allowed: dict[int, Allowed] = {}
     picks = Picks(
         kinds=np.full(logit_rows, Pick.ALL, dtype=np.uint8),
         inverse_temperatures=np.zeros(logit_rows),
         keys=np.zeros(logit_rows, dtype=np.uint64),
         top_k=np.zeros(logit_rows, dtype=np.int32),
         min_p=np.zeros(logit_rows),
+        allowed=allowed,
     )
     best: list[int] = []
     sampled: list[int] = []
@@ -37,9 +40,10 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
         sampling = generation.sampling
-        masked = mask_of(generation) is not None
-        if masked or forbidden_ends(request, generation) or not only_token(sampling):
+        if forbidden_ends(request, generation) or not only_token(sampling):
             continue
+        if (tokens := _allowed(generation)) is not None:
+            allowed[rows.logits_of_last] = tokens
         if sampling.temperature == 0.0:
             best.append(rows.logits_of_last)
             continue
@@ -61,6 +65,35 @@ def mask_of(generation: Generation) -> NDArray[np.uint32] | None:
     """The tokens that may come next; None: all, or it is known already which one comes."""
     cursor = generation.cursor
     return cursor.mask if cursor is not None and not cursor.pending else None
+
+
+def _allowed(generation: Generation) -> Allowed | None:
+    """As `mask_of`; few tokens are named instead of spread over a mask."""
+    cursor = generation.cursor
+    if cursor is None or cursor.pending:
+        return None
+    few = cursor.few
+    return Allowed(few, cursor.mask if few is None else None)
+
+
+def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], picks: Picks, row: int) -> int:
+    """The token that a row chooses among `tokens`, by the definition of a draw. logits: those of `tokens`.
+
+    Raises:
+        EngineError: a logit is not a number.
+    """
+    values = logits.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise EngineError("the model's logits are not numbers: no token can be chosen")
+    if picks.kinds[row] == Pick.BEST:
+        return int(tokens[values.argmax()])
+    scale, top_k, min_p = picks.inverse_temperatures[row], int(picks.top_k[row]), picks.min_p[row]
+    scores = values * scale + gumbel(picks.keys[row : row + 1], tokens)
+    if 0 < top_k < len(values):
+        scores[values < np.partition(values, -top_k)[-top_k]] = -np.inf
+    if min_p > 0:
+        scores[(values - values.max()) * scale < np.log(min_p)] = -np.inf
+    return int(tokens[scores.argmax()])
 
 
 def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
