@@ -2,6 +2,7 @@
 
     inside a JSON string        the plain tokens are allowed at once, by their number of characters;
                                 a walk visits the few that are not plain, and the plain ones that may be too long
+    where words go on for long  tokens of letters and digits are allowed at once; a walk visits the others
     elsewhere                   a walk through the trie of all tokens, which ends early where little is allowed
 
 Making a mask takes fuel and can be interrupted: no state of any constraint stalls who else is served.
@@ -17,16 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import Automaton
-from .trie import Trie, build_trie
-from .trie_walk import NumpyWalk, Walk, work_of
-from .vocabulary import Vocabulary, pack, unpack
+from .automaton import DEAD, Automaton
+from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, Trie, build_trie
+from .trie_walk import NumpyWalk, Walk, work_behind
+from .vocabulary import WORD_BYTES, Vocabulary, pack, pack_few, unpack_few
 
 FEW = 64  # up to so many tokens a mask is kept as their ids, and whoever samples may compute their logits alone
 NODES_PER_FUEL = 4_096  # visiting so many nodes natively takes the time of determinising one transition
 NODES_PER_WALK = 1 << 16
 CACHE_BYTES = 64 << 20
 MOST_MAKING = 64  # masks in the making; what is begun and never finished goes
+MOST_WORD_SETS = 64  # with which words may begin, remembered
 _ENTRY_BYTES = 1_024  # of an entry besides its bits
 
 
@@ -42,9 +44,9 @@ class Mask:
     def of(cls, bits: NDArray[np.uint32]) -> Mask:
         """bits: [words], owned by the mask from now on."""
         if np.count_nonzero(bits) <= FEW:
-            tokens = unpack(bits)
+            tokens = unpack_few(bits)
             if len(tokens) <= FEW:
-                return cls(tokens, None, len(bits))
+                return cls(np.array(tokens, np.int32), None, len(bits))
         bits.flags.writeable = False
         return cls(None, bits, len(bits))
 
@@ -58,7 +60,7 @@ class Mask:
         if self._bits is not None:
             return self._bits
         assert self.few is not None, "a mask has bits or tokens"
-        return pack(self.few, self._words)
+        return pack_few(self.few.tolist(), self._words)
 
 
 class Masks:
@@ -88,6 +90,8 @@ class Masks:
         self._serials = itertools.count()
         self._kept: OrderedDict[tuple[int, int], Mask] = OrderedDict()
         self._making: OrderedDict[tuple[int, int], _MaskWork] = OrderedDict()
+        self._most_plain = int(vocabulary.plain_characters.max(initial=0))
+        self._words: dict[bytes, NDArray[np.uint32]] = {b"": np.zeros(vocabulary.words, np.uint32)}
         self._plain: dict[int, NDArray[np.uint32]] = {}
 
     def register(self) -> int:
@@ -121,12 +125,24 @@ class Masks:
 
     def plain_bits(self, characters: int) -> NDArray[np.uint32]:
         """[words] of the plain tokens of at most so many characters. The caller's own."""
-        counts = self.vocabulary.plain_characters
-        characters = min(characters, int(counts.max(initial=0)))
+        characters = min(characters, self._most_plain)
         bits = self._plain.get(characters)
         if bits is None:
+            counts = self.vocabulary.plain_characters
             tokens = np.flatnonzero((counts > 0) & (counts <= characters)).astype(np.int32)
             bits = self._plain[characters] = pack(tokens, self.vocabulary.words)
+        return bits.copy()
+
+    def word_bits(self, first: bytes) -> NDArray[np.uint32]:
+        """[words] of the tokens of letters and digits that begin with one of these. The caller's own."""
+        bits = self._words.get(first)
+        if bits is None:
+            begins = np.frombuffer(self.vocabulary.blob, np.uint8)
+            tokens = np.flatnonzero(self.vocabulary.is_word)
+            tokens = tokens[np.isin(begins[self.vocabulary.offsets[tokens]], list(first))]
+            if len(self._words) > MOST_WORD_SETS:
+                self._words.popitem()
+            bits = self._words[first] = pack(tokens.astype(np.int32), self.vocabulary.words)
         return bits.copy()
 
 
@@ -140,17 +156,8 @@ class _MaskWork:
         self._automaton = automaton
         self._state = state
         self.mask: Mask | None = None
-        trie = masks.trie
-        plain = automaton.plain_run(state)
-        if plain > 0:
-            self._bits = masks.plain_bits(plain)
-            sections = [trie.not_plain]
-            if automaton.plain_limit(state) > plain:
-                sections += trie.longer_than(plain)
-        else:
-            self._bits = np.zeros(masks.vocabulary.words, np.uint32)
-            sections = [trie.everything]
-        self._left = work_of([section for section in sections if section.end > section.begin], state)
+        self._bits: NDArray[np.uint32] | None = None  # None: not begun
+        self._left: NDArray[np.int32] = np.array([(0, 0, state)], np.int32)  # only its state counts
 
     def resume(self, fuel: int) -> int:
         """Works on → the fuel that is left. `mask` is set when it is finished."""
@@ -158,14 +165,43 @@ class _MaskWork:
             fuel -= self._determinise(fuel)
             if fuel <= 0:
                 return 0
+            if self._bits is None:
+                self._bits, self._left = self._begin()
             self._left, visited = self._masks.walk(
                 self._masks.trie, self._automaton.table, self._left, self._bits, NODES_PER_WALK
             )
             fuel -= 1 + visited // NODES_PER_FUEL
+        assert self._bits is not None, "the work was begun"
         if self._automaton.accepting(self._state):
             self._bits |= self._masks.vocabulary.eos_mask
         self.mask = Mask.of(self._bits)
         return max(fuel, 0)
+
+    def _begin(self) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+        """The tokens that are allowed without looking, and the work that finds the others."""
+        automaton, state, trie = self._automaton, self._state, self._masks.trie
+        plain = automaton.plain_run(state)
+        if plain > 0:
+            bits = self._masks.plain_bits(plain)
+            sections = [NOT_PLAIN]
+            if automaton.plain_limit(state) > plain:
+                sections += trie.longer_than(plain)
+        else:
+            words = self._first_of_words()
+            bits, sections = self._masks.word_bits(words), [NOT_WORDS if words else EVERYTHING]
+        return bits, work_behind(trie, sections, automaton.table[state], state)
+
+    def _first_of_words(self) -> bytes:
+        """Letters and digits that lead to one state, from which all of them lead back to it; b"" without such a state.
+        The others are dead."""
+        automaton = self._automaton
+        row = automaton.table[self._state, WORD_BYTES]
+        first = WORD_BYTES[row >= 0]
+        target = int(row.max())
+        if target < 0 or not ((row == target) | (row == DEAD)).all():
+            return b""
+        automaton.expand(target)
+        return first.tobytes() if (automaton.table[target, WORD_BYTES] == target).all() else b""
 
     def _determinise(self, fuel: int) -> int:
         """Fills the rows that the work begins in, as far as the fuel goes → what it took."""

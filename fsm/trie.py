@@ -7,9 +7,9 @@ Nodes lie in depth-first order, so a walk goes to the next node, or skips a subt
                                   end    3   2   3   4      where the subtree is over
                                   depth  1   2   2   1
 
-There is one trie of all tokens, and a second copy of them in classes: the tokens that are not plain (see
-`Vocabulary.plain_characters`), then plain ones by their number of characters. Inside a JSON string nearly all plain
-tokens are allowed without looking, and the walk visits the few others.
+There is one trie of all tokens, and there are tries of what remains when many are allowed without looking: of the
+tokens that are not plain (see `Vocabulary.plain_characters`) and of the plain ones by their number of characters, for
+the inside of JSON strings; of the tokens that are not words, for states that letters and digits lead back to.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .vocabulary import Vocabulary
 
 END, TOKEN, STEP = 0, 1, 2  # columns of a node; STEP is depth << 8 | byte
 NO_TOKEN = -1
+EVERYTHING, NOT_WORDS, NOT_PLAIN = 0, 1, 2  # sections; behind them the plain tokens by their number of characters
 PLAIN_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # most characters of a class; the last class has no end
 
 
@@ -47,24 +48,18 @@ class Trie:
     groups: NDArray[np.int32]
     texts: NDArray[np.int32]  # [texts] ids by their bytes, one of each spelling
     leaves: NDArray[np.int32]  # [texts] their nodes in the trie of all
-    sections: tuple[Section, ...]  # all tokens, the ones that are not plain, the plain ones by PLAIN_CLASSES
+    sections: tuple[Section, ...]  # EVERYTHING, NOT_WORDS, NOT_PLAIN, the plain ones by PLAIN_CLASSES
     depth: int  # of the deepest node
 
     @property
     def everything(self) -> Section:
-        return self.sections[0]
+        return self.sections[EVERYTHING]
 
-    @property
-    def not_plain(self) -> Section:
-        return self.sections[1]
-
-    def longer_than(self, characters: int) -> list[Section]:
-        """Classes that hold the plain tokens of more characters, and perhaps shorter ones too."""
+    def longer_than(self, characters: int) -> list[int]:
+        """Sections of the plain tokens of more characters, and perhaps shorter ones too."""
         most = (*PLAIN_CLASSES, None)
         return [
-            section
-            for section, longest in zip(self.sections[2:], most, strict=True)
-            if section.end > section.begin and (longest is None or longest > characters)
+            section for section, longest in enumerate(most, NOT_PLAIN + 1) if longest is None or longest > characters
         ]
 
     def tokens_at(self, node: int) -> list[int]:
@@ -94,6 +89,16 @@ class Trie:
         return self._leaves[low] - (len(found) - len(prefix)) if found.startswith(prefix) else None
 
     @cached_property
+    def roots(self) -> NDArray[np.int32]:
+        """[sections, 256] the first node of each byte; −1 where no token begins with it."""
+        table = np.full((len(self.sections), 256), -1, np.int32)
+        top = self.nodes[:, STEP] >> 8 == 1
+        for row, section in zip(table, self.sections, strict=True):
+            nodes = section.begin + np.flatnonzero(top[section.begin : section.end])
+            row[self.nodes[nodes, STEP] & 0xFF] = nodes
+        return table
+
+    @cached_property
     def columns(self) -> memoryview:
         """The nodes' numbers one after the other: gives plain integers, faster than the array."""
         return self.nodes.reshape(-1).data
@@ -117,7 +122,8 @@ def build_trie(vocabulary: Vocabulary) -> Trie:
     plain = vocabulary.plain_characters[texts]
     lowest = (1, *(most + 1 for most in PLAIN_CLASSES))
     highest = (*PLAIN_CLASSES, int(plain.max(initial=0)))
-    classes = [plain == 0] + [(plain >= low) & (plain <= high) for low, high in zip(lowest, highest, strict=True)]
+    lengths = [(plain >= low) & (plain <= high) for low, high in zip(lowest, highest, strict=True)]
+    classes = [~vocabulary.is_word[texts], plain == 0, *lengths]
     parts, groups, sections = [], [], []
     nodes = group_length = 0
     whole = _Nodes.of(vocabulary, texts)

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import UNKNOWN
+from .automaton import DEAD, UNKNOWN
 from .trie import END, NO_TOKEN, STEP, TOKEN, Section, Trie
 
 
@@ -41,8 +41,18 @@ class Walk(Protocol):
 
 
 def work_of(sections: list[Section], state: int) -> NDArray[np.int32]:
-    """[n, 3] whole tries, all entered in one state."""
+    """[n, 3] ranges of nodes, all entered in one state."""
     return np.array([(section.begin, section.end, state) for section in sections], np.int32).reshape(-1, 3)
+
+
+def work_behind(trie: Trie, sections: list[int], row: NDArray[np.int32], state: int) -> NDArray[np.int32]:
+    """[n, 3] whole sections entered in one state, whose row of the table is known.
+
+    The subtrees of dead bytes are left out: they lie megabytes apart, and looking at one is a cache miss.
+    """
+    starts = trie.roots[sections][:, row != DEAD]
+    starts = starts[starts >= 0]
+    return np.stack([starts, trie.nodes[starts, END], np.full_like(starts, state)], axis=1)
 
 
 class NumpyWalk:

@@ -17,6 +17,7 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
+WORD_BYTES = np.array(sorted(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"), np.uint8)
 TOKEN_BYTES = 1 << 20  # longest token; longer ones exist in no vocabulary, and 2**23 is what a trie's node can count
 
 
@@ -117,6 +118,15 @@ class Vocabulary:
         return characters
 
     @cached_property
+    def is_word(self) -> NDArray[np.bool_]:
+        """[size] the tokens that are ASCII letters and digits and nothing else."""
+        data = np.frombuffer(self.blob, np.uint8)
+        others = np.concatenate(([0], np.cumsum(~np.isin(data, WORD_BYTES))))
+        starts, ends = self.offsets[:-1], self.offsets[1:]
+        words: NDArray[np.bool_] = (others[ends] == others[starts]) & (ends > starts)
+        return words
+
+    @cached_property
     def eos_mask(self) -> NDArray[np.uint32]:
         """[words] with the bits of the EOS ids."""
         return pack(np.array(self.eos_ids, np.int32), self.words)
@@ -140,3 +150,26 @@ def unpack(bits: NDArray[np.uint32]) -> NDArray[np.int32]:
     spread = np.unpackbits(bits[occupied].view(np.uint8), bitorder="little").reshape(-1, 32)
     word, bit = np.nonzero(spread)
     return (occupied[word] * 32 + bit).astype(np.int32)
+
+
+def pack_few(tokens: Sequence[int], words: int) -> NDArray[np.uint32]:
+    """`pack` of some dozens, several times as fast."""
+    bits = np.zeros(words, np.uint32)
+    values: dict[int, int] = {}
+    for token in tokens:
+        values[token >> 5] = values.get(token >> 5, 0) | 1 << (token & 31)
+    for word, value in values.items():
+        bits[word] = value
+    return bits
+
+
+def unpack_few(bits: NDArray[np.uint32]) -> list[int]:
+    """`unpack` of masks with some dozens of words that are not 0, several times as fast."""
+    words = np.flatnonzero(bits)
+    tokens = []
+    for word, value in zip(words.tolist(), bits[words].tolist(), strict=True):
+        while value:
+            lowest = value & -value
+            tokens.append(32 * word + lowest.bit_length() - 1)
+            value ^= lowest
+    return tokens

@@ -166,3 +166,24 @@ def test_few_tokens_are_kept_as_ids() -> None:
     assert mask.few is not None
     assert mask.few.tolist() == [0, 2, 1600, 1602]
     assert mask.bits.tolist() == bits.tolist()
+
+
+WORDS = [b"ab", b"A1", b"1a", b"a-b", b"-", b"a b", b"word", b"9", b"a\xc3\xa9", b"Z"]
+LETTER, WORD = Chars(((65, 90), (97, 122))), Chars(((45, 45), (48, 57), (65, 90), (97, 122)))
+
+
+@pytest.mark.parametrize(
+    "language",
+    [
+        Repeat(WORD),
+        Concat((LETTER, Repeat(WORD), Literal(b"!"))),
+        Concat((Repeat(WORD, 3), Literal(b"a"))),
+        Concat((Repeat(WORD, 0, 3), Literal(b" "))),
+    ],
+)
+def test_words_are_allowed_at_once_where_they_go_on(language: Language) -> None:
+    vocabulary = Vocabulary([*SINGLE, *WORDS, b""], [256 + len(WORDS)])
+    automaton, masks = Automaton(Grammar(language)), Masks(vocabulary)
+    for state in passed(automaton, b"ab1a"):
+        bits = finished(masks, automaton, state).bits
+        assert unpack(bits).tolist() == allowed_slowly(automaton, state, vocabulary)

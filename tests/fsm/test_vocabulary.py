@@ -1,11 +1,12 @@
 """The table of the tokens, and the tries that are made of it."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.spelling import fewest_tokens
 from umbel.fsm.trie import PLAIN_CLASSES, Trie, build_trie
-from umbel.fsm.vocabulary import Vocabulary, pack, unpack
+from umbel.fsm.vocabulary import Vocabulary, pack, pack_few, unpack, unpack_few
 
 from .vocabularies import ALPHABET, letters, vocabularies
 
@@ -65,10 +66,9 @@ def test_plain_tokens_are_whole_characters_that_json_does_not_escape(data: bytes
 
 @given(st.sets(st.integers(0, 199)))
 def test_packed_tokens_come_back(tokens: set[int]) -> None:
-    import numpy as np
-
     packed = pack(np.array(sorted(tokens), np.int32), 7)
-    assert unpack(packed).tolist() == sorted(tokens)
+    assert unpack(packed).tolist() == unpack_few(packed) == sorted(tokens)
+    assert pack_few(sorted(tokens), 7).tolist() == packed.tolist()
     assert all(bool(packed[token // 32] >> (token % 32) & 1) == (token in tokens) for token in range(200))
 
 
@@ -96,8 +96,10 @@ def grouped(vocabulary: Vocabulary, tokens: list[int]) -> list[tuple[bytes, list
 def test_a_trie_holds_every_token_once_under_its_bytes(vocabulary: Vocabulary) -> None:
     trie = build_trie(vocabulary)
     texts = [token for token in range(len(vocabulary)) if vocabulary.token_bytes(token)]
-    everything, not_plain, *classes = trie.sections
+    everything, not_words, not_plain, *classes = trie.sections
     assert texts_of(trie, everything.begin, everything.end) == grouped(vocabulary, texts)
+    sentences = [token for token in texts if not vocabulary.token_bytes(token).isalnum()]
+    assert texts_of(trie, not_words.begin, not_words.end) == grouped(vocabulary, sentences)
     plain = vocabulary.plain_characters
     special = [token for token in texts if not plain[token]]
     assert texts_of(trie, not_plain.begin, not_plain.end) == grouped(vocabulary, special)

@@ -27,6 +27,7 @@ class CpuTrieWalk:
         self._walk.restype = ctypes.c_long
         self._left: NDArray[np.int32] = np.empty((2 * _ROOM, 3), np.int32)
         self._visited = ctypes.c_long()
+        self._known: dict[str, tuple[NDArray[np.int32], int]] = {}  # arrays that most calls share, with their addresses
 
     def __call__(
         self, trie: Trie, table: NDArray[np.int32], work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
@@ -38,11 +39,18 @@ class CpuTrieWalk:
         if len(self._left) < room:
             self._left = np.empty((2 * room, 3), np.int32)
         count = self._walk(
-            *(_address(trie.nodes, np.int32), _address(trie.groups, np.int32), trie.depth),
-            *(_address(table, np.int32), _address(work, np.int32), len(work), _address(bits, np.uint32)),
-            *(_address(self._left, np.int32), len(self._left), max(limit, 1), ctypes.addressof(self._visited)),
+            *(self._kept("nodes", trie.nodes), self._kept("groups", trie.groups), trie.depth),
+            *(self._kept("table", table), _address(work, np.int32), len(work), _address(bits, np.uint32)),
+            *(self._kept("left", self._left), len(self._left), max(limit, 1), ctypes.addressof(self._visited)),
         )
         return self._left[:count].copy(), self._visited.value
+
+    def _kept(self, name: str, array: NDArray[np.int32]) -> int:
+        """Its address; asking numpy takes a microsecond."""
+        known = self._known.get(name)
+        if known is None or known[0] is not array:
+            known = self._known[name] = (array, _address(array, np.int32))
+        return known[1]
 
 
 def _address(array: NDArray[np.generic], dtype: type[np.generic]) -> int:
