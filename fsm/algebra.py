@@ -113,7 +113,9 @@ def union(options: Iterable[Language]) -> Language:
 
 
 def repeat(body: Language, least: int, most: int | None) -> Language:
-    """`body` from `least` to `most` times."""
+    """`body` from `least` to `most` times; with `most` below `least` nothing."""
+    if most is not None and most < least:
+        return NOTHING
     if body == EMPTY_TEXT or most == 0:
         return EMPTY_TEXT
     if body == NOTHING:
@@ -258,7 +260,8 @@ def fold(root: Language, combine: Callable[[Language, tuple[Result, ...]], Resul
 
 def rebuilt(node: Language, inner: tuple[Language, ...]) -> Language:
     """The node around other children, put together as above; the node itself where they are its own."""
-    if all(new is old for new, old in zip(inner, children(node), strict=True)) and NOTHING not in inner:
+    same = all(new is old for new, old in zip(inner, children(node), strict=True)) and NOTHING not in inner
+    if same and not (isinstance(node, Repeat) and node.most is not None and node.most < node.least):
         return node
     match node:
         case Concat():

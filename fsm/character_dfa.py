@@ -17,7 +17,7 @@ from .language import NOTHING, Both, Dfa, Language, Ranges, Without
 from .limits import Limits
 from .minimal import minimal, trimmed
 
-_STEPS_PER_STATE = 100  # of determinisation, on average; two million steps are about a second
+_STEPS_PER_STATE = 60  # of determinisation, on average; a million steps are about half a second
 _RANGES_PER_STATE = 20  # of characters, on average; \\w alone has 734
 _TOO_MANY_STEPS = (
     "an intersection or a difference of expressions takes too many steps; "

@@ -140,17 +140,18 @@ class CharacterNfa:
         known = self._closures[state]
         if known is not None:
             return known
-        seen, pending, found = {state}, [state], 0
+        seen, pending = {state}, [state]
+        bits = bytearray(len(self.edges) // 8 + 1)
         while pending:
             at = pending.pop()
             if self.edges[at] or at == self.end:
-                found |= 1 << at
+                bits[at >> 3] |= 1 << (at & 7)
             for following in self.empty_edges[at]:
                 if following not in seen:
                     seen.add(following)
                     pending.append(following)
         self._fuel.spend(len(seen))
-        self._closures[state] = found
+        found = self._closures[state] = int.from_bytes(bits, "little")
         return found
 
     def universal(self) -> int:

@@ -20,6 +20,8 @@ def as_length_limit(node: Language) -> Lengths | None:
 
 def with_length(node: Language, least: int, most: int | None) -> Language | None:
     """The texts with at least `least` and at most `most` characters; None where counters cannot say it."""
+    if most is not None and most < least:
+        return NOTHING
     bounds = lengths(node)
     if bounds is None or (most is not None and bounds[0] > most) or (bounds[1] is not None and bounds[1] < least):
         return NOTHING

@@ -56,6 +56,8 @@ def _spanned(options: list[Lengths | None]) -> Lengths | None:
 
 
 def _multiplied(body: Lengths | None, least: int, most: int | None) -> Lengths | None:
+    if most is not None and most < least:
+        return None
     if body is None:
         return None if least else (0, 0)
     if body[1] == 0:
