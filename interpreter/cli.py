@@ -1,4 +1,4 @@
-"""The command `umbel`: run a file of programs, chat with a model, list the models at hand."""
+"""The command `umbel`: run a file of programs, chat with a model, list the models at hand, look at a constraint."""
 
 import argparse
 import importlib
@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "run a Python file; its programs use the model that is named here",
     "chat": "talk to a model in the terminal",
     "models": "list the models in the cache folder",
+    "fsm": "print or draw the automaton of a regular expression or a JSON schema",
     "bench": "run the paper's workloads and ablations; needs a checkout of the repository",
 }
 
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given[:1] == ["bench"]:
             return _bench(given[1:])  # its options are its own
+        if given[:1] == ["fsm"]:
+            return _fsm(given[1:])  # likewise
         options = _parse(given)
         command: Callable[[argparse.Namespace], int] = {"run": _run, "chat": _chat, "models": _models}[options.command]
         return command(options)
@@ -65,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, chat):
         command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
     commands.add_parser("models", help=COMMANDS["models"])
+    commands.add_parser("fsm", help=COMMANDS["fsm"], add_help=False)
     commands.add_parser("bench", help=COMMANDS["bench"], add_help=False)
     return parser
 
@@ -105,6 +109,15 @@ def _chat(options: argparse.Namespace) -> int:
     from .chat import chat
 
     return chat(options.model, system=options.system, temperature=options.temperature, max_tokens=options.max_tokens)
+
+
+def _fsm(arguments: Sequence[str]) -> int:
+    try:
+        inspector: Any = importlib.import_module("umbel.fsm.inspect")  # by name: the interpreter imports no automata
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "numpy", "runtime") from None
+    status: int = inspector.main(arguments)
+    return status
 
 
 def _bench(arguments: Sequence[str]) -> int:

@@ -83,6 +83,13 @@ def test_models_lists_the_cache(
     assert "".join(line.split()[-1] for line in printed.splitlines()[1:]) == str(folder)  # folded, not cut
 
 
+def test_fsm_hands_its_own_options_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fsm", "--regex", "ab*", "--json"]) == 0
+    assert '"kind": "regex"' in capsys.readouterr().out
+    assert main(["fsm", "(a"]) == 2
+    assert capsys.readouterr().err.startswith("umbel fsm: position 0: ")
+
+
 def test_a_conversation_remembers_and_can_begin_anew() -> None:
     shown: list[str] = []
     echo = ul.Echo(lambda prompt: f"turns: {prompt.count('user')}")
