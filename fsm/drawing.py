@@ -137,7 +137,8 @@ class _Picture:
             for layer in range(len(self._layout.layers))
             if (source, target, layer) in self._points
         ]
-        way = [self._points[item] for item in (source, *joints, target)]
+        items: list[Item] = [source, *joints, target]
+        way = [self._points[item] for item in items]
         first = _Point(way[0].x + _RADIUS, way[0].y)
         last = _Point(way[-1].x - _RADIUS - 3, way[-1].y)
         way = [first, *way[1:-1], last]

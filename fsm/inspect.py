@@ -72,8 +72,9 @@ def inspect(
     most_states: int = 2_000,
 ) -> Inspection:
     """Builds the automaton and walks it breadth first. Raises ConstraintRefused and its kinds."""
+    unenforced: tuple[tuple[str, str], ...] = ()
     if kind == "regex":
-        grammar, unenforced = Grammar(parse_regex(source, limits)), ()
+        grammar = Grammar(parse_regex(source, limits))
     else:
         compiled = compile_schema(source, schema_options, limits)
         grammar, unenforced = compiled.grammar, compiled.unenforced
