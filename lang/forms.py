@@ -163,19 +163,22 @@ class Row(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Dictionary:
-    """An object with any keys and values of one form."""
+    """An object with keys of one form, which are strings, and values of another."""
 
+    key: Form
     value: Form
     keywords: Schema = field(default_factory=dict)
 
     @property
     def schema(self) -> Schema:
-        return {"type": "object", "additionalProperties": self.value.schema, **self.keywords}
+        names = self.key.schema
+        narrower = {} if names == {"type": "string"} else {"propertyNames": names}
+        return {"type": "object", **narrower, "additionalProperties": self.value.schema, **self.keywords}
 
     def read(self, value: Json, at: str) -> Any:
         if not isinstance(value, dict):
             raise Mismatch(at, "an object", value)
-        return {key: self.value.read(item, f"{at}.{key}") for key, item in value.items()}
+        return {self.key.read(key, at): self.value.read(item, f"{at}.{key}") for key, item in value.items()}
 
     def narrowed(self, limits: Mapping[str, Any]) -> Form:
         return replace(self, keywords=self.keywords | _keywords(limits, _OF_OBJECTS, "object"))

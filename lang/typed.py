@@ -179,9 +179,10 @@ class _Book:
                 return Row(()) if annotation is not tuple else Array(Anything(), tuple)
             return Row(tuple(self.form_of(argument) for argument in arguments))
         if origin in (dict, Mapping):
-            if arguments and arguments[0] is not str:
+            key, value = map(self.form_of, arguments) if arguments else (SCALARS[str], Anything())
+            if not _is_of_strings(key):
                 raise ParameterError(f"{annotation}: the keys of a JSON object are strings; write dict[str, ...]")
-            return Dictionary(self.form_of(arguments[1]) if arguments else Anything())
+            return Dictionary(key, value)
         raise _no_form(annotation)
 
     def _class(self, cls: type) -> Form:
@@ -238,6 +239,16 @@ def _hints(cls: type) -> dict[str, Any]:
             f"the annotations of {cls.__name__} cannot be looked up ({error}); define the classes they name at "
             "the top of a module"
         ) from error
+
+
+def _is_of_strings(form: Form) -> bool:
+    match form:
+        case Enumeration(members):
+            return all(isinstance(value, str) for value, _ in members)
+        case Scalar(schema):
+            return bool(schema["type"] == "string")
+        case _:
+            return False
 
 
 def _unwrapped(annotation: Annotation) -> Annotation:

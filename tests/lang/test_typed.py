@@ -90,6 +90,8 @@ VALUES: list[tuple[Any, str, object]] = [
     (frozenset[int], "[1]", frozenset([1])),
     (dict[str, float], '{"a": 1}', {"a": 1.0}),
     (dict, '{"a": 1}', {"a": 1}),
+    (dict[typing.Literal["a", "b"], int], '{"b": 1}', {"b": 1}),
+    (dict[uuid.UUID, None], f'{{"{KEY}": null}}', {KEY: None}),
     (Colour, "2", Colour.TWO),
     (Level, "1", Level.LOW),
     (typing.Literal["a", 1, True, None], "true", True),
@@ -198,6 +200,7 @@ def test_two_classes_of_one_name_are_two_definitions() -> None:
         (typing.Annotated[str, pydantic.StringConstraints(pattern="^a+$")], {"pattern": "^a+$"}),
         (typing.Annotated[list[int], Len(1, 2)], {"minItems": 1, "maxItems": 2}),
         (typing.Annotated[dict[str, int], MaxLen(2)], {"maxProperties": 2}),
+        (dict[typing.Annotated[str, MaxLen(2)], int], {"propertyNames": {"type": "string", "maxLength": 2}}),
         (typing.Annotated[int, msgspec.Meta(multiple_of=5), "a comment"], {"multipleOf": 5}),
     ],
 )
