@@ -1,10 +1,11 @@
 """A gateway with a scripted engine: what it sends is recorded, what the engine says is up to the test."""
 
 from umbel.lang.prompt import Text
-from umbel.lang.protocol import FinishReason, FromBackend, GenRequest, Origin, ToBackend
+from umbel.lang.protocol import ConstraintSpec, FinishReason, FromBackend, GenRequest, Origin, ToBackend
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.clock import VirtualClock
 from umbel.srt.config import Limits
+from umbel.srt.constraint_library import ConstraintLibrary
 from umbel.srt.engine_protocol import Ended, EngineAbort, EngineGenerate, EngineScore, ToEngine
 from umbel.srt.faults import FaultHook, no_faults
 from umbel.srt.gateway import Gateway
@@ -22,6 +23,7 @@ class Harness:
         limits: Limits = Limits(),  # noqa: B008  # frozen
         faults: FaultHook = no_faults,
         ready: bool = True,
+        constraints: ConstraintLibrary | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.to_engine: list[ToEngine] = []
@@ -35,6 +37,7 @@ class Harness:
             limits=limits,
             faults=faults,
             seed=7,
+            constraints=constraints,
         )
         if ready:
             self.gateway.engine_ready(CONTEXT)
@@ -56,10 +59,17 @@ class Harness:
 
 
 def generate(
-    label: str = "a", text: str = "hello", *, stream: bool = False, timeout: float | None = None, **options: object
+    label: str = "a",
+    text: str = "hello",
+    *,
+    stream: bool = False,
+    timeout: float | None = None,
+    constraint: ConstraintSpec | None = None,
+    token_healing: bool | None = None,
+    **options: object,
 ) -> GenRequest:
     sampling = SamplingParams(**options)  # type: ignore[arg-type]  # validated by it
-    return GenRequest(label, (Text(text),), sampling, stream, Origin(timeout=timeout))
+    return GenRequest(label, (Text(text),), sampling, stream, Origin(timeout=timeout), constraint, token_healing)
 
 
 def ended(

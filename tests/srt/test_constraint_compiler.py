@@ -1,51 +1,26 @@
 """Constraints compiled for the engine: kept, shared, bounded, and killed when they have to be."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from umbel.lang.errors import ConstraintError, OverloadedError
-from umbel.lang.protocol import ConstraintEngine, ConstraintSpec
+from umbel.lang.protocol import ConstraintSpec
 from umbel.srt.compiler_process import CompilerProcess
 from umbel.srt.config import CompilerLimits
 from umbel.srt.constraint_compiler import Answer, Compiled, InlineCompiler, Refused, compile_constraint
 from umbel.srt.constraint_library import ConstraintLibrary
 from umbel.srt.constraint_worker import CompileJob, compile_within
 
+from .patient_compiler import PatientCompiler
+
 
 def regex(source: str) -> ConstraintSpec:
     return ConstraintSpec("regex", source)
 
 
-class Patient:
-    """A compiler that answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
-        self.asked: list[ConstraintSpec] = []
-        self._waiting: list[tuple[ConstraintSpec, Callable[[Answer | None], None], Callable[[], bool]]] = []
-
-    def compile(
-        self,
-        spec: ConstraintSpec,
-        engine: ConstraintEngine,
-        answer: Callable[[Answer | None], None],
-        wanted: Callable[[], bool],
-    ) -> None:
-        self._waiting.append((spec, answer, wanted))
-
-    def work(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for spec, answer, wanted in waiting:
-            if not wanted():
-                answer(None)
-                continue
-            self.asked.append(spec)
-            answer(compile_constraint(spec, "fsm"))
-
-
-def library(compiler: Patient | InlineCompiler, *, entries: int = 4, most_bytes: int = 1 << 20) -> ConstraintLibrary:
+def library(
+    compiler: PatientCompiler | InlineCompiler, *, entries: int = 4, most_bytes: int = 1 << 20
+) -> ConstraintLibrary:
     return ConstraintLibrary(compiler, "fsm", entries=entries, most_bytes=most_bytes)
 
 
@@ -75,7 +50,7 @@ def test_a_refusal_says_where_and_why(spec: ConstraintSpec, said: str) -> None:
 
 
 def test_equal_constraints_that_come_together_are_compiled_once() -> None:
-    compiler, told = Patient(), []
+    compiler, told = PatientCompiler(), []
     shelf = library(compiler)
     for _ in range(24):
         shelf.find(regex("a+"), "", told.append)
@@ -89,7 +64,7 @@ def test_equal_constraints_that_come_together_are_compiled_once() -> None:
 
 
 def test_a_salt_shares_with_nobody() -> None:
-    compiler = Patient()
+    compiler = PatientCompiler()
     shelf = library(compiler)
     for salt in ("", "a", "b", "a"):
         shelf.find(regex("a+"), salt, lambda answer: None)
@@ -98,7 +73,7 @@ def test_a_salt_shares_with_nobody() -> None:
 
 
 def test_without_a_cache_every_request_is_compiled() -> None:
-    compiler = Patient()
+    compiler = PatientCompiler()
     shelf = library(compiler, entries=0)
     for _ in range(3):
         shelf.find(regex("a+"), "", lambda answer: None)
@@ -136,7 +111,7 @@ def test_refusals_are_kept_too() -> None:
 
 
 def test_nobody_waiting_means_no_work() -> None:
-    compiler, told = Patient(), []
+    compiler, told = PatientCompiler(), []
     shelf = library(compiler)
     shelf.find(regex("a"), "", told.append).forget()
     compiler.work()
