@@ -219,15 +219,15 @@ def admits_newline(node: Language) -> bool:
 
 def children(node: Language) -> tuple[Language, ...]:
     """The expressions that this one is made of."""
-    match node:
-        case Concat(nodes) | Union(nodes):
-            return nodes
-        case Repeat(body) | Spelled(body):
-            return (body,)
-        case Both(left, right) | Without(left, right):
-            return (left, right)
-        case _:
-            return ()
+    if isinstance(node, Concat):
+        return node.parts
+    if isinstance(node, Union):
+        return node.options
+    if isinstance(node, Repeat | Spelled):
+        return (node.body,)
+    if isinstance(node, Both | Without):
+        return (node.left, node.right)
+    return ()
 
 
 def size(node: Language) -> int:

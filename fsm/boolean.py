@@ -8,7 +8,7 @@ from .errors import ConstraintRefused
 from .language import EMPTY_TEXT, NOTHING, Both, Dfa, Grammar, Language, Without
 from .length_limits import as_length_limit, with_length
 from .limits import Limits
-from .rules import check_beginnings, without_barren_rules
+from .rules import reached, survey, without_barren_rules
 
 
 def resolve(grammar: Grammar, limits: Limits) -> Grammar:
@@ -22,13 +22,14 @@ def resolve(grammar: Grammar, limits: Limits) -> Grammar:
         LimitExceeded: an intersection or a difference is larger than the limits.
     """
     resolver = _Resolver(limits)
-    start = resolver.resolve(grammar.start)
-    resolved = without_barren_rules(
-        Grammar(start, {name: resolver.resolve(body) for name, body in grammar.rules.items()})
-    )
+    rules = {
+        name: grammar.rules[name] if found.settled else resolver.resolve(grammar.rules[name])
+        for name, found in reached(grammar).items()
+    }
+    start = grammar.start if survey(grammar.start).settled else resolver.resolve(grammar.start)
+    resolved = without_barren_rules(Grammar(start, rules))
     if resolved.start == NOTHING:
         raise ConstraintRefused("this constraint admits nothing: no text satisfies all that it asks for")
-    check_beginnings(resolved)
     return resolved
 
 
