@@ -1,7 +1,9 @@
 """The lazy byte automaton of a constraint: states are made when a text, a mask or a jump first needs them.
 
     table[state, byte] ->  next state | DEAD (-1): no text of the constraint goes on so | UNKNOWN (-2): not asked yet
-                           rows are filled whole: one look at a state's positions gives the targets of all 256 bytes
+
+One look at the positions of a state tells which bytes lead on, and which of them lead to the same target; a step works
+out the target of its own byte, `expand` those of the whole row.
 
 A state stands for a set of positions (see frames) and for whether the text may end there. Every state that is not
 DEAD reaches the end of some text: that is what makes masks safe.
@@ -32,6 +34,7 @@ _STATE_BYTES = 600  # of one state beside its row: positions, keys, entries of d
 _FRAME_BYTES = 300
 _SPLIT_BYTES = 2_000
 _FIRST_ROWS = 32
+_WALKED_PER_STEP = 16  # what is looked at between bytes takes about a sixteenth of the time of a target
 
 
 class Automaton:
@@ -52,14 +55,15 @@ class Automaton:
         self._frames = Frames(limits)
         self._positions: list[tuple[Position, ...]] = []
         self._accepting: list[bool] = []
-        self._only_bytes: list[int] = []  # the one byte that may follow, or -1; UNKNOWN for a row that is not known
+        self._begun: list[Split | None] = []  # of the states whose row has its dead bytes
+        self._whole: list[bool] = []  # states whose row has no unknown byte
         self._lengths: dict[int, int] = {}  # of shortest texts to the end
         self._alone: dict[Position, int] = {}  # states of one position that do not accept: the common case
         self._states: dict[tuple[bool, frozenset[Position]], int] = {}
         self._splits: dict[tuple[Place, ...], Split] = {}
         self._plain_runs: dict[int, int] = {}
         self._outlooks: Outlooks | None = None
-        self.steps = 0
+        self._targets = 0
         self.table: NDArray[np.int32] = np.full((_FIRST_ROWS, 256), UNKNOWN, dtype=np.int32)  # [capacity, 256]
         self.start = self._state_of(self._frames.enter(root, self._frames.root))
 
@@ -67,6 +71,11 @@ class Automaton:
     def states(self) -> int:
         """States made so far."""
         return len(self._positions)
+
+    @property
+    def steps(self) -> int:
+        """The work done so far, in targets worked out; one that many positions lead to counts as many."""
+        return self._targets + self._frames.walked // _WALKED_PER_STEP
 
     @property
     def nbytes(self) -> int:
@@ -78,9 +87,11 @@ class Automaton:
         """The state behind one byte; DEAD stays DEAD."""
         if state < 0:
             return DEAD
-        if self._only_bytes[state] == UNKNOWN:
-            self.expand(state)
-        return self.table.item(state, byte)
+        following = self.table.item(state, byte)
+        if following == UNKNOWN:
+            move = self._begin(state).move(byte)
+            return DEAD if move is None else self._take(state, move)
+        return following
 
     def run(self, state: int, data: bytes) -> int:
         """The state behind `data`, DEAD when it is refused."""
@@ -96,35 +107,26 @@ class Automaton:
 
     def expanded(self, state: int) -> bool:
         """The row of this state is known."""
-        return self._only_bytes[state] != UNKNOWN
+        return self._whole[state]
 
     def expand(self, state: int) -> None:
-        """Fills the whole row of a state. `steps` counts the targets that were worked out."""
-        if self._only_bytes[state] != UNKNOWN:
+        """Works the whole row of a state out."""
+        if self._whole[state]:
             return
-        positions = self._positions[state]
-        places = tuple([place for place, _ in positions])
-        known = self._splits.get(places)
-        if known is None:
-            known = self._splits[places] = split(places)
-        targets = [self._target(positions, move) for move in known.moves]
-        row = self.table[state]
-        row.fill(DEAD)
-        for first, last, index in known.ranges:
-            row[first : last + 1] = targets[index]
-        self._only_bytes[state] = known.only_byte
-        self.steps += len(targets)
+        for move in self._begin(state).moves:
+            if self.table.item(state, move.ranges[0][0]) == UNKNOWN:
+                self._take(state, move)
+        self._whole[state] = True
 
     def forced(self, state: int) -> bytes:
         """The bytes that every text goes on with from here; none of the states passed accepts."""
         data = bytearray()
         while not self._accepting[state] and len(data) < self._limits.forced_bytes:
-            self.expand(state)
-            byte = self._only_bytes[state]
+            byte = self._begin(state).only_byte
             if byte < 0:
                 break
             data.append(byte)
-            state = self.table.item(state, byte)
+            state = self.step(state, byte)
         return bytes(data)
 
     def close(self, state: int) -> bytes:
@@ -160,6 +162,31 @@ class Automaton:
         if self._outlooks is None or self._outlooks.reach != reach:
             self._outlooks = Outlooks(reach)
         return self._outlooks.of(self._positions[state], accepting=self._accepting[state])
+
+    def _begin(self, state: int) -> Split:
+        """The split of a state; its dead bytes are in the row from here on."""
+        known = self._begun[state]
+        if known is None:
+            places = tuple([place for place, _ in self._positions[state]])
+            known = self._splits.get(places)
+            if known is None:
+                known = self._splits[places] = split(places)
+            self._begun[state] = known
+            row = self.table[state]
+            row.fill(DEAD)
+            for move in known.moves:
+                for first, last in move.ranges:
+                    row[first : last + 1] = UNKNOWN
+        return known
+
+    def _take(self, state: int, move: Move) -> int:
+        """Works the target of a move out, for all its bytes."""
+        target = self._target(self._positions[state], move)
+        row = self.table[state]  # after the target: the table may be another one now
+        for first, last in move.ranges:
+            row[first : last + 1] = target
+        self._targets += len(move.steps)
+        return target
 
     def _target(self, positions: tuple[Position, ...], move: Move) -> int:
         if move.kind is Kind.END:
@@ -221,7 +248,8 @@ class Automaton:
             self._states[accepting, frozenset(positions)] = state
         self._positions.append(positions)
         self._accepting.append(accepting)
-        self._only_bytes.append(UNKNOWN)
+        self._begun.append(None)
+        self._whole.append(False)
         return state
 
 

@@ -97,10 +97,11 @@ def explore(automaton: Automaton, most_states: int) -> Exploration:
     """The states that are reached first, breadth first, and the edges between them.
 
     Characters that lead from one state to the same other one are one edge. Exploring ends when `most_states` states
-    have been looked at, or where the limits of the automaton end it.
+    have been looked at, or where the limits of the automaton end it. States are numbered as they are found, whatever
+    the automaton was used for before.
     """
     explorer = _Explorer(automaton)
-    order = {automaton.start: None}
+    numbers = {automaton.start: 0}
     waiting = [automaton.start]
     edges: list[Edge] = []
     explored = 0
@@ -113,13 +114,18 @@ def explore(automaton: Automaton, most_states: int) -> Exploration:
             break
         explored += 1
         for target, ranges in targets.items():
-            edges.append(Edge(state, target, ranges))
-            if target not in order:
-                order[target] = None
+            if target not in numbers:
+                numbers[target] = len(numbers)
                 waiting.append(target)
-    accepting = frozenset(state for state in order if automaton.accepting(state))
-    graph = Graph(automaton.start, tuple(order), accepting, tuple(edges), frozenset(waiting[explored:]))
-    return Exploration(graph, len(order.keys() | explorer.bytes.keys()), sum(map(len, explorer.bytes.values())))
+            edges.append(Edge(numbers[state], numbers[target], ranges))
+    graph = Graph(
+        0,
+        tuple(numbers.values()),
+        frozenset(number for state, number in numbers.items() if automaton.accepting(state)),
+        tuple(edges),
+        frozenset(numbers[state] for state in waiting[explored:]),
+    )
+    return Exploration(graph, len(numbers.keys() | explorer.bytes.keys()), sum(map(len, explorer.bytes.values())))
 
 
 class _Explorer:

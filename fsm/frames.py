@@ -133,6 +133,7 @@ class Frames:
         self._returns: dict[frozenset[Frame], Return] = {}
         self._work = 64 * limits.ambiguity  # steps of one walk without a byte: left recursion in disguise ends here
         self._ambiguity = limits.ambiguity
+        self.walked = 0  # nodes and frames that were looked at without taking a byte
 
     def __len__(self) -> int:
         return 1 + len(self._rests) + len(self._agains) + len(self._returns)
@@ -203,6 +204,7 @@ class Frames:
                     "repeats and options differ in what they begin with",
                     keyword="ambiguity",
                 )
+        self.walked += len(seen)
         return Landing(tuple(positions), accepting)
 
     def _come_back(self, frame: Frame, waiting: list[tuple[Node | None, Frame]]) -> None:

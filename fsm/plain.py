@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from .frames import Again, Frame, Frames, Position
 from .places import ENDLESS, PLAIN, Character, Place
 
-_HOPS = (
-    4  # repeats of plain characters behind one another that are added up; more are rare, and only cost a longer walk
-)
+_HOPS = 4  # repeats of plain characters behind one another that are added up; more are rare
 
 
 def plain_run(frames: Frames, positions: Sequence[Position]) -> int:

@@ -23,12 +23,16 @@ class Kind(Enum):
 
 
 class Move:
-    """Where the bytes of one range lead; `index` and `place` are the first step."""
+    """Where some bytes lead; `index` and `place` are the first step.
 
-    __slots__ = ("index", "kind", "place", "steps")
+    ranges: (first byte, last byte), ascending.
+    """
+
+    __slots__ = ("index", "kind", "place", "ranges", "steps")
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
+        self.ranges: list[tuple[int, int]] = []
         self.index, self.place = steps[0]
         if len(steps) > 1 or self.place.rests:
             self.kind = Kind.MIXED
@@ -39,14 +43,24 @@ class Move:
 
 
 class Split:
-    """ranges: (first byte, last byte, index of the move); only_byte: the one byte that leads on, or -1."""
+    """only_byte: the one byte that leads on, or -1."""
 
-    __slots__ = ("moves", "only_byte", "ranges")
+    __slots__ = ("moves", "only_byte")
 
     def __init__(self, ranges: list[tuple[int, int, int]], moves: list[Move]) -> None:
-        self.ranges = ranges
+        """ranges: (first byte, last byte, index of the move), ascending."""
         self.moves = moves
+        for first, last, index in ranges:
+            moves[index].ranges.append((first, last))
         self.only_byte = ranges[0][0] if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else -1
+
+    def move(self, byte: int) -> Move | None:
+        """The move of a byte; None when it is dead."""
+        for move in self.moves:
+            for first, last in move.ranges:
+                if first <= byte <= last:
+                    return move
+        return None
 
 
 def split(places: tuple[Place, ...]) -> Split:

@@ -129,13 +129,37 @@ def test_a_plain_run_lets_every_plain_text_through(language: Language, chance: r
             assert made.run(state, text) != DEAD
 
 
-def test_rows_are_unknown_until_asked_for() -> None:
-    made = automaton(Concat((Literal(b"a"), DIGIT)))
+def test_a_row_is_unknown_until_it_is_asked_for() -> None:
+    made = automaton(Concat((Union((DIGIT, Literal("é".encode()))), Literal(b"x"))))
     assert (made.table[made.start] == UNKNOWN).all()
     assert made.step(made.start, ord("b")) == DEAD
-    assert np.flatnonzero(made.table[made.start] != DEAD).tolist() == [ord("a")]
-    assert made.steps == 1
-    assert made.states == 2
+    assert (np.flatnonzero(made.table[made.start] != DEAD) == [*b"0123456789\xc3"]).all()
+    assert made.steps == 0
+
+
+def test_a_step_works_out_the_target_of_its_byte_only() -> None:
+    made = automaton(Concat((Union((DIGIT, Literal("é".encode()))), Literal(b"x"))))
+    assert made.step(made.start, ord("7")) == made.table[made.start, ord("0")] != UNKNOWN
+    assert made.table[made.start, 0xC3] == UNKNOWN
+    assert (made.steps, made.states) == (1, 2)
+    assert not made.expanded(made.start)
+    made.expand(made.start)
+    assert made.expanded(made.start)
+    assert made.table[made.start, 0xC3] >= 0
+    assert (made.steps, made.states) == (2, 3)
+
+
+def test_a_target_of_many_positions_is_much_work() -> None:
+    """Whoever shares the processor by steps must not take a thousand positions for one."""
+    made = automaton(Union(tuple(Concat((Repeat(ANY, n, n), Literal(b"x"))) for n in range(2, 42))))
+    made.step(made.start, ord("0"))
+    assert (made.states, made.steps) >= (2, 40)
+
+
+def test_a_long_string_takes_a_state_for_each_character() -> None:
+    made = automaton(Spelled(Repeat(ANY, 0, 65535)))
+    made.run(made.start, b"a" * 1000)
+    assert made.states == 1001
 
 
 def test_dead_stays_dead() -> None:

@@ -142,7 +142,7 @@ def test_little_fuel_is_spent_at_a_time() -> None:
     while mask is None:
         before, calls = hostile.steps, calls + 1
         mask, _ = masks.prepare(serial, hostile, hostile.start, 50)
-        assert hostile.steps - before <= 52
+        assert hostile.steps - before <= 75  # the row that the fuel runs out in is finished
     assert calls > 10
     assert len(unpack(mask.bits)) == 2 + 1024
 
