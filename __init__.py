@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from .lang.errors import TemplateError as TemplateError
     from .lang.errors import UmbelError as UmbelError
     from .lang.errors import VariableError as VariableError
+    from .lang.generation import gen as gen
+    from .lang.generation import gen_int as gen_int
+    from .lang.generation import gen_string as gen_string
     from .lang.ops import assistant as assistant
     from .lang.ops import assistant_begin as assistant_begin
     from .lang.ops import assistant_end as assistant_end
-    from .lang.ops import gen as gen
-    from .lang.ops import gen_int as gen_int
-    from .lang.ops import gen_string as gen_string
     from .lang.ops import greedy_token_selection as greedy_token_selection
     from .lang.ops import image as image
     from .lang.ops import role as role
@@ -102,13 +102,11 @@ _HOMES = {
         "UmbelError",
         "VariableError",
     ),
+    "lang.generation": ("gen", "gen_int", "gen_string"),
     "lang.ops": (
         "assistant",
         "assistant_begin",
         "assistant_end",
-        "gen",
-        "gen_int",
-        "gen_string",
         "greedy_token_selection",
         "image",
         "role",

@@ -4,7 +4,8 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from ..lang.chat_template import TemplateWarning
-from ..lang.ops import assistant, gen, system, user
+from ..lang.generation import gen
+from ..lang.ops import assistant, system, user
 from ..lang.state import State
 from .arguments import sampling_defaults
 from .backends.runtime import Runtime

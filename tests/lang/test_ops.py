@@ -2,6 +2,7 @@
 
 import pytest
 from umbel.lang.errors import ParameterError
+from umbel.lang.generation import gen, gen_int, gen_string
 from umbel.lang.ops import (
     Gen,
     RoleBegin,
@@ -11,9 +12,6 @@ from umbel.lang.ops import (
     Text,
     assistant,
     expression,
-    gen,
-    gen_int,
-    gen_string,
     role,
     select,
     separate_reasoning,

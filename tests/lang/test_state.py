@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from umbel.lang.errors import ParameterError
-from umbel.lang.ops import Gen, Op, RoleBegin, RoleEnd, Sequence, Text, VarScopeBegin, VarScopeEnd, gen
+from umbel.lang.generation import gen
+from umbel.lang.ops import Gen, Op, RoleBegin, RoleEnd, Sequence, Text, VarScopeBegin, VarScopeEnd
 from umbel.lang.protocol import Usage
 from umbel.lang.state import AsyncState, State, StateGroup
 

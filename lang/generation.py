@@ -1,0 +1,155 @@
+"""`gen`: what users write to generate text, checked at the line that writes it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from . import sampling
+from .constraint import demand_of
+from .errors import ParameterError, unknown_option
+from .ops import ChoicesMethod, Gen, Select, check_name, select
+from .protocol import ConstraintEngine, JsonWhitespace
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    stop_token_ids: Iterable[int] | None = None,
+    stop_regex: str | Iterable[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: Any = None,  # Any: a type as it stands in an annotation, also list[int], Literal["a"], int | None
+    choices: Iterable[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
+    regex: str | None = None,
+    json_schema: Any = None,  # Any: a dict, its JSON text, a bool, or a type as above
+    ebnf: str | None = None,
+    grammar: str | None = None,
+    json_whitespace: JsonWhitespace | None = None,
+    allow_unenforced: bool | None = None,
+    constraint_engine: ConstraintEngine | None = None,
+    token_healing: bool | None = None,
+    **unknown: Any,
+) -> Gen | Select:
+    """Generate text with the model and store it under `name`.
+
+    Parameters left out come from the run, then from the program, then from `SamplingParams`.
+    With `n` above 1 the variable is a list and the prompt goes on with the first of it.
+
+    At most one of these says what the text has to be; `s[name]` is the text, `s.value(name)` the object:
+
+    - `regex`: it matches as a whole, as with `re.fullmatch`.
+    - `json_schema`: it is JSON of this schema, given as a dict, as JSON text or as a Python type (see `lang.typed`).
+    - `dtype`: it is a value of this type. int, float, bool (`True`, `False`), Literal and Enum are written plainly; a
+      number ends at a blank or newline, which is not part of it. A str is written in double quotes, every other type
+      as JSON.
+    - `ebnf` or `grammar`: it is in the language of a Lark grammar.
+    - `choices`: it is one of these, chosen as `select` does.
+
+    Further: `json_whitespace` is "spaced" (the default), "compact" or "flexible"; with `allow_unenforced` schema
+    keywords that cannot be enforced are looked at when the text is there; `constraint_engine` says who enforces (see
+    `RuntimeOptions`); `token_healing=False` keeps the first token from beginning inside the prompt's last one.
+
+    Raises:
+        ParameterError: a wrong value, at once and not when the program has run half-way.
+        ConstraintError: a schema that is no JSON. What else is wrong with a constraint the backend says, and reading
+            the variable raises it.
+    """
+    if name is not None:
+        check_name(name)
+    if unknown:
+        raise unknown_option("gen()", next(iter(unknown)), {*(gen.__kwdefaults__ or {}), "name", "max_tokens"})
+    given = sampling.overrides(
+        {
+            "max_tokens": max_tokens,
+            "min_tokens": min_tokens,
+            "n": n,
+            "stop": stop,
+            "stop_token_ids": stop_token_ids,
+            "stop_regex": stop_regex,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+            "repetition_penalty": repetition_penalty,
+            "logit_bias": logit_bias,
+            "seed": seed,
+            "ignore_eos": ignore_eos,
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+        }
+    )
+    demand = demand_of(
+        {
+            "regex": regex,
+            "json_schema": json_schema,
+            "dtype": dtype,
+            "ebnf": ebnf,
+            "grammar": grammar,
+            "choices": choices,
+            "json_whitespace": json_whitespace,
+            "allow_unenforced": allow_unenforced,
+            "constraint_engine": constraint_engine,
+        }
+    )
+    if choices is not None:
+        given.pop("temperature", None)  # select looks at it
+        if token_healing is not None:
+            given["token_healing"] = token_healing
+        if given:
+            raise ParameterError(
+                f"gen(choices=...) takes no {', '.join(sorted(given))}: the answer is one of the choices as a whole"
+            )
+        return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
+    if choices_method is not None:
+        raise ParameterError(f"choices_method={choices_method!r} needs choices=[...]")
+    for switch, value in (("return_text_in_logprobs", return_text_in_logprobs), ("token_healing", token_healing)):
+        if not isinstance(value, bool | None):
+            raise ParameterError(f"{switch} must be True or False, got {value!r}")
+    _check_alone(given)
+    text_in_logprobs = return_text_in_logprobs is not False
+    if demand is None:
+        if token_healing:
+            raise ParameterError(
+                "token_healing=True is for constrained text; leave it out, or end the prompt without a blank"
+            )
+        return Gen(name, given, text_in_logprobs)
+    if demand.stops:
+        given["stop"] = tuple(dict.fromkeys((*given.get("stop", ()), *demand.stops)))
+    return Gen(name, given, text_in_logprobs, demand.spec, demand.result, token_healing)
+
+
+def _check_alone(given: Mapping[str, Any]) -> None:
+    """Validate what was given, without the fields that other layers may supply."""
+    fields = dict(given)
+    if "min_tokens" in fields and "max_tokens" not in fields:
+        fields["max_tokens"] = max(fields["min_tokens"], 1) if isinstance(fields["min_tokens"], int) else 1
+    sampling.merge(fields)
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+    """An integer; `gen(dtype=int)`, which checks the options. `s.value(name)` is an int."""
+    return gen(name, max_tokens, dtype=int, **options)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
+    """A double-quoted string; `gen(dtype=str)`, which checks the options. `s.value(name)` is what the quotes hold."""
+    return gen(name, max_tokens, dtype=str, **options)
