@@ -7,13 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fsm.vocabulary import pack
 from ..lang.errors import EngineError
-from .batch import Allowed, Logits, Pick, Picks
+from .batch import Logits, Pick, Picks
 from .draw import Draw, Draws
 from .engine_protocol import IdLogprob
 from .logprobs import Wanted, describe
-from .picks import forbidden_ends, mask_of
+from .picks import allowed_of, bits_of, forbidden_ends
 from .request import Generation, Request
 from .sampler import Sampler
 from .step_plan import PlannedRows, StepPlan
@@ -72,19 +71,13 @@ def _draws(picks: Picks, rows: NDArray[np.int64], logits: Logits, vocab_size: in
         top_k=picks.top_k[rows],
         top_p=np.ones(len(rows)),
         min_p=picks.min_p[rows],
-        masks=[_bits(picks.allowed.get(row), vocab_size) for row in rows.tolist()] if picks.allowed else None,
+        masks=[bits_of(picks.allowed.get(row), vocab_size) for row in rows.tolist()] if picks.allowed else None,
     )
-
-
-def _bits(allowed: Allowed | None, vocab_size: int) -> NDArray[np.uint32] | None:
-    if allowed is None or allowed.few is None:
-        return None if allowed is None else allowed.bits
-    return pack(allowed.few, -(-vocab_size // 32))
 
 
 def _sample(owners: Sequence[PlannedRows], logits: Logits, sampler: Sampler) -> dict[int, Sampled]:
     """By number of the request a token, and its log-probability where it was asked for."""
-    draws = [_draw(rows, logits) for rows in owners]
+    draws = [_draw(rows, logits, sampler.vocab_size) for rows in owners]
     asked = [i for i, rows in enumerate(owners) if _wants_logprobs(rows.request)]
     values = logits.values
     unadjusted = values[[draws[i].row for i in asked]] if asked else values[:0]
@@ -151,7 +144,7 @@ def _known_tokens(rows: PlannedRows, logits: Logits, first: int, last: int) -> l
     return [Wanted(_place(logits, index + row), token, top) for row, token in enumerate(tokens, first)]
 
 
-def _draw(rows: PlannedRows, logits: Logits) -> Draw:
+def _draw(rows: PlannedRows, logits: Logits, vocab_size: int) -> Draw:
     request = rows.request
     generation = request.job
     assert isinstance(generation, Generation), "only generations sample"
@@ -163,7 +156,7 @@ def _draw(rows: PlannedRows, logits: Logits) -> Draw:
         counts=generation.counts,
         prompt=request.tokens[: request.prompt_length],
         forbidden=forbidden_ends(request, generation),
-        mask=mask_of(generation),
+        mask=bits_of(allowed_of(request, generation), vocab_size),
     )
 
 

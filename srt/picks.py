@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..fsm.vocabulary import pack
 from ..lang.errors import EngineError
 from ..lang.sampling import SamplingParams
 from .batch import Allowed, Pick, Picks
@@ -42,7 +43,7 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
         sampling = generation.sampling
         if forbidden_ends(request, generation) or not only_token(sampling):
             continue
-        if (tokens := _allowed(generation)) is not None:
+        if (tokens := allowed_of(request, generation)) is not None:
             allowed[rows.logits_of_last] = tokens
         if sampling.temperature == 0.0:
             best.append(rows.logits_of_last)
@@ -61,19 +62,34 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
     return picks
 
 
-def mask_of(generation: Generation) -> NDArray[np.uint32] | None:
-    """The tokens that may come next; None: all, or it is known already which one comes."""
-    cursor = generation.cursor
-    return cursor.mask if cursor is not None and not cursor.pending else None
+def allowed_of(request: Request, generation: Generation) -> Allowed | None:
+    """The tokens that may come next; None: all, or it is known already which one comes.
 
-
-def _allowed(generation: Generation) -> Allowed | None:
-    """As `mask_of`; few tokens are named instead of spread over a mask."""
+    Before min_tokens, and when end-of-sequence is ignored, a constrained text ends only where nothing else may come.
+    """
     cursor = generation.cursor
     if cursor is None or cursor.pending:
         return None
+    early = request.generated < generation.sampling.min_tokens
+    withheld = generation.ends if early else frozenset()
+    if early or generation.sampling.ignore_eos:
+        withheld |= cursor.eos_ids
     few = cursor.few
-    return Allowed(few, cursor.mask if few is None else None)
+    if few is not None:
+        others = few[~np.isin(few, list(withheld))] if withheld else few
+        return Allowed(others if len(others) else few, None)
+    bits = cursor.mask
+    clear = [token for token in withheld if bits[token >> 5] >> np.uint32(token & 31) & np.uint32(1)]
+    if clear:
+        bits = bits & ~pack(np.array(clear, dtype=np.int32), len(bits))
+    return Allowed(None, bits)
+
+
+def bits_of(allowed: Allowed | None, vocab_size: int) -> NDArray[np.uint32] | None:
+    """As a mask."""
+    if allowed is None or allowed.few is None:
+        return None if allowed is None else allowed.bits
+    return pack(allowed.few, -(-vocab_size // 32))
 
 
 def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], picks: Picks, row: int) -> int:
@@ -97,18 +113,9 @@ def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], picks: Pi
 
 
 def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
-    """The tokens that may not end the text now: before min_tokens none may.
-
-    A constraint's ends are held back as well when end-of-sequence is ignored, but never when nothing else may come.
-    """
+    """The tokens that may not end the text now: before min_tokens none may. Constrained texts: see `allowed_of`."""
     early = request.generated < generation.sampling.min_tokens
-    if generation.cursor is None:
-        return generation.ends if early else frozenset()
-    ends = generation.ends if early else frozenset()
-    if early or generation.sampling.ignore_eos:
-        ends |= generation.cursor.eos_ids
-    few = generation.cursor.few if ends and not generation.cursor.pending else None
-    return frozenset() if few is not None and ends.issuperset(few.tolist()) else ends
+    return generation.ends if early and generation.cursor is None else frozenset()
 
 
 def only_token(sampling: SamplingParams) -> bool:
