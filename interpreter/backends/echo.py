@@ -30,7 +30,6 @@ from ...lang.protocol import (
     Completion,
     Done,
     Final,
-    FinishReason,
     GenRequest,
     Hint,
     Scored,
@@ -38,9 +37,7 @@ from ...lang.protocol import (
     ScoreRequest,
     Usage,
 )
-from ...lang.sampling import MAX_TOKENS
-from .echo_answers import chunks, cut, hashed_logprobs, scores_of
-from .echo_constraints import check
+from .echo_answers import chunks, completed, hashed_logprobs, scores_of
 from .echo_tokens import PrefixCache, pieces, prompt_text, prompt_tokens, token_id
 from .gate import Gate
 
@@ -257,7 +254,7 @@ class Echo:
         """Completions, and the texts of their tokens."""
         prompt = prompt_text(request.prompt)
         said = self.answer(prompt, request.prompt, request.sampling.n)
-        answers = [_cut(text, request) for text in said]
+        answers = [completed(text, request) for text in said]
         if request.sampling.logprobs or request.sampling.top_logprobs:
             seed = zlib.crc32(prompt.encode("utf-8", "surrogatepass"))
             top = request.sampling.top_logprobs
@@ -310,20 +307,6 @@ class Echo:
                 )
             )
         return Scored(request.id, tuple(choices), Usage(len(ids), cached, 0, 1))
-
-
-def _cut(said: str, request: GenRequest) -> tuple[Completion, list[str]]:
-    """The completion, and the texts of its tokens. What a constraint does not allow was not said."""
-    sampling, constraint = request.sampling, request.constraint
-    if constraint is None:
-        return cut(said, sampling)
-    # Nothing is said behind the end of a constrained text, whatever the request would like.
-    least = min(sampling.min_tokens, len(pieces(said)))
-    bounded = msgspec.structs.replace(sampling, min_tokens=least, ignore_eos=False)
-    check(cut(said, msgspec.structs.replace(bounded, max_tokens=MAX_TOKENS))[0].text, constraint)
-    completion, texts = cut(said, bounded)
-    whole = completion.finish_reason is FinishReason.STOP and not isinstance(completion.matched_stop, str)
-    return msgspec.structs.replace(completion, guarantee="enforced" if whole else ""), texts
 
 
 def _last_words(parts: tuple[Part, ...]) -> str:

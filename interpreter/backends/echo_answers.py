@@ -3,11 +3,30 @@
 import zlib
 from collections.abc import Iterable, Sequence
 
-from ...lang.errors import ParameterError
-from ...lang.protocol import Chunk, Completion, FinishReason, TokenLogprob
-from ...lang.sampling import SamplingParams
-from .echo_constraints import first_stop
+import msgspec
+
+from ...lang.errors import ParameterError, RequestError
+from ...lang.protocol import Chunk, Completion, FinishReason, GenRequest, TokenLogprob
+from ...lang.sampling import MAX_TOKENS, SamplingParams
+from .echo_constraints import check, first_stop
 from .echo_tokens import pieces, token_id
+
+
+def completed(said: str, request: GenRequest) -> tuple[Completion, list[str]]:
+    """The completion, and the texts of its tokens. What a constraint does not allow was not said."""
+    sampling, constraint = request.sampling, request.constraint
+    if constraint is None:
+        return cut(said, sampling)
+    # Nothing is said behind the end of a constrained text, whatever the request would like.
+    least = min(sampling.min_tokens, len(pieces(said)))
+    bounded = msgspec.structs.replace(sampling, min_tokens=least, ignore_eos=False)
+    try:
+        check(said, constraint)  # a stop of the program may end it anywhere
+    except RequestError:  # or the stop stands behind it
+        check(cut(said, msgspec.structs.replace(bounded, max_tokens=MAX_TOKENS))[0].text, constraint)
+    completion, texts = cut(said, bounded)
+    whole = completion.finish_reason is FinishReason.STOP and not isinstance(completion.matched_stop, str)
+    return msgspec.structs.replace(completion, guarantee="enforced" if whole else ""), texts
 
 
 def cut(said: str, sampling: SamplingParams) -> tuple[Completion, list[str]]:

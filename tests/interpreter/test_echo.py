@@ -122,6 +122,7 @@ def test_a_constrained_answer_ends_where_its_constraint_does() -> None:
     assert (cut.finish_reason, cut.guarantee) == ("length", "")
     stopped = constrained("one two 3", letters, stop=(" 3",))
     assert (stopped.text, stopped.guarantee) == ("one two", "")
+    assert constrained("one two", ConstraintSpec("regex", "one two"), stop=(" ",)).text == "one"
 
 
 def test_syntax_that_re_does_not_know_is_left_to_the_regex_package() -> None:
