@@ -155,10 +155,19 @@ class Compiler:
         """The texts of the values that meet all demands."""
         found = self._languages.get(demands)
         if found is None:
-            clauses = self.meaning.together(demands)
-            found = union([self._clause(clause) for clause in clauses]) if clauses else NOTHING
-            self._languages[demands] = found
+            found = self._languages[demands] = union([self._clause(clause) for clause in self._ways(demands)])
         return found
+
+    def _ways(self, demands: Demands) -> tuple[Clause, ...]:
+        try:
+            return self.meaning.together(demands)
+        except LimitExceeded:
+            # A demand that does not hold is one way of several to meet a `not` or a oneOf: without it less is admitted.
+            failing = next((demand for demand in demands if not demand.holds), None)
+            if failing is None:
+                raise
+            self.ledger.narrow(failing.schema.path, "not")
+            return ()
 
     def _clause(self, clause: Clause) -> Language:
         known = self._clauses.get(id(clause))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from math import prod
 
 from ..errors import ConstraintRefused, LimitExceeded
 from ..language import Language
@@ -50,7 +51,9 @@ from .document import Document, Draft, Schema
 from .keywords import Ledger, at, branches, flag, invalid, listed, mapping, names
 from .source import Value, distinct, identity
 
-MOST_CLAUSES = 1_000  # ways to meet one schema
+MOST_CLAUSES = 5_000  # ways to meet one schema
+MOST_PRODUCTS = 300  # where ways meet ways
+MOST_FAILURES = 64  # ways in which the other branches of a oneOf may fail
 MOST_DEPTH = 3  # how far a contradiction is looked for below a required member
 
 OBJECT = frozenset({"object"})
@@ -83,6 +86,8 @@ _APPLICATORS = frozenset(
         "dependencies",
     }
 )
+# A part of an allOf with one of these is read by itself.
+_OF_ITS_OWN = ("$ref", "$dynamicRef", "unevaluatedProperties", "unevaluatedItems")
 # After the schema's own members, whose order is the order of writing; all others keep their place in the text.
 _LATER = ("anyOf", "oneOf", "if", "dependentRequired", "dependentSchemas", "dependencies", "not")
 
@@ -148,9 +153,9 @@ class Meaning:
         """One clause of each group, in all ways that leave something."""
         found: Clauses = (Clause(where),)
         for group in groups:
-            if len(found) * len(group) > MOST_CLAUSES:
+            if len(found) * len(group) > (MOST_PRODUCTS if len(found) > 1 < len(group) else MOST_CLAUSES):
                 raise LimitExceeded(
-                    f"the alternatives multiply to more than {MOST_CLAUSES}; write fewer of them side by side",
+                    f"{len(found)} alternatives meet {len(group)} others, which is too many; write fewer of them",
                     where=where,
                 )
             several = len(found) > 1 or len(group) > 1
@@ -196,7 +201,11 @@ class Meaning:
             return True
         if depth <= 0 or not demands or any(demand in self._open for demand in demands):
             return False
-        return all(self.empty(clause, depth - 1) for clause in self.together(demands))
+        try:
+            ways = self.together(demands)
+        except LimitExceeded:
+            return False
+        return all(self.empty(clause, depth - 1) for clause in ways)
 
     def _no_array(self, arrays: Arrays, depth: int) -> bool:
         if arrays.most is not None and arrays.most < arrays.least:
@@ -217,7 +226,11 @@ class Meaning:
             return (Clause(schema.path),) if value else ()
         if "$ref" in value and self.document.draft <= Draft.DRAFT7:
             return self.clauses(Demand(self.document.target(schema, "$ref")))
-        found = self.product((self._holding(schema, group) for group in _groups(value)), schema.path)
+        pairs = _ordered(self._pairs(schema))
+        found = self.product((self._holding(part, group) for part, group in pairs if group != "oneOf"), schema.path)
+        for part, group in pairs:
+            if group == "oneOf":
+                found = self._one_of(part, found)
         for keyword, evaluate in (
             ("unevaluatedProperties", self._unevaluated_members),
             ("unevaluatedItems", self._unevaluated_items),
@@ -226,6 +239,17 @@ class Meaning:
                 rest = Demand(schema.child(keyword))
                 found = tuple(clause for old in found if (clause := evaluate(old, rest)) is not None)
         return found
+
+    def _pairs(self, schema: Schema) -> Iterator[tuple[Schema, str]]:
+        """The groups of keywords of a schema and of those that hold with it: an allOf is as if it were written here."""
+        for group in _groups(schema.value):
+            if group != "allOf":
+                yield schema, group
+                continue
+            for part in branches(schema, group):
+                value = part.value
+                whole = isinstance(value, bool) or any(keyword in value for keyword in _OF_ITS_OWN)
+                yield from ((part, "whole"),) if whole else self._pairs(part)
 
     def _holding(self, schema: Schema, group: str) -> Clauses:
         match group:
@@ -245,12 +269,10 @@ class Meaning:
                 return (Clause(schema.path, values=_constants(schema, group)),)
             case "$ref" | "$dynamicRef" | "$recursiveRef":
                 return self.clauses(Demand(self._target(schema, group)))
-            case "allOf":
-                return self.product((self.clauses(Demand(part)) for part in branches(schema, group)), schema.path)
+            case "whole":
+                return self.clauses(Demand(schema))
             case "anyOf":
                 return _merged([clause for part in branches(schema, group) for clause in self.clauses(Demand(part))])
-            case "oneOf":
-                return self._one_of(schema)
             case "not":
                 return self._not(schema.child("not"))
             case "if":
@@ -306,28 +328,54 @@ class Meaning:
             behind = self.clauses(Demand(schema.child(outcome), holds)) if outcome in value else (Clause(schema.path),)
             yield from self.product((given, behind), schema.path)
 
-    def _one_of(self, schema: Schema) -> Clauses:
-        """Exactly one: each branch without the others that could hold beside it."""
+    def _one_of(self, schema: Schema, context: Clauses) -> Clauses:
+        """Exactly one, of what the context leaves: each branch without the others that could hold beside it."""
         parts = branches(schema, "oneOf")
         ways = [self.clauses(Demand(part)) for part in parts]
         if all(clause.only_values for way in ways for clause in way):
-            return self._one_of_values(schema, ways)
+            return self.product((context, self._one_of_values(schema, ways)), schema.path)
         found: list[Clause] = []
+        overlapping: list[Clause] = []
         for index, way in enumerate(ways):
-            groups = [way]
-            for other, part in enumerate(parts):
-                if other != index and not self.apart(way, ways[other]):
-                    groups.append(self._not(part))
-            found += self.product(groups, schema.path) if len(groups) > 1 else way
-        if not found and any(ways):
+            mine = self.product((context, way), schema.path)
+            beside = [part for other, part in enumerate(parts) if other != index and not self.apart(mine, ways[other])]
+            if beside:
+                overlapping += mine
+                mine = self.product((mine, *self._failures(beside, len(mine))), schema.path)
+            found += mine
+        if not found and overlapping:
             self.ledger.refuse(
                 "the branches hold together, and what only one of them admits cannot be expressed; "
                 "write anyOf, or tell them apart by a required member with a const",
                 at(schema, "oneOf"),
                 "oneOf",
             )
-            found = [clause for way in ways for clause in way]
+            found = overlapping
         return _merged(found)
+
+    def _failures(self, parts: list[Schema], count: int) -> list[Clauses]:
+        """The ways in which each of some schemas does not hold; where those multiply, only a few simple ones."""
+        groups = [self._not(part) for part in parts]
+        if count * prod(map(len, groups)) <= MOST_FAILURES:
+            return groups
+        most = max(1, int((MOST_FAILURES / count) ** (1 / len(groups))))
+        found: list[Clauses] = []
+        for part, group in zip(parts, groups, strict=True):
+            simple = sorted(group, key=self._intricacy)[:most]
+            if len(simple) < len(group):
+                self.ledger.narrow(part.path, "oneOf")
+            found.append(tuple(simple))
+        return found
+
+    def _intricacy(self, clause: Clause) -> int:
+        """0: a type, or a member that is absent; 1: scalars; 2: what needs a look into arrays and objects."""
+        demands = [
+            demand for found in (clause.objects.properties if clause.objects else {}).values() for demand in found
+        ]
+        demands += [asked.demand for asked in (clause.arrays.contains if clause.arrays else ())]
+        if all(demand == self.nothing for demand in demands):
+            return 0
+        return 2 if any(_looks_inside(demand.schema) for demand in demands) else 1
 
     def _one_of_values(self, schema: Schema, ways: list[Clauses]) -> Clauses:
         values: list[Value] = []
@@ -357,11 +405,10 @@ class Meaning:
             return True
         if one.types != OBJECT or other.types != OBJECT or one.objects is None or other.objects is None:
             return False
-        for name in one.objects.required:
-            if name in other.objects.required:
-                left, right = self._tags(one.objects, name), self._tags(other.objects, name)
-                if left and right and not left & right:
-                    return True
+        for name in (*one.objects.required, *other.objects.required):
+            left, right = self._tags(one.objects, name), self._tags(other.objects, name)
+            if left and right and not left & right:
+                return True
         return False
 
     def _tags(self, objects: Objects, name: str) -> set[object]:
@@ -494,7 +541,20 @@ def _groups(value: dict[str, Value]) -> list[str]:
         group = _GROUP_OF.get(keyword) or (keyword if keyword in _APPLICATORS else None)
         if group is not None:
             found[group] = None
-    return [group for group in found if group not in _LATER] + [group for group in found if group in _LATER]
+    return list(found)
+
+
+def _ordered(pairs: Iterable[tuple[Schema, str]]) -> list[tuple[Schema, str]]:
+    """Own members first, in the order of the text; alternatives behind them."""
+    found = list(pairs)
+    return [pair for pair in found if pair[1] not in _LATER] + [pair for pair in found if pair[1] in _LATER]
+
+
+def _looks_inside(schema: Schema) -> bool:
+    return isinstance(schema.value, dict) and any(
+        keyword in schema.value
+        for keyword in ("$ref", "allOf", "anyOf", "oneOf", "not", "if", *ARRAY_KEYWORDS, *OBJECT_KEYWORDS)
+    )
 
 
 def _constants(schema: Schema, keyword: str) -> tuple[Value, ...]:
