@@ -144,7 +144,7 @@ class Automaton:
         return length
 
     def plain_run(self, state: int) -> int:
-        """A count of plain characters (see places.PLAIN): every text of at most so many may go on from here.
+        """A count of plain characters (see characters.PLAIN): every text of at most so many may go on from here.
 
         From counters, without exploring; ENDLESS for any number, 0 inside a character. Never more than is true.
         """

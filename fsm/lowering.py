@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
 
+from .characters import Character, Tails, characters, covers_plain, shortest_character, spell
+from .construction import beyond_the_empty_text, literal, loop, options, sequence
 from .errors import ConstraintRefused
 from .language import (
     Call,
@@ -20,20 +22,8 @@ from .language import (
     Union,
 )
 from .limits import Limits
-from .nodes import (
-    Leaf,
-    Loop,
-    Nested,
-    Node,
-    Options,
-    Sequence,
-    beyond_the_empty_text,
-    literal,
-    loop,
-    options,
-    sequence,
-)
-from .places import END, ENDLESS, Character, Place, characters, covers_plain, shortest_character, spell
+from .nodes import Leaf, Loop, Nested, Node, Options, Sequence
+from .places import END, ENDLESS, Place
 
 
 def lower(grammar: Grammar, limits: Limits) -> Node:
@@ -167,8 +157,11 @@ def character_automaton(dfa: Dfa, spelled: bool) -> Place:
                 shortest[before] = length + step
                 heappush(queue, (length + step, before))
     labelled: list[list[tuple[int, int, Place]]] = [[] for _ in dfa.edges]
+    tails: Tails = {}
     places = [
-        END if accepting and not edges else Character(label, length, spelled=spelled, accepting=accepting, plain=plain)
+        END
+        if accepting and not edges
+        else Character(label, length, spelled=spelled, accepting=accepting, plain=plain, tails=tails)
         for label, edges, length, accepting, plain in zip(
             labelled, dfa.edges, shortest, dfa.accepting, _plain_runs(dfa), strict=True
         )

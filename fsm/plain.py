@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .characters import PLAIN, Character
 from .frames import Again, Frame, Frames, Position
-from .places import ENDLESS, PLAIN, Character, Place
+from .places import ENDLESS, Place
 
 _HOPS = 4  # repeats of plain characters behind one another that are added up; more are rare
 
