@@ -116,9 +116,10 @@ class PatternMatcher:
 
     @property
     def pending(self) -> int:
-        """How many of the last bytes could be the beginning of a match."""
+        """How many of the last bytes could be the beginning of a match; those of a character that is not whole yet are
+        among them."""
         starts = [next(iter(threads.values())) for threads in self._threads if threads]
-        return self._seen - min(starts) if starts and not self.match else 0
+        return 0 if self.match else self._seen - min([self._start, *starts])
 
     def feed(self, data: bytes) -> StopMatch | None:
         """The first match that ends in `data`, or None. What follows it in `data` is not looked at."""

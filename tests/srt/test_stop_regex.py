@@ -1,15 +1,20 @@
 """stop_regex through gateway and engine: both watch, the text ends before the match, and what is shown stays."""
 
 import asyncio
+import itertools
 import re
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 import umbel as ul
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.fsm.stops import stops_of
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Chunk, Completion, Final, FinishReason, GenRequest
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.detokenizer import Detokenizer
 from umbel.srt.local import LocalBackend
 
 PATIENCE = 60.0
@@ -66,6 +71,41 @@ def test_strings_and_expressions_end_the_same_request() -> None:
     assert first.matched_stop == stop
     _, second = generate(sampling(stop=(stop,), stop_regex=(re.escape(free.text[10]),)))
     assert len(second.text) <= 10
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.text("ab1é✓ ", max_size=14),
+    st.lists(st.sampled_from(["[0-9]", "a+b", "(?:a|b)*1", "é.", "[^ ]{3} "]), min_size=1, max_size=2, unique=True),
+    st.sampled_from([(), ("ab",), ("é", "1 ")]),
+    st.lists(st.integers(0, 40)),
+    st.integers(0, 12),
+)
+def test_what_is_shown_never_reaches_into_the_stop_that_counts(
+    text: str, patterns: list[str], strings: tuple[str, ...], places: list[int], minimum: int
+) -> None:
+    """The engine begins anew behind a stop that min_tokens overrules; the detokenizer goes on where it is."""
+    data = text.encode()
+    ends = sorted({place % (len(data) + 1) for place in places} | {len(data)})
+    tokens = [data[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+    stops = stops_of(strings, patterns)
+    assert stops is not None
+    subject = Detokenizer(tokens.__getitem__, stops)
+    matcher, base, seen = stops.matcher(), 0, 0
+    for index, token in enumerate(tokens):
+        rest = token
+        while (match := matcher.feed(rest)) is not None:
+            if index + 1 >= minimum:
+                subject.finish([index], base + match.start)
+                assert subject.text == data[: base + match.start].decode()
+                return
+            base += match.end
+            rest = token[base - seen :]
+            matcher = stops.matcher()
+        seen += len(token)
+        subject.feed([index])
+    subject.finish([], seen)
+    assert subject.text == text
 
 
 def test_the_language_reaches_it_and_refuses_what_cannot_be_used() -> None:
