@@ -1,0 +1,230 @@
+"""Other implementations as oracles: the same texts, and the same masks where both enforce them."""
+
+import json
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from umbel.fsm.automaton import DEAD, Automaton
+from umbel.fsm.engine_source import MissingEngine, Source
+from umbel.fsm.engines import Engines, TextState, compile_source
+from umbel.fsm.errors import ConstraintRefused, Unsupported
+from umbel.fsm.language import Grammar
+from umbel.fsm.masks import Masks
+from umbel.fsm.vocabulary import Vocabulary, unpack
+
+from .test_constraint import Pairs
+from .vocabularies import SINGLE
+
+FUEL = 1_000_000
+WORDS = [b" the", b"name", b'": ', b'", "', b"ab", b"12", b"},", b' "', "é".encode(), b"true", b"null", b"\\n", b"a\n"]
+TABLE = [*SINGLE, *WORDS, b"b", b"</s>", b"<end>"]  # "b" has two ids
+VOCABULARY = Vocabulary(TABLE, [len(TABLE) - 2, len(TABLE) - 1], size=len(TABLE) + 5)
+ENGLISH = Pairs([(b"n", b"a"), (b"m", b"e"), (b"na", b"me"), (b'"', b":"), (b" ", b'"'), (b'"', b","), (b"{", b'"')])
+
+REGEXES = [
+    r"a(bc)?",
+    r"[0-9]{5}(-[0-9]{4})?",
+    r"(1|10|positive|positively)",
+    r"[a-z]{2,5}@[a-z]+\.(com|org)",
+    r"(é|è|ab)*x?",
+    r"[^,\n]*,[^,\n]*",
+    r'"(ab|12)*"',
+    r"(true|null|name)( the)?",
+    r"(0|1)*1(0|1){3}",
+]
+# In the spelling that is common to both: strings without escapes, no free numbers, closed objects.
+SCHEMAS: list[dict[str, object]] = [
+    {"type": "object", "properties": {"name": {"enum": ["ab", "a", "the"]}, "b": {"type": "boolean"}},
+     "required": ["name", "b"], "additionalProperties": False},
+    {"type": "array", "items": {"enum": [1, 12, None, "é"]}, "minItems": 1, "maxItems": 3},
+    {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]{1,3}$"}, "b": {"const": "12"}},
+     "required": ["a"], "additionalProperties": False},
+    {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^ab*$"}]},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engines() -> Engines:
+    return Engines(Masks(VOCABULARY))
+
+
+def mask_of(state: TextState) -> list[int]:
+    assert state.prepare(FUEL) is not None
+    return unpack(state.mask).tolist()
+
+
+def agree(ours: list[int], theirs: list[int]) -> bool:
+    """Where llguidance knows the canonical token, it allows that one only; we allow whatever spells the text."""
+    return theirs == ours or (len(theirs) == 1 and theirs[0] in ours)
+
+
+def walks(first: TextState, second: TextState, *, seed: int, most: int = 12) -> Iterator[tuple[list[int], list[int]]]:
+    """Both masks along a random text."""
+    choose = random.Random(seed)
+    for _ in range(most):
+        one, other = mask_of(first), mask_of(second)
+        yield one, other
+        token = choose.choice(one)
+        if token in VOCABULARY.eos_ids:
+            return
+        first.advance(token)
+        second.advance(token)
+        if first.finished:
+            assert second.finished
+            return
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_llguidance_and_we_allow_the_same_tokens_of_a_regex(engines: Engines, regex: str) -> None:
+    source = Source("regex", regex)
+    ours, theirs = engines.open(source, "fsm"), engines.open(source, "llguidance")
+    for seed in range(8):
+        for one, other in walks(ours.begin(), theirs.begin(), seed=seed):
+            assert agree(one, other)
+
+
+@pytest.mark.parametrize("whitespace", ["spaced", "compact"])
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+def test_llguidance_and_we_allow_the_same_tokens_of_a_schema(
+    engines: Engines, schema: dict[str, object], whitespace: str
+) -> None:
+    source = Source("json_schema", json.dumps(schema), whitespace)  # type: ignore[arg-type]
+    ours, theirs = engines.open(source, "fsm"), engines.open(source, "llguidance")
+    for seed in range(8):
+        for one, other in walks(ours.begin(), theirs.begin(), seed=seed, most=40):
+            assert agree(one, other)
+
+
+@pytest.mark.parametrize("engine", ["interegular", "outlines-core"])
+@pytest.mark.parametrize("regex", REGEXES)
+def test_other_readings_of_a_regex_are_the_same_language(engine: str, regex: str) -> None:
+    """Walked together: no text of up to twelve bytes tells the two automata apart."""
+    ours, theirs = (compile_source(Source("regex", regex), name) for name in ("fsm", engine))  # type: ignore[arg-type]
+    assert isinstance(ours, Grammar)
+    assert isinstance(theirs, Grammar)
+    one, other = Automaton(ours), Automaton(theirs)
+    waiting, seen = [(one.start, other.start)], {(one.start, other.start)}
+    for _ in range(12):
+        pairs = [(one.step(a, byte), other.step(b, byte)) for a, b in waiting for byte in range(1, 256)]
+        assert all((a == DEAD) == (b == DEAD) for a, b in pairs)
+        waiting = [pair for pair in dict.fromkeys(pairs) if pair[0] != DEAD and pair not in seen]
+        seen.update(waiting)
+    assert all(one.accepting(a) == other.accepting(b) for a, b in seen)
+
+
+def test_outlines_core_reads_compact_json() -> None:
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
+    grammar = compile_source(Source("json_schema", schema, "compact"), "outlines-core")
+    assert isinstance(grammar, Grammar)
+    automaton = Automaton(grammar)
+    assert automaton.accepting(automaton.run(automaton.start, b'{"a":true}'))
+    with pytest.raises(Unsupported, match="json_whitespace='compact'"):
+        compile_source(Source("json_schema", schema), "outlines-core")
+
+
+EXPRESSION = r"""
+start: sum
+sum: product ("+" product)*
+product: /[0-9]+/ | "(" sum ")"
+"""
+
+
+def test_lark_grammars_are_llguidances(engines: Engines) -> None:
+    source = Source("lark", EXPRESSION)
+    assert compile_source(source) == "llguidance"
+    constraint = engines.open(source)
+    assert constraint.minimum_tokens == 1
+    state = constraint.begin()
+    for byte in b"((1+2)":
+        assert byte in mask_of(state)
+        assert not state.accepting
+        state.advance(byte)
+    assert VOCABULARY.spell(state.closing_tokens()) == b")"
+    with pytest.raises(Unsupported, match="Lark"):
+        compile_source(source, "fsm")
+
+
+def test_a_text_of_llguidance_rolls_back_and_copies(engines: Engines) -> None:
+    state = engines.open(Source("lark", EXPRESSION)).begin()
+    before = mask_of(state)
+    for byte in b"(1":
+        state.advance(byte)
+    other = state.copy()
+    other.advance(ord(")"))
+    assert other.accepting
+    other.advance(VOCABULARY.eos_ids[1])
+    assert other.finished
+    other.rollback(1)
+    assert not other.finished
+    assert set(VOCABULARY.eos_ids) <= set(mask_of(other))
+    state.rollback(2)
+    assert mask_of(state) == before
+    with pytest.raises(ConstraintRefused, match="not allowed here"):
+        state.advance(ord(")"))
+    assert mask_of(state) == before
+
+
+def test_llguidance_forces_canonical_tokens() -> None:
+    engines = Engines(Masks(ENGLISH.vocabulary), encode=ENGLISH.encode)
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "boolean"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    for engine in ("fsm", "llguidance"):
+        state = engines.open(Source("json_schema", json.dumps(schema)), engine).begin()  # type: ignore[arg-type]
+        forced = state.forced_tokens()
+        assert [ENGLISH.vocabulary.token_bytes(token) for token in forced] == [b'{"', b"name", b'":', b" "]
+        assert mask_of(state) == forced[:1]
+        for token in forced:
+            state.advance(token)
+        assert state.forced_tokens() == []
+        for byte in b"true":
+            assert byte in mask_of(state)
+            state.advance(byte)
+        assert state.forced_tokens() == [ord("}")]
+        state.advance(ord("}"))
+        assert state.finished
+
+
+def test_llguidance_takes_what_we_refuse(engines: Engines) -> None:
+    """Word boundaries are refused by both; what both refuse is refused with our reason."""
+    with pytest.raises(Unsupported) as refusal:
+        engines.open(Source("regex", r"a\bc"))
+    assert "llguidance" not in str(refusal.value)
+
+
+def test_a_constraint_that_is_none_is_refused(engines: Engines) -> None:
+    with pytest.raises(ConstraintRefused):
+        engines.open(Source("lark", "start: %%"))
+    with pytest.raises(ConstraintRefused):
+        engines.open(Source("json_schema", "{"), "llguidance")
+    with pytest.raises(ConstraintRefused):
+        engines.open(Source("regex", "a("), "llguidance")
+    for engine in ("interegular", "outlines-core"):
+        with pytest.raises(Unsupported):
+            compile_source(Source("regex", r"(a)\1"), engine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("engine", "module"),
+    [("llguidance", "llguidance"), ("outlines-core", "outlines_core"), ("interegular", "interegular")],
+)
+def test_an_engine_that_is_not_installed_names_its_package(
+    monkeypatch: pytest.MonkeyPatch, engine: str, module: str
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    engines = Engines(Masks(VOCABULARY))
+    with pytest.raises(MissingEngine, match=f"pip install {engine}"):
+        engines.open(Source("regex", "a"), engine)  # type: ignore[arg-type]
+
+
+def test_no_engine_allows_control_tokens_or_padding(engines: Engines) -> None:
+    for engine in ("fsm", "llguidance"):
+        state = engines.open(Source("regex", "(?s:.)*"), engine).begin()  # type: ignore[arg-type]
+        tokens = np.array(mask_of(state))
+        assert set(VOCABULARY.eos_ids) <= set(tokens.tolist())
+        assert not (tokens >= len(TABLE)).any()
