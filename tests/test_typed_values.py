@@ -146,3 +146,13 @@ def test_what_the_schema_cannot_have_enforced_is_named_or_validated() -> None:
     assert "uniqueItems" in {keyword for keyword, _ in facts["unenforced"]}
     with pytest.raises(ul.ResultError, match="non-unique"):
         state.value("x")
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_lark_grammar_is_a_constraint_of_its_own() -> None:
+    pytest.importorskip("llguidance")
+    brackets = 'start: pair\npair: "(" [pair] ")"'
+    text = ask.run(ebnf=brackets, max_tokens=64, seed=1, timeout=PATIENCE)["x"]
+    depth = len(text) // 2
+    assert text == "(" * depth + ")" * depth
+    assert depth >= 1
