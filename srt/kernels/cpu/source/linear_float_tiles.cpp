@@ -18,7 +18,7 @@ namespace umbel {
 namespace {
 
 constexpr long TILE_SIZE = TILE_ROWS * TILE_BYTES;  // bytes, of x and of weights
-constexpr long BLOCK_K = 20;                        // tiles of one block: two panels of it stay in the first cache
+constexpr long BLOCK_K = 20;                        // tiles of one block, at most: two panels stay in the first cache
 constexpr long BLOCK_ROWS = 8;                      // tiles of rows that share a visit of a panel
 constexpr long CHUNK_PANELS = 64;                   // most: a thread that loses its core delays a loop little
 constexpr long AHEAD = 2048;                        // bytes of a panel that are asked for before their use
@@ -52,8 +52,8 @@ void multiply(const char* x, long x_bytes, const char* panel, long panel_bytes, 
             tile_load<S>(sums[S], strides[S]);
     });
     for (long t = 0; t < k_tiles; t++) {
-        tile_load<4>(x + t * TILE_SIZE, TILE_BYTES);
-        if constexpr (R == 2) tile_load<5>(x + x_bytes + t * TILE_SIZE, TILE_BYTES);
+        tile_load_passing<4>(x + t * TILE_SIZE, TILE_BYTES);
+        if constexpr (R == 2) tile_load_passing<5>(x + x_bytes + t * TILE_SIZE, TILE_BYTES);
         each(std::make_integer_sequence<int, P>{}, [&]<int V>() {
             const char* weights = panel + V * panel_bytes + t * TILE_SIZE;
             if (streamed)
@@ -124,7 +124,8 @@ void compute_block(const Call& call, long first_tile, long end_tile, long first_
     Tiles configured;
     bool single = end_tile - first_tile == 1;  // of rows: weights are read once, so panels go side by side
     long together = single ? 4 : 2;
-    long block_k = single ? call.x.k_tiles : BLOCK_K;
+    long blocks = single ? 1 : (call.x.k_tiles + BLOCK_K - 1) / BLOCK_K;
+    long block_k = (call.x.k_tiles + blocks - 1) / blocks;
     for (long at = 0; at < call.x.k_tiles; at += block_k) {
         long k_tiles = call.x.k_tiles - at < block_k ? call.x.k_tiles - at : block_k;
         for (long panel = first_panel; panel < end_panel;) {

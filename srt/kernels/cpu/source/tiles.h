@@ -65,6 +65,10 @@ UMBEL_INLINE void tile_load(const void* base, long stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(base), "r"(stride), "i"(T) : "memory");
 }
 template <int T>
+UMBEL_INLINE void tile_load_passing(const void* base, long stride) {  // leaves the first cache to others
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(base), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
 UMBEL_INLINE void tile_store(void* base, long stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(base), "r"(stride), "i"(T) : "memory");
 }
@@ -118,6 +122,10 @@ template <int T>
 void tile_load(const void* base, long stride) {
     for (long row = 0; row < TILE_ROWS; row++)
         std::memcpy(tile_bytes(T)[row], (const char*)base + row * stride, TILE_BYTES);
+}
+template <int T>
+void tile_load_passing(const void* base, long stride) {
+    tile_load<T>(base, stride);
 }
 template <int T>
 void tile_store(void* base, long stride) {
