@@ -34,6 +34,7 @@ _STATE_BYTES = 600  # of one state beside its row: positions, keys, entries of d
 _FRAME_BYTES = 300
 _SPLIT_BYTES = 2_000
 _FIRST_ROWS = 32
+_DOUBLED_ROWS = 4_096  # beyond, room for all states is reserved: copying tens of megabytes would stall whoever waits
 _WALKED_PER_STEP = 16  # what is looked at between bytes takes about a sixteenth of the time of a target
 
 
@@ -64,7 +65,8 @@ class Automaton:
         self._plain_runs: dict[int, int] = {}
         self._outlooks: Outlooks | None = None
         self._targets = 0
-        self.table: NDArray[np.int32] = np.full((_FIRST_ROWS, 256), UNKNOWN, dtype=np.int32)  # [capacity, 256]
+        # [capacity, 256] Rows are written when their state is made: what is beyond takes no memory yet.
+        self.table: NDArray[np.int32] = np.empty((min(_FIRST_ROWS, limits.states), 256), dtype=np.int32)
         self.start = self._state_of(self._frames.enter(root, self._frames.root))
 
     @property
@@ -79,9 +81,9 @@ class Automaton:
 
     @property
     def nbytes(self) -> int:
-        """About how much memory this takes: the table is exact, the rest an estimate."""
-        objects = _STATE_BYTES * self.states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
-        return int(self.table.nbytes) + objects
+        """About how much memory this takes: the rows in use exactly, the rest as an estimate."""
+        states = (ROW_BYTES + _STATE_BYTES) * self.states
+        return states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
 
     def step(self, state: int, byte: int) -> int:
         """The state behind one byte; DEAD stays DEAD."""
@@ -238,10 +240,11 @@ class Automaton:
                 keyword="states",
             )
         if state == len(self.table):
-            grown = np.empty((min(2 * state, self._limits.states), 256), dtype=np.int32)
+            capacity = 2 * state if state < _DOUBLED_ROWS else self._limits.states
+            grown = np.empty((min(capacity, self._limits.states), 256), dtype=np.int32)
             grown[:state] = self.table
-            grown[state:] = UNKNOWN
             self.table = grown
+        self.table[state].fill(UNKNOWN)
         if len(positions) == 1 and not accepting:
             self._alone[positions[0]] = state
         else:
