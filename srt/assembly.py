@@ -4,7 +4,6 @@ The one place that knows which classes make up a runtime. torch and the tokenize
 only by the function that needs them, so the gateway process stays without torch.
 """
 
-import functools
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -66,8 +65,7 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         ParameterError: options that do not fit it or this machine.
         MissingExtraError: a package is not installed.
     """
-    from .constraint_opener import ConstraintOpener
-    from .constraint_shelf import AtOnce, ConstraintShelf
+    from .constraint_shelf import AtOnce, ConstraintShelf, Opener
     from .oracle import OracleRunner
     from .scheduler import Scheduler
     from .scheduler_config import PolicyName, SchedulerConfig
@@ -113,7 +111,12 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         open_tokens = source.tokenizer
     # The native runner's kernels also choose tokens from logits; other runners leave that to torch.
     chooser = getattr(runner, "chooser", None)
-    load = functools.partial(ConstraintOpener, open_tokens, runner.vocab_size, getattr(runner, "trie_walk", None))
+
+    def load() -> Opener:
+        from .constraint_opener import ConstraintOpener  # constraints cost nothing before there is one
+
+        return ConstraintOpener(open_tokens, runner.vocab_size, getattr(runner, "trie_walk", None))
+
     # One thread: it makes the vocabulary's trie once, and a constraint takes it a moment.
     executor: Executor = AtOnce() if oracle is not None else ThreadPoolExecutor(1, thread_name_prefix="constraints")
     shelf = ConstraintShelf(load, executor, entries=options.constraint_cache)

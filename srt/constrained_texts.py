@@ -109,7 +109,7 @@ class ConstrainedTexts:
         last = int(request.tokens[-1])
         said = self._token_bytes(last)
         boundary: Boundary | None = None
-        if held.heal and said and request.prompt_length > 1 and generation.sampling.prompt_logprobs_from is None:
+        if held.heal and said and _replaceable(request, generation):
             healing = constraint.healing(said)
             if not self._spend(healing.prepare):
                 return False
@@ -190,6 +190,11 @@ class ConstrainedTexts:
             self._counters.forced_tokens += cursor.was_forced
         self._counters.closed_texts += stop is not None and stop.reason is FinishReason.LENGTH_CLOSED
         return stop
+
+
+def _replaceable(request: Request, generation: Generation) -> bool:
+    """The prompt's last token: not its only one, and not one whose log-probability is asked for."""
+    return request.prompt_length > 1 and generation.sampling.prompt_logprobs_from is None
 
 
 def _check_budget(request: Request, generation: Generation, least: int) -> None:

@@ -5,21 +5,26 @@ run in a process that can be killed (compiler_process.py). Tests, simulations an
 they are called, with `InlineCompiler`.
 """
 
-import importlib.util
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Literal, Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from ..fsm.errors import ConstraintRefused, Unsupported
+from ..fsm.errors import ConstraintRefused
 from ..lang.errors import ConstraintError, UmbelError
 from ..lang.protocol import ConstraintEngine, ConstraintSpec
 from .engine_protocol import EnforcedBy, EngineConstraint
 
+if TYPE_CHECKING:
+    from ..fsm.engine_source import Source
+    from ..fsm.language import Grammar
+    from ..fsm.limits import Limits
+
 _NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar"}
-_PACKAGES = {"llguidance": "llguidance", "outlines-core": "outlines_core", "interegular": "interegular"}
 MAX_COMPILED = 16 << 20  # bytes of a grammar; it travels with every request
 
 
@@ -92,60 +97,31 @@ class InlineCompiler:
 
 def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled | Refused:
     """All of the work. `engine`: as the runtime's option says; the request's own choice goes before it."""
-    chosen = spec.engine or engine
     try:
-        match chosen:
-            case "auto" if spec.kind == "lark":
-                return _foreign(spec, "llguidance")
-            case "auto":
-                return _own_or_llguidance(spec)
-            case "fsm":
-                return _own(spec)
-            case "llguidance" | "outlines-core" | "interegular":
-                return _foreign(spec, chosen)
-            case _:
-                assert_never(chosen)
+        return _compile(spec, spec.engine or engine)
     except ConstraintRefused as error:
         return Refused(f"{_NAMES[spec.kind]}: {error}")
     except RecursionError:
         return Refused(f"{_NAMES[spec.kind]}: it is nested too deeply; write a flatter one")
 
 
-def _own_or_llguidance(spec: ConstraintSpec) -> Compiled:
-    """What our automata do not honour, llguidance may. Raises ConstraintRefused, ours."""
-    try:
-        return _own(spec)
-    except Unsupported:
-        if spec.allow_unenforced or importlib.util.find_spec(_PACKAGES["llguidance"]) is None:
-            raise
-    return _foreign(spec, "llguidance")
-
-
-def _own(spec: ConstraintSpec) -> Compiled:
-    """By our own automata. Raises ConstraintRefused."""
-    from ..fsm.automaton import Automaton
-    from ..fsm.boolean import resolve
-    from ..fsm.language import Grammar
+def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
+    """Raises ConstraintRefused."""
+    from ..fsm.automaton import Automaton  # here, so that a gateway without constraints starts as fast as before
+    from ..fsm.engine_source import Source
+    from ..fsm.engines import compile_source
     from ..fsm.limits import Limits
-    from ..fsm.regex_parser import parse_regex
 
-    limits = Limits()
-    unenforced: tuple[tuple[str, str], ...] = ()
-    match spec.kind:
-        case "regex":
-            grammar = Grammar(parse_regex(spec.source, limits))
-        case "json_schema":
-            from ..fsm.schema import SchemaOptions, compile_schema
-
-            options = SchemaOptions(whitespace=spec.whitespace, allow_unenforced=spec.allow_unenforced)
-            compiled = compile_schema(spec.source, options, limits)
-            grammar = compiled.grammar
-            unenforced = tuple((keyword, path) for keyword, path in compiled.unenforced)
-        case "lark":
-            raise Unsupported("umbel's automata read no Lark grammars; leave constraint_engine out", keyword="lark")
-        case _:
-            assert_never(spec.kind)
-    grammar = resolve(grammar, limits)
+    limits, unenforced = Limits(), ()
+    if spec.allow_unenforced and spec.kind == "json_schema" and engine in ("auto", "fsm"):
+        grammar, unenforced = _lenient_grammar(spec, limits)
+    else:
+        source = Source(spec.kind, spec.source, spec.whitespace)
+        answer = compile_source(source, engine, limits)
+        if answer == "llguidance":
+            why = "" if engine == "llguidance" or spec.kind == "lark" else _our_refusal(source, limits)
+            return Compiled(_engine_constraint(spec, "llguidance", spec.source.encode(), why), None)
+        grammar = answer
     automaton = Automaton(grammar, limits)
     close = automaton.close(automaton.start).decode()
     data = msgspec.msgpack.encode(grammar)
@@ -154,18 +130,26 @@ def _own(spec: ConstraintSpec) -> Compiled:
     return Compiled(_engine_constraint(spec, "fsm", data), close, unenforced)
 
 
-def _foreign(spec: ConstraintSpec, engine: Literal["llguidance", "outlines-core", "interegular"]) -> Compiled:
-    """By another package, which reads the source where it enforces it. Raises ConstraintRefused."""
-    package = _PACKAGES[engine]
-    if importlib.util.find_spec(package) is None:
-        raise ConstraintRefused(f"constraint_engine={engine!r} needs a package: run pip install {engine}")
-    if spec.allow_unenforced:
-        raise ConstraintRefused(f"allow_unenforced is for umbel's own automata; leave it out for {engine}")
-    if spec.kind == "lark" and engine != "llguidance":
-        raise ConstraintRefused(f"{engine} reads no Lark grammars; write constraint_engine='llguidance'")
-    return Compiled(_engine_constraint(spec, engine, spec.source.encode()), None)
+def _lenient_grammar(spec: ConstraintSpec, limits: Limits) -> tuple[Grammar, tuple[tuple[str, str], ...]]:
+    """A schema without what cannot be enforced of it, and (keyword, path) of that. Raises ConstraintRefused."""
+    from ..fsm.boolean import resolve
+    from ..fsm.schema import SchemaOptions, compile_schema
+
+    compiled = compile_schema(spec.source, SchemaOptions(spec.whitespace, allow_unenforced=True), limits)
+    return resolve(compiled.grammar, limits), tuple((keyword, path) for keyword, path in compiled.unenforced)
 
 
-def _engine_constraint(spec: ConstraintSpec, engine: EnforcedBy, data: bytes) -> EngineConstraint:
+def _our_refusal(source: Source, limits: Limits) -> str:
+    """Why our own automata do not honour it."""
+    from ..fsm.engines import own_grammar
+
+    try:
+        own_grammar(source, limits)
+    except ConstraintRefused as error:
+        return str(error)
+    return ""
+
+
+def _engine_constraint(spec: ConstraintSpec, engine: EnforcedBy, data: bytes, why: str = "") -> EngineConstraint:
     digest = sha256(b"\0".join((engine.encode(), spec.kind.encode(), spec.whitespace.encode(), data))).hexdigest()
-    return EngineConstraint(digest, engine, spec.kind, data, spec.whitespace)
+    return EngineConstraint(digest, engine, spec.kind, data, spec.whitespace, why)

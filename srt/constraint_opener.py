@@ -1,10 +1,13 @@
 """A model's vocabulary, ready for constraints: its trie and masks, and the tokenizer that knows the usual tokens."""
 
 from collections.abc import Callable
+from typing import assert_never
 
 import msgspec
 
-from ..fsm.constraint import Constraint, JumpCounters
+from ..fsm.engine_source import Source
+from ..fsm.engines import Engines
+from ..fsm.errors import ConstraintRefused
 from ..fsm.language import Grammar
 from ..fsm.masks import Masks
 from ..fsm.trie_walk import Walk
@@ -27,7 +30,6 @@ class ConstraintOpener:
         tokenizer = open_tokenizer()
         size = min(tokenizer.vocab_size, vocab_size)  # a model may lack some
         self.eos_ids = frozenset(token for token in tokenizer.eos_ids if token < vocab_size)
-        self.counters = JumpCounters()
         self._tokenizer = tokenizer
         vocabulary = Vocabulary(
             [tokenizer.token_bytes(token) for token in range(size)],
@@ -35,15 +37,24 @@ class ConstraintOpener:
             control=[token for token in tokenizer.special_ids.values() if token < vocab_size],
             size=vocab_size,
         )
-        self._masks = Masks(vocabulary, walk=walk)
+        self._engines = Engines(Masks(vocabulary, walk=walk), encode=self._encode)
 
     @property
     def jumps_cut(self) -> int:
-        return self.counters.cut
+        return self._engines.counters.cut
 
     def open(self, compiled: EngineConstraint) -> SharedConstraint:
-        grammar = msgspec.msgpack.decode(compiled.data, type=Grammar)
-        return Constraint(grammar, self._masks, encode=self._encode, counters=self.counters)
+        match compiled.engine:
+            case "fsm":
+                return self._engines.open_grammar(msgspec.msgpack.decode(compiled.data, type=Grammar))
+            case "llguidance":
+                source = Source(compiled.kind, compiled.data.decode(), compiled.whitespace)
+                try:
+                    return self._engines.open_llguidance(source)
+                except ConstraintRefused as error:
+                    raise ConstraintRefused(compiled.why or str(error)) from error
+            case _:
+                assert_never(compiled.engine)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, first=False)

@@ -11,7 +11,7 @@ import msgspec
 from ..lang.protocol import ConstraintKind, Facts, FinishReason, JsonWhitespace
 from ..lang.sampling import SamplingParams
 
-EnforcedBy = Literal["fsm", "llguidance", "outlines-core", "interegular"]
+EnforcedBy = Literal["fsm", "llguidance"]
 
 
 class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):
@@ -37,8 +37,9 @@ class EngineConstraint(msgspec.Struct, frozen=True, array_like=True):
     digest: str
     engine: EnforcedBy
     kind: ConstraintKind
-    data: bytes  # for "fsm" an `fsm.language.Grammar` as msgpack, for the others the source
-    whitespace: JsonWhitespace = "spaced"  # of JSON, for engines that read the source
+    data: bytes  # for "fsm" an `fsm.language.Grammar` as msgpack, for "llguidance" the source
+    whitespace: JsonWhitespace = "spaced"  # of JSON, for llguidance
+    why: str = ""  # our own automata do not honour it
 
 
 class EngineGenerate(_Wire, frozen=True):
