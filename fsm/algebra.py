@@ -134,6 +134,8 @@ def _repeat_of_repeat(inner: Repeat, least: int, most: int | None) -> Language |
 
     Fixed counts (a = b, c = d) leave none either.
     """
+    if inner.most == 0:
+        return EMPTY_TEXT
     gapless = inner.least <= 1 or (least == most and inner.least == inner.most)
     together = None if most is None or inner.most is None else most * inner.most
     if not gapless or inner.least * least > _LARGEST_COUNT or (together or 0) > _LARGEST_COUNT:
@@ -261,7 +263,7 @@ def fold(root: Language, combine: Callable[[Language, tuple[Result, ...]], Resul
 def rebuilt(node: Language, inner: tuple[Language, ...]) -> Language:
     """The node around other children, put together as above; the node itself where they are its own."""
     same = all(new is old for new, old in zip(inner, children(node), strict=True)) and NOTHING not in inner
-    if same and not (isinstance(node, Repeat) and node.most is not None and node.most < node.least):
+    if same and not (isinstance(node, Repeat) and node.most is not None and node.most < max(node.least, 1)):
         return node
     match node:
         case Concat():

@@ -33,6 +33,15 @@ def resolve(grammar: Grammar, limits: Limits) -> Grammar:
     return resolved
 
 
+def settled(language: Language, limits: Limits) -> Language:
+    """One expression without calls, without Both and Without; NOTHING where it admits nothing.
+
+    Raises:
+        LimitExceeded: an intersection or a difference is larger than the limits.
+    """
+    return _Resolver(limits).resolve(language)
+
+
 class _Resolver:
     """From the leaves up; an operation that stands inside another is left to the outer one, which is one product."""
 

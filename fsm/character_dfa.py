@@ -15,16 +15,16 @@ from .errors import LimitExceeded
 from .fuel import Fuel
 from .language import NOTHING, Both, Dfa, Language, Ranges, Without
 from .limits import Limits
-from .minimal import minimal, trimmed
+from .minimal import Rows, minimal, trimmed
 
 _STEPS_PER_STATE = 60  # of determinisation, on average; a million steps are about half a second
 _RANGES_PER_STATE = 20  # of characters, on average; \\w alone has 734
 _TOO_MANY_STEPS = (
-    "an intersection or a difference of expressions takes too many steps; "
+    "an intersection, a difference or a lookahead takes too many steps; "
     "write smaller bounds, or alternatives that begin differently"
 )
 _TOO_MANY_RANGES = (
-    "an intersection or a difference of expressions has too many ranges of characters; "
+    "an intersection, a difference or a lookahead has too many ranges of characters; "
     "write [A-Za-z0-9_] for \\w, [0-9] for \\d, or smaller bounds"
 )
 
@@ -135,17 +135,35 @@ def determinised(language: Language, limits: Limits) -> Language:
     """
     sides: list[Language] = []
     formula = _formula(language, sides)
-    fuel = Fuel(limits.dfa_states * _STEPS_PER_STATE, _TOO_MANY_STEPS, "intersection")
+    fuel = step_fuel(limits)
     automata = [CharacterNfa(side, limits.dfa_states, fuel) for side in sides]
     alphabet = Alphabet(ranges for nfa in automata for ranges in nfa.labels)
     product = _Product(formula, [Side(nfa, alphabet, fuel) for nfa in automata], len(alphabet), limits.dfa_states)
     product.explore()
-    kept = trimmed(product.accepting, product.rows)
+    return reduced(product.accepting, product.rows, alphabet, limits)
+
+
+def step_fuel(limits: Limits) -> Fuel:
+    """What one automaton may spend on being determinised."""
+    return Fuel(limits.dfa_states * _STEPS_PER_STATE, _TOO_MANY_STEPS, "intersection")
+
+
+def too_many_states(most: int) -> LimitExceeded:
+    why = f"an intersection, a difference or a lookahead has more than {most} states; write smaller bounds"
+    return LimitExceeded(why, keyword="intersection")
+
+
+def reduced(accepting: list[bool], rows: Rows, alphabet: Alphabet, limits: Limits) -> Language:
+    """The trimmed and minimal Dfa of rows over classes, or NOTHING.
+
+    Raises:
+        LimitExceeded: its edges have too many ranges of characters.
+    """
+    kept = trimmed(accepting, rows)
     if kept is None:
         return NOTHING
     accepting, rows = minimal(*kept)
-    edges = _Edges(alphabet, limits.dfa_states * _RANGES_PER_STATE)
-    return Dfa(tuple(accepting), tuple(map(edges.of, rows)))
+    return Dfa(tuple(accepting), tuple(map(_Edges(alphabet, limits).of, rows)))
 
 
 def _formula(language: Language, sides: list[Language]) -> Formula:
@@ -162,9 +180,9 @@ def _formula(language: Language, sides: list[Language]) -> Formula:
 class _Edges:
     """Rows of classes as edges of characters; states with the same classes share the ranges."""
 
-    def __init__(self, alphabet: Alphabet, most_ranges: int) -> None:
+    def __init__(self, alphabet: Alphabet, limits: Limits) -> None:
         self._alphabet = alphabet
-        self._fuel = Fuel(most_ranges, _TOO_MANY_RANGES, "intersection")
+        self._fuel = Fuel(limits.dfa_states * _RANGES_PER_STATE, _TOO_MANY_RANGES, "intersection")
         self._known: dict[tuple[int, ...], Ranges] = {}
 
     def of(self, row: dict[int, int]) -> tuple[tuple[Ranges, int], ...]:
@@ -212,11 +230,7 @@ class _Product:
 
     def _add(self, states: tuple[int, ...]) -> int:
         if len(self.rows) >= self._most_states:
-            raise LimitExceeded(
-                f"an intersection or a difference of expressions has more than {self._most_states} states; "
-                "write smaller bounds",
-                keyword="intersection",
-            )
+            raise too_many_states(self._most_states)
         self._numbers[states] = len(self.rows)
         self.rows.append({})
         self.accepting.append(self._accepts(self._formula, states))

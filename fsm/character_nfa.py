@@ -38,11 +38,8 @@ class CharacterNfa:
 
     def _state(self) -> int:
         if len(self.edges) >= self.most_states:
-            raise LimitExceeded(
-                f"written out, an expression that is intersected or excluded has more than {self.most_states} states; "
-                "write smaller bounds",
-                keyword="intersection",
-            )
+            why = f"an intersection, a difference or a lookahead, written out, has more than {self.most_states} states"
+            raise LimitExceeded(f"{why}; write smaller bounds", keyword="intersection")
         self.edges.append([])
         self.empty_edges.append([])
         return len(self.edges) - 1

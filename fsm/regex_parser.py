@@ -33,12 +33,12 @@ def parse_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "pyt
         Unsupported: a valid construct that is not honoured: backreferences, lookbehind, \\b, possessive quantifiers.
         LimitExceeded: longer, deeper or larger than the limits.
     """
-    return _checked(whole(_Parser(pattern, limits, dialect).expression()))
+    return _checked(whole(_Parser(pattern, limits, dialect).expression(), limits))
 
 
 def search_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "ecma") -> Language:  # noqa: B008
     """The texts in which the expression matches somewhere, as `pattern` of JSON Schema asks; raises as above."""
-    return _checked(found_in(_Parser(pattern, limits, dialect).expression()))
+    return _checked(found_in(_Parser(pattern, limits, dialect).expression(), limits))
 
 
 def plain_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "python") -> Language:  # noqa: B008

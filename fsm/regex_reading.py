@@ -12,8 +12,11 @@ from enum import Enum
 from typing import assert_never
 
 from .algebra import ANY_TEXT, admits_newline, both, concat, nullable, repeat, size, union, without
+from .boolean import settled
 from .charset import CharSet
+from .guarded import Guard, guarded_automaton, mark
 from .language import EMPTY_TEXT, NOTHING, Chars, Concat, Language, Literal, Repeat, Union
+from .limits import Limits
 from .regex_source import exceeded, unsupported
 from .regex_tree import (
     Ahead,
@@ -46,25 +49,26 @@ class Left(Enum):
     UNKNOWN = "some character"
 
 
-def whole(item: Item) -> Language:
+def whole(item: Item, limits: Limits) -> Language:
     """The texts that the expression matches from end to end.
 
     Raises:
         Unsupported: an assertion where what it means depends on how often something around it was repeated.
         LimitExceeded: assertions in alternatives that multiply the expression.
     """
-    return _Reading().following(item, Left.NOTHING, EMPTY_TEXT)
+    return _Reading(limits).following(item, Left.NOTHING, EMPTY_TEXT)
 
 
-def found_in(item: Item) -> Language:
+def found_in(item: Item, limits: Limits) -> Language:
     """The texts in which the expression matches somewhere."""
-    return whole(sequence((ANY_TEXT, item, ANY_TEXT)))
+    return whole(sequence((ANY_TEXT, item, ANY_TEXT)), limits)
 
 
 class _Reading:
     """Counts what is written more than once, so that alternatives within alternatives end."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
         self.copies = 0
 
     def copy(self, rest: Language, times: int) -> None:
@@ -155,8 +159,8 @@ class _Reading:
         A round that is empty need not be counted when one round is enough, so those that are counted are not empty.
         """
         body, least, most = item.body, item.least, item.most
-        if most != 1:
-            self.check_repeatable(item)
+        if most != 1 and self.needs_guards(item):
+            return self.guarded(item, rest)
         last_rounds = _last_rounds(body) if most is None else min(_last_rounds(body), most - 1)
         self.copy(rest, 1 + last_rounds)
         ends = [rest]  # [rounds after the first]
@@ -169,18 +173,49 @@ class _Reading:
         texts = self.following(body, left, union(after_first))
         return texts if least else union((rest, texts))
 
-    def check_repeatable(self, item: Repetition) -> None:
-        for inner in walk(item.body):
-            if isinstance(inner, Ahead):
-                way_out = "write it before or after the repeated group, where it looks at the whole rest"
-                raise unsupported("a lookahead that is repeated", way_out, inner.position)
-            if isinstance(inner, Begin) and inner.lines:
-                raise unsupported("^ of the flag m that is repeated", "write \\n where lines begin", inner.position)
-            if isinstance(inner, End) and inner.ending is Ending.LINE:
-                raise unsupported("$ of the flag m that is repeated", "write \\n where lines end", item.position)
-        if item.least > 1 and may_be_empty(item.body):
-            way_out = "leave the repeat out: an anchor that holds once holds as often as asked"
-            raise unsupported("an anchor that is repeated", way_out, item.position)
+    def needs_guards(self, item: Repetition) -> bool:
+        """Whether a round between others can look ahead, or an empty one counts.
+
+        Raises:
+            Unsupported: it does, and ^ is repeated as well; or ^ of the flag m is.
+        """
+        inner = list(walk(item.body))
+        begins = [each for each in inner if isinstance(each, Begin)]
+        ahead = any(isinstance(each, Ahead) or each == End(Ending.LINE) for each in inner)
+        guards = ahead or (item.least > 1 and may_be_empty(item.body))
+        if begins and (guards or any(begin.lines for begin in begins)):
+            way_out = "write it before the repeat, or the line feed where lines begin"
+            raise unsupported("^ in a repeat", way_out, begins[0].position)
+        return guards
+
+    def guarded(self, item: Repetition, rest: Language) -> Language:
+        """What looks ahead at a place that is passed any number of times is followed by an automaton."""
+        guards: list[Guard] = []
+        marked = self.marked(item, guards)
+        return guarded_automaton(Concat((marked, settled(rest, self.limits))), guards, self.limits)
+
+    def marked(self, item: Item, guards: list[Guard]) -> Language:
+        """The item with marks where it looks ahead."""
+        match item:
+            case Ahead(body, negative):
+                seen = self.following(body, Left.OTHER, ANY_TEXT)
+                guards.append(Guard(settled(seen, self.limits), negative))
+                return mark(len(guards) - 1)
+            case End(ending):
+                line = concat((NEWLINE, ANY_TEXT))
+                rests = {Ending.TEXT: NOTHING, Ending.LAST_LINE: NEWLINE, Ending.LINE: line}
+                guards.append(Guard(union((EMPTY_TEXT, rests[ending])), negative=False))
+                return mark(len(guards) - 1)
+            case Sequence(parts):
+                return Concat(tuple(self.marked(part, guards) for part in parts))
+            case Choice(options):
+                return Union(tuple(self.marked(option, guards) for option in options))
+            case Repetition(body, least, most):
+                return Repeat(self.marked(body, guards), least, most)
+            case Begin():
+                raise AssertionError("^ beside a guard was refused")
+            case _:
+                return item
 
 
 def _last_rounds(body: Item) -> int:

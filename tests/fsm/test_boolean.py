@@ -178,6 +178,10 @@ def test_what_is_spelled_can_be_intersected() -> None:
         "(?=.*a.{20}b)(?=.*b.{20}a).*",
         "(?!.*a.{30}b).*",
         "(?=((a{0,100}b){0,100}c){0,100}$).*a",
+        "(?:(?!.*a.{30}b).)*",
+        "(?:(?=a.{20}b|b)[ab])*",
+        "((?!(.{0,50},){0,50};).){0,1000}",
+        r"(?:(?!a|b)\w){1,5000}",
     ],
 )
 def test_what_blows_up_ends(pattern: str) -> None:

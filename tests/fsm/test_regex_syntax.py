@@ -33,6 +33,9 @@ PATTERNS = [
     r"(?m)a\n^b", r"(?m)$\n", r"(?m).*$\n?.*", "(?=a)ab", "(?=a).*", "(?!a).*", "a(?=b)b", "a(?!b).",
     "(?=.*b)(?=.*a).*", "(?!.*aa).*", "(?!a$).*", "(?=a|$).*", "(?=a)", "(?!)", "(?=)a", "(?!^a).", r"a(?=\n$)\n",
     "(?:(?=a)a|b)b", "((?=a)a)?b", "(?!(?!a)).*", "(?=a(?=b)).*", "(?i)(?=A).",
+    "(?:(?!ab).)*", "(?:(?!ab).)*b", "((?=a).b?)*", "((?=a).b)*", "(?:a(?!b)|b)*", "(a|$){2}", "(a$){2}",
+    "(?:a|b(?=$))*", r"(?m)(a$\n?)*", r"(?m)(?:a$|\n)*", "(?:(?!a$).){1,2}", "(?:(?=.*b)a)*b*", "(?:(?!(?!a)).)+",
+    "(?:(?=)a|(?!)b)*",
 ]  # fmt: skip
 
 
@@ -81,8 +84,7 @@ UNSUPPORTED = [
     ("(?<=a)b", 0, "lookbehind"), ("a(?<!b)", 1, "lookbehind"), ("(?>a)", 0, "atomic group"),
     ("a++", 2, "possessive quantifier"), ("a{2}+", 4, "possessive quantifier"),
     ("(a)?(?(1)b|c)", 4, "conditional group"), ("[[:alpha:]]", 1, "[:alpha:]"), (r"\p{Greek}", 0, r"\p{Greek}"),
-    ("((?=a).b)*", 1, "a lookahead that is repeated"), ("(a|$){2}", 5, "an anchor that is repeated"),
-    (r"(?m)(^a\n)*", 5, "^ of the flag m that is repeated"), ("(?m)(a$)*", 8, "$ of the flag m that is repeated"),
+    (r"(?m)(^a\n)*", 5, "^ in a repeat"), ("(a(?=b)|^)*", 8, "^ in a repeat"), ("(a|^){2}", 3, "^ in a repeat"),
     (r"(?m)[a\n]^b", 9, "^ of the flag m after text that may or may not end a line"),
     ("a?(?!^b).", 2, "a negative lookahead with ^ inside, after other text,"),
 ]  # fmt: skip
