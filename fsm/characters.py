@@ -27,53 +27,21 @@ Tails = dict[tuple[int, Labelled], Place]  # by (bytes left, values): equal rema
 
 
 class Character(Place):
-    """Before one character of `characters`, each range with the place behind it.
+    """Before one character of a set, with which the leaf is over."""
 
-    tails: of the character automaton that this is a state of; None for a set of characters, which shares the
-        remainders of all sets. Those of an automaton must not outlive it.
-    """
+    __slots__ = ("_ranges", "_spelled")
 
-    __slots__ = ("_characters", "_spelled", "_tails")
-
-    def __init__(
-        self,
-        characters: Sequence[tuple[int, int, Place]],  # read when the edges are asked for: may be filled until then
-        shortest: int,
-        *,
-        spelled: bool,
-        accepting: bool = False,
-        plain: int = 0,
-        tails: Tails | None = None,
-    ) -> None:
-        super().__init__(shortest, accepting=accepting, plain=plain)
-        self._characters = characters
+    def __init__(self, ranges: Ranges, spelled: bool) -> None:
+        super().__init__(shortest_character(ranges, spelled), plain=1 if covers_plain(ranges) else 0)
+        self._ranges = ranges
         self._spelled = spelled
-        self._tails = tails
 
     @property
     def terminal(self) -> bool:
-        return not self._characters
-
-    @property
-    def single(self) -> bool:
-        """The leaf is over behind each of the characters."""
-        return all(place is END for _, _, place in self._characters)
+        return not self._ranges
 
     def _make_edges(self) -> Edges:
-        raw = tuple(_without_surrogates(self._characters))
-        edges: list[tuple[int, int, Place]] = []
-        if self._spelled:
-            raw, escaped = _split_escaped(raw)
-            if escaped:
-                edges += _spelling_edges(escaped, 0)
-        edges += _clip(raw, 0, 0x7F)
-        for marker, first, last, tail_bytes in (
-            (0xC0, 0x80, 0x7FF, 1),
-            (0xE0, 0x800, 0xFFFF, 2),
-            (0xF0, 0x10000, 0x10FFFF, 3),
-        ):
-            edges += _leading_edges(_clip(raw, first, last), tail_bytes, marker, self._tails)
-        return tuple(sorted(edges, key=lambda edge: edge[0]))
+        return character_edges([(first, last, END) for first, last in self._ranges], self._spelled, None)
 
 
 class Tail(Place):
@@ -93,6 +61,35 @@ class Tail(Place):
 
     def _make_edges(self) -> Edges:
         return tuple(_leading_edges(self._values, self._remaining - 1, 0x80, self._tails))
+
+
+def character_edges(characters: Sequence[tuple[int, int, Place]], spelled: bool, tails: Tails | None) -> Edges:
+    """The first bytes of characters.
+
+    Args:
+        characters: code points with the place behind them, ascending.
+        spelled: as JSON strings write them.
+        tails: keeps the remainders of one character automaton, and must not outlive it; None for sets of characters,
+            which share the remainders of all sets.
+    """
+    raw: Labelled = (*_clip(characters, 0, 0xD7FF), *_clip(characters, 0xE000, 0x10FFFF))  # without surrogates
+    edges: list[tuple[int, int, Place]] = []
+    if spelled:
+        raw, escaped = _split_escaped(raw)
+        if escaped:
+            edges += _spelling_edges(escaped, 0)
+    edges += _clip(raw, 0, 0x7F)
+    for marker, first, last, tail_bytes in (
+        (0xC0, 0x80, 0x7FF, 1),
+        (0xE0, 0x800, 0xFFFF, 2),
+        (0xF0, 0x10000, 0x10FFFF, 3),
+    ):
+        edges += _leading_edges(_clip(raw, first, last), tail_bytes, marker, tails)
+    return tuple(sorted(edges, key=_first_byte))
+
+
+def _first_byte(edge: tuple[int, int, Place]) -> int:
+    return edge[0]
 
 
 def _tail(remaining: int, values: Labelled, tails: Tails | None) -> Place:
@@ -143,10 +140,6 @@ def _clip(values: Sequence[tuple[int, int, Place]], first: int, last: int) -> La
     return tuple(
         (max(start, first), min(end, last), place) for start, end, place in values if start <= last and end >= first
     )
-
-
-def _without_surrogates(characters: Sequence[tuple[int, int, Place]]) -> list[tuple[int, int, Place]]:
-    return [*_clip(characters, 0, 0xD7FF), *_clip(characters, 0xE000, 0x10FFFF)]
 
 
 def _split_escaped(characters: Labelled) -> tuple[Labelled, list[tuple[bytes, Place]]]:
@@ -212,9 +205,7 @@ def shortest_character(ranges: Sequence[tuple[int, int]], spelled: bool) -> int:
 @lru_cache(maxsize=4096)
 def characters(ranges: Ranges, spelled: bool) -> Place:
     """The place before one character of `ranges`; one object for equal sets, so that what follows from it is shared."""
-    plain = 1 if covers_plain(ranges) else 0
-    labelled = tuple((first, last, END) for first, last in ranges)
-    return Character(labelled, shortest_character(ranges, spelled), spelled=spelled, plain=plain)
+    return Character(ranges, spelled)
 
 
 def spell(data: bytes) -> bytes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from heapq import heapify, heappop, heappush
 
-from .characters import Character, Tails, characters, covers_plain, shortest_character, spell
+from .character_states import character_automaton
+from .characters import characters, spell
 from .construction import beyond_the_empty_text, literal, loop, options, sequence
 from .errors import ConstraintRefused
 from .language import (
@@ -16,14 +16,13 @@ from .language import (
     Grammar,
     Language,
     Literal,
-    Ranges,
     Repeat,
     Spelled,
     Union,
 )
 from .limits import Limits
 from .nodes import Leaf, Loop, Nested, Node, Options, Sequence
-from .places import END, ENDLESS, Place
+from .places import ENDLESS
 
 
 def lower(grammar: Grammar, limits: Limits) -> Node:
@@ -137,73 +136,6 @@ def _parts_of(language: Language) -> tuple[Language, ...]:
 
 def _automaton_leaf(dfa: Dfa, spelled: bool) -> Leaf:
     return Leaf(character_automaton(dfa, spelled))
-
-
-def character_automaton(dfa: Dfa, spelled: bool) -> Place:
-    """The place before state 0; shortest lengths by Dijkstra's algorithm from the accepting states."""
-    into: list[list[tuple[int, int]]] = [[] for _ in dfa.edges]  # [states]: (state before, bytes of a character)
-    for state, edges in enumerate(dfa.edges):
-        for ranges, target in edges:
-            into[target].append((state, shortest_character(ranges, spelled)))
-    shortest = [0 if accepting else ENDLESS for accepting in dfa.accepting]
-    queue = [(0, state) for state, accepting in enumerate(dfa.accepting) if accepting]
-    heapify(queue)
-    while queue:
-        length, state = heappop(queue)
-        if length > shortest[state]:
-            continue
-        for before, step in into[state]:
-            if length + step < shortest[before]:
-                shortest[before] = length + step
-                heappush(queue, (length + step, before))
-    labelled: list[list[tuple[int, int, Place]]] = [[] for _ in dfa.edges]
-    tails: Tails = {}
-    places = [
-        END
-        if accepting and not edges
-        else Character(label, length, spelled=spelled, accepting=accepting, plain=plain, tails=tails)
-        for label, edges, length, accepting, plain in zip(
-            labelled, dfa.edges, shortest, dfa.accepting, _plain_runs(dfa), strict=True
-        )
-    ]
-    for label, edges in zip(labelled, dfa.edges, strict=True):
-        behind = [(ranges, places[target]) for ranges, target in edges if shortest[target] < ENDLESS]
-        label += sorted(((first, last, place) for ranges, place in behind for first, last in ranges), key=_first)
-    return places[0]
-
-
-def _first(item: tuple[int, int, Place]) -> int:
-    return item[0]
-
-
-def _plain_runs(dfa: Dfa) -> list[int]:
-    """For each state, how many plain characters are certain to be taken, whichever they are."""
-    covered = [covers_plain(_united(edges)) for edges in dfa.edges]
-    runs = [ENDLESS if full else 0 for full in covered]
-    if not any(covered):
-        return runs
-    into: list[list[int]] = [[] for _ in dfa.edges]
-    for state, edges in enumerate(dfa.edges):
-        for ranges, target in edges:
-            if covered[state] and _meets_plain(ranges):
-                into[target].append(state)
-    layer = [state for state, full in enumerate(covered) if not full]
-    length = 0
-    while layer:  # breadth first against the edges: a run ends where the nearest state does not cover
-        length += 1
-        layer = [before for state in layer for before in into[state] if runs[before] == ENDLESS]
-        for state in layer:
-            runs[state] = length
-        layer = list(dict.fromkeys(layer))
-    return runs
-
-
-def _united(edges: tuple[tuple[Ranges, int], ...]) -> list[tuple[int, int]]:
-    return sorted(item for ranges, _ in edges for item in ranges)
-
-
-def _meets_plain(ranges: Ranges) -> bool:
-    return any(last >= 0x20 and not (first == last and first in (0x22, 0x5C, 0x7F)) for first, last in ranges)
 
 
 def _measure(recursive: list[Node], depth: int) -> None:

@@ -29,10 +29,9 @@ class Place:
     accepting: the leaf may end here.
     rests: nodes, one of which may follow from here.
     shortest: bytes to the nearest end, those of `rests` included; ENDLESS where no end can be reached.
-    plain: how many plain characters (see characters.PLAIN) are certain to be taken from here, whichever they are.
     """
 
-    __slots__ = ("_edges", "accepting", "plain", "rests", "shortest")
+    __slots__ = ("_edges", "_plain", "accepting", "rests", "shortest")
 
     def __init__(
         self,
@@ -46,8 +45,13 @@ class Place:
         self.shortest = shortest
         self.accepting = accepting
         self.rests = rests
-        self.plain = plain
+        self._plain = plain
         self._edges = edges
+
+    @property
+    def plain(self) -> int:
+        """How many plain characters (see characters.PLAIN) are certain to be taken from here, whichever they are."""
+        return self._plain
 
     @property
     def edges(self) -> Edges:

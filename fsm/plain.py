@@ -57,7 +57,7 @@ def _limit(frames: Frames, place: Place, frame: Frame, hops: int) -> int:
 
 def _one_character(place: Place) -> bool:
     """The place before a single character, whichever it is."""
-    return type(place) is Character and place.single
+    return type(place) is Character
 
 
 def _takes_plain(place: Place) -> bool:
