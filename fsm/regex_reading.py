@@ -202,9 +202,12 @@ class _Reading:
                 guards.append(Guard(settled(seen, self.limits), negative))
                 return mark(len(guards) - 1)
             case End(ending):
-                line = concat((NEWLINE, ANY_TEXT))
-                rests = {Ending.TEXT: NOTHING, Ending.LAST_LINE: NEWLINE, Ending.LINE: line}
-                guards.append(Guard(union((EMPTY_TEXT, rests[ending])), negative=False))
+                lines: dict[Ending, Language] = {
+                    Ending.TEXT: NOTHING,
+                    Ending.LAST_LINE: NEWLINE,
+                    Ending.LINE: concat((NEWLINE, ANY_TEXT)),
+                }
+                guards.append(Guard(union((EMPTY_TEXT, lines[ending])), negative=False))
                 return mark(len(guards) - 1)
             case Sequence(parts):
                 return Concat(tuple(self.marked(part, guards) for part in parts))
