@@ -14,7 +14,8 @@ from .workload import Branch, Fork, Gen, Image, Op, Ops, Program, Select, Text, 
 
 
 def gen(op: Gen) -> GenOp | SelectOp:
-    """The operation of the language that a file's is."""
+    """The operation of the language that a file's is. What of a schema cannot be enforced is left over, as peers leave
+    it over in silence; `validity.py` looks at every value."""
     return ul.gen(
         op.name,
         op.max_tokens,
@@ -23,6 +24,7 @@ def gen(op: Gen) -> GenOp | SelectOp:
         ignore_eos=op.ignore_eos,
         regex=op.regex,
         json_schema=op.json_schema,
+        allow_unenforced=None if op.json_schema is None else True,
     )
 
 
