@@ -132,6 +132,11 @@ class LlguidanceConstraint:
         self._matcher = tokens.matcher(source)
         self.minimum_tokens = len(self.begin().closing_tokens())
 
+    @property
+    def nbytes(self) -> int:
+        """Half of 250 real schemas take about this."""
+        return 5 << 20
+
     def begin(self, context: bytes = b"", said: bytes = b"") -> LlguidanceState:
         """See Constraint.begin."""
         matcher = self._matcher.deep_copy()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lang.errors import MissingExtraError, ParameterError
@@ -19,6 +20,7 @@ from .faults import FaultHook
 from .tokenizer import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
+    from .constraint_shelf import ConstraintShelf
     from .scheduler import Scheduler
     from .weights import ModelSource
 
@@ -65,7 +67,6 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         ParameterError: options that do not fit it or this machine.
         MissingExtraError: a package is not installed.
     """
-    from .constraint_shelf import AtOnce, ConstraintShelf, Opener
     from .oracle import OracleRunner
     from .scheduler import Scheduler
     from .scheduler_config import PolicyName, SchedulerConfig
@@ -100,6 +101,8 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         runner: Runner = Slowed(oracle, options.step_delay) if options.step_delay else oracle
         vocabulary, eos_ids, first = tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.bos_id
 
+        tries: Path | None = None
+
         def open_tokens() -> Tokenizer:
             return tokenizer
 
@@ -108,22 +111,38 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         phase(f"loading {source.name}")
         runner = _model_runner(options, source)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
-        open_tokens = source.tokenizer
+        open_tokens, tries = source.tokenizer, _tries_folder()
     # The native runner's kernels also choose tokens from logits; other runners leave that to torch.
     chooser = getattr(runner, "chooser", None)
-
-    def load() -> Opener:
-        from .constraint_opener import ConstraintOpener  # constraints cost nothing before there is one
-
-        return ConstraintOpener(open_tokens, runner.vocab_size, getattr(runner, "trie_walk", None))
-
-    # One thread: it makes the vocabulary's trie once, and a constraint takes it a moment.
-    executor: Executor = AtOnce() if oracle is not None else ThreadPoolExecutor(1, thread_name_prefix="constraints")
-    shelf = ConstraintShelf(load, executor, entries=options.constraint_cache)
+    shelf = _constraint_shelf(options, runner, open_tokens, tries)
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, chooser, shelf)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
     return Engine(scheduler, runner, first if isinstance(first, int) else 0)
+
+
+def _constraint_shelf(
+    options: RuntimeOptions, runner: Runner, open_tokens: Callable[[], Tokenizer], tries: Path | None
+) -> "ConstraintShelf":
+    """tries: folder that keeps the vocabulary's trie."""
+    from .constraint_shelf import AtOnce, ConstraintShelf, Opener
+
+    def load() -> Opener:
+        from .constraint_opener import ConstraintOpener  # constraints cost nothing before there is one
+
+        walk = getattr(runner, "trie_walk", None)  # of the native kernels
+        return ConstraintOpener(open_tokens, runner.vocab_size, walk=walk, folder=tries)
+
+    # One thread: it makes the vocabulary's trie once, and a constraint takes it a moment.
+    beside = options.model != ORACLE
+    executor: Executor = ThreadPoolExecutor(1, thread_name_prefix="constraints") if beside else AtOnce()
+    return ConstraintShelf(load, executor, entries=options.constraint_cache)
+
+
+def _tries_folder() -> Path:
+    from .weights.cache import cache_folder
+
+    return cache_folder() / "tries"
 
 
 def _open_source(options: RuntimeOptions) -> "ModelSource":

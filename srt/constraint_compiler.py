@@ -112,7 +112,8 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     from ..fsm.engines import compile_source
     from ..fsm.limits import Limits
 
-    limits, unenforced = Limits(), ()
+    limits = Limits()
+    unenforced: tuple[tuple[str, str], ...] = ()
     if spec.allow_unenforced and spec.kind == "json_schema" and engine in ("auto", "fsm"):
         grammar, unenforced = _lenient_grammar(spec, limits)
     else:
@@ -146,7 +147,7 @@ def _our_refusal(source: Source, limits: Limits) -> str:
     try:
         own_grammar(source, limits)
     except ConstraintRefused as error:
-        return str(error)
+        return f"{_NAMES[source.kind]}: {error}"
     return ""
 
 

@@ -89,6 +89,10 @@ class SharedConstraint(Protocol):
     def minimum_tokens(self) -> int:
         """Of the shortest text."""
 
+    @property
+    def nbytes(self) -> int:
+        """About the memory that it takes."""
+
     def begin(self, context: bytes = b"", said: bytes = b"") -> TextState:
         """context: what the token before the text spells; said: the part of it that belongs to the text."""
 

@@ -1,6 +1,7 @@
 """A model's vocabulary, ready for constraints: its trie and masks, and the tokenizer that knows the usual tokens."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import assert_never
 
 import msgspec
@@ -10,6 +11,7 @@ from ..fsm.engines import Engines
 from ..fsm.errors import ConstraintRefused
 from ..fsm.language import Grammar
 from ..fsm.masks import Masks
+from ..fsm.trie_file import kept_trie
 from ..fsm.trie_walk import Walk
 from ..fsm.vocabulary import Vocabulary
 from .constraint_cursor import SharedConstraint
@@ -24,9 +26,12 @@ class ConstraintOpener:
         open_tokenizer: the model's own.
         vocab_size: width of the model's logits.
         walk: through the trie; None takes numpy's.
+        folder: keeps the trie for the next time; None makes it anew.
     """
 
-    def __init__(self, open_tokenizer: Callable[[], Tokenizer], vocab_size: int, walk: Walk | None) -> None:
+    def __init__(
+        self, open_tokenizer: Callable[[], Tokenizer], vocab_size: int, *, walk: Walk | None, folder: Path | None
+    ) -> None:
         tokenizer = open_tokenizer()
         size = min(tokenizer.vocab_size, vocab_size)  # a model may lack some
         self.eos_ids = frozenset(token for token in tokenizer.eos_ids if token < vocab_size)
@@ -37,7 +42,8 @@ class ConstraintOpener:
             control=[token for token in tokenizer.special_ids.values() if token < vocab_size],
             size=vocab_size,
         )
-        self._engines = Engines(Masks(vocabulary, walk=walk), encode=self._encode)
+        trie = kept_trie(vocabulary, folder) if folder is not None else None
+        self._engines = Engines(Masks(vocabulary, trie, walk=walk), encode=self._encode)
 
     @property
     def jumps_cut(self) -> int:

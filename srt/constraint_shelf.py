@@ -14,6 +14,8 @@ from .engine_protocol import EngineConstraint
 
 OPENING_POLL = 0.005  # seconds between looks of an engine that has nothing else to do
 
+KEPT_BYTES = 512 << 20
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -50,12 +52,16 @@ class ConstraintShelf:
         load: makes the opener; called once, unless it fails.
         executor: runs it, and opens constraints; of one thread, or AtOnce.
         entries: constraints kept; 0 opens one for every request.
+        most_bytes: that the kept ones take, as far as is known when another one is asked for; they grow with use.
     """
 
-    def __init__(self, load: Callable[[], Opener], executor: Executor, *, entries: int) -> None:
+    def __init__(
+        self, load: Callable[[], Opener], executor: Executor, *, entries: int, most_bytes: int = KEPT_BYTES
+    ) -> None:
         self._load = load
         self._executor = executor
         self._entries = entries
+        self._most_bytes = most_bytes
         self._opener: Opener | None = None
         self._open: OrderedDict[tuple[str, str], Future[tuple[SharedConstraint, frozenset[int]]]] = OrderedDict()
         self.opened = 0
@@ -74,14 +80,23 @@ class ConstraintShelf:
             self._open.move_to_end(key)
             return future
         self.opened += 1
+        self._make_room()
         future = self._executor.submit(self._make, compiled)
         if self._entries:
             self._open[key] = future
-            while len(self._open) > self._entries:
-                self._open.popitem(last=False)
         return future
+
+    def _make_room(self) -> None:
+        """For one more."""
+        taken = sum(map(_size, self._open.values()))
+        while self._open and (len(self._open) >= self._entries or taken > self._most_bytes):
+            taken -= _size(self._open.popitem(last=False)[1])
 
     def _make(self, compiled: EngineConstraint) -> tuple[SharedConstraint, frozenset[int]]:
         if self._opener is None:
             self._opener = self._load()
         return self._opener.open(compiled), self._opener.eos_ids
+
+
+def _size(future: Future[tuple[SharedConstraint, frozenset[int]]]) -> int:
+    return future.result()[0].nbytes if future.done() and future.exception() is None else 0

@@ -38,17 +38,18 @@ def accept(request: Request, token: int, token_bytes: TokenBytes, longest: int) 
     if found is not None:
         return found
     if generation.cursor is not None and generation.cursor.finished:
-        return constraint_end(generation)
+        return constraint_end(generation, token if generation.cursor.ended else None)
     if request.generated >= generation.sampling.max_tokens or request.length >= longest:
         return Stop(FinishReason.LENGTH, None, generation.text_bytes)
     return None
 
 
-def constraint_end(generation: Generation) -> Stop:
-    """The text is complete as its constraint has it, here or by the shortest way to an end."""
+def constraint_end(generation: Generation, token: int | None = None) -> Stop:
+    """The text is complete as its constraint has it, here or by the shortest way to an end. `token`: with which the
+    model ended it."""
     assert generation.cursor is not None, "a constraint ends the text"
     reason = FinishReason.LENGTH_CLOSED if generation.cursor.closing else FinishReason.STOP
-    return Stop(reason, None, generation.text_bytes)
+    return Stop(reason, token, generation.text_bytes)
 
 
 def _feed(generation: Generation, data: bytes, offset: int, may_stop: bool) -> Stop | None:

@@ -5,11 +5,12 @@ import itertools
 import pytest
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.constraint_shelf import AtOnce, ConstraintShelf
 from umbel.srt.engine_protocol import Ended, EngineAbort, EngineFailed
 from umbel.srt.faults import FailAt
 
 from .engine_harness import Engine
-from .toy_constraint import TOKENIZER, ToyConstraint, encode, texts, toy_shelf
+from .toy_constraint import TOKENIZER, ToyConstraint, ToyOpener, encode, texts, toy_shelf
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 FORM = tuple(
@@ -261,6 +262,20 @@ def test_the_same_constraint_is_opened_once() -> None:
     machine.run()
     assert machine.count("constraints_opened") == 2
     assert machine.count("constraint_hits") == 23
+
+
+def test_open_constraints_are_bounded_in_number_and_bytes() -> None:
+    for shelf in (toy_shelf(entries=2), ConstraintShelf(ToyOpener, AtOnce(), entries=99, most_bytes=5)):
+        for answer in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb"):
+            shelf.find(texts(answer), "")
+        assert (shelf.opened, shelf.hits) == (4, 2)
+
+
+def test_without_a_cache_every_request_opens_its_own() -> None:
+    shelf = toy_shelf(entries=0)
+    for _ in range(3):
+        shelf.find(texts("a"), "")
+    assert (shelf.opened, shelf.hits) == (3, 0)
 
 
 def test_an_abort_gives_what_there_is() -> None:

@@ -120,6 +120,10 @@ class ToyConstraint:
         self.allowed = [text.encode() for text in allowed]
 
     @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.allowed))
+
+    @property
     def minimum_tokens(self) -> int:
         return len(self.begin().closing_tokens())
 
