@@ -21,13 +21,16 @@ def resolve(grammar: Grammar, limits: Limits) -> Grammar:
         ConstraintRefused: nothing is admitted, a rule is called that does not exist, or one begins with itself.
         LimitExceeded: an intersection or a difference is larger than the limits.
     """
-    resolver = _Resolver(limits)
-    rules = {
-        name: grammar.rules[name] if found.settled else resolver.resolve(grammar.rules[name])
-        for name, found in reached(grammar).items()
-    }
-    start = grammar.start if survey(grammar.start).settled else resolver.resolve(grammar.start)
-    resolved = without_barren_rules(Grammar(start, rules))
+    surveys = reached(grammar)
+    if not (survey(grammar.start).settled and all(found.settled for found in surveys.values())):
+        resolver = _Resolver(limits)
+        rules = {
+            name: grammar.rules[name] if found.settled else resolver.resolve(grammar.rules[name])
+            for name, found in surveys.items()
+        }
+        grammar = Grammar(resolver.resolve(grammar.start), rules)
+        surveys = reached(grammar)
+    resolved = without_barren_rules(grammar, surveys)
     if resolved.start == NOTHING:
         raise ConstraintRefused("this constraint admits nothing: no text satisfies all that it asks for")
     return resolved

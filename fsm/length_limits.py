@@ -1,12 +1,18 @@
 """Expressions cut to texts of certain lengths, where counters can say it.
 
 A pattern beside minLength and maxLength is the most frequent intersection. A product would have a state for every
-length; most patterns have one part of variable length, and its counter can take the bounds over.
+length; most patterns have one part whose length varies much, and its counter can take the bounds over.
 """
+
+import itertools
+import math
 
 from .algebra import ANY_CHARACTER, ANY_TEXT, concat, repeat, union
 from .language import EMPTY_TEXT, NOTHING, Concat, Language, Repeat, Union
 from .text_lengths import Lengths, lengths
+
+_MOST_CHOICES = 16  # of lengths of the parts beside the one whose counter takes the bounds
+_ENDLESS = math.inf
 
 
 def as_length_limit(node: Language) -> Lengths | None:
@@ -40,20 +46,34 @@ def with_length(node: Language, least: int, most: int | None) -> Language | None
 
 
 def _concat_with_length(parts: tuple[Language, ...], least: int, most: int | None) -> Language | None:
-    """Where one part only has texts of several lengths, its bounds are what the others leave."""
-    variable, fixed = None, 0
-    for at, part in enumerate(parts):
+    """Bounds for the part that varies most, for every length that the others together can have.
+
+    https?://.+ of at most 20 characters is http://.{1,13} or https://.{1,12}.
+    """
+    spans: list[Lengths] = []
+    for part in parts:
         bounds = lengths(part)
         assert bounds is not None, "a part without texts leaves the whole without, which was asked before"
-        if bounds[0] == bounds[1]:
-            fixed += bounds[0]
-        elif variable is None:
-            variable = at
-        else:
+        spans.append(bounds)
+    main = max(range(len(parts)), key=lambda at: _ENDLESS if (end := spans[at][1]) is None else end - spans[at][0])
+    others = [(at, span) for at, span in enumerate(spans) if at != main]
+    if any(end is None for _, (_, end) in others):
+        return None
+    choices = [range(begin, (end or 0) + 1) for _, (begin, end) in others]
+    if math.prod(map(len, choices)) > _MOST_CHOICES:
+        return None
+    options: list[Language] = []
+    for lengths_of_others in itertools.product(*choices):
+        rest = sum(lengths_of_others)
+        exact = [with_length(parts[at], each, each) for (at, _), each in zip(others, lengths_of_others, strict=True)]
+        if most is not None and most < rest:
+            continue
+        cut = with_length(parts[main], max(least - rest, 0), None if most is None else most - rest)
+        chosen = [each for each in (*exact[:main], cut, *exact[main:]) if each is not None]
+        if len(chosen) < len(parts):
             return None
-    assert variable is not None, "fixed lengths lie within the bounds or outside, which was asked before"
-    cut = with_length(parts[variable], max(least - fixed, 0), None if most is None else most - fixed)
-    return None if cut is None else concat((*parts[:variable], cut, *parts[variable + 1 :]))
+        options.append(concat(chosen))
+    return union(options)
 
 
 def _repeat_with_length(node: Repeat, least: int, most: int | None) -> Language | None:

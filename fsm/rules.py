@@ -69,16 +69,15 @@ def reached(grammar: Grammar) -> dict[str, Survey]:
     return {name: found[name] for name in order}
 
 
-def without_barren_rules(grammar: Grammar) -> Grammar:
+def without_barren_rules(grammar: Grammar, surveys: Surveys) -> Grammar:
     """Without rules that admit nothing, what depends on them, and rules that the start does not reach.
 
-    No node of the grammar shows by its form that it admits nothing, but for whole bodies.
+    No node of the grammar shows by its form that it admits nothing, but for whole bodies. `surveys` are those of
+    the rules that are reached.
 
     Raises:
-        ConstraintRefused: a rule is called that does not exist.
         Unsupported: a rule calls itself before it has taken a byte.
     """
-    surveys = reached(grammar)
     barren = surveys.keys() - _fruitful(grammar, surveys)
     if barren:
         pruned = {name: _pruned(grammar.rules[name], barren) for name in surveys if name not in barren}
@@ -90,17 +89,21 @@ def without_barren_rules(grammar: Grammar) -> Grammar:
 
 
 def _check_beginnings(grammar: Grammar, surveys: Surveys) -> None:
-    empty = _grown(surveys, lambda name, found: fold(grammar.rules[name], _is_empty_given(found), {}))
-    beginnings = {name: fold(grammar.rules[name], _beginnings_given(empty), {})[0] for name in surveys}
+    empty = _grown(surveys, lambda name, found: _is_empty(grammar.rules[name], found))
+    beginnings = {name: _beginnings(grammar.rules[name], empty) for name in surveys}
+    clear: set[str] = set()  # rules from which no way back was found
     for name in beginnings:
-        seen, pending = set[str](), [*beginnings[name]]
+        seen: set[str] = set()
+        pending = [*beginnings[name]]
         while pending:
-            if (at := pending.pop()) not in seen:
+            at = pending.pop()
+            if at not in seen and at not in clear:
                 seen.add(at)
                 pending += beginnings[at]
         if name in seen:
             why = f"the rule {name!r} begins with itself; write it so that something is taken before it is called again"
             raise Unsupported(why, keyword="left recursion")
+        clear.add(name)
 
 
 def _has_cycle(surveys: Surveys) -> bool:
@@ -125,67 +128,55 @@ def _grown(rules: Iterable[str], holds: Callable[[str, set[str]], bool]) -> set[
 
 
 def _fruitful(grammar: Grammar, surveys: Surveys) -> set[str]:
-    """The rules that admit a text.
-
-    A body is looked at only where it calls a rule that is not known to: its other nodes admit something.
-    """
+    """The rules that admit a text. Only a body that calls a rule that is not known to is looked at."""
 
     def holds(name: str, found: set[str]) -> bool:
         body = grammar.rules[name]
-        return body != NOTHING and (surveys[name].calls <= found or fold(body, _admits_given(found), {}))
+        return body != NOTHING and (surveys[name].calls <= found or _admits(body, found))
 
     return _grown(surveys, holds)
 
 
-def _admits_given(fruitful: set[str]) -> Callable[[Language, tuple[bool, ...]], bool]:
-    def admits(node: Language, inner: tuple[bool, ...]) -> bool:
-        match node:
-            case Call(rule):
-                return rule in fruitful
-            case Union():
-                return any(inner)
-            case Repeat(_, least):
-                return not least or inner[0]
-            case _:
-                return all(inner)
-
-    return admits
+def _admits(node: Language, fruitful: set[str]) -> bool:
+    """Whether some text is admitted, when the rules of the set admit some."""
+    if isinstance(node, Call):
+        return node.rule in fruitful
+    if isinstance(node, Union):
+        return any(_admits(option, fruitful) for option in node.options)
+    if isinstance(node, Repeat):
+        return not node.least or _admits(node.body, fruitful)
+    return all(_admits(child, fruitful) for child in children(node))
 
 
-def _is_empty_given(empty: set[str]) -> Callable[[Language, tuple[bool, ...]], bool]:
+def _is_empty(node: Language, empty: set[str]) -> bool:
     """Whether the empty text is admitted, when the rules of the set admit it."""
-
-    def is_empty(node: Language, inner: tuple[bool, ...]) -> bool:
-        match node:
-            case Call(rule):
-                return rule in empty
-            case Concat():
-                return all(inner)
-            case Union():
-                return any(inner)
-            case Repeat(_, least):
-                return not least or inner[0]
-            case _:
-                return nullable(node)
-
-    return is_empty
+    if isinstance(node, Call):
+        return node.rule in empty
+    if isinstance(node, Concat):
+        return all(_is_empty(part, empty) for part in node.parts)
+    if isinstance(node, Union):
+        return any(_is_empty(option, empty) for option in node.options)
+    if isinstance(node, Repeat):
+        return not node.least or _is_empty(node.body, empty)
+    return nullable(node)
 
 
-Beginning = tuple[frozenset[str], bool]  # the rules that are called before a byte is taken; may it be empty?
-
-
-def _beginnings_given(empty: set[str]) -> Callable[[Language, tuple[Beginning, ...]], Beginning]:
-    is_empty = _is_empty_given(empty)
-
-    def beginnings(node: Language, inner: tuple[Beginning, ...]) -> Beginning:
-        found = frozenset({node.rule} if isinstance(node, Call) else ())
-        for names, may_be_empty in inner:
-            found |= names
-            if isinstance(node, Concat) and not may_be_empty:
-                break
-        return found, is_empty(node, tuple(may_be_empty for _, may_be_empty in inner))
-
-    return beginnings
+def _beginnings(node: Language, empty: set[str]) -> set[str]:
+    """The rules that are called before a byte is taken."""
+    found: set[str] = set()
+    pending = [node]
+    while pending:
+        at = pending.pop()
+        if isinstance(at, Call):
+            found.add(at.rule)
+        elif isinstance(at, Concat):
+            for part in at.parts:
+                pending.append(part)
+                if not _is_empty(part, empty):
+                    break
+        else:
+            pending += children(at)
+    return found
 
 
 def _pruned(node: Language, barren: set[str]) -> Language:
