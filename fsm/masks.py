@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import DEAD, Automaton
+from .automaton import Automaton
 from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, Trie, build_trie
 from .trie_walk import NumpyWalk, Walk, work_behind
 from .vocabulary import WORD_BYTES, Vocabulary, pack, pack_few, unpack_few
@@ -28,6 +28,7 @@ NODES_PER_FUEL = 4_096  # visiting so many nodes natively takes the time of dete
 NODES_PER_WALK = 1 << 16
 CACHE_BYTES = 64 << 20
 MOST_MAKING = 64  # masks in the making; what is begun and never finished goes
+FEWEST_FIRST = 26  # letters and digits; with fewer of them a walk through all tokens is short enough
 MOST_WORD_SETS = 64  # with which words may begin, remembered
 _ENTRY_BYTES = 1_024  # of an entry besides its bits
 
@@ -196,12 +197,15 @@ class _MaskWork:
         The others are dead."""
         automaton = self._automaton
         row = automaton.table[self._state, WORD_BYTES]
-        first = WORD_BYTES[row >= 0]
+        live = row >= 0
+        if np.count_nonzero(live) < FEWEST_FIRST:
+            return b""
         target = int(row.max())
-        if target < 0 or not ((row == target) | (row == DEAD)).all():
+        if not (row[live] == target).all():
             return b""
         automaton.expand(target)
-        return first.tobytes() if (automaton.table[target, WORD_BYTES] == target).all() else b""
+        back = (automaton.table[target, WORD_BYTES] == target).all()
+        return WORD_BYTES[live].tobytes() if back else b""
 
     def _determinise(self, fuel: int) -> int:
         """Fills the rows that the work begins in, as far as the fuel goes → what it took."""

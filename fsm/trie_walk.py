@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import DEAD, UNKNOWN
+from .automaton import UNKNOWN
 from .trie import END, NO_TOKEN, STEP, TOKEN, Section, Trie
 
 
@@ -50,9 +50,13 @@ def work_behind(trie: Trie, sections: list[int], row: NDArray[np.int32], state: 
 
     The subtrees of dead bytes are left out: they lie megabytes apart, and looking at one is a cache miss.
     """
-    starts = trie.roots[sections][:, row != DEAD]
+    starts = trie.roots[sections][:, row >= 0]
     starts = starts[starts >= 0]
-    return np.stack([starts, trie.nodes[starts, END], np.full_like(starts, state)], axis=1)
+    work = np.empty((len(starts), 3), np.int32)
+    work[:, 0] = starts
+    work[:, 1] = trie.nodes[starts, END]
+    work[:, 2] = state
+    return work
 
 
 class NumpyWalk:
