@@ -30,7 +30,9 @@ DEAD = -1
 UNKNOWN = -2
 ROW_BYTES = 256 * 4
 
-_STATE_BYTES = 600  # of one state beside its row: positions, keys, entries of dictionaries; measured, rounded up
+_STATE_BYTES = 500  # of one state beside its row: entries of lists and dictionaries; measured, as those below
+_POSITION_BYTES = 130
+_NODE_BYTES = 600
 _FRAME_BYTES = 300
 _SPLIT_BYTES = 2_000
 _FIRST_ROWS = 32
@@ -51,8 +53,9 @@ class Automaton:
     """
 
     def __init__(self, grammar: Grammar, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
-        root = lower(grammar, limits)
+        lowered = lower(grammar, limits)
         self._limits = limits
+        self._nodes = lowered.nodes
         self._frames = Frames(limits)
         self._positions: list[tuple[Position, ...]] = []
         self._accepting: list[bool] = []
@@ -65,9 +68,10 @@ class Automaton:
         self._plain_runs: dict[int, int] = {}
         self._outlooks: Outlooks | None = None
         self._targets = 0
+        self._held = 0  # positions of all states
         # [capacity, 256] Rows are written when their state is made: what is beyond takes no memory yet.
         self.table: NDArray[np.int32] = np.empty((min(_FIRST_ROWS, limits.states), 256), dtype=np.int32)
-        self.start = self._state_of(self._frames.enter(root, self._frames.root))
+        self.start = self._state_of(self._frames.enter(lowered.root, self._frames.root))
 
     @property
     def states(self) -> int:
@@ -82,8 +86,9 @@ class Automaton:
     @property
     def nbytes(self) -> int:
         """About how much memory this takes: the rows in use exactly, the rest as an estimate."""
-        states = (ROW_BYTES + _STATE_BYTES) * self.states
-        return states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
+        states = (ROW_BYTES + _STATE_BYTES) * self.states + _POSITION_BYTES * self._held
+        nodes = _NODE_BYTES * self._nodes
+        return nodes + states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
 
     def step(self, state: int, byte: int) -> int:
         """The state behind one byte; DEAD stays DEAD."""
@@ -250,6 +255,7 @@ class Automaton:
         else:
             self._states[accepting, frozenset(positions)] = state
         self._positions.append(positions)
+        self._held += len(positions)
         self._accepting.append(accepting)
         self._begun.append(None)
         self._whole.append(False)

@@ -1,6 +1,6 @@
 """A graph as a picture: DOT for Graphviz, or SVG drawn here.
 
-Edges of one text only, which the runtime jumps over, are drawn in another colour than edges with a choice.
+Edges that stand for one text are drawn in another colour than edges of which the model chooses the first character.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def inspect(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="umbel fsm",
-        description="Print the automaton of a constraint, before and after compression. Edges that admit one text "
-        "only are what jump-forward writes without asking the model.",
+        description="Print the automaton of a constraint, before and after compression. Behind the first character of "
+        "an edge, and along the only edge of a state, there is no choice: jump-forward writes that without the model.",
     )
     parser.add_argument("constraint", help="a regular expression, a file with a JSON schema, or - for standard input")
     kinds = parser.add_mutually_exclusive_group()

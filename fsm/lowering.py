@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 from .character_states import character_automaton
 from .characters import characters, spell
@@ -25,8 +26,16 @@ from .nodes import Leaf, Loop, Nested, Node, Options, Sequence
 from .places import ENDLESS
 
 
-def lower(grammar: Grammar, limits: Limits) -> Node:
-    """The node of the grammar's start.
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """root: of the grammar's start; nodes: how many were made."""
+
+    root: Node
+    nodes: int
+
+
+def lower(grammar: Grammar, limits: Limits) -> Lowered:
+    """The grammar as nodes.
 
     Raises:
         ConstraintRefused: nothing is admitted, or nothing within `limits.depth` nested recursive calls.
@@ -43,7 +52,7 @@ def lower(grammar: Grammar, limits: Limits) -> Node:
             f"no text satisfies this constraint within {limits.depth} levels of nesting; write a constraint that "
             "admits a text"
         )
-    return root
+    return Lowered(root, lowering.made)
 
 
 class _Lowering:
@@ -56,6 +65,10 @@ class _Lowering:
         self._done: dict[int, Node] = {}  # by identity: the grammar keeps its parts alive
         self._done_spelled: dict[int, Node] = {}
         self._equal: dict[Hashable, Node] = {}
+
+    @property
+    def made(self) -> int:
+        return len(self._equal)
 
     def lower(self, start: Language) -> Node:
         root = self._tree(start, self._done, spelled=False)
