@@ -56,6 +56,9 @@ def whole(item: Item, limits: Limits) -> Language:
         Unsupported: an assertion where what it means depends on how often something around it was repeated.
         LimitExceeded: assertions in alternatives that multiply the expression.
     """
+    lookaheads = [each for each in walk(item) if isinstance(each, Ahead)] if isinstance(item, Assertive) else []
+    if len(lookaheads) > limits.depth:  # they nest in each other in the language, though not in the expression
+        raise exceeded(f"more than {limits.depth} lookaheads", lookaheads[limits.depth].position)
     return _Reading(limits).following(item, Left.NOTHING, EMPTY_TEXT)
 
 

@@ -3,11 +3,12 @@
 import itertools
 import random
 import re
+import warnings
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.boolean import resolve
-from umbel.fsm.errors import ConstraintRefused
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
 from umbel.fsm.language import NOTHING, Grammar, Language
 from umbel.fsm.limits import Limits
 from umbel.fsm.regex_parser import parse_regex, search_regex
@@ -17,6 +18,11 @@ from .matcher import matches
 TEXTS = ["".join(letters) for length in range(5) for letters in itertools.product("ab\n", repeat=length)]
 PLAIN = st.sampled_from(["", "a", "b", "ab", ".", "[ab]", "[^a]", r"\n", r"\w", r"[^\w]", "(?i:A)", "(?s:.)"])
 ASSERTIONS = st.sampled_from(["^", "$", r"\A", r"\Z", "(?m:^)", "(?m:$)", "(?!^a)"])
+PIECES = [
+    *"ab1-^$.*+?{}[]()|\\,:=!<>#is &\n", "(?:", "(?i)", "(?s:", "(?m)", "(?a)", "[^", "[a-", "\\d", "\\W", "{2}",
+    "(?P<n>", "{1,2}",
+    "\\x61", "\\1", "(?=", "(?!", "\\Z", "\\b", "\\0", "\\12", "\\u0061", "é", "(?-i:", "(?is)", "(?#c)",
+]  # fmt: skip
 QUANTIFIERS = st.sampled_from(["*", "+", "?", "*?", "{2}", "{0,2}", "{1,3}", "{2,}"])
 
 
@@ -61,6 +67,33 @@ def test_with_assertions_what_is_not_refused_is_right(pattern: str, dice: random
         return
     for text in dice.sample(TEXTS, 20):
         assert matches(language, text.encode()) == bool(re.fullmatch(pattern, text)), text
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
+def test_what_re_does_not_read_is_refused_and_nothing_else_as_a_mistake(pattern: str) -> None:
+    assert mistaken(pattern) in (not readable(pattern), None)
+
+
+def readable(pattern: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            re.compile(pattern)
+    except re.error:
+        return False
+    return True
+
+
+def mistaken(pattern: str) -> bool | None:
+    """None: refused for something else than a mistake."""
+    try:
+        parse_regex(pattern)
+    except (Unsupported, LimitExceeded):
+        return None
+    except ConstraintRefused:
+        return True
+    return False
 
 
 @settings(max_examples=150, deadline=None)
