@@ -119,16 +119,22 @@ def none_of(texts: Iterable[str]) -> Language:
             state = following
         final.add(state)
     elsewhere = len(branches)
-    edges: list[tuple[tuple[Ranges, int], ...]] = [
-        (
-            *((((ord(character), ord(character)),), target) for character, target in inner.items()),
-            (_all_but("".join(sorted(inner))), elsewhere),
-        )
-        for inner in branches
-    ]
+    edges: list[tuple[tuple[Ranges, int], ...]] = []
+    for inner in branches:
+        if len(inner) == 1:  # most states of a trie: no sorting
+            ((character, target),) = inner.items()
+            edges.append(((_point(character), target), (_all_but(character), elsewhere)))
+        else:
+            ways = ((_point(character), target) for character, target in inner.items())
+            edges.append((*ways, (_all_but("".join(sorted(inner))), elsewhere)))
     edges.append(((ANY_CHARACTER.ranges, elsewhere),))
     accepting = (*(state not in final for state in range(elsewhere)), True)
     return Dfa(accepting, tuple(edges))
+
+
+@lru_cache(maxsize=4_096)
+def _point(character: str) -> Ranges:
+    return ((ord(character), ord(character)),)
 
 
 @lru_cache(maxsize=4_096)

@@ -50,7 +50,7 @@ class Members:
         strangers = [others for others in self.objects.others if others.demand is None]
         if strangers:
             return self._with_stranger()
-        return self._language(others_least=0, beside=())
+        return self._language(others_least=0)
 
     def _with_stranger(self) -> Language:
         """At least one member that the first `OtherMembers` without a demand does not know: required, or at the end."""
@@ -71,16 +71,22 @@ class Members:
             ).language()
             for name in known
         ]
-        last = Members(self.compiler, kept, self.compiler.rule_name(f"{self.name} with others"))
-        options.append(last._language(others_least=1, beside=tuple(stranger.names)))
+        # The names that are known may come as well, before the one that is not.
+        named = dict.fromkeys(sorted(stranger.names), ()) | dict(objects.properties)
+        last = Members(
+            self.compiler,
+            replace(kept, properties={**objects.properties, **named}),
+            self.compiler.rule_name(f"{self.name} with others"),
+        )
+        options.append(last._language(others_least=1))
         return union(options)
 
-    def _language(self, *, others_least: int, beside: tuple[str, ...]) -> Language:
+    def _language(self, *, others_least: int) -> Language:
         objects = self.objects
         entries = self._entries()
         if entries is None:
             return NOTHING
-        other = self._others(beside)
+        other = self._others()
         if other == NOTHING and others_least:
             return NOTHING
         least = max(objects.least, sum(entry.required for entry in entries))
@@ -128,17 +134,17 @@ class Members:
 
     # Members of other names
 
-    def _others(self, beside: tuple[str, ...]) -> Language:
-        """Name, colon and value of a member that is not declared; `beside`: names that it must not have either."""
+    def _others(self) -> Language:
+        """Name, colon and value of a member that is not declared."""
         options: list[Language] = []
-        for names, demands in self._kinds(beside):
+        for names, demands in self._kinds():
             if self.compiler.impossible(demands):
                 continue
             value = self.compiler.language(demands)
             options.append(concat([quoted(names), self.style.colon, value]))
         return union([option for option in options if option != NOTHING])
 
-    def _kinds(self, beside: tuple[str, ...]) -> Iterator[tuple[Language, Demands]]:
+    def _kinds(self) -> Iterator[tuple[Language, Demands]]:
         """Names by the patterns that they are of, with what is asked of the values."""
         objects = self.objects
         patterns: list[Language] = []
@@ -159,13 +165,12 @@ class Members:
                     if others.demand is not None and not any(pattern in chosen for pattern in others.patterns):
                         demands = joined(demands, (others.demand,))
                 outside = [pattern for pattern in patterns if pattern not in chosen]
-                yield self._names(list(chosen), outside, beside), demands
+                yield self._names(list(chosen), outside), demands
 
-    def _names(self, inside: list[Language], outside: list[Language], beside: tuple[str, ...]) -> Language:
-        taken = [*self.declared, *beside]
+    def _names(self, inside: list[Language], outside: list[Language]) -> Language:
         inside = inside + self._name_languages()
         # A name that is not of the languages anyway need not be taken out of them.
-        taken = [name for name in taken if all(admits(language, name) for language in inside)]
+        taken = [name for name in self.declared if all(admits(language, name) for language in inside)]
         taken = [name for name in taken if not any(admits(language, name) for language in outside)]
         if not inside:
             return without(none_of(taken), union(outside))

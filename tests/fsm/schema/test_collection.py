@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from umbel.fsm.automaton import Automaton
 from umbel.fsm.boolean import resolve
 from umbel.fsm.errors import ConstraintRefused
