@@ -1,20 +1,25 @@
 """The whole runtime in one process under a virtual clock, with faults drawn from a seed.
 
 Real parts: gateway, scheduler with the oracle model, frames and their codecs. Played parts: clients,
-channels that delay, repeat and lose frames, an engine that is killed, and time. Everything that clients
+channels that delay, repeat and lose frames, an engine that is killed, a compiler of constraints that takes its time,
+and time. Everything that clients
 see goes into a history, which `verify` judges; the same seed gives the same history.
 """
 
+import asyncio
 import hashlib
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+import msgspec
+from umbel.lang.errors import ConstraintError
 from umbel.lang.link import FromGateway, Inbound, Outbound, Pong, ToGateway
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import (
     Abort,
     Chunk,
+    ConstraintSpec,
     Failure,
     Final,
     FinishReason,
@@ -30,13 +35,17 @@ from umbel.lang.sampling import SamplingParams
 from umbel.srt.assembly import ORACLE_FAVOURITES, Engine, open_engine
 from umbel.srt.clock import VirtualClock
 from umbel.srt.config import Limits
+from umbel.srt.constraint_library import ConstraintLibrary
 from umbel.srt.engine_protocol import ToEngine
 from umbel.srt.faults import no_faults
 from umbel.srt.gateway import Gateway
+from umbel.srt.local import LocalBackend
 from umbel.srt.oracle import OracleModel, reference_generate
 from umbel.srt.prompt_encoder import PromptEncoder
 from umbel.srt.tokenizer import ByteTokenizer
 from umbel.srt.wire import EngineFrame, from_engine_codec, from_gateway_codec, to_engine_codec, to_gateway_codec
+
+from .patient_compiler import PatientCompiler
 
 TICK = 0.01  # virtual seconds
 PONG = 100  # ticks between the gateway's signs of life
@@ -50,6 +59,14 @@ SLACK = 2.0  # virtual seconds a message may be late by, above deadline and grac
 TOKENIZER = ByteTokenizer()
 ENCODER = PromptEncoder(TOKENIZER)
 MODEL = OracleModel(TOKENIZER.vocab_size, ORACLE_FAVOURITES)
+
+# Forced runs, free strings, and an end that the model has to choose.
+CONSTRAINTS = (
+    ConstraintSpec("regex", r"(an|in) the (end|umbel), [a-z ]{2,12}\.?"),
+    ConstraintSpec("json_schema", '{"type": "object", "properties": {"an": {"type": "integer", "minimum": 1}, "the":'
+    ' {"type": "string", "maxLength": 8}}, "required": ["an"], "additionalProperties": false}'),
+    ConstraintSpec("regex", "the only one"),
+)  # fmt: skip
 
 Frames = tuple[bytes, bytes]
 
@@ -141,6 +158,7 @@ class World:
         self.trace = hashlib.sha256()
         self.kills = self.ticks = 0
         self.clients = [Client(self, f"client-{index}".encode(), loss=loss) for index in range(3)]
+        self.compiler = PatientCompiler()
         self.gateway = Gateway(
             TOKENIZER,
             model="oracle",
@@ -149,6 +167,7 @@ class World:
             clock=self.clock,
             limits=LIMITS,
             seed=seed,
+            constraints=ConstraintLibrary(self.compiler, "fsm", entries=2, most_bytes=1 << 20),
         )
         self.engine: Engine | None = None
         self._start_engine()
@@ -205,6 +224,8 @@ class World:
                 for message in client.gateway_inbound.read(frames):
                     if not client.gone:
                         self.gateway.receive(client.name, message)  # type: ignore[arg-type]  # clients send requests
+        if self.ticks % 7 == 0:
+            self.compiler.work()
         if self.engine is not None:
             self._step(self.engine)
         self.gateway.tick()
@@ -275,7 +296,8 @@ class World:
             temperature=dice.choice((0.0, 0.8)),
             seed=dice.randrange(1000),
         )
-        return GenRequest(label, (Text(self._text()),), sampling, dice.random() < 0.5, self._origin())
+        constraint = dice.choice((None, None, *CONSTRAINTS))
+        return GenRequest(label, (Text(self._text()),), sampling, dice.random() < 0.5, self._origin(), constraint)
 
 
 # ------------------------------------------------------------------------------------------ the judge
@@ -306,7 +328,10 @@ def _verify_text(record: Record, ending: FromBackend | None) -> None:
     request = record.request
     if not isinstance(request, GenRequest):
         return
-    texts = [_reference(request, index) for index in range(request.sampling.n)]
+    if request.constraint is not None:
+        texts = _constrained_reference(request)
+    else:
+        texts = [_reference(request, index) for index in range(request.sampling.n)]
     for index, shown in record.chunks.items():
         assert texts[index].startswith(shown), f"{request.id}: {shown!r} is no beginning of {texts[index]!r}"
     if not isinstance(ending, Final):
@@ -319,6 +344,26 @@ def _verify_text(record: Record, ending: FromBackend | None) -> None:
         assert completion.text == texts[index]
         if request.stream:
             assert record.chunks.get(index, "") == texts[index]
+
+
+def _constrained_reference(request: GenRequest) -> list[str]:
+    """The texts of the request alone, without faults and without jumps; none when it is refused."""
+    assert request.sampling.seed is not None, "clients of the simulation name their seeds"
+    alone = msgspec.structs.replace(request, origin=Origin(), stream=False)
+
+    async def run() -> list[str]:
+        backend = LocalBackend(jump_forward=False, context_length=CONTEXT, pool_tokens=POOL)
+        try:
+            async for event in backend.generate(alone):
+                if isinstance(event, Final):
+                    return [completion.text for completion in event.completions]
+        except ConstraintError:
+            pass
+        finally:
+            await backend.close()
+        return []
+
+    return asyncio.run(run())
 
 
 def _reference(request: GenRequest, index: int) -> str:

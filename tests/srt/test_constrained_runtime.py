@@ -9,15 +9,21 @@ from collections.abc import Callable, Sequence
 
 import jsonschema
 import pytest
+import torch
 from umbel.lang.errors import ConstraintError
 from umbel.lang.prompt import Text
-from umbel.lang.protocol import Completion, ConstraintSpec, Final, FinishReason, GenRequest
+from umbel.lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.local import LocalBackend
 
 from .random_schemas import Schema, random_schema, text_of
 
 SCHEMAS = [random_schema(random.Random(seed)) for seed in range(64)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # the oracle's rows are small
 
 
 def request(label: str, spec: ConstraintSpec, prompt: str = "Answer: ", **sampling: object) -> GenRequest:
@@ -114,3 +120,96 @@ def test_every_budget_from_the_least_on_gives_a_whole_text() -> None:
             completion = only(final)
             validates(schema, completion.text)
             assert len(completion.token_ids) <= one.sampling.max_tokens
+
+
+# Ambiguous in a way that no determinisation escapes: every state of its automaton is new.
+HOSTILE = ConstraintSpec("regex", "(0|1)*1(0|1){60}(00|11)+")
+
+
+def test_a_hostile_constraint_leaves_the_steps_of_others_alone() -> None:
+    schema = ConstraintSpec("json_schema", text_of(SCHEMAS[0]))
+    others = [request(f"{i}", schema, max_tokens=100, seed=i, temperature=1.0) for i in range(4)]
+    alone = [only(final).text for final in answers(others)]
+    hostile = [request(f"h{i}", HOSTILE, max_tokens=400, seed=i, temperature=1.0) for i in range(2)]
+    finals = answers([*hostile, *others])
+    assert [only(final).text for final in finals[2:]] == alone
+    for final in finals[:2]:
+        assert isinstance(final, ConstraintError) or re.fullmatch("(0|1)*1(0|1){60}(00|11)+", only(final).text)
+
+
+def test_continuations_of_one_prompt_are_constrained_each() -> None:
+    spec = ConstraintSpec("regex", r"[a-z]{3,9}( and [a-z]{3,9})?")
+    (final,) = answers([request("n", spec, max_tokens=30, n=5, seed=3, temperature=1.0)])
+    assert isinstance(final, Final)
+    texts = [completion.text for completion in final.completions]
+    assert all(re.fullmatch(spec.source, text) for text in texts)
+    assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("jump_forward", [True, False])
+def test_a_stream_has_all_of_the_text_in_order(jump_forward: bool) -> None:
+    async def run() -> tuple[str, Final, list[int]]:
+        backend = LocalBackend(jump_forward=jump_forward)
+        asked = GenRequest(
+            "s",
+            (Text("Answer: "),),
+            SamplingParams(max_tokens=150, seed=2, logprobs=True),
+            True,
+            constraint=schema_spec(SCHEMAS[3]),
+        )
+        said, described, final = "", [], None
+        async for event in backend.generate(asked):
+            if isinstance(event, Chunk):
+                said += event.text
+                described += [entry.token_id for entry in event.logprobs]
+            else:
+                final = event
+        await backend.close()
+        assert final is not None
+        return said, final, described
+
+    said, final, described = asyncio.run(run())
+    completion = only(final)
+    assert said == completion.text
+    assert [entry.token_id for entry in completion.logprobs] == list(completion.token_ids)
+    assert described == list(completion.token_ids)[: len(described)]
+    validates(SCHEMAS[3], said)
+
+
+def test_equal_constraints_are_compiled_and_opened_once() -> None:
+    facts: dict[str, object] = {}
+    spec = schema_spec(SCHEMAS[5])
+    answers([request(f"{i}", spec, max_tokens=200, seed=i) for i in range(24)], facts.update)
+    assert facts["gateway_constraint_compiles"] == 1
+    assert facts["gateway_constraint_cache_hits"] == 23
+    assert (facts["constraints_opened"], facts["constraint_hits"]) == (1, 23)
+
+
+@pytest.mark.parametrize("engine", ["fsm", "llguidance", "interegular", "outlines-core"])
+def test_every_engine_enforces_a_regex(engine: str) -> None:
+    spec = ConstraintSpec("regex", "[a-z]{2,5}-[0-9]{2}", engine=engine)  # type: ignore[arg-type]
+    for final in answers([request(f"{i}", spec, max_tokens=12, seed=i, temperature=1.0) for i in range(4)]):
+        assert re.fullmatch(spec.source, only(final).text)
+
+
+@pytest.mark.parametrize("jump_forward", [True, False])
+def test_a_grammar_is_enforced(jump_forward: bool) -> None:
+    spec = ConstraintSpec("lark", 'start: "a" nested\nnested: "(" nested ")" | "x"')
+    for final in answers(
+        [request(f"{i}", spec, max_tokens=20, seed=i, temperature=1.0) for i in range(4)], jump_forward=jump_forward
+    ):
+        text = only(final).text
+        depth = text.count("(")
+        assert text == "a" + "(" * depth + "x" + ")" * depth
+
+
+def test_what_is_not_enforced_is_reported() -> None:
+    schema = {"type": "array", "items": {"type": "integer", "maximum": 99}, "uniqueItems": True, "maxItems": 3}
+    strict = ConstraintSpec("json_schema", text_of(schema))
+    (refused,) = answers([request("a", strict)])
+    assert isinstance(refused, ConstraintError)
+    assert "uniqueItems" in str(refused)
+    lenient = ConstraintSpec("json_schema", text_of(schema), allow_unenforced=True)
+    completion = only(answers([request("a", lenient, max_tokens=40, seed=1)])[0])
+    assert completion.unenforced == (("uniqueItems", "#/uniqueItems"),)
+    validates({**schema, "uniqueItems": False}, completion.text)
