@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 
 from .nodes import Leaf, Loop, Nested, Node, Options, Sequence, dead
@@ -77,9 +78,9 @@ _FACTORED = 16  # levels of common beginnings inside common beginnings
 
 def _factored(nodes: list[Node], factored: int) -> list[Node]:
     """Sequences with a common beginning become one: p q | p r = p (q | r)."""
-    groups: dict[Node, list[Node]] = {}
+    groups: dict[Hashable, list[Node]] = {}
     for node in nodes:
-        groups.setdefault(node.parts[0] if type(node) is Sequence else node, []).append(node)
+        groups.setdefault(_content(node.parts[0] if type(node) is Sequence else node), []).append(node)
     if len(groups) == len(nodes):
         return nodes
     found: list[Node] = []
@@ -89,11 +90,17 @@ def _factored(nodes: list[Node], factored: int) -> list[Node]:
             continue
         parts = [node.parts if type(node) is Sequence else (node,) for node in group]
         common = 0
-        while all(len(part) > common for part in parts) and len({part[common] for part in parts}) == 1:
+        while all(len(part) > common for part in parts) and len({_content(part[common]) for part in parts}) == 1:
             common += 1
         rests = options([sequence(part[common:]) for part in parts], factored + 1)
         found.append(sequence([*parts[0][:common], rests]))
     return found
+
+
+def _content(node: Node) -> Hashable:
+    """Equal for equal literals, which `sequence` makes anew, and for one and the same node."""
+    data = single_literal(node)
+    return node if data is None else data
 
 
 def _flattened(given: Many[Node]) -> list[Node]:

@@ -243,6 +243,35 @@ def test_a_rule_that_needs_more_depth_than_there_is_is_not_offered() -> None:
     assert made.step(deepest, ord("x")) == DEAD
 
 
+def test_turns_that_may_be_empty_end() -> None:
+    """Loops of loops, of options and of recursive rules, each with the empty text among its turns."""
+    rules: dict[str, Language] = {
+        "r": Union((Literal(b""), Concat((Literal(b"("), Repeat(Call("r"), 2, None), Literal(b")"))))),
+    }
+    nullable = Repeat(Concat((Repeat(DIGIT), Repeat(Call("r"), 0, 3), Union((Literal(b""), Literal(b"x"))))), 3, 5)
+    made = Automaton(Grammar(Repeat(nullable), rules))
+    for text in (b"", b"1x2(())x", b"()()()()", b"((x))", b"(", b"x(()()(()))"):
+        assert admits(made, text) == matches(Grammar(Repeat(nullable), rules), text)
+
+
+def test_rules_that_begin_with_themselves_end() -> None:
+    """They are refused before an automaton is made; a guard, should one come through."""
+    doubled = (Literal(b"y"), Concat((Call("a"), Call("a"))), Concat((Call("a"), Literal(b"x"))))
+    made = Automaton(Grammar(Call("a"), {"a": Union(doubled)}))
+    assert admits(made, b"yxyx")
+    assert not admits(made, b"xy")
+
+
+def test_equal_parts_are_one_part() -> None:
+    """Two options that begin with equal parts are read in one way until they differ."""
+    word = Repeat(Chars(((0x61, 0x7A),)))
+    options = tuple(
+        Concat((Repeat(word.body), Literal(b":"), DIGIT, Literal(ending))) for ending in (b"x", b"y", b"yz")
+    )
+    made = automaton(Union(options), ambiguity=2)
+    assert [admits(made, text) for text in (b"ab:1x", b":2y", b"c:3yz", b"c:3z")] == [True, True, True, False]
+
+
 def test_thousands_of_options_are_one_trie() -> None:
     words = [f"option {n}".encode() for n in range(5000)]
     made = automaton(Union(tuple(map(Literal, words))), ambiguity=4)
