@@ -137,6 +137,9 @@ class Clause:
         return self.values is not None and not (self.types or self.excluded or self.spoken_of)
 
 
+Clauses = tuple[Clause, ...]  # alternatives: one of them is met
+
+
 def of_type(where: str, types: Iterable[str]) -> Clause:
     return Clause(where, types=frozenset(types))
 

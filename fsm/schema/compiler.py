@@ -25,9 +25,10 @@ from .clauses import (
 )
 from .document import Document
 from .expressions import literal, union
+from .groups import structure
 from .items import Items
 from .keywords import Ledger
-from .meaning import Meaning, structure
+from .meaning import Meaning
 from .members import Members
 from .numbers import Numbers
 from .source import Value, read_schema
@@ -149,7 +150,7 @@ class Compiler:
     # Languages
 
     def impossible(self, demands: Demands) -> bool:
-        return self.meaning.impossible(demands)
+        return self.meaning.emptiness.impossible(demands)
 
     def language(self, demands: Demands) -> Language:
         """The texts of the values that meet all demands."""
@@ -190,7 +191,7 @@ class Compiler:
         types = clause.types
         if types is None:
             types = (self._infer and clause.spoken_of) or EVERY_TYPE
-        return self._of_types(clause, types & self.meaning.types_left(clause))
+        return self._of_types(clause, types & self.meaning.emptiness.types_left(clause))
 
     def _of_types(self, clause: Clause, types: frozenset[str]) -> Language:
         words = tuple(value for value, kind in ((None, "null"), (True, "boolean"), (False, "boolean")) if kind in types)

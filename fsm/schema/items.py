@@ -102,7 +102,9 @@ class Items:
         meaning = self.compiler.meaning
         assert self.most is not None, "a closed array"
         ways = [meaning.together(self.arrays.prefix[index]) for index in range(self.most)]
-        return all(meaning.apart(left, right) for index, left in enumerate(ways) for right in ways[index + 1 :])
+        return all(
+            meaning.emptiness.apart(left, right) for index, left in enumerate(ways) for right in ways[index + 1 :]
+        )
 
     def _finite(self) -> list[Value] | None:
         """All the values that an item may have, when they can be listed."""
