@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
 from ..language import Language
 from .clauses import NUMBER, Clause
+from .decimals import Bound, Number
 from .document import Schema
 from .formats import format_language, is_format
 from .keywords import Ledger, at, count, invalid, number, text
-from .numbers import Bound, Number, Numbers
+from .numbers import Numbers
 from .strings import Strings
 
 NUMBER_KEYWORDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
@@ -144,7 +145,7 @@ def format_asked(schema: Schema) -> Clause:
         low, high = _RANGES[name]
         return Clause(schema.path, numbers=Numbers(Bound(low, False), Bound(high, False)))
     if is_format(name):
-        return Clause(schema.path, strings=Strings(languages=(format_language(name),)))
+        return Clause(schema.path, strings=Strings(languages=(format_language(name),), narrow=True))
     return Clause(schema.path)
 
 

@@ -206,6 +206,7 @@ def _strings(left: Strings | None, right: Strings | None) -> Strings | None:
         least_of(left.most, right.most),
         left.languages + tuple(language for language in right.languages if language not in left.languages),
         left.barred + right.barred,
+        narrow=left.narrow or right.narrow,
     )
 
 

@@ -48,7 +48,7 @@ def not_dependencies(meaning: Meaning, schema: Schema, keyword: str) -> Iterator
 
 def unevaluated_members(clause: Clause, rest: Demand) -> Clause | None:
     objects = clause.objects
-    if rest.schema.value is True or (objects is not None and objects.evaluated is None):
+    if objects is not None and objects.evaluated is None:
         return clause
     seen = objects.evaluated if objects is not None and objects.evaluated is not None else ()
     names_seen = frozenset(name for name in seen if isinstance(name, str))
@@ -59,7 +59,7 @@ def unevaluated_members(clause: Clause, rest: Demand) -> Clause | None:
 
 def unevaluated_items(clause: Clause, rest: Demand) -> Clause | None:
     arrays = clause.arrays
-    if rest.schema.value is True or (arrays is not None and arrays.evaluated is None):
+    if arrays is not None and arrays.evaluated is None:
         return clause
     seen = arrays.evaluated if arrays is not None and arrays.evaluated is not None else 0
     asked = Arrays(clause.where, prefix=((),) * seen, rest=(rest,), evaluated=None)

@@ -39,9 +39,9 @@ class Emptiness:
     def empty(self, clause: Clause, depth: int = MOST_DEPTH) -> bool:
         """Whether nothing meets the clause."""
         if clause.values is not None:
-            if scalars_left(clause):
-                return False
-            return not any(isinstance(value, list | dict) for value in clause.values)
+            # Texts that a format of ours leaves out may be of that format all the same.
+            unsure = (list, dict, str) if clause.strings is not None and clause.strings.narrow else (list, dict)
+            return not scalars_left(clause) and not any(isinstance(value, unsure) for value in clause.values)
         return not self.types_left(clause, depth)
 
     def types_left(self, clause: Clause, depth: int = MOST_DEPTH) -> frozenset[str]:

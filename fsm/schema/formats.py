@@ -38,8 +38,16 @@ def _label(longest: int) -> str:
 
 # At most 253 characters: few long labels or many short ones.
 _HOSTNAME = rf"(?:{_label(63)}(?:\.{_label(63)}){{0,2}}|{_label(30)}(?:\.{_label(30)}){{3,7}})"
-_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,30}"
-_EMAIL = rf"{_ATOM}(?:\.{_ATOM})?@{_HOSTNAME}"
+
+
+def _email(atom: str, longest: int) -> str:
+    """RFC 5321 with an unquoted local part of at most 64 octets: one atom, or up to four with dots between."""
+    few = rf"{atom}{{1,{longest // 4 - 1}}}"
+    return rf"(?:{atom}{{1,{longest}}}|{few}(?:\.{few}){{1,3}})@{_HOSTNAME}"
+
+
+_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]"
+_WIDE_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~\u00a1-\U0010ffff-]"  # of at most four octets
 
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
@@ -99,8 +107,8 @@ _PATTERNS = {
     "time": _TIME,
     "date-time": rf"{_DATE}T{_TIME}",
     "duration": _DURATION,
-    "email": _EMAIL,
-    "idn-email": _EMAIL,
+    "email": _email(_ATOM, 64),
+    "idn-email": _email(_WIDE_ATOM, 16),
     "hostname": _HOSTNAME,
     "host-name": _HOSTNAME,
     "idn-hostname": _HOSTNAME,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 
 from ..errors import ConstraintRefused, Unsupported
+from .decimals import Number
 from .document import Schema
-from .numbers import Number
 from .source import Value, kind_of
 
 

@@ -7,33 +7,20 @@ that different texts stay different as doubles near a bound: a validator that re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
-from ..errors import Unsupported
-from ..language import EMPTY_TEXT, NOTHING, Dfa, Language, Ranges
-from .expressions import DIGIT, NONZERO, both, concat, digits, literal, optional, repeat, union, without
+from ..language import NOTHING, Language
+from .decimals import Bound, Decimals, Number, integers
+from .expressions import DIGIT, both, concat, literal, optional, repeat, union, without
+from .multiples import multiples, scaled, spellings, zeros
 
-INTEGER_DIGITS = 19  # of an integer without bounds: 64 bits
 WHOLE_DIGITS = 15  # before the point of a number without bounds
 FRACTION_DIGITS = 17  # after it
 EXACT_DIGITS = 15  # that every double keeps
-LONGEST_BOUND = 40  # digits of a bound that is honoured as written
-MOST_REMAINDERS = 4_000  # states of the automaton of a multipleOf
-
-Number = int | Decimal
 
 _EXACT = Context(prec=2_000)
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A limit of a range. Open: the value itself is outside."""
-
-    value: Number
-    open: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +81,17 @@ class Numbers:
         language = self._whole_numbers() if whole else self._decimals()
         if whole and self.whole is False:
             return NOTHING
-        barred: list[Language] = [_spellings(value) for value in self.excluded]
-        barred += [_multiples(step) for step in self.not_multiples]
+        barred: list[Language] = [spellings(value) for value in self.excluded]
+        barred += [multiples(step) for step in self.not_multiples]
         if self.whole is False:
-            barred.append(concat([optional(literal("-")), repeat(DIGIT, 1, None), _zeros()]))
+            barred.append(concat([optional(literal("-")), repeat(DIGIT, 1, None), zeros()]))
         return without(language, union(barred))
 
     def _whole_numbers(self) -> Language:
         low, high = self._integers()
-        found = _integers(low, high)
+        found = integers(low, high)
         if self.multiple is not None and (step := Fraction(self.multiple)) != 1:
-            found = both([found, _multiples(step.numerator)])
+            found = both([found, multiples(step.numerator)])
         return found
 
     def _decimals(self) -> Language:
@@ -117,13 +104,13 @@ class Numbers:
         whole_digits = WHOLE_DIGITS
         step = None
         if self.multiple is not None:
-            decimals, step = _scaled(self.multiple)
+            decimals, step = scaled(self.multiple)
             fraction_digits = min(fraction_digits, decimals)
             whole_digits = EXACT_DIGITS - min(decimals, EXACT_DIGITS - 1)
-        found = _Decimals(whole_digits, fraction_digits).between(self.least, self.most)
+        found = Decimals(whole_digits, fraction_digits).between(self.least, self.most)
         if step is not None and step != 1:
             assert self.multiple is not None, "a step is made of it"
-            return both([found, _multiples(self.multiple)])
+            return both([found, multiples(self.multiple)])
         if not bounds and not plain and step is None:
             sign = optional(union([literal("+"), literal("-")]))
             exponent = concat([union([literal("e"), literal("E")]), sign, repeat(DIGIT, 1, 2)])
@@ -157,279 +144,3 @@ def _divides(step: Number, value: Number) -> bool:
 
 def _rounded(value: Number, rounding: str) -> int:
     return value if isinstance(value, int) else int(value.to_integral_value(rounding))
-
-
-def _integers(low: int | None, high: int | None) -> Language:
-    """Integers between two, both included."""
-    if (low is not None and low > 10**LONGEST_BOUND) or (high is not None and high < -(10**LONGEST_BOUND)):
-        raise Unsupported(f"a bound of more than {LONGEST_BOUND} digits; write a smaller one")
-    if low is not None and low < -(10**LONGEST_BOUND):
-        low = None
-    if high is not None and high > 10**LONGEST_BOUND:
-        high = None
-    options: list[Language] = []
-    if low is None or low < 0:
-        options.append(concat([literal("-"), _naturals(max(1, -high if high is not None else 1), low and -low)]))
-    if high is None or high >= 0:
-        options.append(_naturals(max(0, low or 0), high))
-    return union([option for option in options if option != NOTHING])
-
-
-def _naturals(low: int, high: int | None) -> Language:
-    """Integers from `low` ≥ 0; without `high`, of at most INTEGER_DIGITS digits or one more than `low` has."""
-    if high is None:
-        most = max(INTEGER_DIGITS, len(str(low)) + 1)
-        if low <= 1:
-            numbers = concat([NONZERO, repeat(DIGIT, 0, most - 1)])
-            return numbers if low else union([literal("0"), numbers])
-        length = len(str(low))
-        return union([_naturals(low, 10**length - 1), concat([NONZERO, repeat(DIGIT, length, most - 1)])])
-    if low > high:
-        return NOTHING
-    first, last = str(low), str(high)
-    if len(first) == len(last):
-        return _same_length(first, last)
-    options = [_same_length(first, "9" * len(first))]
-    if len(first) + 1 < len(last):
-        options.append(concat([NONZERO, repeat(DIGIT, len(first), len(last) - 2)]))
-    options.append(_same_length("1" + "0" * (len(last) - 1), last))
-    return union(options)
-
-
-def _same_length(low: str, high: str) -> Language:
-    """Digits of one length between two, as texts."""
-    if low == high:
-        return literal(low)
-    if low.strip("0") == "" and high.strip("9") == "":
-        return repeat(DIGIT, len(low), len(low))
-    first, last = int(low[0]), int(high[0])
-    rest = len(low) - 1
-    if first == last:
-        return concat([literal(low[0]), _same_length(low[1:], high[1:])])
-    options: list[Language] = []
-    full_low, full_high = low[1:].strip("0") == "", high[1:].strip("9") == ""
-    if not full_low:
-        options.append(concat([literal(low[0]), _same_length(low[1:], "9" * rest)]))
-    begin, end = first + (not full_low), last - (not full_high)
-    if begin <= end:
-        options.append(concat([digits(begin, end), repeat(DIGIT, rest, rest)]))
-    if not full_high:
-        options.append(concat([literal(high[0]), _same_length("0" * rest, high[1:])]))
-    return union(options)
-
-
-class _Decimals:
-    """Numbers with a bounded count of digits before and after the point.
-
-    A tail is the digits after the point, read as 0.tail: it may end early, zeros may follow.
-    """
-
-    def __init__(self, whole_digits: int, fraction_digits: int) -> None:
-        self.whole_digits = whole_digits
-        self.fraction_digits = fraction_digits
-
-    def between(self, least: Bound | None, most: Bound | None) -> Language:
-        zero = Bound(0, False)
-        options: list[Language] = []
-        if least is None or least.value < 0:
-            low = Bound(0, True)
-            if most is not None and most.value < 0:
-                low = Bound(-most.value, most.open)
-            high = Bound(-least.value, least.open) if least is not None else None
-            options.append(concat([literal("-"), self._magnitudes(low, high)]))
-        if most is None or most.value >= 0:
-            options.append(self._magnitudes(least if least is not None and least.value >= 0 else zero, most))
-        return union([option for option in options if option != NOTHING])
-
-    def _magnitudes(self, least: Bound, most: Bound | None) -> Language:
-        """Numbers from `least` ≥ 0."""
-        low, low_tail = _split(least.value)
-        if len(str(low)) > LONGEST_BOUND:
-            raise Unsupported(f"a bound of more than {LONGEST_BOUND} digits; write a smaller one")
-        if most is not None and most.value > 10**LONGEST_BOUND:
-            most = None
-        count = self.fraction_digits
-        high, high_tail = _split(most.value) if most is not None else (None, "")
-        if high is not None and low > high:
-            return NOTHING
-        if high is not None and most is not None and low == high:
-            tail = self._tails_between(low_tail, least.open, high_tail, most.open, count)
-            return concat([literal(str(low)), tail])
-        options = [concat([literal(str(low)), self._tails_from(low_tail, least.open, count)])]
-        last = high - 1 if high is not None else 10 ** max(self.whole_digits, len(str(low))) - 1
-        if low + 1 <= last:
-            options.append(concat([_naturals(low + 1, last), self._any_tail()]))
-        if most is not None:
-            options.append(concat([literal(str(high)), self._tails_to(high_tail, most.open, count)]))
-        return union([option for option in options if option != NOTHING])
-
-    def _any_tail(self) -> Language:
-        if not self.fraction_digits:
-            return EMPTY_TEXT
-        return optional(concat([literal("."), repeat(DIGIT, 1, self.fraction_digits)]))
-
-    def _tails_from(self, tail: str, is_open: bool, count: int) -> Language:
-        if not tail and not is_open:
-            return self._any_tail()
-        return concat([literal("."), _from(tail, is_open, count)])
-
-    def _tails_to(self, tail: str, is_open: bool, count: int) -> Language:
-        if not tail and is_open:
-            return NOTHING
-        return union([EMPTY_TEXT, *self._pointed(_to(tail, is_open, count, True))])
-
-    def _tails_between(self, low: str, low_open: bool, high: str, high_open: bool, count: int) -> Language:
-        if not low and not low_open:
-            return self._tails_to(high, high_open, count)
-        return union(self._pointed(_between(low, low_open, high, high_open, count)))
-
-    @staticmethod
-    def _pointed(tail: Language) -> list[Language]:
-        return [] if tail == NOTHING else [concat([literal("."), tail])]
-
-
-def _from(tail: str, is_open: bool, count: int) -> Language:
-    """At most `count` digits that are, as a tail, at least `tail` (more than it, when open)."""
-    if not tail and not is_open:
-        return repeat(DIGIT, 0, count)
-    if not count:
-        return NOTHING
-    first = int(tail[0]) if tail else 0
-    options = [
-        concat([digits(first + 1, 9), repeat(DIGIT, 0, count - 1)]),
-        concat([digits(first, first), _from(tail[1:], is_open, count - 1)]),
-    ]
-    return union([option for option in options if option != NOTHING])
-
-
-def _to(tail: str, is_open: bool, count: int, some: bool) -> Language:
-    """At most `count` digits (`some`: not none) that are, as a tail, at most `tail` (less than it, when open)."""
-    if not tail:
-        return NOTHING if is_open else repeat(literal("0"), int(some), count)
-    options: list[Language] = [] if some else [EMPTY_TEXT]
-    if count:
-        first = int(tail[0])
-        options.append(concat([digits(0, first - 1), repeat(DIGIT, 0, count - 1)]))
-        options.append(concat([digits(first, first), _to(tail[1:], is_open, count - 1, False)]))
-    return union([option for option in options if option != NOTHING])
-
-
-def _between(low: str, low_open: bool, high: str, high_open: bool, count: int) -> Language:
-    """Digits between two tails; nothing is not among them, since `low` is above it."""
-    if not high or not count:
-        return NOTHING
-    first, last = int(low[0]) if low else 0, int(high[0])
-    if first == last:
-        if not low[1:] and not low_open:
-            rest = _to(high[1:], high_open, count - 1, False)
-        else:
-            rest = _between(low[1:], low_open, high[1:], high_open, count - 1)
-        return concat([digits(first, first), rest])
-    options = [
-        concat([digits(first, first), _from(low[1:], low_open, count - 1)]),
-        concat([digits(first + 1, last - 1), repeat(DIGIT, 0, count - 1)]),
-        concat([digits(last, last), _to(high[1:], high_open, count - 1, False)]),
-    ]
-    return union([option for option in options if option != NOTHING])
-
-
-def _split(value: Number) -> tuple[int, str]:
-    """A number ≥ 0 as its whole part and the digits after its point, as a double has them."""
-    if isinstance(value, int):
-        return value, ""
-    whole, _, tail = format(_as_double(value), "f").partition(".")
-    return int(whole), tail.rstrip("0")
-
-
-def _as_double(value: Decimal) -> Decimal:
-    if value == value.to_integral_value():
-        return value
-    return Decimal(repr(float(value)))
-
-
-def _scaled(step: Number) -> tuple[int, int]:
-    """A step as (decimals, units of the last decimal)."""
-    fraction = Fraction(step)
-    decimals = 0
-    while fraction.denominator != 1:
-        fraction *= 10
-        decimals += 1
-    return decimals, fraction.numerator
-
-
-def _multiples(step: Number) -> Language:
-    """Every decimal text of a multiple: an automaton over the digits whose states are remainders.
-
-    phase 0 before the point (remainder of the digits), phase 1+n after n digits behind it
-    start, after the sign
-    """
-    decimals, units = _scaled(step)
-    phases = decimals + 2
-    if units * phases > MOST_REMAINDERS:
-        raise Unsupported(f"{step} has too many remainders to follow ({units}); write a smaller number, or its bounds")
-    signed, first = 1, 2  # after the start, which is 0
-
-    def state(phase: int, remainder: int) -> int:
-        return first + phase * units + remainder
-
-    accepting = [False, False]
-    edges: list[Sequence[tuple[Ranges, int]]] = []
-    opening = [(_one(str(digit)), state(0, digit % units)) for digit in range(10)]
-    edges.append((*opening, (_one("-"), signed)))
-    edges.append(opening)
-    for phase in range(phases):
-        for remainder in range(units):
-            missing = decimals - max(0, phase - 1)
-            accepting.append(phase != 1 and remainder * 10**missing % units == 0)
-            out: list[tuple[Ranges, int]] = []
-            if phase == 0:
-                out += [(_one(str(d)), state(0, (remainder * 10 + d) % units)) for d in range(10)]
-                out.append((_one("."), state(1, remainder)))
-            elif phase <= decimals:
-                out += [(_one(str(d)), state(phase + 1, (remainder * 10 + d) % units)) for d in range(10)]
-            else:
-                out.append((_one("0"), state(phase, remainder)))
-            edges.append(out)
-    return _trimmed(accepting, edges)
-
-
-def _one(character: str) -> Ranges:
-    return ((ord(character), ord(character)),)
-
-
-def _trimmed(accepting: Sequence[bool], edges: Sequence[Sequence[tuple[Ranges, int]]]) -> Language:
-    """Without the states from which no accepting one is reached, or that the start does not reach."""
-    before: list[list[int]] = [[] for _ in edges]
-    for source, out in enumerate(edges):
-        for _, target in out:
-            before[target].append(source)
-    live = {state for state, accepts in enumerate(accepting) if accepts}
-    pending = list(live)
-    while pending:
-        for source in before[pending.pop()]:
-            if source not in live:
-                live.add(source)
-                pending.append(source)
-    number: dict[int, int] = {0: 0}
-    order = [0]
-    for source in order:
-        for _, target in edges[source]:
-            if target in live and target not in number:
-                number[target] = len(order)
-                order.append(target)
-    return Dfa(
-        tuple(accepting[state] for state in order),
-        tuple(tuple((ranges, number[to]) for ranges, to in edges[state] if to in live) for state in order),
-    )
-
-
-def _zeros() -> Language:
-    return optional(concat([literal("."), repeat(literal("0"), 1, None)]))
-
-
-def _spellings(value: Number) -> Language:
-    """Every plain decimal text of one number."""
-    whole, tail = _split(-value if value < 0 else value)
-    behind = concat([literal("." + tail), repeat(literal("0"), 0, None)]) if tail else _zeros()
-    sign = literal("-") if value < 0 else EMPTY_TEXT if value else optional(literal("-"))
-    return concat([sign, literal(str(whole)), behind])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -176,10 +176,3 @@ def identity(value: Value) -> Hashable:
 def distinct(values: Sequence[Value]) -> list[Value]:
     """The values without repetitions, in order."""
     return list({identity(value): value for value in reversed(values)}.values())[::-1]
-
-
-def pairs_of(values: Sequence[Value]) -> Iterator[tuple[Value, Value]]:
-    """Every two of them, the earlier one first."""
-    for index, left in enumerate(values):
-        for right in values[index + 1 :]:
-            yield left, right

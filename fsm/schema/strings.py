@@ -18,6 +18,7 @@ class Strings:
     languages: tuple[Language, ...] = ()
     barred: tuple[Language, ...] = ()
     excluded: tuple[str, ...] = ()
+    narrow: bool = False  # a language among them is inside what is meant: what is outside it may be meant as well
 
     @property
     def empty(self) -> bool:
