@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..lang.errors import CapabilityError, ConstraintError, DeadlineError, ParameterError, RequestError
-from ..lang.protocol import FinishReason
 from .batch import Runner
 from .clock import Clock
-from .constrained_texts import ConstrainedTexts
+from .commit import Commit
 from .constraint_shelf import ConstraintShelf
 from .counters import Counters
-from .endings import aborted, ended, failure, score_ended
+from .endings import aborted, failure
 from .engine_protocol import (
     ControlEnded,
     EngineAbort,
@@ -31,21 +30,19 @@ from .engine_protocol import (
     EngineScore,
     FromEngine,
     ToEngine,
-    Tokens,
 )
 from .faults import FaultHook, no_faults
 from .intake import Intake
 from .kv_space import KVSpace
 from .memory import IntegrityError
-from .outcome import Outcome, Sampled, read_outcome
+from .outcome import Outcome, read_outcome
 from .picks import picks_of
 from .planner import Planner
-from .request import Generation, Phase, Prefilling, Request, Scoring
+from .request import Phase
 from .roster import Roster
 from .sampler import Chooser, Sampler
 from .scheduler_config import PolicyName, SchedulerConfig
-from .step_plan import PlannedRows, StepPlan
-from .stopping import Stop, accept
+from .step_plan import StepPlan
 
 __all__ = ["PolicyName", "Scheduler", "SchedulerConfig"]
 
@@ -77,7 +74,6 @@ class Scheduler:
     ) -> None:
         self.config = config
         self._runner = runner
-        self._token_bytes = vocabulary_bytes
         self._clock = clock
         self._faults = faults
         self._counters = Counters()
@@ -89,9 +85,18 @@ class Scheduler:
             eos_ids=eos_ids,
         )
         self._roster = Roster(self.space, self._counters)
-        self._constrained = ConstrainedTexts(
-            config, constraints, self._roster, self._counters, clock, vocabulary_bytes, take=self._take, end=self._end
+        self._commit = Commit(
+            config,
+            self.space,
+            self._roster,
+            self._counters,
+            clock,
+            faults,
+            token_bytes=vocabulary_bytes,
+            longest=self._intake.longest,
+            constraints=constraints,
         )
+        self._constrained = self._commit.constrained
         self._planner = Planner(
             config,
             self.space,
@@ -99,7 +104,7 @@ class Scheduler:
             self._counters,
             clock,
             faults,
-            finish=self._finish_cached,
+            finish=self._commit.finish,
             ready=self._constrained.ready,
         )
         self._sampler = Sampler(runner.vocab_size, chooser)
@@ -138,7 +143,7 @@ class Scheduler:
         if plan.planned:
             outcome = self._forward(plan)
             if outcome is not None:
-                self._commit(plan, outcome)
+                self._commit.commit(plan, outcome)
         self._verify()
         self._counters.step_seconds += self._clock.now() - started
         events, self._roster.events = self._roster.events, []
@@ -305,111 +310,6 @@ class Scheduler:
         self._counters.logit_rows += plan.logit_rows
         self._counters.picked_rows += int((logits.places < 0).sum())
         return outcome
-
-    def _commit(self, plan: StepPlan, outcome: Outcome) -> None:
-        for rows in plan.planned:
-            self._count_rows(rows)
-        for rows in plan.planned:
-            request = rows.request
-            if request.phase is not Phase.RUNNING:
-                continue  # its message has failed in this commit
-            try:
-                self._faults("engine.commit")
-                if rows.start < request.prompt_length:
-                    self.space.adopt(request, request.computed)
-                self._commit_request(request, outcome)
-            except Exception as error:
-                self._roster.fail(request, error)
-
-    def _count_rows(self, rows: PlannedRows) -> None:
-        """The rows have run."""
-        request, counters = rows.request, self._counters
-        new = max(rows.start, request.reached)
-        counters.computed_prompt_tokens += max(0, min(rows.end, request.prompt_length) - new)
-        counters.recomputed_tokens += min(rows.end, new) - rows.start
-        counters.duplicate_rows += max(0, min(rows.known, rows.end) - rows.start)
-        request.computed = rows.end
-        request.reached = max(request.reached, rows.end)
-
-    def _commit_request(self, request: Request, outcome: Outcome) -> None:
-        known = outcome.known.get(request.number, [])
-        match request.job:
-            case Generation() as generation:
-                generation.prompt_logprobs.extend(known)
-                generation.logprobs.extend(outcome.forced.get(request.number, []))
-                sampled = outcome.sampled.get(request.number)
-                if sampled is not None:
-                    self._commit_token(request, generation, sampled)
-                    return
-                if generation.stop is not None and not request.owes_logprobs:
-                    self._finish_cached(request)
-                    return
-                self._stream(request, generation)
-            case Scoring(logprobs=values):
-                values.extend(entry.logprob for entry in known)
-            case Prefilling():
-                pass
-            case _:
-                assert_never(request.job)
-        if not request.remaining_rows:
-            self._finish_cached(request)
-
-    def _commit_token(self, request: Request, generation: Generation, sampled: Sampled) -> None:
-        cursor = generation.cursor
-        if sampled.logprob is not None and not (cursor is not None and cursor.restored):
-            generation.logprobs.append(sampled.logprob)
-        if cursor is None:
-            assert sampled.token is not None, "only a constraint ends a text without a token"
-            stop = self._take(request, generation, sampled.token)
-        else:
-            stop = self._constrained.commit(request, generation, sampled.token)
-        if stop is not None:
-            self._end(request, generation, stop)
-        else:
-            self._stream(request, generation)
-
-    def _take(self, request: Request, generation: Generation, token: int) -> Stop | None:
-        """Every token of every text comes through here, sampled or forced."""
-        self._counters.completion_tokens += 1
-        return accept(request, token, self._token_bytes, self._intake.longest)
-
-    def _end(self, request: Request, generation: Generation, stop: Stop) -> None:
-        """Ends the text; its message when nothing more is to be computed for it."""
-        generation.stop = stop
-        if not request.owes_logprobs:
-            self._finish_cached(request)
-
-    def _stream(self, request: Request, generation: Generation) -> None:
-        """Sends what is new; forced tokens wait for their log-probabilities when these are wanted."""
-        known = len(generation.logprobs) if generation.wants_logprobs else request.generated
-        if generation.stream and known > generation.sent:
-            token_ids = request.generated_ids[generation.sent : known]
-            healed = generation.cursor.healed if generation.cursor is not None else 0
-            self._roster.events.append(
-                Tokens(request.message_id, token_ids, generation.logprobs[generation.sent : known], healed)
-            )
-            generation.sent = known
-
-    def _finish_cached(self, request: Request) -> None:
-        """All keys the request needs are in the pool and no token is to be sampled: it is done.
-
-        A score ends with the last of its sequences.
-        """
-        match request.job:
-            case Generation(stop=stop):
-                self._counters.finished += 1
-                self._roster.end(
-                    request.message_id, ended(request, stop or Stop(FinishReason.LENGTH, None, 0))
-                )  # without a stop: max_tokens=0
-            case Scoring(group=group):
-                self._roster.release(request)
-                if not self._roster.alive[request.message_id]:
-                    self._counters.finished += 1
-                    self._roster.end(request.message_id, score_ended(request.message_id, group))
-            case Prefilling():
-                self._roster.end(request.message_id, None)
-            case _:
-                assert_never(request.job)
 
     # ------------------------------------------------------------------------------------------ failures
 
