@@ -22,7 +22,7 @@ from .automaton import DEAD, Automaton
 from .trie import END, NO_TOKEN, STEP, TOKEN, Trie
 from .vocabulary import Vocabulary
 
-MOST_VISITED = 4_096  # nodes of one search for a longer token; beyond, there is taken to be one
+MOST_ENTERED = 64  # nodes of one search for a longer token, each perhaps a new state; beyond, there is taken to be one
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +101,20 @@ class Planner:
         end = columns[3 * node + END]
         states = [state]  # by depth below the node
         node += 1
-        for _ in range(MOST_VISITED):
-            if node >= end:
-                return False
+        entered = 0
+        while node < end:
             step = columns[3 * node + STEP]
             del states[(step >> 8) - depth :]
             following = self._automaton.step(states[-1], step & 0xFF)
             if following == DEAD:
                 node = columns[3 * node + END]
-            elif columns[3 * node + TOKEN] != NO_TOKEN:
+            elif columns[3 * node + TOKEN] != NO_TOKEN or entered == MOST_ENTERED:
                 return True
             else:
+                entered += 1
                 states.append(following)
                 node += 1
-        return True
+        return False
 
 
 def _last_characters(before: Sequence[bytes]) -> list[bytes] | None:
