@@ -146,7 +146,7 @@ def pack(tokens: NDArray[np.int32], words: int) -> NDArray[np.uint32]:
 
 def unpack(bits: NDArray[np.uint32]) -> NDArray[np.int32]:
     """The tokens of a mask, ascending."""
-    occupied = np.flatnonzero(bits)
+    occupied = np.flatnonzero(bits != 0)
     spread = np.unpackbits(bits[occupied].view(np.uint8), bitorder="little").reshape(-1, 32)
     word, bit = np.nonzero(spread)
     return (occupied[word] * 32 + bit).astype(np.int32)
@@ -165,7 +165,7 @@ def pack_few(tokens: Sequence[int], words: int) -> NDArray[np.uint32]:
 
 def unpack_few(bits: NDArray[np.uint32]) -> list[int]:
     """`unpack` of masks with some dozens of words that are not 0, several times as fast."""
-    words = np.flatnonzero(bits)
+    words = np.flatnonzero(bits != 0)  # of booleans it is found four times as fast
     tokens = []
     for word, value in zip(words.tolist(), bits[words].tolist(), strict=True):
         while value:
