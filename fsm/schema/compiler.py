@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import ConstraintRefused, LimitExceeded
+from ..errors import ConstraintRefused, LimitExceeded, Unsupported
 from ..language import NOTHING, Call, Grammar, Language, Literal
 from ..limits import Limits
 from .clauses import (
@@ -198,7 +198,7 @@ class Compiler:
         words = scalars_left(Clause(clause.where, values=words, excluded=clause.excluded))
         options: list[Language] = [literal({None: "null", True: "true", False: "false"}[word]) for word in words]
         if types & NUMBER:
-            options.append(self._number(numbers_of(clause, types)))
+            options.append(self._number(numbers_of(clause, types), clause.where))
         if "string" in types:
             options.append(self._string(strings_of(clause)))
         if "array" in types:
@@ -207,11 +207,15 @@ class Compiler:
             options.append(self._object(clause))
         return union([option for option in options if option != NOTHING])
 
-    def _number(self, numbers: Numbers) -> Language:
+    def _number(self, numbers: Numbers, where: str) -> Language:
         if numbers == Numbers(whole=numbers.whole):
             name = "any integer" if numbers.whole else "any number"
             return self._shared(numbers, name, numbers.language)
-        return numbers.language()
+        try:
+            return numbers.language()
+        except Unsupported as error:
+            self.ledger.refuse(error.why, f"{where}/{error.keyword}", error.keyword)
+            return Numbers(excluded=numbers.excluded, whole=numbers.whole).language()
 
     def _string(self, strings: Strings) -> Language:
         """One rule for all strings of whom the same is asked: formats and patterns are large, and come again."""

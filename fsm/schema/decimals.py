@@ -29,7 +29,7 @@ class Bound:
 def integers(low: int | None, high: int | None) -> Language:
     """Integers between two, both included."""
     if (low is not None and low > 10**LONGEST_BOUND) or (high is not None and high < -(10**LONGEST_BOUND)):
-        raise Unsupported(f"a bound of more than {LONGEST_BOUND} digits; write a smaller one")
+        raise Unsupported(f"a bound of more than {LONGEST_BOUND} digits; write a smaller one", keyword="minimum")
     if low is not None and low < -(10**LONGEST_BOUND):
         low = None
     if high is not None and high > 10**LONGEST_BOUND:
@@ -109,7 +109,7 @@ class Decimals:
         """Numbers from `least` ≥ 0."""
         low, low_tail = split(least.value)
         if len(str(low)) > LONGEST_BOUND:
-            raise Unsupported(f"a bound of more than {LONGEST_BOUND} digits; write a smaller one")
+            raise Unsupported(f"a bound of more than {LONGEST_BOUND} digits; write a smaller one", keyword="minimum")
         if most is not None and most.value > 10**LONGEST_BOUND:
             most = None
         count = self.fraction_digits

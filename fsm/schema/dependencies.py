@@ -21,7 +21,8 @@ def dependencies(meaning: Meaning, schema: Schema, keyword: str) -> Iterator[lis
     for name, needed in mapping(schema, keyword).items():
         absent = objects_where(schema.path, properties={name: (meaning.nothing,)})
         present = objects_where(schema.path, required=(name,))
-        behind = meaning.product(((present,), _dependent(meaning, schema, keyword, name, needed)), schema.path)
+        # What is needed first: members that nobody declared come in this order.
+        behind = meaning.product((_dependent(meaning, schema, keyword, name, needed), (present,)), schema.path)
         if name in schema.value.get("required", ()):
             yield [replace(clause, types=None) for clause in behind]
         else:

@@ -71,15 +71,26 @@ def _ipv6() -> str:
 # RFC 3986.
 _ENCODED = "%[0-9A-Fa-f]{2}"
 _PLAIN = r"a-zA-Z0-9._~!$&'()*+,;=\-"
-_PATH = rf"(?:[{_PLAIN}:@/]|{_ENCODED})*"
-_SEGMENT = rf"(?:[{_PLAIN}:@]|{_ENCODED})+"
-_NO_COLON = rf"(?:[{_PLAIN}@]|{_ENCODED})+"
-_AFTER = rf"(?:[{_PLAIN}:@/?]|{_ENCODED})*"
-_AUTHORITY = rf"(?:(?:[{_PLAIN}:]|{_ENCODED})*@)?(?:\[{_ipv6()}\]|(?:[{_PLAIN}]|{_ENCODED})*)(?::\d{{0,5}})?"
-_BEHIND = rf"(?:\?{_AFTER})?(?:#{_AFTER})?"
-_HIERARCHY = rf"(?://{_AUTHORITY}(?:/{_PATH})?|/(?:{_SEGMENT}(?:/{_PATH})?)?|{_SEGMENT}(?:/{_PATH})?)?"
-_RELATIVE = rf"(?://{_AUTHORITY}(?:/{_PATH})?|/(?:{_SEGMENT}(?:/{_PATH})?)?|{_NO_COLON}(?:/{_PATH})?)?"
-_URI = rf"[a-zA-Z][a-zA-Z0-9+.-]*:{_HIERARCHY}{_BEHIND}"
+_WIDE = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\U00010000-\U0001fffd\U00020000-\U0002fffd"  # of RFC 3987
+
+
+def _uri(plain: str, *, relative: bool) -> str:
+    """A URI, or an IRI by the characters that are plain; or, when relative, what may refer to one."""
+    path = rf"(?:[{plain}:@/]|{_ENCODED})*"
+    segment = rf"(?:[{plain}:@]|{_ENCODED})+"
+    first = rf"(?:[{plain}@]|{_ENCODED})+" if relative else segment  # a colon would end a scheme
+    after = rf"(?:[{plain}:@/?]|{_ENCODED})*"
+    address = rf"\[(?:{_ipv6()}|[vV][0-9a-fA-F]+\.[{_PLAIN}:]+)\]"
+    host = rf"(?:{address}|(?:[{plain}]|{_ENCODED})*)"
+    authority = rf"(?:(?:[{plain}:]|{_ENCODED})*@)?{host}(?::\d{{0,5}})?"
+    hierarchy = rf"(?://{authority}(?:/{path})?|/(?:{segment}(?:/{path})?)?|{first}(?:/{path})?)?"
+    scheme = "" if relative else "[a-zA-Z][a-zA-Z0-9+.-]*:"
+    return rf"{scheme}{hierarchy}(?:\?{after})?(?:#{after})?"
+
+
+def _reference(plain: str) -> str:
+    return rf"(?:{_uri(plain, relative=False)}|{_uri(plain, relative=True)})"
+
 
 # RFC 6570.
 _VARIABLE = rf"(?:[a-zA-Z0-9_]|{_ENCODED})+(?:\.(?:[a-zA-Z0-9_]|{_ENCODED})+)*(?::[1-9]\d{{0,3}}|\*)?"
@@ -115,10 +126,10 @@ _PATTERNS = {
     "ipv4": _IPV4,
     "ip-address": _IPV4,
     "ipv6": _ipv6(),
-    "uri": _URI,
-    "iri": _URI,
-    "uri-reference": rf"(?:{_URI}|{_RELATIVE}{_BEHIND})",
-    "iri-reference": rf"(?:{_URI}|{_RELATIVE}{_BEHIND})",
+    "uri": _uri(_PLAIN, relative=False),
+    "iri": _uri(_PLAIN + _WIDE, relative=False),
+    "uri-reference": _reference(_PLAIN),
+    "iri-reference": _reference(_PLAIN + _WIDE),
     "uri-template": _TEMPLATE,
     "uuid": r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     "json-pointer": _POINTER,

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from ..errors import LimitExceeded
 from ..language import Both, Call, Chars, Concat, Dfa, Language, Literal, Ranges, Repeat, Spelled, Union, Without
+
+LONGEST_TEXT = 1_000  # characters that are matched while a schema is compiled
 
 
 def admits(language: Language, text: str) -> bool:
-    """`language` is over characters: no Call, no Spelled. Polynomial in the length of `text`."""
+    """`language` is over characters: no Call, no Spelled.
+
+    Raises:
+        LimitExceeded: the text is long; the time is polynomial in its length.
+    """
+    if len(text) > LONGEST_TEXT:
+        raise LimitExceeded(
+            f"a constant or name of {len(text)} characters would have to be matched; {LONGEST_TEXT} are allowed"
+        )
     return len(text) in _ends(language, text, 0, {})
 
 

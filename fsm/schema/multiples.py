@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 
 from ..errors import Unsupported
-from ..language import EMPTY_TEXT, Dfa, Language, Ranges
+from ..language import EMPTY_TEXT, Dfa, Language
+from ..minimal import minimal, trimmed
 from .decimals import Number, split
 from .expressions import concat, literal, optional, repeat
 
-MOST_REMAINDERS = 4_000  # states of the automaton of a multipleOf
+MOST_REMAINDERS = 10_000  # states of the automaton of a multipleOf
 
 
 def scaled(step: Number) -> tuple[int, int]:
@@ -24,69 +24,45 @@ def scaled(step: Number) -> tuple[int, int]:
 
 
 def multiples(step: Number) -> Language:
-    """Every decimal text of a multiple: an automaton over the digits whose states are remainders.
+    """Every decimal text of a multiple, with leading zeros and all: an automaton whose states are remainders.
 
-    phase 0 before the point (remainder of the digits), phase 1+n after n digits behind it
-    start, after the sign
+        phase 0 before the point (remainder of the digits), phase 1+n after n digits behind it
+        start, after the sign
+
+    Raises:
+        Unsupported: there are too many remainders.
     """
     decimals, units = scaled(step)
     phases = decimals + 2
     if units * phases > MOST_REMAINDERS:
-        raise Unsupported(f"{step} has too many remainders to follow ({units}); write a smaller number, or its bounds")
-    signed, first = 1, 2  # after the start, which is 0
+        raise Unsupported(
+            f"{step} has too many remainders to follow ({units}); write a smaller number, or an enum of its multiples",
+            keyword="multipleOf",
+        )
 
     def state(phase: int, remainder: int) -> int:
-        return first + phase * units + remainder
+        return 2 + phase * units + remainder
+
+    def digits(phase: int, remainder: int) -> dict[int, int]:
+        return {0x30 + digit: state(phase, (remainder * 10 + digit) % units) for digit in range(10)}
 
     accepting = [False, False]
-    edges: list[Sequence[tuple[Ranges, int]]] = []
-    opening = [(_one(str(digit)), state(0, digit % units)) for digit in range(10)]
-    edges.append((*opening, (_one("-"), signed)))
-    edges.append(opening)
+    rows = [digits(0, 0) | {ord("-"): 1}, digits(0, 0)]
     for phase in range(phases):
+        missing = 10 ** (decimals - max(0, phase - 1))
         for remainder in range(units):
-            missing = decimals - max(0, phase - 1)
-            accepting.append(phase != 1 and remainder * 10**missing % units == 0)
-            out: list[tuple[Ranges, int]] = []
+            accepting.append(phase != 1 and remainder * missing % units == 0)
             if phase == 0:
-                out += [(_one(str(d)), state(0, (remainder * 10 + d) % units)) for d in range(10)]
-                out.append((_one("."), state(1, remainder)))
+                rows.append(digits(0, remainder) | {ord("."): state(1, remainder)})
             elif phase <= decimals:
-                out += [(_one(str(d)), state(phase + 1, (remainder * 10 + d) % units)) for d in range(10)]
+                rows.append(digits(phase + 1, remainder))
             else:
-                out.append((_one("0"), state(phase, remainder)))
-            edges.append(out)
-    return _trimmed(accepting, edges)
-
-
-def _one(character: str) -> Ranges:
-    return ((ord(character), ord(character)),)
-
-
-def _trimmed(accepting: Sequence[bool], edges: Sequence[Sequence[tuple[Ranges, int]]]) -> Language:
-    """Without the states from which no accepting one is reached, or that the start does not reach."""
-    before: list[list[int]] = [[] for _ in edges]
-    for source, out in enumerate(edges):
-        for _, target in out:
-            before[target].append(source)
-    live = {state for state, accepts in enumerate(accepting) if accepts}
-    pending = list(live)
-    while pending:
-        for source in before[pending.pop()]:
-            if source not in live:
-                live.add(source)
-                pending.append(source)
-    number: dict[int, int] = {0: 0}
-    order = [0]
-    for source in order:
-        for _, target in edges[source]:
-            if target in live and target not in number:
-                number[target] = len(order)
-                order.append(target)
-    return Dfa(
-        tuple(accepting[state] for state in order),
-        tuple(tuple((ranges, number[to]) for ranges, to in edges[state] if to in live) for state in order),
-    )
+                rows.append({ord("0"): state(phase, remainder)})
+    live = trimmed(accepting, rows)
+    assert live is not None, "0 is a multiple of everything"
+    accepting, rows = minimal(*live)
+    edges = (tuple((((point, point),), target) for point, target in row.items()) for row in rows)
+    return Dfa(tuple(accepting), tuple(edges))
 
 
 def zeros() -> Language:

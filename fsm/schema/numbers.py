@@ -12,9 +12,9 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
 from ..language import NOTHING, Language
-from .decimals import Bound, Decimals, Number, integers
+from .decimals import INTEGER_DIGITS, Bound, Decimals, Number, integers
 from .expressions import DIGIT, both, concat, literal, optional, repeat, union, without
-from .multiples import multiples, scaled, spellings, zeros
+from .multiples import MOST_REMAINDERS, multiples, scaled, spellings, zeros
 
 WHOLE_DIGITS = 15  # before the point of a number without bounds
 FRACTION_DIGITS = 17  # after it
@@ -89,10 +89,13 @@ class Numbers:
 
     def _whole_numbers(self) -> Language:
         low, high = self._integers()
-        found = integers(low, high)
-        if self.multiple is not None and (step := Fraction(self.multiple)) != 1:
-            found = both([found, multiples(step.numerator)])
-        return found
+        if self.multiple is None or (step := Fraction(self.multiple).numerator) == 1:
+            return integers(low, high)
+        # Remainders times digits are states; without bounds there are as many digits as leave few of them.
+        edge = 10 ** max(len(str(step)) + 1, min(INTEGER_DIGITS, MOST_REMAINDERS // step)) - 1
+        low = -max(edge, -10 * (high or 0)) if low is None else low
+        high = max(edge, 10 * low) if high is None else high
+        return both([integers(low, high), multiples(step)])
 
     def _decimals(self) -> Language:
         bounds = [bound.value for bound in (self.least, self.most) if bound is not None]
