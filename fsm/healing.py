@@ -31,7 +31,7 @@ class Healing:
     def __init__(self, explored: Explored, said: bytes) -> None:
         self._explored = explored
         masks = explored.masks
-        node = masks.trie.find(masks.vocabulary, said)
+        node = masks.trie.find(said)
         start = explored.automaton.start
         below = [] if node is None else [Section(node + 1, int(masks.trie.nodes[node, END]))]
         self._left = work_of([section for section in below if section.end > section.begin], start)

@@ -89,7 +89,7 @@ class Planner:
         assert beyond != DEAD, "forced bytes are allowed"
         for start in starts:
             if len(text) - start < self._vocabulary.longest:
-                node = self._trie.find(self._vocabulary, text[start:])
+                node = self._trie.find(text[start:])
                 if node is not None and self._goes_on(node, beyond):
                     return start
         return len(text)

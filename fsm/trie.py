@@ -14,6 +14,7 @@ the inside of JSON strings; of the tokens that are not words, for states that le
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,7 @@ class Trie:
     nodes: NDArray[np.int32]  # [nodes, 3] END, TOKEN, STEP
     groups: NDArray[np.int32]
     texts: NDArray[np.int32]  # [texts] ids by their bytes, one of each spelling
+    spellings: list[bytes]  # [texts] what they spell: a list, because it is searched several times for each jump
     leaves: NDArray[np.int32]  # [texts] their nodes in the trie of all
     sections: tuple[Section, ...]  # EVERYTHING, NOT_WORDS, NOT_PLAIN, the plain ones by PLAIN_CLASSES
     depth: int  # of the deepest node
@@ -73,20 +75,13 @@ class Trie:
         ids: list[int] = self.groups[-1 - token : -1 - token + count].tolist()
         return ids
 
-    def find(self, vocabulary: Vocabulary, prefix: bytes) -> int | None:
+    def find(self, prefix: bytes) -> int | None:
         """The node of the trie of all tokens where those that begin with these bytes hang; None without any."""
-        low, high = 0, len(self.texts)
-        while low < high:
-            middle = (low + high) // 2
-            if vocabulary.token_bytes(self._texts[middle]) < prefix:
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(self.texts):
+        first = bisect.bisect_left(self.spellings, prefix)
+        if first == len(self.spellings) or not self.spellings[first].startswith(prefix):
             return None
-        found = vocabulary.token_bytes(self._texts[low])
         # The first text with the prefix made the nodes behind it, so they lie in one row.
-        return self._leaves[low] - (len(found) - len(prefix)) if found.startswith(prefix) else None
+        return int(self.leaves[first]) - (len(self.spellings[first]) - len(prefix))
 
     @cached_property
     def roots(self) -> NDArray[np.int32]:
@@ -102,14 +97,6 @@ class Trie:
     def columns(self) -> memoryview:
         """The nodes' numbers one after the other: gives plain integers, faster than the array."""
         return self.nodes.reshape(-1).data
-
-    @cached_property
-    def _texts(self) -> memoryview:
-        return self.texts.data  # gives plain integers, faster than the array
-
-    @cached_property
-    def _leaves(self) -> memoryview:
-        return self.leaves.data
 
     @property
     def nbytes(self) -> int:
@@ -137,6 +124,7 @@ def build_trie(vocabulary: Vocabulary) -> Trie:
         np.concatenate(parts),
         np.concatenate(groups),
         whole.texts,
+        list(map(vocabulary.token_bytes, whole.texts.tolist())),
         whole.leaves,
         tuple(sections),
         vocabulary.longest,

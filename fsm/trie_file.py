@@ -35,10 +35,14 @@ def kept_trie(vocabulary: Vocabulary, folder: Path) -> Trie:
 def _read(vocabulary: Vocabulary, path: Path) -> Trie | None:
     try:
         with np.load(path, allow_pickle=False) as file:
+            texts = file["texts"]
+            if not ((texts >= 0) & (texts < vocabulary.size)).all():
+                return None
             trie = Trie(
                 nodes=file["nodes"],
                 groups=file["groups"],
-                texts=file["texts"],
+                texts=texts,
+                spellings=list(map(vocabulary.token_bytes, texts.tolist())),
                 leaves=file["leaves"],
                 sections=tuple(Section(begin, end) for begin, end in file["sections"].tolist()),
                 depth=vocabulary.longest,

@@ -112,7 +112,7 @@ def test_a_trie_holds_every_token_once_under_its_bytes(vocabulary: Vocabulary) -
 @given(vocabularies(), st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=3).map(b"".join))
 def test_a_prefix_is_found_with_all_tokens_that_begin_with_it(vocabulary: Vocabulary, prefix: bytes) -> None:
     trie = build_trie(vocabulary)
-    node = trie.find(vocabulary, prefix)
+    node = trie.find(prefix)
     texts = [token for token in range(len(vocabulary)) if vocabulary.token_bytes(token).startswith(prefix)]
     assert (node is None) == (not texts)
     if node is not None:
