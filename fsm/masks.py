@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import Automaton
-from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, Trie, build_trie
+from .automaton import UNKNOWN, Automaton
+from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, STEP, Trie, build_trie
 from .trie_walk import NumpyWalk, Walk, work_behind
 from .vocabulary import WORD_BYTES, Vocabulary, pack, pack_few, unpack_few
 
@@ -208,17 +209,23 @@ class _MaskWork:
         return WORD_BYTES[live].tobytes() if back else b""
 
     def _determinise(self, fuel: int) -> int:
-        """Fills the rows that the work begins in, as far as the fuel goes → what it took."""
-        automaton, spent = self._automaton, 0
-        for state in dict.fromkeys(self._left[:, 2].tolist()):
-            if automaton.expanded(state):
-                continue
-            if spent >= fuel:
-                break
-            before = automaton.steps
-            automaton.expand(state)
-            spent += max(1, automaton.steps - before)
+        """Looks up where the work begins, as far as the fuel goes → what it took."""
+        automaton = self._automaton
+        if self._bits is None:
+            return self._spent(automaton.expand, self._state) if not automaton.expanded(self._state) else 0
+        spent = 0
+        steps = self._masks.trie.nodes[self._left[:, 0], STEP] & 0xFF
+        for state, byte in dict.fromkeys(zip(self._left[:, 2].tolist(), steps.tolist(), strict=True)):
+            if automaton.table[state, byte] == UNKNOWN:
+                if spent >= fuel:
+                    break
+                spent += self._spent(automaton.step, state, byte)
         return spent
+
+    def _spent(self, work: Callable[..., object], *arguments: int) -> int:
+        before = self._automaton.steps
+        work(*arguments)
+        return max(1, self._automaton.steps - before)
 
 
 def _trim(entries: OrderedDict[tuple[int, int], Any], most: int) -> None:  # Any: whatever the entries are

@@ -6,6 +6,8 @@ for the next walk:
     work    [n, 3]  (begin, end, state): the sibling nodes from `begin` on, with all below them, up to `end`;
                     the text before them has led to `state`
 
+What comes back because the table is UNKNOWN is a single node with all below it: the byte of that node is what is asked.
+
 This walk is numpy, level by level. A native one is handed in by whoever has it; both do the same.
 """
 

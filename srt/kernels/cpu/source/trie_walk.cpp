@@ -47,10 +47,8 @@ class Walk {
                 path_.ends[depth] = here.end;
                 allow_all(trie_, bits_, here.token);
                 node++;
-            } else if (behind == UNKNOWN) {  // rows are known whole or not at all: neither are the siblings behind it
-                left_[count++] = {node, path_.ends[depth - 1], before};
-                node = path_.ends[depth - 1];
             } else {
+                if (behind == UNKNOWN) left_[count++] = {node, here.end, before};
                 node = here.end;
             }
         }
