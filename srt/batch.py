@@ -80,6 +80,9 @@ class Batch:
     # Radix path of each sequence, root first: (node id, first position, length). Empty: no grouping.
     paths: tuple[tuple[tuple[int, int, int], ...], ...] = ()
     picks: Picks | None = None  # None: all logits of every logit row
+    # [B] rows at the end of each sequence that were generated: their attention is computed row by row, so that a forced
+    # token's keys are those that it would have in a step of its own. None: no row.
+    generated: NDArray[np.int32] | None = None
 
     @property
     def rows(self) -> int:

@@ -98,6 +98,7 @@ class StepPlan:
             ),
             paths=tuple(_path(r.request, r.end) for r in rows),
             picks=picks,
+            generated=_generated(rows, counts) if len(token_ids) > len(rows) else None,
         )
 
 
@@ -105,6 +106,12 @@ def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.
     """[start, start + count) for each, one behind the other."""
     offsets = np.cumsum(counts) - counts
     return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+
+
+def _generated(planned: list[PlannedRows], counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Of each request's rows those of tokens behind its prompt: [B]"""
+    ends = np.array([rows.end - rows.request.prompt_length for rows in planned], dtype=np.int64)
+    return np.clip(ends, 0, counts).astype(np.int32)
 
 
 def _path(request: Request, end: int) -> Path:

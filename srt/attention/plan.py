@@ -21,12 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch
+from .generated_rows import generated_apart
 from .sharing import MERGE_KEYS, SharedRun, find_sharing, no_sharing
 
 Int32 = NDArray[np.int32]
 
 ITEMS_PER_WORKER = 4  # enough that the last ones end at about the same time
 SHORTEST_RUN = 128  # keys; shorter ones are not cut further to keep workers busy
+SINGLE_RUN = 256  # keys of a row that is alone: cut in the same way whatever else is in the step
 LOAD_COST = 4  # reading a key costs as much as computing it for so many rows
 
 
@@ -108,6 +110,7 @@ class _Tiles:
 def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
     """Cut a batch into items. Keys that no row of a tile sees are left out, and rows that see nothing of a run."""
     assert window is None or window >= 1, "a row sees at least its own key"
+    batch = generated_apart(batch)
     row_lo, row_hi, first_row = _intervals(batch, window)
     lengths = batch.prefix_lengths + batch.query_lengths
     kv_start = (np.cumsum(lengths) - lengths).astype(np.int32)  # [B] where the slots of a sequence begin in kv_idx
@@ -186,9 +189,10 @@ def _run_lengths(tiles: _Tiles, cut: Cut) -> Int32:
     span = tiles.hi - tiles.lo
     longest = span
     if cut.workers > 1:
-        row_cost = LOAD_COST + tiles.rows
-        share = int((span.astype(np.int64) * row_cost).sum()) // (cut.workers * ITEMS_PER_WORKER)
-        longest = np.maximum(share // row_cost, SHORTEST_RUN)
+        row_cost, alone = LOAD_COST + tiles.rows, tiles.rows == 1
+        work = int((span.astype(np.int64) * row_cost)[~alone].sum())
+        share = work // (cut.workers * ITEMS_PER_WORKER)
+        longest = np.where(alone, SINGLE_RUN, np.maximum(share // row_cost, SHORTEST_RUN))
     if cut.split is not None:
         longest = np.minimum(longest, cut.split)
     parts = -(-span // longest)

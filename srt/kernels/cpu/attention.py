@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionCounters, AttentionGeometry
+from ...attention.generated_rows import generated_apart
 from ...attention.plan import AttentionPlan, Cut
 from ...batch import Batch
 from ...kv_pool import KVPool
@@ -117,26 +118,28 @@ class _BatchArrays:
     """A batch as the planner reads it: the same for every window class."""
 
     batch: Batch
+    apart: Batch  # its generated rows are sequences of their own
     kv_idx: NDArray[np.int32]
     path_ptr: NDArray[np.int64] | None  # None: nothing is shared
     path: NDArray[np.int64] | None
 
     @classmethod
     def of(cls, batch: Batch, *, tree: bool) -> "_BatchArrays":
-        kv_idx = np.concatenate(batch.slots)
+        apart = generated_apart(batch)
+        kv_idx = np.concatenate(apart.slots)
         if not (tree and len(batch.paths) > 1):
-            return cls(batch, kv_idx, None, None)
-        path_ptr = np.zeros(len(batch.paths) + 1, dtype=np.int64)
-        np.cumsum([len(path) for path in batch.paths], out=path_ptr[1:])
-        numbers = chain.from_iterable(chain.from_iterable(batch.paths))
-        return cls(batch, kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
+            return cls(batch, apart, kv_idx, None, None)
+        path_ptr = np.zeros(len(apart.paths) + 1, dtype=np.int64)
+        np.cumsum([len(path) for path in apart.paths], out=path_ptr[1:])
+        numbers = chain.from_iterable(chain.from_iterable(apart.paths))
+        return cls(batch, apart, kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
 
     def request(self, cut: Cut, window: int | None) -> _PlanRequest:
         return _PlanRequest(
-            len(self.batch.query_lengths),
+            len(self.apart.query_lengths),
             len(self.kv_idx),
-            self.batch.query_lengths.ctypes.data,
-            self.batch.prefix_lengths.ctypes.data,
+            self.apart.query_lengths.ctypes.data,
+            self.apart.prefix_lengths.ctypes.data,
             None if self.path_ptr is None else self.path_ptr.ctypes.data,
             None if self.path is None else self.path.ctypes.data,
             self.kv_idx.ctypes.data,

@@ -110,7 +110,7 @@ def test_arrays_have_the_types_that_kernels_read() -> None:
 
 
 def test_workers_get_equal_shares_of_one_long_run() -> None:
-    batch, _ = make_batch([Sequence(prefix=4095, query=1)], seed=0)
+    batch, _ = make_batch([Sequence(prefix=4094, query=2)], seed=0)
     plan = make_plan(batch, None, Cut(16, workers=2))
     assert np.diff(plan.item_kv).ravel().tolist() == [512] * 8
     assert make_plan(batch, None, Cut(16, workers=1)).items == 1
@@ -120,3 +120,38 @@ def test_the_costliest_item_is_the_last() -> None:
     batch, _ = make_batch([Sequence(prefix=p, query=1) for p in (50, 900, 300)], seed=0)
     plan = make_plan(batch, None, Cut(16))
     assert np.diff(plan.item_kv).ravel().tolist() == [51, 301, 901]
+
+
+def test_generated_rows_are_cut_as_in_steps_of_their_own() -> None:
+    batch, _ = make_batch([Sequence(prefix=700, query=5), Sequence(prefix=0, query=40)], seed=0)
+    together = make_plan(dataclasses.replace(batch, generated=np.array([3, 0])), None, Cut(16, workers=2))
+    for row in (2, 3, 4):
+        end = 700 + row + 1
+        alone = dataclasses.replace(
+            batch,
+            query_lengths=np.array([1], dtype=np.int32),
+            prefix_lengths=np.array([end - 1], dtype=np.int32),
+            slots=(batch.slots[0][:end],),
+        )
+        items = [parts_of(plan, at) for plan, at in ((together, row), (make_plan_of_row(alone), 0))]
+        assert items[0] == items[1]
+        assert all(rows == 1 for rows, _, _ in items[0])
+
+
+def make_plan_of_row(batch: Batch) -> AttentionPlan:
+    return make_plan(
+        dataclasses.replace(batch, token_ids=batch.token_ids[:1], positions=batch.positions[:1]),
+        None,
+        Cut(16, workers=2),
+    )
+
+
+def parts_of(plan: AttentionPlan, row: int) -> list[tuple[int, int, list[int]]]:
+    """Of every item of a row, in the order of merging: its rows, its first position, its slots."""
+    found = []
+    for slot in plan.merge_slot[plan.merge_ptr[row] : plan.merge_ptr[row + 1]].tolist():
+        item = int(np.searchsorted(plan.item_q, slot, side="right")) - 1
+        first, end = plan.item_kv[item].tolist()
+        rows = int(plan.item_q[item + 1] - plan.item_q[item])
+        found.append((rows, int(plan.item_pos[item]), plan.kv_idx[first:end].tolist()))
+    return found

@@ -1,8 +1,10 @@
 """The native decoder on every instruction set that runs here: with rounded inputs (tiles) and with exact ones."""
 
 import ctypes
+import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from umbel.srt.kernels.cpu.library import load_library
@@ -75,3 +77,19 @@ def test_a_row_has_the_same_hidden_state_alone_and_among_others(library: ctypes.
     for index in (0, 15, 16, 36):
         alone = runner.forward(Sequences(first_tokens, NUM_SLOTS).batch([Piece(index, 0, 1)])).values
         assert torch.equal(alone[0], among[index])
+
+
+@pytest.mark.parametrize("case", ["silu, whole tiles", "gelu, whole tiles"])
+def test_generated_rows_have_the_same_logits_together_and_one_by_one(library: ctypes.CDLL, case: str) -> None:
+    model_type, changes = CASES[case]
+    runner = runner_of(reference_model(model_type, **changes), library, torch.bfloat16)
+    of_one = Sequences([random_tokens(40, 5)], NUM_SLOTS)
+    runner.forward(of_one.batch([Piece(0, 0, 31)]))
+    one_by_one = [runner.forward(of_one.batch([Piece(0, at, 1)])).values[0].clone() for at in range(31, 40)]
+    runner.clear()
+    runner.forward(of_one.batch([Piece(0, 0, 31)]))
+    batch = dataclasses.replace(of_one.batch([Piece(0, 31, 9)]), generated=np.array([9], dtype=np.int32))
+    assert torch.equal(runner.forward(batch).values, torch.stack(one_by_one))
+    runner.clear()
+    batch = dataclasses.replace(of_one.batch([Piece(0, 0, 40)]), generated=np.array([9], dtype=np.int32))
+    assert torch.equal(runner.forward(batch).values[31:], torch.stack(one_by_one))

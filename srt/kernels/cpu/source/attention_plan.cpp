@@ -10,8 +10,9 @@
 namespace umbel {
 namespace {
 
-constexpr long ITEMS_PER_WORKER = 4;  // these three are those of the Python twin, which says what they mean
+constexpr long ITEMS_PER_WORKER = 4;  // these are those of the Python twin, which says what they mean
 constexpr long SHORTEST_RUN = 128;
+constexpr long SINGLE_RUN = 256;
 constexpr long LOAD_COST = 4;
 
 struct Step {  // of a radix path
@@ -188,12 +189,14 @@ class Planner : public PlanResult {
 
     void cut_tiles() {
         int64_t work = 0;
-        for (const Tile& tile : tiles_) work += (int64_t)(tile.hi - tile.lo) * (LOAD_COST + tile.rows);
+        for (const Tile& tile : tiles_)
+            if (tile.rows > 1) work += (int64_t)(tile.hi - tile.lo) * (LOAD_COST + tile.rows);
         int64_t share = work / (request_.workers * ITEMS_PER_WORKER);
         for (size_t t = 0; t < tiles_.size(); t++) {
             const Tile& tile = tiles_[t];
             long span = tile.hi - tile.lo, longest = span;
-            if (request_.workers > 1) longest = std::max<long>(share / (LOAD_COST + tile.rows), SHORTEST_RUN);
+            if (request_.workers > 1)
+                longest = tile.rows == 1 ? SINGLE_RUN : std::max<long>(share / (LOAD_COST + tile.rows), SHORTEST_RUN);
             if (request_.split) longest = std::min(longest, request_.split);
             long run = pieces(span, pieces(span, longest));
             for (long position = tile.lo; position < tile.hi; position += run)

@@ -1,0 +1,57 @@
+"""Generated rows, each planned as a sequence of its own.
+
+Tokens that jump-forward appends are computed together in one step. Attention of many rows rounds otherwise than that
+of one, and a text must not depend on whether its tokens came by jumps: so each of these rows is attended to as in a
+step of its own.
+
+    prompt and generated rows of one step:      | p p p p | g | g | g |
+    planned as                                  [--- 4 ---]
+                                                         [1]   and all keys before it
+                                                             [1]
+                                                                 [1]
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..batch import Batch
+
+# More rows than that are a text that is computed anew (after a retraction), or a long one that is forced at once: they
+# are computed as prompts are.
+MOST_ROWS = 64
+
+
+def generated_apart(batch: Batch) -> Batch:
+    """The same rows; where several of a sequence were generated, as more sequences.
+
+    Only the last row keeps the radix path: rows of one request do not share keys by tree attention, and would not in
+    steps of their own.
+    """
+    if batch.generated is None:
+        return batch
+    apart = (batch.generated > 0) & (batch.query_lengths > 1) & (batch.generated <= MOST_ROWS)
+    if not apart.any():
+        return batch
+    query: list[int] = []
+    prefix: list[int] = []
+    slots = []
+    paths = []
+    for index, split in enumerate(apart.tolist()):
+        rows, before = int(batch.query_lengths[index]), int(batch.prefix_lengths[index])
+        path = batch.paths[index] if batch.paths else ()
+        first = rows - int(batch.generated[index]) if split else rows
+        for start, count in [(0, first)] * (first > 0) + [(row, 1) for row in range(first, rows)]:
+            end = start + count
+            query.append(count)
+            prefix.append(before + start)
+            slots.append(batch.slots[index][: before + end])
+            paths.append(path if end == rows else ())
+    return replace(
+        batch,
+        query_lengths=np.array(query, dtype=np.int32),
+        prefix_lengths=np.array(prefix, dtype=np.int32),
+        slots=tuple(slots),
+        paths=tuple(paths) if batch.paths else (),
+        generated=None,
+    )
