@@ -91,7 +91,7 @@ class Llguidance:
     separators = SPACED
 
     def __init__(self, masks: Masks, encode: Callable[[str], list[int]]) -> None:
-        from umbel.fsm.engine_llguidance import LlguidanceTokens
+        from umbel.fsm.engine_llguidance_tokens import LlguidanceTokens
 
         self._tokens = LlguidanceTokens(masks.vocabulary, masks.trie, encode)
         self._words = masks.vocabulary.words

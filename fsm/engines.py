@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from .boolean import resolve
 from .constraint import Constraint, Encode, JumpCounters
 from .engine_interegular import interegular_grammar
-from .engine_llguidance import LlguidanceConstraint, LlguidanceTokens
+from .engine_llguidance import LlguidanceConstraint
+from .engine_llguidance_tokens import LlguidanceTokens
 from .engine_outlines import outlines_grammar
 from .engine_source import Engine, Source
 from .errors import Unsupported
