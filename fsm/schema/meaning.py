@@ -165,7 +165,7 @@ class Meaning:
         for name in given if isinstance(given, list) else [given]:
             if name == "number":
                 found |= NUMBER
-            elif name in EVERY_TYPE and name != "fraction":
+            elif isinstance(name, str) and name in EVERY_TYPE and name != "fraction":
                 found.add(name)
             elif name == "any" and self.document.draft == Draft.DRAFT4:  # of draft 3
                 return EVERY_TYPE
