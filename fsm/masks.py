@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,22 +209,21 @@ class _MaskWork:
 
     def _determinise(self, fuel: int) -> int:
         """Looks up where the work begins, as far as the fuel goes → what it took."""
-        automaton = self._automaton
-        if self._bits is None:
-            return self._spent(automaton.expand, self._state) if not automaton.expanded(self._state) else 0
-        spent = 0
+        automaton, spent = self._automaton, 0
+        before = automaton.steps
+        if self._bits is None:  # nothing is left out of the first row: all bytes have tokens that begin with them
+            if automaton.expanded(self._state):
+                return 0
+            automaton.expand(self._state)
+            return max(1, automaton.steps - before)
         steps = self._masks.trie.nodes[self._left[:, 0], STEP] & 0xFF
         for state, byte in dict.fromkeys(zip(self._left[:, 2].tolist(), steps.tolist(), strict=True)):
             if automaton.table[state, byte] == UNKNOWN:
                 if spent >= fuel:
                     break
-                spent += self._spent(automaton.step, state, byte)
+                automaton.step(state, byte)
+                spent = max(spent + 1, automaton.steps - before)
         return spent
-
-    def _spent(self, work: Callable[..., object], *arguments: int) -> int:
-        before = self._automaton.steps
-        work(*arguments)
-        return max(1, self._automaton.steps - before)
 
 
 def _trim(entries: OrderedDict[tuple[int, int], Any], most: int) -> None:  # Any: whatever the entries are
