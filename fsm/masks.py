@@ -29,6 +29,7 @@ NODES_PER_WALK = 1 << 16
 CACHE_BYTES = 64 << 20
 MOST_MAKING = 64  # masks in the making; what is begun and never finished goes
 FEWEST_FIRST = 26  # letters and digits; with fewer of them a walk through all tokens is short enough
+MOST_COUNTED = 48  # characters; longer plain tokens are allowed all together or looked at
 MOST_WORD_SETS = 64  # with which words may begin, remembered
 _ENTRY_BYTES = 1_024  # of an entry besides its bits
 
@@ -92,8 +93,8 @@ class Masks:
         self._kept: OrderedDict[tuple[int, int], Mask] = OrderedDict()
         self._making: OrderedDict[tuple[int, int], _MaskWork] = OrderedDict()
         self._most_plain = int(vocabulary.plain_characters.max(initial=0))
+        self._plain = _plain_bits(vocabulary, min(self._most_plain, MOST_COUNTED))
         self._words: dict[bytes, NDArray[np.uint32]] = {b"": np.zeros(vocabulary.words, np.uint32)}
-        self._plain: dict[int, NDArray[np.uint32]] = {}
 
     def register(self) -> int:
         """A number for an automaton: masks are kept by it, so that they do not keep the automaton alive."""
@@ -124,15 +125,13 @@ class Masks:
             _trim(self._kept, self._most_kept)
         return mask, fuel
 
+    def countable(self, characters: int) -> int:
+        """The largest number of characters, not above this one, that `plain_bits` can tell from the next."""
+        return characters if characters >= self._most_plain else min(characters, MOST_COUNTED)
+
     def plain_bits(self, characters: int) -> NDArray[np.uint32]:
-        """[words] of the plain tokens of at most so many characters. The caller's own."""
-        characters = min(characters, self._most_plain)
-        bits = self._plain.get(characters)
-        if bits is None:
-            counts = self.vocabulary.plain_characters
-            tokens = np.flatnonzero((counts > 0) & (counts <= characters)).astype(np.int32)
-            bits = self._plain[characters] = pack(tokens, self.vocabulary.words)
-        return bits.copy()
+        """[words] of the plain tokens of at most so many characters, a countable number. The caller's own."""
+        return self._plain[min(characters, len(self._plain) - 1)].copy()
 
     def word_bits(self, first: bytes) -> NDArray[np.uint32]:
         """[words] of the tokens of letters and digits that begin with one of these. The caller's own."""
@@ -181,7 +180,7 @@ class _MaskWork:
     def _begin(self) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
         """The tokens that are allowed without looking, and the work that finds the others."""
         automaton, state, trie = self._automaton, self._state, self._masks.trie
-        plain = automaton.plain_run(state)
+        plain = self._masks.countable(automaton.plain_run(state))
         if plain > 0:
             bits = self._masks.plain_bits(plain)
             sections = [NOT_PLAIN]
@@ -224,6 +223,15 @@ class _MaskWork:
                 automaton.step(state, byte)
                 spent = max(spent + 1, automaton.steps - before)
         return spent
+
+
+def _plain_bits(vocabulary: Vocabulary, counted: int) -> list[NDArray[np.uint32]]:
+    """The plain tokens of at most 0, 1, 2, ... `counted` characters, and all of them."""
+    counts = vocabulary.plain_characters
+    bits = [np.zeros(vocabulary.words, np.uint32)]
+    for characters in range(1, counted + 1):
+        bits.append(bits[-1] | pack(np.flatnonzero(counts == characters).astype(np.int32), vocabulary.words))
+    return [*bits, bits[-1] | pack(np.flatnonzero(counts > counted).astype(np.int32), vocabulary.words)]
 
 
 def _trim(entries: OrderedDict[tuple[int, int], Any], most: int) -> None:  # Any: whatever the entries are
