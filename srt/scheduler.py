@@ -180,7 +180,7 @@ class Scheduler:
 
     def planned_tokens(self) -> list[NDArray[np.int32]]:
         """During a forward pass: the true tokens of each sequence of the batch, for the oracle to compare."""
-        return [piece.request.tokens[: piece.end] for piece in self._planner.current.sequences()]
+        return [rows.request.tokens[: rows.end] for rows in self._planner.current.planned]
 
     def planned_messages(self) -> list[int]:
         """The ids of the messages that had rows in the last step, in the order of the batch."""

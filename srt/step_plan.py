@@ -10,20 +10,6 @@ from .batch import DUMMY_SLOT, Batch, Picks
 from .request import Path, Request
 
 
-class Sequence(NamedTuple):
-    """Rows [start, end) of a request that the model sees as one piece.
-
-    Rows of a prompt are one. A row of a generated token is always one of its own, so that it is computed in the same
-    way, bit by bit, whether it comes alone, together with tokens that were forced, or again after a retraction: kernels
-    may add up in another order where there are more rows.
-    """
-
-    request: Request
-    start: int
-    end: int
-    path: Path  # of the radix tree, see Batch
-
-
 class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to make, once per row of a decode step
     """Rows [start, end) of a request; logits of its rows [first_logit, last_logit).
 
@@ -38,16 +24,6 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
     first_logit: int
     last_logit: int
     first_index: int
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        request, start, end = self.request, self.start, self.end
-        if end - start == 1 or end <= request.prompt_length:
-            return [Sequence(request, start, end, _path(request, end))]
-        cut = max(start, request.prompt_length)
-        pieces = [Sequence(request, start, cut, _path(request, cut))] if cut > start else []
-        pieces += [Sequence(request, row, row + 1, ()) for row in range(cut, end - 1)]  # grouped with nobody
-        return [*pieces, Sequence(request, end - 1, end, _path(request, end))]
 
     @property
     def logits_of_last(self) -> int:
@@ -96,14 +72,9 @@ class StepPlan:
         self.logit_rows += 1
         self.logits_left -= 1
 
-    def sequences(self) -> list[Sequence]:
-        """What the batch is made of, in its order."""
-        return [sequence for rows in self.planned for sequence in rows.sequences]
-
     def build(self, picks: Picks | None = None) -> Batch:
         """Paths are taken now, when no node of the tree is split any more before the step runs."""
         rows = self.planned
-        sequences = self.sequences()
         starts = np.array([r.start for r in rows], dtype=np.int64)
         counts = np.array([r.end for r in rows], dtype=np.int64) - starts
         offsets = np.cumsum(counts) - counts  # of each request's first row among the step's
@@ -118,14 +89,14 @@ class StepPlan:
             token_ids=token_ids,
             positions=_ranges(starts, counts),
             write_slots=write_slots,
-            query_lengths=np.array([s.end - s.start for s in sequences], dtype=np.int32),
-            prefix_lengths=np.array([s.start for s in sequences], dtype=np.int32),
-            slots=tuple(s.request.slots(0, s.end) for s in sequences),
+            query_lengths=counts.astype(np.int32),
+            prefix_lengths=starts.astype(np.int32),
+            slots=tuple(r.request.slots(0, r.end) for r in rows),
             logit_rows=_ranges(
                 offsets - starts + np.array([r.first_logit for r in rows], dtype=np.int64),
                 np.array([r.last_logit - r.first_logit for r in rows], dtype=np.int64),
             ),
-            paths=tuple(s.path for s in sequences),
+            paths=tuple(_path(r.request, r.end) for r in rows),
             picks=picks,
             generated=_generated(rows, counts) if len(token_ids) > len(rows) else None,
         )

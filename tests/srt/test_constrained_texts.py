@@ -5,7 +5,6 @@ import itertools
 import pytest
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.batch import Batch, Logits
 from umbel.srt.constraint_shelf import AtOnce, ConstraintShelf
 from umbel.srt.engine_protocol import Ended, EngineAbort, EngineFailed
 from umbel.srt.faults import FailAt
@@ -72,23 +71,6 @@ def test_what_is_forced_takes_no_step_of_its_own() -> None:
     assert without.count("steps") - with_jumps.count("steps") == saved
     assert without.count("forward_passes_saved") == 0
     assert without.count("forced_tokens") == with_jumps.count("forced_tokens") == saved
-
-
-def test_a_row_of_a_generated_token_is_a_sequence_of_its_own() -> None:
-    """So that kernels compute it in the same way with jumps and without."""
-    machine = engine()
-    forward, shapes = machine.runner.forward, []
-
-    def seen(batch: Batch) -> Logits:
-        shapes.append(list(zip(batch.prefix_lengths.tolist(), batch.query_lengths.tolist(), strict=True)))
-        return forward(batch)
-
-    machine.runner.forward = seen  # type: ignore[method-assign]
-    run(machine, machine.constrain(PROMPT, texts(*FORM), GREEDY))
-    first, *later = shapes
-    assert first[0] == (0, len(PROMPT))
-    assert all(rows == 1 for sequence in (first[1:], *later) for _, rows in sequence)
-    assert len(first) > 5
 
 
 def test_a_text_without_any_choice_takes_no_step_at_all() -> None:
