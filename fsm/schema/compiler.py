@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
-from ..language import NOTHING, Call, Grammar, Language, Literal
+from ..language import NOTHING, Call, Grammar, Language, Literal, Union
 from ..limits import Limits
 from .clauses import (
     EVERY_TYPE,
@@ -156,7 +156,11 @@ class Compiler:
         """The texts of the values that meet all demands."""
         found = self._languages.get(demands)
         if found is None:
-            found = self._languages[demands] = union([self._clause(clause) for clause in self._ways(demands)])
+            found = union([self._clause(clause) for clause in self._ways(demands)])
+            # Alternatives that call rules are one too: what is shared is called, and may come again inside itself.
+            if isinstance(found, Union) and any(isinstance(option, Call) for option in found.options):
+                found = self.add_rule(self.rule_name(f"{demands[0].schema.path} any of"), found)
+            self._languages[demands] = found
         return found
 
     def _ways(self, demands: Demands) -> tuple[Clause, ...]:

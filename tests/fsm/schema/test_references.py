@@ -104,3 +104,27 @@ def test_long_chains_and_deep_nests_are_refused_by_limits() -> None:
         nested = {"not": nested}
     with pytest.raises(LimitExceeded):
         compile_schema(nested, limits=Limits())
+
+
+def test_alternatives_may_come_again_inside_themselves() -> None:
+    schema = {
+        "$ref": "#/$defs/service",
+        "$defs": {
+            "service": {
+                "properties": {
+                    "networks": {
+                        "oneOf": [
+                            {"type": "array"},
+                            {"type": "object", "patternProperties": {"^[a-z]+$": {"$ref": "#"}}},
+                        ]
+                    }
+                },
+                "dependentRequired": {"limit": []},
+            }
+        },
+    }
+    assert admits(schema, {"networks": [1]}, {"networks": {"a": {"networks": {}}}}, {"networks": 1}) == [
+        True,
+        True,
+        False,
+    ]
