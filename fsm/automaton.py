@@ -21,7 +21,7 @@ from .intervals import united
 from .language import Grammar
 from .limits import Limits
 from .lowering import lower
-from .outlook import Outlooks
+from .outlook import Outlook
 from .places import ENDLESS, Place
 from .plain import plain_limit, plain_run
 from .splits import Kind, Move, Split, split
@@ -66,7 +66,8 @@ class Automaton:
         self._states: dict[tuple[bool, frozenset[Position]], int] = {}
         self._splits: dict[tuple[Place, ...], Split] = {}
         self._plain_runs: dict[int, int] = {}
-        self._outlooks: Outlooks | None = None
+        self._outlook: Outlook | None = None
+        self._outlooks: dict[int, int] = {}
         self._targets = 0
         self._held = 0  # positions of all states
         # [capacity, 256] Rows are written when their state is made: what is beyond takes no memory yet.
@@ -165,10 +166,14 @@ class Automaton:
         return plain_limit(self._frames, self._positions[state])
 
     def outlook(self, state: int, reach: int) -> int:
-        """Equal numbers only for states from which the same texts of at most `reach` bytes go on, and end."""
-        if self._outlooks is None or self._outlooks.reach != reach:
-            self._outlooks = Outlooks(reach)
-        return self._outlooks.of(self._positions[state], accepting=self._accepting[state])
+        """A state from which the same texts of at most `reach` bytes go on, and end: of many states, one."""
+        if self._outlook is None or self._outlook.reach != reach:
+            self._outlook, self._outlooks = Outlook(self._frames, reach), {}
+        seen = self._outlooks.get(state)
+        if seen is None:
+            positions = self._outlook.of(self._positions[state])
+            seen = self._outlooks[state] = self._state_of(Landing(positions, self._accepting[state]))
+        return seen
 
     def _begin(self, state: int) -> Split:
         """The split of a state; its dead bytes are in the row from here on."""

@@ -113,6 +113,11 @@ class Return(Frame):
         self._length = min(parent.length for parent in parents)
 
 
+def one_less(turns: int) -> int:
+    """A count of turns behind one more: none stays none, and no end stays no end."""
+    return turns if turns in (0, ENDLESS) else turns - 1
+
+
 class Landing:
     """Positions that are reached without a further byte, and whether the whole may end there."""
 
@@ -222,8 +227,7 @@ class Frames:
     def _turn(self, loop: Loop, least: int, most: int, parent: Frame, waiting: list[tuple[Node | None, Frame]]) -> None:
         if least == 0:
             waiting.append((None, parent))
-        left = most if most == ENDLESS else most - 1
-        waiting.append((loop.body, self.again(loop, max(least - 1, 0), left, parent)))
+        waiting.append((loop.body, self.again(loop, one_less(least), one_less(most), parent)))
 
     def _go_in(
         self, node: Node, frame: Frame, positions: dict[Position, None], waiting: list[tuple[Node | None, Frame]]

@@ -108,7 +108,8 @@ class Masks:
         Raises:
             LimitExceeded: of the automaton.
         """
-        key = (serial, automaton.outlook(state, self.vocabulary.longest))
+        state = automaton.outlook(state, self.vocabulary.longest)
+        key = (serial, state)
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
@@ -215,8 +216,9 @@ class _MaskWork:
                 return 0
             automaton.expand(self._state)
             return max(1, automaton.steps - before)
-        steps = self._masks.trie.nodes[self._left[:, 0], STEP] & 0xFF
-        for state, byte in dict.fromkeys(zip(self._left[:, 2].tolist(), steps.tolist(), strict=True)):
+        asked = self._left[:, 2] << 8 | self._masks.trie.nodes[self._left[:, 0], STEP] & 0xFF
+        for question in (np.unique(asked) if len(asked) > FEW else asked).tolist():
+            state, byte = divmod(question, 256)
             if automaton.table[state, byte] == UNKNOWN:
                 if spent >= fuel:
                     break

@@ -1,9 +1,10 @@
-"""States that short texts cannot tell apart.
+"""States as short texts see them: counts that are out of reach have no end.
 
 A token has at most some dozens of bytes. Whether a string may still have 3000 characters or 2999 makes no difference to
-it, so all such states have one mask. Counts beyond the reach of a token are blurred:
+it, so both are one state for it, and so are all states that it passes inside:
 
-    Again(loop, 0, 3000, parent)  ~  Again(loop, 0, reach + 1, parent)
+    Again(loop, 0, 3000, parent)     ~  Again(loop, 0, ENDLESS, parent)
+    Again(loop, 100, 200, parent)    ~  Again(loop, ENDLESS, ENDLESS, parent)      the turns that are due never end
 
 Every turn of a loop takes at least one byte (lowering sees to that), so a text of `reach` bytes neither uses up more
 than `reach` turns nor gets through as many that are still due.
@@ -11,43 +12,37 @@ than `reach` turns nor gets through as many that are still due.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterable
 
-from .frames import Again, Frame, Position, Rest
+from .frames import Again, Frame, Frames, Position, Rest
+from .places import ENDLESS
 
 
-class Outlooks:
-    """Numbers for what states admit within `reach` bytes; states of one automaton with the same number admit the same.
+class Outlook:
+    """What is left, as texts of at most `reach` bytes see it."""
 
-    The reverse does not hold: the numbers tell more states apart than they need to.
-    """
-
-    def __init__(self, reach: int) -> None:
+    def __init__(self, frames: Frames, reach: int) -> None:
         self.reach = reach
-        self._frames: dict[Frame, int] = {}
-        self._numbers: dict[Hashable, int] = {}
+        self._frames = frames
+        self._seen: dict[Frame, Frame] = {}
 
-    def of(self, positions: Sequence[Position], *, accepting: bool) -> int:
-        seen = frozenset([(place, self._blurred(frame)) for place, frame in positions])
-        return self._number((accepting, seen))
+    def of(self, positions: Iterable[Position]) -> tuple[Position, ...]:
+        """Positions that go on with the same short texts."""
+        return tuple(dict.fromkeys((place, self._frame(frame)) for place, frame in positions))
 
-    def _blurred(self, frame: Frame) -> int:
+    def _frame(self, frame: Frame) -> Frame:
         above: list[Rest | Again] = []
-        while frame not in self._frames and isinstance(frame, Rest | Again):
+        while frame not in self._seen and isinstance(frame, Rest | Again):
             above.append(frame)
             frame = frame.parent
-        number = self._frames.get(frame)
-        if number is None:
-            number = self._frames[frame] = self._number(frame)
+        seen = self._seen.setdefault(frame, frame)  # a Root or a Return is what it is
         for current in reversed(above):
-            number = self._frames[current] = self._number(self._key(current, number))
-        return number
+            if isinstance(current, Rest):
+                seen = self._frames.rest(current.sequence, current.index, seen)
+            else:
+                seen = self._frames.again(current.loop, self._count(current.least), self._count(current.most), seen)
+            self._seen[current] = seen
+        return seen
 
-    def _key(self, frame: Rest | Again, parent: int) -> Hashable:
-        if isinstance(frame, Rest):
-            return (frame.sequence, frame.index, parent)
-        beyond = self.reach + 1
-        return (frame.loop, min(frame.least, beyond), min(frame.most, beyond), parent)
-
-    def _number(self, key: Hashable) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
+    def _count(self, turns: int) -> int:
+        return turns if turns <= self.reach else ENDLESS

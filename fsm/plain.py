@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .characters import PLAIN, Character
-from .frames import Again, Frame, Frames, Position
+from .frames import Again, Frame, Frames, Position, one_less
 from .places import ENDLESS, Place
 
 _HOPS = 4  # repeats of plain characters behind one another that are added up; more are rare
@@ -84,5 +84,4 @@ def _turns_alike(frames: Frames, place: Place, frame: Again) -> bool:
 
 def _following(frames: Frames, frame: Again) -> Frame:
     """What is left of the loop after its next turn."""
-    left = frame.most if frame.most == ENDLESS else frame.most - 1
-    return frames.again(frame.loop, max(frame.least - 1, 0), left, frame.parent)
+    return frames.again(frame.loop, one_less(frame.least), one_less(frame.most), frame.parent)
