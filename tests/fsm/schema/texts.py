@@ -62,13 +62,11 @@ def _ordered(admitted: Automaton, state: int, value: object) -> tuple[bytes, int
     if isinstance(value, dict) and value:
         text, state, left = b"{", admitted.run(state, b"{"), set(value)
         while left and state >= 0:
-            name = _next(admitted, state, value, left)
-            if name is None:
+            found = _next(admitted, state, value, left)
+            if found is None:
                 return text, -1
-            lead = b", " if len(left) < len(value) else b""
-            key = lead + written(name) + b": "
-            inner, state = _ordered(admitted, admitted.run(state, key), value[name])
-            text, left = text + key + inner, left - {name}
+            name, member, state = found
+            text, left = text + member, left - {name}
         return text + b"}", admitted.run(state, b"}") if state >= 0 else -1
     if isinstance(value, list) and value:
         text, state = b"[", admitted.run(state, b"[")
@@ -80,13 +78,16 @@ def _ordered(admitted: Automaton, state: int, value: object) -> tuple[bytes, int
     return written(value), admitted.run(state, written(value)) if state >= 0 else -1
 
 
-def _next(admitted: Automaton, state: int, value: Mapping[str, object], left: Set[str]) -> str | None:
+def _next(
+    admitted: Automaton, state: int, value: Mapping[str, object], left: Set[str]
+) -> tuple[str, bytes, int] | None:
+    """The member that comes next: its name, its text with the comma before it, the state after it."""
     lead = b", " if len(left) < len(value) else b""
     inside = {each: admitted.run(state, lead + written(each) + b": ") for each in value if each in left}
     offered = [each for each in inside if inside[each] >= 0]
     for name in offered:
-        _, after = _ordered(admitted, inside[name], value[name])
+        text, after = _ordered(admitted, inside[name], value[name])
         lost = (admitted.run(after, b", " + written(each) + b": ") < 0 for each in offered if each != name)
         if after >= 0 and not any(lost):
-            return name
+            return name, lead + written(name) + b": " + text, after
     return None
