@@ -1,7 +1,9 @@
 """The engine's open constraints: made beside the step, kept for later requests.
 
 To open one takes the vocabulary's trie and the tokenizer, which are made at the first constrained request and take
-about a second for a large model; requests wait for that outside the queue and cost nobody else a step.
+about two seconds for a large model, once; requests wait for that outside the queue. The tokenizers library holds the
+interpreter for one of them, which delays a step that runs then. To make it at the start would cost every start that
+second, and 380 MB, with constraints or without.
 """
 
 from collections import OrderedDict
