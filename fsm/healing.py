@@ -9,14 +9,27 @@ it has never seen; healing lets it write that token.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from .explored import Explored
 from .masks import NODES_PER_FUEL, NODES_PER_WALK, Mask
-from .trie import END, Section
+from .spelling import nodes_of_prefixes
+from .trie import END, Section, Trie
 from .trie_walk import work_of
 from .vocabulary import pack
+
+
+def grows(trie: Trie, said: bytes, texts: Iterable[bytes]) -> bool:
+    """Whether a token begins with these bytes and goes on with a beginning of one of the texts, or past its end."""
+    for text in texts:
+        whole = said + text
+        lengths = [length for length, _ in nodes_of_prefixes(trie, whole, 0, len(whole))]
+        if (lengths and lengths[-1] > len(said)) or trie.find(whole) is not None:
+            return True
+    return False
 
 
 class Healing:

@@ -31,16 +31,21 @@ def fewest_tokens(trie: Trie, text: bytes) -> list[int] | None:
 
 def tokens_of_prefixes(trie: Trie, text: bytes, begin: int) -> list[tuple[int, int]]:
     """(length, token) of the tokens that text[begin:] begins with, the shortest first; one of each spelling."""
+    return [(length, trie.tokens_at(node)[0]) for length, node in nodes_of_prefixes(trie, text, begin, len(text))]
+
+
+def nodes_of_prefixes(trie: Trie, text: bytes, begin: int, end: int) -> list[tuple[int, int]]:
+    """(length, node) of what text[begin:end] begins with and tokens spell, the shortest first."""
     found = []
     columns = trie.columns
-    node, end = trie.everything.begin, trie.everything.end
-    for place in range(begin, len(text)):
-        while node < end and columns[3 * node + STEP] & 0xFF != text[place]:
+    node, last = trie.everything.begin, trie.everything.end
+    for place in range(begin, end):
+        while node < last and columns[3 * node + STEP] & 0xFF != text[place]:
             node = columns[3 * node + END]
-        if node >= end:
+        if node >= last:
             break
         if columns[3 * node + TOKEN] != NO_TOKEN:
-            found.append((place - begin + 1, trie.tokens_at(node)[0]))
-        end = columns[3 * node + END]
+            found.append((place - begin + 1, node))
+        last = columns[3 * node + END]
         node += 1
     return found

@@ -83,6 +83,17 @@ class Trie:
         # The first text with the prefix made the nodes behind it, so they lie in one row.
         return int(self.leaves[first]) - (len(self.spellings[first]) - len(prefix))
 
+    def tokens_below(self, prefix: bytes) -> NDArray[np.int32]:
+        """All ids whose bytes begin with the prefix, itself included, in no order."""
+        node = self.find(prefix)
+        if node is None:
+            return np.empty(0, np.int32)
+        tokens = self.nodes[node : self.nodes[node, END], TOKEN]
+        several = [
+            np.array(self.tokens_at(node + place), np.int32) for place in np.flatnonzero(tokens < NO_TOKEN).tolist()
+        ]
+        return np.concatenate([tokens[tokens >= 0], *several])
+
     @cached_property
     def roots(self) -> NDArray[np.int32]:
         """[sections, 256] the first node of each byte; −1 where no token begins with it."""

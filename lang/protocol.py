@@ -116,6 +116,9 @@ class ScoreRequest(_Wire, frozen=True):
 
     `unconditional` asks also for the log-probability of every choice token without the prompt
     (after the BOS token alone), which the unconditional-normalised method needs.
+
+    `probability` asks how probable each choice is: "overshoot" by its usual tokens and those that go past its end,
+    "exact" by all tokens that spell it, within bounds.
     """
 
     id: str
@@ -123,6 +126,7 @@ class ScoreRequest(_Wire, frozen=True):
     choices: tuple[str, ...]
     unconditional: bool = False
     origin: Origin = Origin()
+    probability: Literal["", "overshoot", "exact"] = ""
 
 
 class Hint(_Wire, frozen=True):
@@ -215,19 +219,28 @@ class ScoredChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of one choice behind the tokens it shares with the prompt, and their log-probabilities.
 
     `unconditional` has one number per token when it was asked for, else it is empty.
+
+    `lower`, `upper`: bounds of the log-probability (natural logarithm) that the text goes on with this choice and with
+    no longer one of the choices; "overshoot" knows the lower one only.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     unconditional: tuple[float, ...] = ()
+    lower: float | None = None
+    upper: float | None = None
 
 
 class Scored(_Wire, frozen=True):
-    """The end of a ScoreRequest: one entry per choice, in order."""
+    """The end of a ScoreRequest: one entry per choice, in order.
+
+    `evaluations`: token sequences that the model was asked about for `probability`.
+    """
 
     id: str
     choices: tuple[ScoredChoice, ...]
     usage: Usage
+    evaluations: int = 0
 
 
 Facts = dict[str, str | int | float | bool | list[int | str] | None]  # a JSON-like mapping
@@ -268,6 +281,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     logprobs: bool = False
     max_context: int | None = None  # tokens
     constraints: tuple[ConstraintKind, ...] = ()  # kinds that are enforced
+    probability: bool = False  # of given choices, over all their tokens: "overshoot" and "exact"
     stop_regex: bool = False  # ends texts at regular expressions
 
 

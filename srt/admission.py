@@ -16,7 +16,7 @@ from ..lang.sampling import SamplingParams
 from .calls import GenCall, ScoreCall
 from .config import Limits
 from .constraint_compiler import Compiled
-from .engine_protocol import EngineGenerate, EnginePrefill, EngineScore, Schedule
+from .engine_protocol import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
 from .prompt_encoder import PromptEncoder
 from .stops import StopShelf
 from .tokenizer import Tokenizer
@@ -101,14 +101,20 @@ class Admission:
         """Raises an UmbelError that says what is wrong with the request."""
         self._check(request.id, request.origin, request.prompt)
         self._check_choices(request.choices)
-        sequences, start = self._choice_tokens(request)
+        alone, sequences, start = self._choice_tokens(request)
         choices = tuple(tuple(sequence[start:]) for sequence in sequences)
         schedule = _schedule(request.origin)
-        messages = [EngineScore(next(self._ids), sequences, start, schedule)]
+        messages: list[EngineScore | EngineChoose] = []
+        if request.probability:
+            heal, search = _is_plain_text(request.prompt), request.probability == "exact"
+            ids = list(map(list, choices))
+            messages.append(EngineChoose(next(self._ids), alone, ids, start, heal, search, schedule))
+        else:
+            messages.append(EngineScore(next(self._ids), sequences, start, schedule))
         if request.unconditional:
             beginning = self._beginning("the unconditional log-probability of a choice")
-            alone = [[beginning, *choice] for choice in choices]
-            messages.append(EngineScore(next(self._ids), alone, 1, schedule))
+            without = [[beginning, *choice] for choice in choices]
+            messages.append(EngineScore(next(self._ids), without, 1, schedule))
         return ScoreCall(peer, request.id, tuple(messages), self._deadline(request.origin, now), choices)
 
     def hint(self, hint: Hint) -> EnginePrefill:
@@ -126,6 +132,9 @@ class Admission:
             if isinstance(message, EngineGenerate):
                 length, room = len(message.token_ids), min(1, message.sampling.max_tokens)
                 what = "the prompt"
+            elif isinstance(message, EngineChoose):
+                length, room = message.start + max(map(len, message.choices)), 0
+                what = "the prompt with its longest choice"
             else:
                 assert isinstance(message, EngineScore)
                 length, room = max(map(len, message.sequences)), 0
@@ -141,8 +150,9 @@ class Admission:
     def _encode(self, prompt: Sequence[Part], origin: Origin) -> list[int]:
         return self._encoder.salted(origin.salt).encode(prompt) or [self._beginning("an empty prompt")]
 
-    def _choice_tokens(self, request: ScoreRequest) -> tuple[list[list[int]], int]:
-        """Each choice appended as the program would append it → token sequences and where they are scored from.
+    def _choice_tokens(self, request: ScoreRequest) -> tuple[list[int], list[list[int]], int]:
+        """Each choice appended as the program would append it → tokens of the prompt alone, token sequences, and where
+        they are scored from.
 
         prompt            | B O S | T h e | ca |
         prompt + "t"      | B O S | T h e | cat |          the boundary may merge: scoring starts
@@ -153,8 +163,8 @@ class Admission:
         start = min(_common(alone, sequence) for sequence in sequences)
         if start == 0:  # no BOS, and nothing before the choices that they leave alone
             beginning = self._beginning("a choice at the very beginning of a prompt")
-            return [[beginning, *sequence] for sequence in sequences], 1
-        return sequences, start
+            return [beginning, *alone], [[beginning, *sequence] for sequence in sequences], 1
+        return alone, sequences, start
 
     def _beginning(self, what: str) -> int:
         if self._start is None:
@@ -203,9 +213,8 @@ class Admission:
                 "token_healing=True is for constraints (regex, json_schema, grammar); leave it out, or end the prompt "
                 "without a space"
             )
-        last = request.prompt[-1] if request.prompt else None
         wanted = request.constraint is not None and request.token_healing is not False
-        return wanted and isinstance(last, Text) and bool(last.text) and not last.control
+        return wanted and _is_plain_text(request.prompt)
 
     def _check_tokens(self, what: str, token_ids: Sequence[int] | dict[int, float]) -> None:
         if not token_ids:
@@ -260,6 +269,12 @@ def _check_text(what: str, text: str) -> None:
 def _schedule(origin: Origin) -> Schedule:
     """Without the timeout: it is filled in when the message is sent, with the time left then."""
     return Schedule(origin.program_id, origin.fork_group, origin.salt, origin.priority)
+
+
+def _is_plain_text(prompt: Sequence[Part]) -> bool:
+    """The end of the prompt is text of the program, whose last token may have been another one."""
+    last = prompt[-1] if prompt else None
+    return isinstance(last, Text) and bool(last.text) and not last.control
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -35,8 +35,10 @@ from .constraint_compiler import Compiled
 from .constraint_library import Inquiry
 from .detokenizer import Detokenizer
 from .engine_protocol import (
+    ChooseEnded,
     ControlEnded,
     Ended,
+    EngineChoose,
     EngineControl,
     EngineGenerate,
     EngineScore,
@@ -46,7 +48,7 @@ from .engine_protocol import (
     Tokens,
 )
 
-Bounded = EngineGenerate | EngineScore | EngineControl  # the engine messages that have an ending
+Bounded = EngineGenerate | EngineScore | EngineChoose | EngineControl  # the engine messages that have an ending
 TokenBytes = Callable[[int], bytes]
 
 
@@ -236,13 +238,13 @@ def _completion(continuation: Continuation, unenforced: tuple[tuple[str, str], .
 
 @dataclass(slots=True, eq=False)
 class ScoreCall(Call):
-    """A ScoreRequest: the score given the prompt, and perhaps a second one without it."""
+    """A ScoreRequest: the score of the choices or a search for them, and perhaps a score without the prompt."""
 
     choices: tuple[tuple[int, ...], ...]  # tokens of each choice behind what all share with the prompt
-    answers: dict[int, ScoreEnded] = field(default_factory=dict, init=False)
+    answers: dict[int, ScoreEnded | ChooseEnded] = field(default_factory=dict, init=False)
 
     def accept(self, event: FromEngine) -> list[FromBackend]:
-        if not isinstance(event, ScoreEnded):
+        if not isinstance(event, ScoreEnded | ChooseEnded):
             raise ProtocolBreach(f"a {type(event).__name__} for a score request")
         if [len(row) for row in event.logprobs] != [len(choice) for choice in self.choices]:
             raise ProtocolBreach("the log-probabilities do not fit the choices")
@@ -252,18 +254,24 @@ class ScoreCall(Call):
 
     def _scored(self) -> Scored:
         answers = [self.answers[message.id] for message in self.messages]
+        given = answers[0]
         unconditional = answers[1].logprobs if len(answers) > 1 else [[] for _ in self.choices]
+        nothing: list[float | None] = [None] * len(self.choices)
+        found = given if isinstance(given, ChooseEnded) else None
+        lower, upper = (found.lower, found.upper or nothing) if found is not None else (nothing, nothing)
+        rows = zip(self.choices, given.logprobs, unconditional, lower, upper, strict=True)
         return Scored(
             self.label,
             tuple(
-                ScoredChoice(token_ids, tuple(given), tuple(alone))
-                for token_ids, given, alone in zip(self.choices, answers[0].logprobs, unconditional, strict=True)
+                ScoredChoice(ids, tuple(logprobs), tuple(alone), least, most)
+                for ids, logprobs, alone, least, most in rows
             ),
             Usage(
                 prompt_tokens=sum(answer.prompt_tokens for answer in answers),
                 cached_tokens=sum(answer.cached_tokens for answer in answers),
                 calls=1,
             ),
+            found.evaluations if found is not None else 0,
         )
 
 

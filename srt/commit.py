@@ -1,9 +1,10 @@
 """The end of a step: what its rows say becomes tokens of texts, log-probabilities and endings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from ..lang.protocol import FinishReason
+from .choosing import Searches
 from .clock import Clock
 from .constrained_texts import ConstrainedTexts
 from .constraint_shelf import ConstraintShelf
@@ -13,7 +14,7 @@ from .engine_protocol import Tokens
 from .faults import FaultHook
 from .kv_space import KVSpace
 from .outcome import Outcome, Sampled
-from .request import Generation, Phase, Prefilling, Request, Scoring
+from .request import Choosing, Generation, Phase, Prefilling, Request, Scoring
 from .roster import Roster
 from .scheduler_config import SchedulerConfig
 from .step_plan import PlannedRows, StepPlan
@@ -21,10 +22,12 @@ from .stopping import Stop, accept
 
 
 class Commit:
-    """Used by the scheduler alone; `constrained` is its part for texts under a constraint.
+    """Used by the scheduler alone; `constrained` is its part for texts under a constraint, `searches` that for the
+    probabilities of choices.
 
     Args:
         longest: tokens a sequence may have.
+        another: makes one more request of a message.
         constraints: opens constraints; None refuses requests that have one.
     """
 
@@ -39,6 +42,7 @@ class Commit:
         *,
         token_bytes: Callable[[int], bytes],
         longest: int,
+        another: Callable[[Request, Sequence[int], Choosing], Request],
         constraints: ConstraintShelf | None,
     ) -> None:
         self._space = space
@@ -50,6 +54,7 @@ class Commit:
         self.constrained = ConstrainedTexts(
             config, constraints, roster, counters, clock, token_bytes, take=self._take, end=self._end
         )
+        self.searches = Searches(constraints, roster, counters, token_bytes, another=another, longest=longest)
 
     def commit(self, plan: StepPlan, outcome: Outcome) -> None:
         """The rows of the plan have run, and the outcome is what they say."""
@@ -93,6 +98,8 @@ class Commit:
                 self._stream(request, generation)
             case Scoring(logprobs=values):
                 values.extend(entry.logprob for entry in known)
+            case Choosing():
+                self.searches.take(request, outcome.asked.get(request.number, []))
             case Prefilling():
                 pass
             case _:
@@ -152,6 +159,8 @@ class Commit:
                 if not self._roster.alive[request.message_id]:
                     self._counters.finished += 1
                     self._roster.end(request.message_id, score_ended(request.message_id, group))
+            case Choosing():
+                self.searches.finish(request)
             case Prefilling():
                 self._roster.end(request.message_id, None)
             case _:

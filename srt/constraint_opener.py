@@ -43,7 +43,9 @@ class ConstraintOpener:
             size=vocab_size,
         )
         trie = kept_trie(vocabulary, folder) if folder is not None else None
-        self._engines = Engines(Masks(vocabulary, trie, walk=walk), encode=self._encode)
+        masks = Masks(vocabulary, trie, walk=walk)
+        self.trie = masks.trie
+        self._engines = Engines(masks, encode=self._encode)
 
     @property
     def jumps_cut(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, Protocol, TypeVar
 
+from ..fsm.trie import Trie
 from .constraint_cursor import SharedConstraint
 from .engine_protocol import EngineConstraint
 
@@ -30,6 +31,10 @@ class Opener(Protocol):
     @property
     def jumps_cut(self) -> int:
         """Forced texts that were sampled, because their usual tokens would have changed the one before them."""
+
+    @property
+    def trie(self) -> Trie:
+        """Of the vocabulary."""
 
     def open(self, compiled: EngineConstraint) -> SharedConstraint:
         """Raises fsm's ConstraintRefused."""
@@ -88,6 +93,10 @@ class ConstraintShelf:
             self._open[key] = future
         return future
 
+    def trie(self) -> Future[Trie]:
+        """Of the vocabulary."""
+        return self._executor.submit(lambda: self._loaded().trie)
+
     def _make_room(self) -> None:
         """For one more."""
         taken = sum(map(_size, self._open.values()))
@@ -95,9 +104,14 @@ class ConstraintShelf:
             taken -= _size(self._open.popitem(last=False)[1])
 
     def _make(self, compiled: EngineConstraint) -> tuple[SharedConstraint, frozenset[int]]:
+        opener = self._loaded()
+        return opener.open(compiled), opener.eos_ids
+
+    def _loaded(self) -> Opener:
+        """On the executor only."""
         if self._opener is None:
             self._opener = self._load()
-        return self._opener.open(compiled), self._opener.eos_ids
+        return self._opener
 
 
 def _size(future: Future[tuple[SharedConstraint, frozenset[int]]]) -> int:

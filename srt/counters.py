@@ -42,6 +42,9 @@ class Counters:
     jumps_cut: int = 0  # forced texts whose usual tokens would have changed the token before them
     constraints_opened: int = 0
     constraint_hits: int = 0  # requests whose constraint was open already
+    choice_searches: int = 0
+    choice_evaluations: int = 0  # token sequences that they asked the model about
+    choice_tokens: int = 0  # token sequences that they weighed
     mask_waits: int = 0  # rows left out of a step because their mask was not finished
     forward_rows: int = 0
     logit_rows: int = 0

@@ -1,7 +1,7 @@
 """What gateway and engine say to each other: token ids down, token ids back. No text, no sockets.
 
-Every `EngineGenerate`, `EngineScore` and `EngineControl` is ended exactly once, by `Ended`, `ScoreEnded`,
-`ControlEnded` or `EngineFailed` with its id. Ids are made by the gateway and never reused.
+Every `EngineGenerate`, `EngineScore`, `EngineChoose` and `EngineControl` is ended exactly once, by `Ended`,
+`ScoreEnded`, `ChooseEnded`, `ControlEnded` or `EngineFailed` with its id. Ids are made by the gateway and never reused.
 """
 
 from typing import Literal
@@ -66,6 +66,23 @@ class EngineScore(_Wire, frozen=True):
     schedule: Schedule = Schedule()
 
 
+class EngineChoose(_Wire, frozen=True):
+    """How probable it is that a prompt goes on with each of some texts, over all their tokens.
+
+    `prompt[:start]` is what all share; `choices`: the usual tokens of the rest of the prompt with each choice behind
+    it. `heal`: the prompt ends in plain text, and a choice may begin inside its last token. `search`: look for other
+    tokens than the usual ones, until the bounds are close.
+    """
+
+    id: int
+    prompt: list[int]
+    choices: list[list[int]]
+    start: int
+    heal: bool
+    search: bool
+    schedule: Schedule = Schedule()
+
+
 class EnginePrefill(_Wire, frozen=True):
     """A hint: compute this prefix and keep it. Never answered."""
 
@@ -85,7 +102,7 @@ class EngineControl(_Wire, frozen=True):
     verb: str
 
 
-ToEngine = EngineGenerate | EngineScore | EnginePrefill | EngineAbort | EngineControl
+ToEngine = EngineGenerate | EngineScore | EngineChoose | EnginePrefill | EngineAbort | EngineControl
 
 # ---- from the engine
 
@@ -139,6 +156,22 @@ class ScoreEnded(_Wire, frozen=True):
     cached_tokens: int
 
 
+class ChooseEnded(_Wire, frozen=True):
+    """Per choice, in natural logarithms: how probable it is that the prompt goes on with it and with no longer one of
+    the choices. Without a search `upper` is empty: `lower` counts the usual tokens, and what goes past their end.
+
+    `logprobs`: of the tokens of each choice, as in ScoreEnded.
+    """
+
+    id: int
+    lower: list[float]
+    upper: list[float]
+    logprobs: list[list[float]]
+    evaluations: int  # token sequences that the model was asked about
+    prompt_tokens: int  # summed over them
+    cached_tokens: int
+
+
 class ControlEnded(_Wire, frozen=True):
     id: int
     result: Facts
@@ -164,4 +197,4 @@ class Heartbeat(_Wire, frozen=True):
     counters: dict[str, float] = {}
 
 
-FromEngine = Tokens | Ended | ScoreEnded | ControlEnded | EngineFailed | Heartbeat
+FromEngine = Tokens | Ended | ScoreEnded | ChooseEnded | ControlEnded | EngineFailed | Heartbeat

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..lang.errors import RequestError
-from .engine_protocol import EngineGenerate, EnginePrefill, EngineScore, Schedule
-from .request import Generation, Prefilling, Request, ScoreGroup, Scoring
+from .engine_protocol import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
+from .request import Choosing, Generation, Job, Prefilling, Request, ScoreGroup, Scoring
 from .stops import StopShelf
 
 
@@ -80,6 +80,31 @@ class Intake:
         )
         return group.members
 
+    def choose(self, message: EngineChoose, now: float) -> Request:
+        """The request that waits for the search: it runs the first choice's tokens."""
+        if not message.choices or not all(message.choices):
+            raise RequestError("a search without choices, or with an empty one; give each at least one token")
+        prompt = self._tokens(message.prompt, "the prompt")
+        if not 1 <= message.start <= len(prompt):
+            raise RequestError(f"start={message.start} with a prompt of {len(prompt)} tokens; write 1 to {len(prompt)}")
+        for i, ids in enumerate(message.choices):
+            self._known(f"choice {i}", ids)
+            length = message.start + len(ids)
+            if length > self.longest:
+                raise RequestError(
+                    f"the prompt with choice {i} has {length} tokens, more than {self._limit}; shorten it"
+                )
+        shared = message.prompt[: message.start]
+        tokens = np.array([*shared, *message.choices[0][:-1]], dtype=np.int32)
+        return self._request(
+            message.id, tokens, Choosing(None, message.start, message.start - 1), message.schedule, now
+        )
+
+    def another(self, request: Request, token_ids: Sequence[int], job: Choosing) -> Request:
+        """One more request of the same message."""
+        tokens = np.array(token_ids, dtype=np.int32)
+        return self._request(request.message_id, tokens, job, request.schedule, request.arrival)
+
     def prefill(self, message: EnginePrefill, now: float) -> Request:
         tokens = self._tokens(message.token_ids, "the hinted prefix")
         if len(tokens) > self.longest:
@@ -90,7 +115,7 @@ class Intake:
         self,
         message_id: int,
         tokens: NDArray[np.int32],
-        job: Generation | Scoring | Prefilling,
+        job: Job,
         schedule: Schedule,
         now: float,
     ) -> Request:

@@ -90,6 +90,7 @@ class LocalBackend:
             logprobs=True,
             max_context=context,
             constraints=get_args(ConstraintKind),
+            probability=True,
             stop_regex=True,
         )
 

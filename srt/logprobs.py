@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .engine_protocol import IdLogprob
 from .sampler import Chooser
@@ -19,6 +20,20 @@ class Wanted:
     row: int
     token: int
     top: int = 0
+
+
+def look_up(
+    logits: torch.Tensor, wanted: Sequence[tuple[int, NDArray[np.int32]]], chooser: Chooser
+) -> list[NDArray[np.float64]]:
+    """Of each (row, tokens) the log-probabilities of those tokens. logits: [_, vocab]."""
+    if not wanted:
+        return []
+    rows, places = np.unique(np.array([row for row, _ in wanted], dtype=np.int64), return_inverse=True)
+    normalisers = chooser.summarise(logits, rows, 0).normalisers[places].tolist()
+    return [
+        logits[row, torch.from_numpy(tokens.astype(np.int64)).to(logits.device)].double().cpu().numpy() - normaliser
+        for (row, tokens), normaliser in zip(wanted, normalisers, strict=True)
+    ]
 
 
 def describe(logits: torch.Tensor, wanted: Sequence[Wanted], chooser: Chooser) -> list[IdLogprob]:

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from ..lang.errors import EngineError
 from .batch import Logits, Pick, Picks
+from .choosing import questions
 from .draw import Draw, Draws
 from .engine_protocol import IdLogprob
-from .logprobs import Wanted, describe
+from .logprobs import Wanted, describe, look_up
 from .picks import allowed_of, bits_of, forbidden_ends
-from .request import Generation, Request
+from .request import Choosing, Generation, Request
 from .sampler import Sampler
 from .step_plan import PlannedRows, StepPlan
 
@@ -28,11 +29,13 @@ class Sampled(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """By number of the request. `known`: prompt or choice tokens that rows of this step predict, in order; `forced`:
-    likewise generated tokens that were appended before their rows ran."""
+    likewise generated tokens that were appended before their rows ran; `asked`: what searches asked of the rows, in
+    order."""
 
     known: dict[int, list[IdLogprob]]
     forced: dict[int, list[IdLogprob]]
     sampled: dict[int, Sampled]
+    asked: dict[int, list[NDArray[np.float64]]]
 
 
 def read_outcome(logits: Logits, plan: StepPlan, picks: Picks | None, sampler: Sampler) -> Outcome:
@@ -55,7 +58,7 @@ def read_outcome(logits: Logits, plan: StepPlan, picks: Picks | None, sampler: S
         sampled = _sample([owners[i] for i in left.tolist()], logits, sampler)
     for i in np.flatnonzero(tokens >= 0).tolist():
         sampled[owners[i].request.number] = Sampled(_settled(owners[i].request, int(tokens[i])), None)
-    return Outcome(known, forced, sampled)
+    return Outcome(known, forced, sampled, _asked(logits, plan, sampler))
 
 
 def _draws(picks: Picks, rows: NDArray[np.int64], logits: Logits, vocab_size: int) -> Draws:
@@ -113,7 +116,7 @@ def _known(logits: Logits, plan: StepPlan, sampler: Sampler) -> tuple[_ByRequest
     forced: _ByRequest = {}
     for rows in plan.planned:
         request = rows.request
-        if rows.first_logit >= min(rows.last_logit, request.length - 1):
+        if rows.first_logit >= min(rows.last_logit, request.length - 1) or isinstance(request.job, Choosing):
             continue
         if rows.first_logit < request.prompt_length - 1:
             own = _known_tokens(rows, logits, rows.first_logit, min(rows.last_logit, request.prompt_length - 1))
@@ -128,6 +131,18 @@ def _known(logits: Logits, plan: StepPlan, sampler: Sampler) -> tuple[_ByRequest
     for where, number, count in shares:
         where[number] = [next(described) for _ in range(count)]
     return known, forced
+
+
+def _asked(logits: Logits, plan: StepPlan, sampler: Sampler) -> dict[int, list[NDArray[np.float64]]]:
+    """By number of the request, for each of its rows the log-probabilities that a search asks for."""
+    planned = [rows for rows in plan.planned if isinstance(rows.request.job, Choosing)]
+    wanted = [
+        (_place(logits, rows.first_index + row - rows.first_logit), ids)
+        for rows in planned
+        for row, ids in enumerate(questions(rows.request, rows.first_logit, rows.last_logit), rows.first_logit)
+    ]
+    found = iter(look_up(logits.values, wanted, sampler.chooser))
+    return {rows.request.number: [next(found) for _ in range(rows.last_logit - rows.first_logit)] for rows in planned}
 
 
 def _described(request: Request) -> int | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..fsm.choice_search import ChoiceSearch
 from ..fsm.stops import Matcher, Stops
 from ..lang.sampling import SamplingParams
 from .constraint_cursor import Cursor
@@ -82,11 +83,21 @@ class Scoring:
 
 
 @dataclass(slots=True)
+class Choosing:
+    """Each of rows [first_row, length) says what may come next, which a search for the mass of choices asks."""
+
+    search: ChoiceSearch | None  # None until the vocabulary is there
+    shared: int  # tokens before every path of the search
+    first_row: int
+    answered: int = 0
+
+
+@dataclass(slots=True)
 class Prefilling:
     """A hint: keys and values, no answer."""
 
 
-Job = Generation | Scoring | Prefilling
+Job = Generation | Scoring | Choosing | Prefilling
 
 
 class Request:
@@ -273,13 +284,15 @@ class Request:
             case Scoring(group=group, logprobs=collected):
                 wanted = group.start - 1 + len(collected)
                 return wanted if wanted < self.length - 1 else last
+            case Choosing(first_row=first, answered=answered):
+                return min(last, first + answered)
             case Prefilling():
                 return last
 
     def logit_rows(self, start: int, end: int) -> tuple[int, int]:
         """Of rows [start, end) those whose logits are needed: one interval, since they lie at the end."""
         first = max(start, self.first_logit_row)
-        if isinstance(self.job, Scoring) or not self.samples:
+        if not (self.samples or isinstance(self.job, Choosing)):
             end = min(end, self.length - 1)  # the last row predicts nothing that is asked for
         return (first, end) if first < end else (end, end)
 

@@ -2,7 +2,8 @@
 
 held ──let_go──▶ waiting ──admit──▶ running      a message may have several requests (a score has one for each
                     ▲                  │         choice); it is alive until its last request is done or the
-                    └────retract───────┘         first one fails. Held are those whose constraint is being opened
+                    └────retract───────┘         first one fails. Held are those whose constraint is being opened,
+                                                 and searches that wait for the vocabulary
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,12 @@ class Roster:
 
     def add(self, message_id: int, requests: Sequence[Request]) -> None:
         self.alive[message_id] = list(requests)
+        self.waiting.update((request.number, request) for request in requests)
+        self.changes += 1
+
+    def extend(self, message_id: int, requests: Sequence[Request]) -> None:
+        """More requests of a message that is alive."""
+        self.alive[message_id].extend(requests)
         self.waiting.update((request.number, request) for request in requests)
         self.changes += 1
 

@@ -24,6 +24,7 @@ from .endings import aborted, failure
 from .engine_protocol import (
     ControlEnded,
     EngineAbort,
+    EngineChoose,
     EngineControl,
     EngineGenerate,
     EnginePrefill,
@@ -94,9 +95,11 @@ class Scheduler:
             faults,
             token_bytes=vocabulary_bytes,
             longest=self._intake.longest,
+            another=self._intake.another,
             constraints=constraints,
         )
         self._constrained = self._commit.constrained
+        self._searches = self._commit.searches
         self._planner = Planner(
             config,
             self.space,
@@ -125,7 +128,7 @@ class Scheduler:
                 self._aborts.append(message_id)
             case EngineControl():
                 self._controls.append(message)
-            case EngineGenerate() | EngineScore() | EnginePrefill():
+            case EngineGenerate() | EngineScore() | EngineChoose() | EnginePrefill():
                 if message.id in self._roster.alive:
                     raise ParameterError(f"request id {message.id} is in use; give every request its own")
                 self._accept(message)
@@ -139,6 +142,7 @@ class Scheduler:
         self._end_aborted()
         self._end_expired()
         self._constrained.begin_step()
+        self._searches.begin_step()
         plan = self._planner.plan()
         if plan.planned:
             outcome = self._forward(plan)
@@ -197,7 +201,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------- between steps
 
-    def _accept(self, message: EngineGenerate | EngineScore | EnginePrefill) -> None:
+    def _accept(self, message: EngineGenerate | EngineScore | EngineChoose | EnginePrefill) -> None:
         if isinstance(message, EnginePrefill) and not self.config.fork_hints:
             self._counters.dropped_hints += 1
             return
@@ -210,6 +214,9 @@ class Scheduler:
                         self._constrained.hold(requests[0], message)
                 case EngineScore():
                     requests = self._intake.score(message, now)
+                case EngineChoose():
+                    requests = [self._intake.choose(message, now)]
+                    self._searches.hold(requests[0], message)
                 case EnginePrefill():
                     requests = [self._intake.prefill(message, now)]
                 case _:
@@ -223,7 +230,9 @@ class Scheduler:
             return
         self._counters.requests += 1
         self._counters.hints += isinstance(message, EnginePrefill)
-        if isinstance(message, EngineGenerate) and message.constraint is not None:
+        if isinstance(message, EngineChoose) or (
+            isinstance(message, EngineGenerate) and message.constraint is not None
+        ):
             self._roster.hold(requests[0])
         else:
             self._roster.add(message.id, requests)

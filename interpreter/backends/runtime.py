@@ -183,6 +183,7 @@ class Runtime:
             hint=self.options.fork_hints,
             token_ids=True,
             logprobs=True,
+            probability=True,
             stop_regex=True,
             max_context=welcome.context_length if welcome else None,
             constraints=get_args(ConstraintKind),

@@ -40,8 +40,10 @@ from umbel.lang.protocol import (
 )
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.engine_protocol import (
+    ChooseEnded,
     ControlEnded,
     EngineAbort,
+    EngineChoose,
     EngineControl,
     EngineFailed,
     EnginePrefill,
@@ -68,6 +70,7 @@ TO_GATEWAY = [
     ScoreRequest(
         "s", (Text("x", True), Generated("y", (1, 2)), Media("image", "00", b"\x00")), ("a",), True, Origin("p")
     ),
+    ScoreRequest("s", (Text("x"),), ("a",), probability="exact"),
     Hint("h", (Text("x"),)),
     Abort("a"),
     Control("c", "info"),
@@ -79,6 +82,7 @@ FROM_GATEWAY = [
     Chunk("a", 0, "é", (1, 2), (LOGPROB,)),
     Final("a", (Completion("x", (1,), 1, "", FinishReason.STOP, 257, (LOGPROB,)),), Usage(1, 2, 3, 4)),
     Scored("s", (ScoredChoice((1,), (-1.0,), (-2.0,)),), Usage()),
+    Scored("s", (ScoredChoice((1,), (-1.0,), (), -1.0, -0.5),), Usage(), 7),
     Done("c", {"a": 1, "b": "x", "c": 1.5, "d": None, "e": True, "f": [1, "x"]}),
     Failure("a", "EngineError", "no"),
     Welcome("m", 1, 2, 3, 4, 5.0, None, {"bos_token": "<s>"}),
@@ -86,6 +90,7 @@ FROM_GATEWAY = [
 ]
 TO_ENGINE = [
     EngineScore(1, [[1, 2], [1, 3]], 1),
+    EngineChoose(1, [1, 2], [[3], [4, 5]], 2, True, True),
     EnginePrefill(2, [1]),
     EngineAbort(1),
     EngineControl(3, "info"),
@@ -94,6 +99,7 @@ FROM_ENGINE = [
     Tokens(1, [1, 2]),
     ended(1, [1]),
     ScoreEnded(1, [[-1.0]], 1, 0),
+    ChooseEnded(1, [-1.0, float("-inf")], [-0.5, 0.0], [[-1.0], [-2.0]], 3, 4, 5),
     ControlEnded(1, {"a": 1}),
     EngineFailed(1, "EngineError", "no"),
     Heartbeat(1, 2, 3, {"steps": 1.0}),
