@@ -7,7 +7,7 @@ from umbel.lang.errors import ConstraintError, OverloadedError
 from umbel.lang.protocol import ConstraintSpec
 from umbel.srt.compiler_process import CompilerProcess
 from umbel.srt.config import CompilerLimits
-from umbel.srt.constraint_compiler import Answer, Compiled, InlineCompiler, Refused, compile_constraint
+from umbel.srt.constraint_compiler import MAX_COMPILED, Answer, Compiled, InlineCompiler, Refused, compile_constraint
 from umbel.srt.constraint_library import ConstraintLibrary
 from umbel.srt.constraint_worker import CompileJob, compile_within
 
@@ -186,3 +186,15 @@ def test_the_queue_is_bounded() -> None:
         await compiler.close()
 
     asyncio.run(run())
+
+
+def test_the_limits_are_these() -> None:
+    assert CompilerLimits() == CompilerLimits(
+        cpu_seconds=2.0,
+        wall_seconds=10.0,
+        memory=512 << 20,
+        niceness=10,
+        most_waiting=256,
+        kept_bytes=64 << 20,
+    )
+    assert MAX_COMPILED == 16 << 20
