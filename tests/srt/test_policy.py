@@ -24,7 +24,7 @@ def request(
     job = (
         Prefilling()
         if max_tokens is None
-        else Generation(SamplingParams(max_tokens=max_tokens), 0, False, frozenset(), None)
+        else Generation(SamplingParams(max_tokens=max_tokens), 0, False, frozenset(), None, length_limit=1000)
     )
     return Request(number, number, np.array(tokens, dtype=np.int32), job, Schedule(**schedule), arrival)  # type: ignore[arg-type]
 
