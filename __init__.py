@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     from .lang.ops import assistant as assistant
     from .lang.ops import assistant_begin as assistant_begin
     from .lang.ops import assistant_end as assistant_end
+    from .lang.ops import exact as exact
     from .lang.ops import greedy_token_selection as greedy_token_selection
     from .lang.ops import image as image
+    from .lang.ops import overshoot as overshoot
     from .lang.ops import role as role
     from .lang.ops import select as select
     from .lang.ops import separate_reasoning as separate_reasoning
@@ -107,8 +109,10 @@ _HOMES = {
         "assistant",
         "assistant_begin",
         "assistant_end",
+        "exact",
         "greedy_token_selection",
         "image",
+        "overshoot",
         "role",
         "select",
         "separate_reasoning",

@@ -1,14 +1,22 @@
-"""Which choice `select` takes: the three methods of SGLang, from log-probabilities per token.
+"""Which choice `select` takes, from what the backend says about each.
 
     token_length_normalized               the highest mean log-probability per token
     greedy_token_selection                token by token, keeping the choices with the best token
     unconditional_likelihood_normalized   the highest mean of (given the prompt) - (without it)
+    overshoot, exact                      the highest probability that the text goes on with it
 
 A log-probability of exactly 0 is a certain token: it counts in every mean.
+
+Every method gives a distribution too. It is exp(score), normalised over the choices; greedy_token_selection has one
+for each token instead, normalised over the tokens that are left at its place.
 """
 
+import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import accumulate
 
 from ..lang.errors import BackendError
 from ..lang.ops import ChoicesMethod
@@ -17,14 +25,27 @@ from ..lang.protocol import ScoredChoice
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The chosen index, and the score by which each choice was compared."""
+    """The chosen index, the score by which each choice was compared, and what is known of its probability.
+
+    `probabilities`: normalised over the choices, at temperature 1. `bounds` of them and `mass`, the bounds of the
+    probability among all texts, come with "exact".
+    """
 
     index: int
     scores: tuple[float, ...]
+    probabilities: tuple[float, ...]
+    bounds: tuple[tuple[float, float], ...] = ()
+    mass: tuple[tuple[float, float], ...] = ()
 
 
-def decide(method: ChoicesMethod, choices: Sequence[ScoredChoice]) -> Decision:
-    """The best of scored choices; of equal ones the first.
+def decide(
+    method: ChoicesMethod, choices: Sequence[ScoredChoice], temperature: float = 0.0, chance: float = 0.0
+) -> Decision:
+    """The best of scored choices, of equal ones the first; or one that is drawn.
+
+    Args:
+        temperature: 0 takes the best; above 0 probabilities ** (1 / temperature) are drawn from.
+        chance: where in the distribution, 0 to 1 (excluded); see `chance`.
 
     Raises:
         BackendError: the backend scored a choice without tokens or without what the method needs.
@@ -35,21 +56,48 @@ def decide(method: ChoicesMethod, choices: Sequence[ScoredChoice]) -> Decision:
                 f"choice {index} came back with {len(choice.token_ids)} tokens and {len(choice.logprobs)} "
                 "log-probabilities; a choice needs one for each of at least one token"
             )
+    bounds: tuple[tuple[float, float], ...] = ()
+    mass: tuple[tuple[float, float], ...] = ()
     match method:
         case "token_length_normalized":
-            return _highest([_mean(choice.logprobs) for choice in choices])
+            scores = [_mean(choice.logprobs) for choice in choices]
         case "greedy_token_selection":
-            return _greedy(choices)
+            scores = _greedy(choices)
         case "unconditional_likelihood_normalized":
-            return _highest([_gain(index, choice) for index, choice in enumerate(choices)])
+            scores = [_gain(index, choice) for index, choice in enumerate(choices)]
+        case "overshoot":
+            scores = [_lower(index, choice) for index, choice in enumerate(choices)]
+        case "exact":
+            logs = [_within(index, choice) for index, choice in enumerate(choices)]
+            scores = [_middle(lower, upper) for lower, upper in logs]
+            bounds = _bounds(logs)
+            mass = tuple((math.exp(lower), math.exp(upper)) for lower, upper in logs)
+    if method == "greedy_token_selection":
+        probabilities = _greedy_distribution(choices, 1.0)
+        drawn_from = _greedy_distribution(choices, temperature) if temperature else probabilities
+    else:
+        probabilities = _softmax(scores)
+        drawn_from = _softmax([score / temperature for score in scores]) if temperature else probabilities
+    index = _drawn(drawn_from, chance) if temperature else scores.index(max(scores))
+    return Decision(index, tuple(scores), tuple(probabilities), bounds, mass)
+
+
+def chance(seed: int | None, *texts: str) -> float:
+    """A number from 0 to 1 (excluded): the same for the same seed and texts, another one each time without a seed."""
+    if seed is None:
+        return secrets.randbits(53) / 2**53
+    digest = sha256()
+    for part in (str(seed), *texts):
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return (int.from_bytes(digest.digest()[:8], "little") >> 11) / 2**53
+
+
+# ------------------------------------------------------------------------------------------ scores
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _highest(scores: list[float]) -> Decision:
-    return Decision(scores.index(max(scores)), tuple(scores))
 
 
 def _gain(index: int, choice: ScoredChoice) -> float:
@@ -61,10 +109,24 @@ def _gain(index: int, choice: ScoredChoice) -> float:
     return _mean([given - alone for given, alone in zip(choice.logprobs, choice.unconditional, strict=True)])
 
 
-def _greedy(choices: Sequence[ScoredChoice]) -> Decision:
+def _lower(index: int, choice: ScoredChoice) -> float:
+    if choice.lower is None:
+        raise BackendError(f"choice {index} came back without its probability; this backend cannot serve it")
+    return choice.lower
+
+
+def _within(index: int, choice: ScoredChoice) -> tuple[float, float]:
+    lower = _lower(index, choice)
+    if choice.upper is None:
+        raise BackendError(f"choice {index} came back without an upper bound; this backend cannot serve exact")
+    return lower, max(lower, choice.upper)
+
+
+def _greedy(choices: Sequence[ScoredChoice]) -> list[float]:
     """Keep the choices whose token is the best at each place; one that has ended goes on with its own mean.
 
-    The score of a choice is the number of places for which it was kept, so the chosen one has the highest.
+    The score of a choice is the number of places for which it was kept, so the chosen one, the first of those that are
+    kept to the end, has the highest.
     """
     length = max(len(choice.logprobs) for choice in choices)
     kept = list(range(len(choices)))
@@ -76,7 +138,7 @@ def _greedy(choices: Sequence[ScoredChoice]) -> Decision:
             scores[index] += 1.0
         if len(kept) == 1:
             break
-    return Decision(kept[0], tuple(scores))
+    return scores
 
 
 def _padded(choice: ScoredChoice, place: int) -> float:
@@ -88,3 +150,74 @@ def _same_token(choice: ScoredChoice, best: ScoredChoice, place: int) -> bool:
     if place < min(len(choice.token_ids), len(best.token_ids)) and choice.token_ids[place] == best.token_ids[place]:
         return True
     return _padded(choice, place) == _padded(best, place)
+
+
+# ------------------------------------------------------------------------------------------ distributions
+
+
+def _softmax(logs: Sequence[float]) -> list[float]:
+    """exp, normalised. Where nothing is possible everything is equally so."""
+    most = max(logs)
+    if most == -math.inf:
+        return [1 / len(logs)] * len(logs)
+    weights = [math.exp(value - most) for value in logs]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def _greedy_distribution(choices: Sequence[ScoredChoice], temperature: float) -> list[float]:
+    """Token by token, each place normalised over the tokens of the choices that are left; as `_greedy`, a choice that
+    has ended goes on with its own mean."""
+    shares = [1.0] * len(choices)
+    groups = [list(range(len(choices)))]  # choices with the same tokens so far
+    for place in range(max(len(choice.logprobs) for choice in choices)):
+        following = []
+        for group in groups:
+            parts = _parts(choices, group, place)
+            logs = [_padded(choices[part[0]], place) / temperature for part in parts]
+            for part, share in zip(parts, _softmax(logs), strict=True):
+                for index in part:
+                    shares[index] *= share
+                if len(part) > 1:
+                    following.append(part)
+        groups = following
+    total = sum(shares)  # of choices with the same tokens, each has the share of all
+    return [share / total for share in shares]
+
+
+def _parts(choices: Sequence[ScoredChoice], group: Sequence[int], place: int) -> list[list[int]]:
+    """The group by the next token; a choice that has ended is a part of its own."""
+    parts: dict[tuple[bool, int], list[int]] = {}
+    for index in group:
+        ids = choices[index].token_ids
+        key = (True, ids[place]) if place < len(ids) else (False, index)
+        parts.setdefault(key, []).append(index)
+    return list(parts.values())
+
+
+def _middle(lower: float, upper: float) -> float:
+    """log((exp(lower) + exp(upper)) / 2)"""
+    if upper == -math.inf:
+        return upper
+    return upper + math.log((1 + math.exp(lower - upper)) / 2)
+
+
+def _bounds(logs: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Of each share of the whole: its least against the most of the others, and the other way round."""
+    most = max(upper for _, upper in logs)
+    if most == -math.inf:
+        return ((0.0, 1.0),) * len(logs)
+    pairs = [(math.exp(lower - most), math.exp(upper - most)) for lower, upper in logs]
+    all_lower, all_upper = sum(lower for lower, _ in pairs), sum(upper for _, upper in pairs)
+    return tuple((_share(lower, all_upper - upper), _share(upper, all_lower - lower)) for lower, upper in pairs)
+
+
+def _share(own: float, others: float) -> float:
+    return own / (own + max(others, 0.0)) if own > 0.0 else 0.0
+
+
+def _drawn(probabilities: Sequence[float], chance: float) -> int:
+    """Where `chance` lies when the probabilities stand one behind the other."""
+    last = max(index for index, share in enumerate(probabilities) if share > 0)
+    reached = list(accumulate(probabilities))
+    return next((index for index in range(last) if chance * reached[-1] < reached[index]), last)

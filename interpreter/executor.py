@@ -134,11 +134,7 @@ class Executor:
 
     async def select(self, op: ops.Select, step: Step) -> None:
         capabilities = await self._start_backend()
-        if not capabilities.score:
-            raise CapabilityError(
-                f"{capabilities.name} cannot score choices, which select() and gen(choices=...) need; "
-                "use gen() and compare the text"
-            )
+        requirements.check_choices(capabilities, op)
         self.spoken.append(self.position.settle("select()"), {})
         scored = await self._run.backend.score(
             ScoreRequest(
@@ -147,12 +143,15 @@ class Executor:
                 op.choices,
                 unconditional=op.method == "unconditional_likelihood_normalized",
                 origin=self._run.origin(self._queue.fork_group),
+                probability=op.method if op.method in ("overshoot", "exact") else "",
             )
         )
         self._run.spend(scored.usage)
         if len(scored.choices) != len(op.choices):
             raise BackendError(f"{len(op.choices)} choices given, {capabilities.name} scored {len(scored.choices)}")
-        decision = choices.decide(op.method, scored.choices)
+        seed = step.sampling.seed if step.sampling is not None else None
+        chance = choices.chance(seed, self.position.prompt.text, *op.choices) if op.temperature else 0.0
+        decision = choices.decide(op.method, scored.choices, op.temperature, chance)
         chosen = op.choices[decision.index]
         facts = meta.of_select(scored, op, decision)
         self.position.append(Text(chosen))

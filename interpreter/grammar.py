@@ -48,8 +48,8 @@ class Grammar:
             case ops.Gen(name, options, result=result):
                 thinking = Binding(name + REASONING_SUFFIX if name else "") if tags is not None else None
                 steps.append(Step(op, Binding(name or "", result), merge(options), thinking, tags))
-            case ops.Select(name):
-                steps.append(Step(op, Binding(name or "")))
+            case ops.Select(name, temperature=temperature):
+                steps.append(Step(op, Binding(name or ""), merge({}) if temperature else None))
             case ops.RoleBegin(role):
                 grammar = self._open_role(role)
                 steps.append(Step(op))

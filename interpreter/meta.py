@@ -37,20 +37,26 @@ def of_chunk(chunk: Chunk) -> Meta:
 
 
 def of_select(scored: Scored, op: Select, decision: Decision) -> Meta:
-    """About a choice: the score by which each was compared, and the log-probabilities of its tokens."""
-    return {
+    """About a choice: the score by which each was compared, the probability of each, and of its tokens."""
+    facts: Meta = {
         "id": scored.id,
         "prompt_tokens": scored.usage.prompt_tokens,
         "cached_tokens": scored.usage.cached_tokens,
         "completion_tokens": scored.usage.completion_tokens,
         "choices_method": op.method,
         "choice_scores": dict(zip(op.choices, decision.scores, strict=True)),
+        "probabilities": dict(zip(op.choices, decision.probabilities, strict=True)),
         "normalized_prompt_logprobs": [sum(c.logprobs) / len(c.logprobs) for c in scored.choices],
         "input_token_logprobs": [
             list(zip(choice.logprobs, choice.token_ids, strict=True)) for choice in scored.choices
         ],
         "unconditional_token_logprobs": [list(choice.unconditional) for choice in scored.choices],
     }
+    if decision.bounds:
+        facts["bounds"] = dict(zip(op.choices, decision.bounds, strict=True))
+        facts["mass"] = dict(zip(op.choices, decision.mass, strict=True))
+        facts["evaluations"] = scored.evaluations
+    return facts
 
 
 def _logprobs(side: str, tokens: tuple[TokenLogprob, ...], with_text: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a call needs of its backend, checked before it is sent: nothing is dropped in silence."""
 
 from ..lang.errors import CapabilityError
-from ..lang.ops import Gen
+from ..lang.ops import Gen, Select
 from ..lang.protocol import Capabilities
 from ..lang.sampling import SamplingParams
 from . import remainder
@@ -30,3 +30,17 @@ def check(capabilities: Capabilities, op: Gen, sampling: SamplingParams) -> None
         )
     if constraint.allow_unenforced:
         remainder.check_installed()
+
+
+def check_choices(capabilities: Capabilities, op: Select) -> None:
+    """Raises CapabilityError when the backend cannot say what the method compares."""
+    name = capabilities.name
+    if not capabilities.score:
+        raise CapabilityError(
+            f"{name} cannot score choices, which select() and gen(choices=...) need; use gen() and compare the text"
+        )
+    if op.method in ("overshoot", "exact") and not capabilities.probability:
+        raise CapabilityError(
+            f"{name} cannot say how probable a choice is over all its tokens, which method={op.method!r} needs; "
+            'write method="token_length_normalized", or run the program on a Runtime'
+        )

@@ -56,7 +56,7 @@ class Step:
 
     op: Op
     binding: Binding | None = None
-    sampling: SamplingParams | None = None  # of a Gen: all layers merged
+    sampling: SamplingParams | None = None  # of a Gen, and a Select that draws: all layers merged
     reasoning: Binding | None = None  # of a Gen inside separate_reasoning
     tags: ReasoningTags | None = None
 

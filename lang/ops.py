@@ -6,18 +6,26 @@ whoever runs or records the program. Operations add up: `"Q: " + gen("a") + "\\n
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .chat_template import ROLES
 from .errors import ParameterError
 from .protocol import ConstraintSpec
 from .result import Result
 
-ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+ChoicesMethod = Literal[
+    "token_length_normalized",
+    "greedy_token_selection",
+    "unconditional_likelihood_normalized",
+    "overshoot",
+    "exact",
+]
 token_length_normalized: ChoicesMethod = "token_length_normalized"
 greedy_token_selection: ChoicesMethod = "greedy_token_selection"
 unconditional_likelihood_normalized: ChoicesMethod = "unconditional_likelihood_normalized"
-CHOICES_METHODS = (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
+overshoot: ChoicesMethod = "overshoot"
+exact: ChoicesMethod = "exact"
+CHOICES_METHODS: tuple[ChoicesMethod, ...] = get_args(ChoicesMethod)
 
 
 class Op:
@@ -67,11 +75,12 @@ class Gen(Op):
 
 @dataclass(frozen=True, slots=True)
 class Select(Op):
-    """Choose the most likely of `choices` into a variable."""
+    """Choose one of `choices` into a variable: the best at temperature 0, else drawn."""
 
     name: str | None
     choices: tuple[str, ...]
     method: ChoicesMethod = "token_length_normalized"
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +159,29 @@ def select(
     choices: Iterable[str] | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesMethod | None = None,
+    method: ChoicesMethod | None = None,
 ) -> Select:
-    """Choose the most likely of `choices` as the continuation, store it under `name` and append it.
+    """Choose one of `choices` as the continuation, store it under `name` and append it.
 
-    Methods (as in SGLang; also public names): `token_length_normalized` compares the mean log-probability per token,
-    `greedy_token_selection` goes token by token, `unconditional_likelihood_normalized` subtracts
-    what each choice would score without the prompt.
+    Methods (also public names; `choices_method` is SGLang's name for `method`):
+
+    - `token_length_normalized`, the default, compares the mean log-probability per token.
+    - `greedy_token_selection` goes token by token.
+    - `unconditional_likelihood_normalized` subtracts what each choice would score without the prompt.
+    - `overshoot` is the probability that the text goes on with the choice, written in its usual tokens, the last of
+      which may go past its end ("A" inside " An"). It takes one forward pass.
+    - `exact` is that probability over all the tokens that spell the choice, within bounds that
+      `get_meta_info(name)["bounds"]` gives. It takes some dozens of short forward passes.
+
+    For the last two, a choice that another one begins with ("A", "A+") is chosen when the text goes on with it and not
+    with the longer one.
+
+    `temperature` 0 takes the best choice. Above 0 one is drawn, with the run's seed if it has one, in proportion to
+    probability ** (1 / temperature); `get_meta_info(name)["probabilities"]` has the probabilities.
 
     Raises:
-        ParameterError: no choices, a choice that is not a non-empty string, duplicates, an unknown method,
-            or a temperature other than 0.
+        ParameterError: no choices, a choice that is not a non-empty string, duplicates, an unknown method, two
+            methods, or a temperature below 0.
     """
     if name is not None:
         check_name(name)
@@ -175,17 +197,20 @@ def select(
         raise ParameterError(
             f"select({name!r}): choices repeat: {sorted({o for o in options if options.count(o) > 1})}"
         )
-    if (
-        isinstance(temperature, bool)
-        or not isinstance(temperature, int | float)
-        or temperature > 1e-5
-        or temperature < 0
-    ):
-        raise ParameterError(f"select({name!r}): temperature={temperature!r}; the most likely choice is taken, write 0")
-    method = choices_method or "token_length_normalized"
-    if method not in CHOICES_METHODS:
-        raise ParameterError(f"unknown choices_method {method!r}; write one of {', '.join(CHOICES_METHODS)}")
-    return Select(name, options, method)
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= 100:
+        raise ParameterError(
+            f"select({name!r}): temperature={temperature!r}; write 0 for the best choice, or a number up to 100"
+        )
+    if method is not None and choices_method is not None and method != choices_method:
+        raise ParameterError(
+            f"select({name!r}): method={method!r} and choices_method={choices_method!r} are two names of one "
+            "parameter; give one of them"
+        )
+    chosen = method or choices_method or "token_length_normalized"
+    if chosen not in CHOICES_METHODS:
+        given = "method" if method else "choices_method"
+        raise ParameterError(f"unknown {given} {chosen!r}; write one of {', '.join(CHOICES_METHODS)}")
+    return Select(name, options, chosen, float(temperature))
 
 
 def image(source: Any) -> Image:  # Any: see Image.source

@@ -37,13 +37,14 @@ from ...lang.protocol import (
     ScoreRequest,
     Usage,
 )
-from .echo_answers import chunks, completed, hashed_logprobs, scores_of
+from .echo_answers import bounds_of, chunks, completed, hashed_logprobs, scores_of
 from .echo_tokens import PrefixCache, pieces, prompt_text, prompt_tokens, token_id
 from .gate import Gate
 
 Answer = str | Sequence[str]
 Script = Mapping[str, Answer] | Sequence[Answer] | Callable[[str], Answer]
 Scores = Mapping[str, float | Sequence[float]]
+Probabilities = Mapping[str, float | tuple[float, float]]
 Faults = Callable[[str, int], None]
 
 # ChatML, which is prefix-stable: role blocks with control tokens around them.
@@ -84,6 +85,8 @@ class Echo:
         scores: log-probability per token for choices (a number for all its tokens, or one for each); other
             choices get a hash of prompt and choice.
         unconditional_scores: the same without the prompt.
+        probabilities: of choices, for `select(method="overshoot" | "exact")`: a number from 0 to 1, or a pair of
+            bounds. Without them Echo is a backend that has no such methods.
         chat_template: of the roles; ChatML if None.
         capabilities: to play a backend that can do less.
         cache_tokens: size of the simulated prefix cache; 0 for none.
@@ -100,6 +103,7 @@ class Echo:
         *,
         scores: Scores | None = None,
         unconditional_scores: Scores | None = None,
+        probabilities: Probabilities | None = None,
         chat_template: ChatTemplate | None = None,
         capabilities: Capabilities | None = None,
         cache_tokens: int = 20_000,
@@ -114,6 +118,7 @@ class Echo:
         self._script = deque(script) if isinstance(script, Sequence) else script
         self._scores = dict(scores or {})
         self._unconditional = dict(unconditional_scores or {})
+        self._probabilities = {choice: bounds_of(choice, given) for choice, given in (probabilities or {}).items()}
         self._template = chat_template or ChatTemplate(_CHATML, name="Echo")
         self._capabilities = capabilities or Capabilities(
             "Echo",
@@ -123,6 +128,7 @@ class Echo:
             images=True,
             logprobs=True,
             constraints=("regex", "json_schema"),
+            probability=probabilities is not None,
             stop_regex=True,
         )
         self._cache = PrefixCache(cache_tokens)
@@ -298,15 +304,27 @@ class Echo:
         choices = []
         for choice in request.choices:
             texts = pieces(choice)
+            lower, upper = self._bounds(choice, request.probability)
             self._cache.insert(request.origin.salt, [*ids, *map(token_id, texts)])
             choices.append(
                 ScoredChoice(
                     tuple(map(token_id, texts)),
                     scores_of(self._scores.get(choice), choice, seed),
                     scores_of(self._unconditional.get(choice), choice, 0) if request.unconditional else (),
+                    lower,
+                    upper,
                 )
             )
         return Scored(request.id, tuple(choices), Usage(len(ids), cached, 0, 1))
+
+    def _bounds(self, choice: str, probability: str) -> tuple[float | None, float | None]:
+        """As of a ScoredChoice."""
+        if not probability:
+            return None, None
+        if choice not in self._probabilities:
+            raise RequestError(f"Echo has no probability of {choice!r}; write probabilities={{{choice!r}: 0.5, ...}}")
+        lower, upper = self._probabilities[choice]
+        return lower, upper if probability == "exact" else None
 
 
 def _last_words(parts: tuple[Part, ...]) -> str:

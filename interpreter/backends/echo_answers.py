@@ -1,5 +1,6 @@
 """What Echo makes of a scripted text: tokens, cut as a real backend cuts them, with numbers for every token."""
 
+import math
 import zlib
 from collections.abc import Iterable, Sequence
 
@@ -143,3 +144,19 @@ def scores_of(given: float | Sequence[float] | None, choice: str, seed: int) -> 
     if len(given) != len(texts):
         raise ParameterError(f"Echo's scores for {choice!r} are {len(given)} numbers for the tokens {texts}")
     return tuple(given)
+
+
+def bounds_of(choice: str, given: float | tuple[float, float]) -> tuple[float, float]:
+    """A probability, or a pair of bounds of one → bounds of its logarithm.
+
+    Raises:
+        ParameterError: no probability, or bounds in the wrong order.
+    """
+    lower, upper = given if isinstance(given, tuple) else (given, given)
+    if not 0 <= lower <= upper <= 1:
+        raise ParameterError(f"Echo's probability of {choice!r} is {given!r}; write 0 to 1, or (least, most)")
+    return _log(lower), _log(upper)
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability else -math.inf

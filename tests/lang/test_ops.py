@@ -92,8 +92,9 @@ def test_values_are_checked_when_the_operation_is_made() -> None:
 def test_choices_make_gen_a_select() -> None:
     assert gen("x", choices=["a", "b"]) == Select("x", ("a", "b"))
     assert gen("x", choices=["a"], temperature=0) == Select("x", ("a",))
-    with pytest.raises(ParameterError, match=r"temperature=0\.7"):
-        gen("x", choices=["a"], temperature=0.7)
+    assert gen("x", choices=["a"], temperature=0.7) == Select("x", ("a",), temperature=0.7)
+    with pytest.raises(ParameterError, match=r"temperature=-1"):
+        gen("x", choices=["a"], temperature=-1)
     with pytest.raises(ParameterError, match=r"choices=\.\.\.\) takes no max_tokens"):
         gen("x", choices=["a"], max_tokens=3)
     with pytest.raises(ParameterError, match="needs choices"):
@@ -118,11 +119,26 @@ def test_bad_choices_are_named(choices: object, problem: str) -> None:
         select("x", choices=choices)
 
 
-def test_select_takes_the_most_likely_only() -> None:
-    with pytest.raises(ParameterError, match="temperature"):
-        select("x", choices=["a"], temperature=0.7)
-    with pytest.raises(ParameterError, match="unknown choices_method"):
+def test_how_select_chooses() -> None:
+    assert select("x", choices=["a"]) == Select("x", ("a",), "token_length_normalized", 0.0)
+    assert select("x", choices=["a"], method="exact", temperature=1) == Select("x", ("a",), "exact", 1.0)
+    assert select("x", choices=["a"], choices_method="overshoot").method == "overshoot"
+    assert select("x", choices=["a"], method="exact", choices_method="exact").method == "exact"
+
+
+@pytest.mark.parametrize("temperature", [-0.1, 101, float("nan"), float("inf"), True, "1"])
+def test_a_temperature_that_is_none_is_named(temperature: object) -> None:
+    with pytest.raises(ParameterError, match="write 0 for the best choice"):
+        select("x", choices=["a"], temperature=temperature)
+
+
+def test_a_method_that_does_not_exist_or_two_of_them_are_named() -> None:
+    with pytest.raises(ParameterError, match=r"unknown choices_method .best.; write one of .*exact"):
         select("x", choices=["a"], choices_method="best")
+    with pytest.raises(ParameterError, match="unknown method 'best'"):
+        select("x", choices=["a"], method="best")
+    with pytest.raises(ParameterError, match="two names of one parameter"):
+        select("x", choices=["a"], method="exact", choices_method="overshoot")
 
 
 def test_names_and_counts_are_checked() -> None:
