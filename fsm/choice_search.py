@@ -17,7 +17,7 @@ All texts are searched at once, so what they have in common is evaluated once. A
 
 from __future__ import annotations
 
-import bisect
+import heapq
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +25,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from .choice_texts import NOTHING, Log, Texts
 from .spelling import nodes_of_prefixes
 from .trie import Trie
 
 Path = tuple[int, ...]  # tokens behind those that all texts share
-Log = NDArray[np.float64]
-NOTHING = -np.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class SearchLimits:
         epsilon: what is not found is less than this share of what is found, for every text;
         patience: or the order of the texts is certain, and so many nodes have been evaluated;
         most: or so many have, whatever is known. The usual tokens of the texts are evaluated first, and do not count.
-        together: nodes that are evaluated at a time.
+        together: nodes that are evaluated at a time; up to four times as many when so many texts are not settled.
     """
 
     epsilon: float = 1e-4
@@ -120,30 +119,24 @@ class ChoiceSearch:
         self._choices = [*choices, said] if said else list(choices)
         spelled = [self._spell(choice) for choice in self._choices]
         for index, choice in enumerate(self._choices):
-            wrong = [
-                token
-                for token, data in zip(choice, map(token_bytes, choice), strict=True)
-                if not self._has(token, data)
-            ]
+            wrong = [token for token in choice if not self._is_text(token)]
             if wrong or not choice:
                 raise ValueError(f"choice {index} has a token that is no text: {wrong}")
-        self._condition = spelled[-1] if said else None
-        self._texts = sorted(set(spelled))
-        self._places = [bisect.bisect_left(self._texts, text) for text in spelled]
-        self._below = self._nested(set(spelled[: len(choices)]))
-        self._found: Log = np.full(len(self._texts), NOTHING)
-        self._usual: Log = np.full(len(self._texts), NOTHING)
+        self._texts = texts = Texts(spelled[: len(choices)], spelled[-1] if said else b"")
+        self._found: Log = np.full(len(texts), NOTHING)
+        self._usual: Log = np.full(len(texts), NOTHING)
         self._masses: dict[Path, float] = {(): 0.0}
         self._open: list[_Open] = []
         self._asked: dict[Path, Question] = {}
         self._answers: dict[Path, Log] = {}
         self._ranges: dict[bytes, NDArray[np.int32]] = {}
         self._usual_paths: dict[Path, _Usual] = {}
-        for index, choice in enumerate(self._choices):
-            for place in range(len(choice)):
-                usual = self._usual_paths.setdefault(choice[:place], _Usual())
-                usual.texts.add(self._places[index])
-                usual.tokens.setdefault(choice[place], len(usual.tokens))
+        places = texts.of_choices + ([] if texts.of_condition is None else [texts.of_condition])
+        for choice, text in zip(self._choices, places, strict=True):
+            for length, token in enumerate(choice):
+                usual = self._usual_paths.setdefault(choice[:length], _Usual())
+                usual.texts.add(text)
+                usual.tokens[token] = None
         self._first_evaluated = len(self._usual_paths)
         self._logprobs: dict[Path, float] = {}
 
@@ -190,42 +183,47 @@ class ChoiceSearch:
             return []
         if spent >= self.limits.patience and self._ordered(frontier):
             return []
-        chosen = self._best(frontier, unsettled, min(self.limits.together, self.limits.most - spent))
-        for node in chosen:
-            self._open.remove(node)
-            self._masses[node.path] = node.mass
+        together = min(max(self.limits.together, int(unsettled.sum())), 4 * self.limits.together)
+        chosen = self._best(frontier, unsettled, min(together, self.limits.most - spent))
+        self._masses.update((node.path, node.mass) for node in chosen)
+        self._open = [node for node in self._open if node.path not in self._masses]
         return [node.path for node in chosen]
 
     @property
     def probabilities(self) -> Probabilities:
         """As far as they are known."""
+        texts = self._texts
         lower = self._found
         upper = np.minimum(np.logaddexp(lower, self._frontier()), 0.0)
-        only_lower, only_upper = self._exclusive(lower, upper)
-        usual = self._exclusive(self._usual, self._usual)[0]
-        count = len(self._choices)
-        if self._condition is not None:
-            count -= 1
-            place = self._places[-1]
-            only_lower, only_upper = only_lower - upper[place], np.minimum(only_upper - lower[place], 0.0)
-            usual = usual - self._usual[place]
-        places = self._places[:count]
+        only_lower, only_upper = texts.exclusive(lower, upper)
+        usual = texts.exclusive(self._usual, self._usual)[0]
+        if (said := texts.of_condition) is not None:
+            only_lower, only_upper, usual = (
+                only_lower - upper[said],
+                only_upper - lower[said],
+                usual - self._usual[said],
+            )
+        places = texts.of_choices
         return Probabilities(
             only_lower[places],
-            only_upper[places],
+            np.minimum(only_upper, 0.0)[places],
             np.minimum(usual, 0.0)[places],
-            [[self._logprobs[path[: place + 1]] for place in range(len(path))] for path in self._choices[:count]],
+            [
+                [self._logprobs[path[: place + 1]] for place in range(len(path))]
+                for path in self._choices[: len(places)]
+            ],
         )
 
     # ------------------------------------------------------------------------------------------ one node
 
     def _ask(self, path: Path) -> Question:
         done = self._spell(path)
-        first, last = self._going_on(done)
-        reached = [self._beginning_with(text[len(done) :]) for text in self._texts[first:last]]
+        first, last = self._texts.behind(done)
+        texts = [self._texts[place] for place in range(first, last)]
+        reached = [self._beginning_with(text[len(done) :]) for text in texts]
         bounds = np.cumsum([0, *map(len, reached)])
         inside: dict[int, None] = {}  # nodes of the trie, each once
-        for text in self._texts[first:last]:
+        for text in texts:
             inside.update((node, None) for _, node in nodes_of_prefixes(self._trie, text, len(done), len(text) - 1))
         onward = [token for node in inside for token in self._trie.tokens_at(node)]
         usual = self._usual_paths.get(path)
@@ -257,7 +255,7 @@ class ChoiceSearch:
         if path in self._usual_paths:  # those are evaluated in the first round
             self._masses[path] = mass
         else:
-            self._open.append(_Open(path, mass, *self._going_on(self._spell(path))))
+            self._open.append(_Open(path, mass, *self._texts.behind(self._spell(path))))
 
     # ------------------------------------------------------------------------------------------ all of them
 
@@ -274,46 +272,32 @@ class ChoiceSearch:
 
     def _best(self, frontier: Log, unsettled: NDArray[np.bool_], count: int) -> list[_Open]:
         """The open nodes that are the largest shares of what is not settled; those too long to be run stay open."""
-        gains = np.where(unsettled, -np.logaddexp(self._found, frontier), NOTHING)
-
-        def share(node: _Open) -> float:
-            return node.mass + float(gains[node.first : node.last].max())
-
-        shares = [(share(node), node) for node in self._open if len(node.path) <= self._longest]
-        shares = [entry for entry in shares if entry[0] > NOTHING]
-        shares.sort(key=lambda entry: (-entry[0], entry[1].path))
-        return [node for _, node in shares[:count]]
+        gains = np.append(np.where(unsettled, -np.logaddexp(self._found, frontier), NOTHING), NOTHING)
+        edges = np.array([(node.first, node.last) for node in self._open]).ravel()
+        shares = np.array([node.mass for node in self._open]) + np.maximum.reduceat(gains, edges)[::2]
+        entries = [
+            (-share, node.path, node)
+            for share, node in zip(shares.tolist(), self._open, strict=True)
+            if share > NOTHING and len(node.path) <= self._longest
+        ]
+        return [node for _, _, node in heapq.nsmallest(count, entries, key=lambda entry: entry[:2])]
 
     def _ordered(self, frontier: Log) -> bool:
         """No two choices can change places."""
-        lower, upper = self._exclusive(self._found, np.logaddexp(self._found, frontier))
-        places = sorted(set(self._places[: len(self._choices) - (self._condition is not None)]))
+        lower, upper = self._texts.exclusive(self._found, np.logaddexp(self._found, frontier))
+        places = set(self._texts.of_choices)
         order = sorted(places, key=lambda place: (lower[place], upper[place]))
         return all(upper[low] < lower[high] for low, high in itertools.pairwise(order))
 
-    def _exclusive(self, lower: Log, upper: Log) -> tuple[Log, Log]:
-        """Of texts that longer choices begin with: without those."""
-        if not self._below:
-            return lower, upper
-        only_lower, only_upper = lower.copy(), upper.copy()
-        for place, longer in self._below.items():
-            only_lower[place] = _less(lower[place], np.logaddexp.reduce(upper[longer]))
-            only_upper[place] = _less(upper[place], np.logaddexp.reduce(lower[longer]))
-        return only_lower, only_upper
-
     # ------------------------------------------------------------------------------------------ texts
 
-    def _has(self, token: int, data: bytes) -> bool:
+    def _is_text(self, token: int) -> bool:
+        data = self._token_bytes(token)
         node = self._trie.find(data) if data else None
         return node is not None and token in self._trie.tokens_at(node)
 
     def _spell(self, path: Iterable[int]) -> bytes:
         return b"".join(map(self._token_bytes, path))
-
-    def _going_on(self, done: bytes) -> tuple[int, int]:
-        """The texts that are longer than `done` and begin with it: a range, because they are sorted."""
-        first = bisect.bisect_right(self._texts, done)
-        return first, bisect.bisect_left(self._texts, True, lo=first, key=lambda text: not text.startswith(done))
 
     def _beginning_with(self, rest: bytes) -> NDArray[np.int32]:
         ids = self._ranges.get(rest)
@@ -321,29 +305,10 @@ class ChoiceSearch:
             ids = self._ranges[rest] = self._trie.tokens_below(rest)
         return ids
 
-    def _nested(self, choices: set[bytes]) -> dict[int, list[int]]:
-        """Choice → the next longer choices that begin with it; only where there are some."""
-        below: dict[int, list[int]] = {}
-        stack: list[int] = []
-        for place, text in enumerate(self._texts):
-            if text not in choices:
-                continue
-            while stack and not text.startswith(self._texts[stack[-1]]):
-                stack.pop()
-            if stack:
-                below.setdefault(stack[-1], []).append(place)
-            stack.append(place)
-        return below
-
 
 @dataclass(slots=True)
 class _Usual:
     """Of a path that lies on the usual tokens of some choices: those texts, and the tokens that come next."""
 
     texts: set[int] = field(default_factory=set)
-    tokens: dict[int, int] = field(default_factory=dict)
-
-
-def _less(whole: float, part: float) -> float:
-    """log(exp(whole) − exp(part)); nothing when that is not positive."""
-    return whole + float(np.log1p(-np.exp(part - whole))) if part < whole else NOTHING
+    tokens: dict[int, None] = field(default_factory=dict)  # a set in order

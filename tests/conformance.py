@@ -9,6 +9,7 @@ generation is assumed to repeat itself.
 """
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Callable
 
@@ -241,6 +242,23 @@ async def choices_are_scored_in_order(backend: Backend) -> None:
     assert all(choice.unconditional == () for choice in again.choices)
 
 
+async def probabilities_of_choices_lie_within_bounds(backend: Backend) -> None:
+    if not backend.capabilities.probability:
+        return
+    choices = (" yes", " no")
+    exact = await backend.score(ScoreRequest(f"case-{next(_ids)}", PROMPT, choices, probability="exact"))
+    overshoot = await backend.score(ScoreRequest(f"case-{next(_ids)}", PROMPT, choices, probability="overshoot"))
+    for bounded, found in zip(exact.choices, overshoot.choices, strict=True):
+        assert bounded.lower is not None
+        assert bounded.upper is not None
+        assert found.lower is not None
+        assert bounded.lower <= bounded.upper <= 0.0
+        assert found.lower <= bounded.upper + 0.1  # under a condition, both are shares of something
+        assert found.upper is None
+        assert len(bounded.token_ids) == len(bounded.logprobs) > 0
+    assert sum(math.exp(choice.lower or 0.0) for choice in exact.choices) <= 1 + 1e-6
+
+
 async def a_hint_returns_at_once_and_changes_no_text(backend: Backend) -> None:
     if not backend.capabilities.hint:
         return
@@ -311,6 +329,7 @@ CASES: tuple[Case, ...] = (
     usage_counts_what_was_cached,
     log_probabilities_belong_to_the_tokens,
     choices_are_scored_in_order,
+    probabilities_of_choices_lie_within_bounds,
     a_hint_returns_at_once_and_changes_no_text,
     controls_are_answered_or_refused,
     the_chat_template_opens_and_closes_turns,

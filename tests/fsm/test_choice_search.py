@@ -100,6 +100,7 @@ def test_bounds_hold_wherever_a_search_ends(
         truth = model.probability(text) - sum(map(model.probability, nearest))
         assert math.exp(found.lower[index]) <= truth + 1e-9
         assert truth <= math.exp(found.upper[index]) + 1e-9
+    assert sum(np.exp(found.lower)) <= 1 + 1e-9
 
 
 def test_the_longer_of_two_choices_is_not_counted_for_the_shorter() -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraint_opener import ConstraintOpener
 from umbel.srt.constraint_shelf import AtOnce, ConstraintShelf
@@ -178,6 +180,48 @@ def test_what_cannot_be_searched_is_refused(
     assert isinstance(ending, EngineFailed)
     assert ending.kind == "RequestError"
     assert words in ending.message
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_searches_scores_and_texts_share_an_engine(data: st.DataObject) -> None:
+    """Small pools and steps, hints, retractions, and a fault now and then: each message ends once, and what ends well
+    is right."""
+    left = data.draw(st.integers(0, 60))
+
+    def faults(point: str) -> None:
+        nonlocal left
+        if point in ("engine.commit", "engine.plan"):
+            left -= 1
+            if left == 0:
+                raise RuntimeError("by lot")
+
+    limits = {"max_step_tokens": data.draw(st.sampled_from([2, 7, None])), "max_running": data.draw(st.integers(1, 6))}
+    machine = engine(pool=data.draw(st.integers(40, 90)), faults=faults, **limits)
+    texts = st.lists(st.sampled_from(["in", "ing", "a", "an e", "the", " the"]), min_size=1, max_size=3, unique=True)
+    searches = {}
+    for _ in range(data.draw(st.integers(1, 3))):
+        wanted = data.draw(texts)
+        searches[choose(machine, wanted, search=data.draw(st.booleans()))] = wanted
+        machine.generate(PROMPT, SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
+        machine.score([[*PROMPT, 97], [*PROMPT, 98, 99]], len(PROMPT))
+        machine.step()
+    machine.run()
+    for message_id, wanted in searches.items():
+        ending = machine.endings[message_id]
+        if isinstance(ending, EngineFailed):
+            assert left <= 0
+            continue
+        found = answer(machine, message_id)
+        for text, lower in zip(wanted, found.lower, strict=True):
+            assert math.exp(lower) <= probability(machine, PROMPT, text.encode()) + 1e-6
+        for text, upper in zip(wanted, found.upper, strict=False):
+            longer = sum(
+                probability(machine, PROMPT, other.encode())
+                for other in wanted
+                if other != text and other.startswith(text)
+            )
+            assert probability(machine, PROMPT, text.encode()) - longer <= math.exp(upper) + 1e-6
 
 
 def test_an_engine_without_a_vocabulary_says_so() -> None:
