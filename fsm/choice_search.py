@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .choice_nodes import Node, Question, Usual
 from .choice_texts import NOTHING, Log, Texts
 from .spelling import nodes_of_prefixes
 from .trie import Trie
-
-Path = tuple[int, ...]  # tokens behind those that all texts share
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +49,6 @@ class SearchLimits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """What is to be known of the model behind a path: the log-probabilities of `ids`.
-
-    ids     [ reach of text first | … | reach of text last − 1 | tokens to go on with | wanted by themselves ]
-    bounds    ^0                    ^                          ^ len(bounds) = last − first + 1
-    """
-
-    ids: NDArray[np.int32]
-    bounds: NDArray[np.int64]
-    first: int  # texts [first, last) of the sorted ones go on behind the path
-    last: int
-    onward: int  # so many tokens lie inside a text
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A node that has not been evaluated."""
-
-    path: Path
-    mass: float
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Probabilities:
     """Of each choice: the text goes on with it, and with no longer one of the choices. `usual`: counted along its
     usual tokens only, with the tokens that go past its end."""
@@ -86,7 +60,7 @@ class Probabilities:
 
 
 class ChoiceSearch:
-    """Best first: `begin`, then `answer` for every path, `absorb` and `proceed`, until that gives no more paths.
+    """Best first: `begin`, then `answer` the `question` of every node and `proceed`, until that gives no more nodes.
 
     Args:
         trie: of the model's vocabulary.
@@ -94,7 +68,7 @@ class ChoiceSearch:
         choices: the usual tokens of each, all of them behind one beginning. They may begin with the same tokens.
         said: tokens that the prompt has there already: probabilities are under the condition that the text goes on
             with what they spell. Every choice begins with it.
-        longest: tokens that a path may have.
+        longest: tokens that a node may have.
 
     Raises:
         ValueError: a choice without tokens, or with one that stands for no text.
@@ -104,8 +78,8 @@ class ChoiceSearch:
         self,
         trie: Trie,
         token_bytes: Callable[[int], bytes],
-        choices: Sequence[Path],
-        said: Path = (),
+        choices: Sequence[Sequence[int]],
+        said: Sequence[int] = (),
         *,
         longest: int,
         limits: SearchLimits | None = None,
@@ -117,66 +91,48 @@ class ChoiceSearch:
         self._token_bytes = token_bytes
         self._longest = longest
         self._choices = [*choices, said] if said else list(choices)
-        spelled = [self._spell(choice) for choice in self._choices]
         for index, choice in enumerate(self._choices):
             wrong = [token for token in choice if not self._is_text(token)]
             if wrong or not choice:
                 raise ValueError(f"choice {index} has a token that is no text: {wrong}")
-        self._texts = texts = Texts(spelled[: len(choices)], spelled[-1] if said else b"")
-        self._found: Log = np.full(len(texts), NOTHING)
-        self._usual: Log = np.full(len(texts), NOTHING)
-        self._masses: dict[Path, float] = {(): 0.0}
-        self._open: list[_Open] = []
-        self._asked: dict[Path, Question] = {}
-        self._answers: dict[Path, Log] = {}
+        spelled = [b"".join(map(token_bytes, choice)) for choice in self._choices]
+        self._texts = Texts(spelled[: len(choices)], spelled[-1] if said else b"")
+        self._found: Log = np.full(len(self._texts), NOTHING)
+        self._usual: Log = np.full(len(self._texts), NOTHING)
+        self._open: list[Node] = []  # their mass is known, and they have not been asked about
         self._ranges: dict[bytes, NDArray[np.int32]] = {}
-        self._usual_paths: dict[Path, _Usual] = {}
-        places = texts.of_choices + ([] if texts.of_condition is None else [texts.of_condition])
-        for choice, text in zip(self._choices, places, strict=True):
-            for length, token in enumerate(choice):
-                usual = self._usual_paths.setdefault(choice[:length], _Usual())
-                usual.texts.add(text)
-                usual.tokens[token] = None
-        self._first_evaluated = len(self._usual_paths)
-        self._logprobs: dict[Path, float] = {}
+        self._root = Node(None, -1, 0, 0, len(self._texts), Usual(), 0.0)
+        self._first = self._usual_nodes()
+        self._asked_first = sum(map(len, self._first))
 
     # ------------------------------------------------------------------------------------------ rounds
 
-    def begin(self) -> list[tuple[Path, int]]:
-        """(path, how many of its beginnings, the longest ones, are to be evaluated): the usual tokens."""
-        known: set[Path] = set()
-        rounds = []
-        for choice in self._choices:
-            path = choice[:-1]
-            new = [path[:length] for length in range(len(path) + 1) if path[:length] not in known]
-            known.update(new)
-            if new:
-                rounds.append((path, len(new)))
-        return rounds
+    def begin(self) -> list[list[Node]]:
+        """The usual tokens, to be evaluated first: rows of nodes, each of which has the one before it as its parent."""
+        return self._first
 
-    def question(self, path: Path) -> Question:
-        """What is to be known behind a path."""
-        question = self._asked.get(path)
-        if question is None:
-            question = self._asked[path] = self._ask(path)
-        return question
+    def question(self, node: Node) -> NDArray[np.int32]:
+        """The tokens of which the log-probabilities behind a node are to be known."""
+        if node.question is None:
+            node.question = self._ask(node)
+        return node.question.ids
 
-    def answer(self, path: Path, logprobs: Log) -> None:
-        """The log-probabilities of `question(path).ids`."""
-        self._answers[path] = logprobs
+    def answer(self, node: Node, logprobs: Log) -> None:
+        """The log-probabilities of `question(node)`."""
+        node.answer = logprobs
+        ready = [node]
+        while ready:
+            node = ready.pop()
+            if node.answer is not None and node.mass is not None:  # else its parent has no answer yet
+                self._absorb(node, node.mass, node.answer)
+                if node.usual is not None:
+                    ready += [child for child in node.usual.children.values() if child is not None]
 
-    def absorb(self) -> None:
-        """All that was asked for has been answered."""
-        for path in sorted(self._answers, key=len):  # a path's mass is known from the answer of the path before it
-            self._absorb(path, self._asked[path], self._answers[path])
-        self._answers.clear()
-        self._asked.clear()
-
-    def proceed(self) -> list[Path]:
-        """The paths that are to be evaluated next; none: the search is done."""
+    def proceed(self) -> list[Node]:
+        """Everything has been answered: the nodes that are to be evaluated next; none: the search is done."""
         if not self._open:
             return []
-        spent = self.evaluated - self._first_evaluated
+        spent = self.evaluated - self._asked_first
         frontier = self._frontier()
         unsettled = frontier > np.log(self.limits.epsilon) + self._found
         if not unsettled.any() or spent >= self.limits.most:
@@ -185,9 +141,9 @@ class ChoiceSearch:
             return []
         together = min(max(self.limits.together, int(unsettled.sum())), 4 * self.limits.together)
         chosen = self._best(frontier, unsettled, min(together, self.limits.most - spent))
-        self._masses.update((node.path, node.mass) for node in chosen)
-        self._open = [node for node in self._open if node.path not in self._masses]
-        return [node.path for node in chosen]
+        gone = set(map(id, chosen))
+        self._open = [node for node in self._open if id(node) not in gone]
+        return chosen
 
     @property
     def probabilities(self) -> Probabilities:
@@ -197,65 +153,115 @@ class ChoiceSearch:
         upper = np.minimum(np.logaddexp(lower, self._frontier()), 0.0)
         only_lower, only_upper = texts.exclusive(lower, upper)
         usual = texts.exclusive(self._usual, self._usual)[0]
-        if (said := texts.of_condition) is not None:
-            only_lower, only_upper, usual = (
-                only_lower - upper[said],
-                only_upper - lower[said],
-                usual - self._usual[said],
-            )
+        said = texts.of_condition
+        if said is not None:
+            only_lower, only_upper = only_lower - upper[said], only_upper - lower[said]
+            usual = usual - self._usual[said]
         places = texts.of_choices
         return Probabilities(
             only_lower[places],
             np.minimum(only_upper, 0.0)[places],
             np.minimum(usual, 0.0)[places],
-            [
-                [self._logprobs[path[: place + 1]] for place in range(len(path))]
-                for path in self._choices[: len(places)]
-            ],
+            [self._logprobs(choice) for choice in self._choices[: len(places)]],
         )
+
+    # ------------------------------------------------------------------------------------------ usual tokens
+
+    def _usual_nodes(self) -> list[list[Node]]:
+        """Makes the nodes on the usual tokens of the texts → those that each text adds."""
+        texts = self._texts
+        places = texts.of_choices + ([] if texts.of_condition is None else [texts.of_condition])
+        rows = []
+        new = [self._root]
+        for choice, place in zip(self._choices, places, strict=True):
+            node = self._root
+            for token in choice[:-1]:
+                assert node.usual is not None, "all of them are made here"
+                node.usual.texts.add(place)
+                child = node.usual.children.get(token)
+                if child is None:
+                    child = self._child(node, token, place)
+                    child.usual = Usual()
+                    node.usual.children[token] = child
+                    new.append(child)
+                node = child
+            assert node.usual is not None, "all of them are made here"
+            node.usual.texts.add(place)
+            node.usual.children.setdefault(choice[-1])
+            if new:
+                rows.append(new)
+            new = []
+        return rows
+
+    def _logprobs(self, choice: Sequence[int]) -> list[float]:
+        node: Node | None = self._root
+        values = []
+        for token in choice:
+            assert node is not None, "a choice is made of usual tokens"
+            assert node.usual is not None, "a choice is made of usual tokens"
+            values.append(node.usual.logprobs[token])
+            node = node.usual.children[token]
+        return values
 
     # ------------------------------------------------------------------------------------------ one node
 
-    def _ask(self, path: Path) -> Question:
-        done = self._spell(path)
-        first, last = self._texts.behind(done)
-        texts = [self._texts[place] for place in range(first, last)]
-        reached = [self._beginning_with(text[len(done) :]) for text in texts]
-        bounds = np.cumsum([0, *map(len, reached)])
-        inside: dict[int, None] = {}  # nodes of the trie, each once
-        for text in texts:
-            inside.update((node, None) for _, node in nodes_of_prefixes(self._trie, text, len(done), len(text) - 1))
-        onward = [token for node in inside for token in self._trie.tokens_at(node)]
-        usual = self._usual_paths.get(path)
-        wanted = list(usual.tokens) if usual is not None else []
-        ids = np.concatenate([*reached, np.array(onward + wanted, np.int32)]).astype(np.int32)
-        return Question(ids, bounds, first, last, len(onward))
+    def _child(self, node: Node, token: int, place: int) -> Node:
+        """Behind one more token, with which text `place` goes on."""
+        length = node.length + len(self._token_bytes(token))
+        alone = node.last - node.first == 1
+        first, last = (node.first, node.last) if alone else self._texts.behind(self._texts[place][:length])
+        return Node(node, token, length, first, last)
 
-    def _absorb(self, path: Path, question: Question, logprobs: Log) -> None:
-        mass = self._masses.pop(path)
+    def _ask(self, node: Node) -> Question:
+        done = node.length
+        reached = [self._reaching(self._texts[place], done) for place in range(node.first, node.last)]
+        inside: dict[int, int] = {}  # node of the trie → a text
+        for place in range(node.first, node.last):
+            text = self._texts[place]
+            for _, found in nodes_of_prefixes(self._trie, text, done, len(text) - 1):
+                inside.setdefault(found, place)
+        onward = [(token, place) for found, place in inside.items() for token in self._trie.tokens_at(found)]
+        wanted = [token for token, _ in onward] + (list(node.usual.children) if node.usual is not None else [])
+        bounds = np.cumsum([0, *map(len, reached)])
+        ids = np.concatenate([*reached, np.array(wanted, np.int32)])
+        return Question(ids, bounds, [place for _, place in onward])
+
+    def _reaching(self, text: bytes, done: int) -> NDArray[np.int32]:
+        """The tokens with which a text of which `done` bytes are there is complete, or more than that."""
+        if len(text) - done > self._trie.depth:
+            return np.empty(0, np.int32)
+        rest = text[done:]
+        ids = self._ranges.get(rest)
+        if ids is None:
+            ids = self._ranges[rest] = self._trie.tokens_below(rest)
+        return ids
+
+    def _absorb(self, node: Node, mass: float, logprobs: Log) -> None:
+        question, usual = node.question, node.usual
+        assert question is not None, "an answer is to a question"
         self.evaluated += 1
-        bounds, first, last = question.bounds, question.first, question.last
-        usual = self._usual_paths.get(path)
-        for text in range(first, last):
-            reach = logprobs[bounds[text - first] : bounds[text - first + 1]]
-            if len(reach):
-                more = mass + np.logaddexp.reduce(reach)
+        bounds = question.bounds
+        for text, (begin, end) in enumerate(itertools.pairwise(bounds.tolist()), node.first):
+            if begin < end:
+                more = mass + np.logaddexp.reduce(logprobs[begin:end])
                 self._found[text] = np.logaddexp(self._found[text], more)
                 if usual is not None and text in usual.texts:
                     self._usual[text] = np.logaddexp(self._usual[text], more)
-        begin = int(bounds[-1])
-        for place in range(begin, begin + question.onward):
-            self._push((*path, int(question.ids[place])), mass + float(logprobs[place]))
+        tokens, values = question.ids[bounds[-1] :].tolist(), logprobs[bounds[-1] :].tolist()
+        onward = len(question.places)
+        for token, value, place in zip(tokens[:onward], values[:onward], question.places, strict=True):
+            self._push(node, token, mass + value, place)
         if usual is not None:
-            for place in range(begin + question.onward, len(question.ids)):
-                self._logprobs[(*path, int(question.ids[place]))] = float(logprobs[place])
+            usual.logprobs.update(zip(tokens[onward:], values[onward:], strict=True))
+        node.question = node.answer = None
 
-    def _push(self, path: Path, mass: float) -> None:
+    def _push(self, node: Node, token: int, mass: float, place: int) -> None:
         self.tokens += 1
-        if path in self._usual_paths:  # those are evaluated in the first round
-            self._masses[path] = mass
-        else:
-            self._open.append(_Open(path, mass, *self._texts.behind(self._spell(path))))
+        child = node.usual.children.get(token) if node.usual is not None else None
+        if child is None:
+            child = self._child(node, token, place)
+            self._open.append(child)
+        child.mass = mass  # one on usual tokens is evaluated in the first round
 
     # ------------------------------------------------------------------------------------------ all of them
 
@@ -267,20 +273,23 @@ class ChoiceSearch:
             counts = np.array([node.last for node in self._open]) - first
             ends = np.cumsum(counts)
             texts = np.arange(int(ends[-1])) - np.repeat(ends - counts - first, counts)
-            np.logaddexp.at(sums, texts, np.repeat([node.mass for node in self._open], counts))
+            np.logaddexp.at(sums, texts, np.repeat(self._masses(), counts))
         return sums
 
-    def _best(self, frontier: Log, unsettled: NDArray[np.bool_], count: int) -> list[_Open]:
+    def _masses(self) -> Log:
+        return np.array([node.mass for node in self._open], np.float64)
+
+    def _best(self, frontier: Log, unsettled: NDArray[np.bool_], count: int) -> list[Node]:
         """The open nodes that are the largest shares of what is not settled; those too long to be run stay open."""
         gains = np.append(np.where(unsettled, -np.logaddexp(self._found, frontier), NOTHING), NOTHING)
         edges = np.array([(node.first, node.last) for node in self._open]).ravel()
-        shares = np.array([node.mass for node in self._open]) + np.maximum.reduceat(gains, edges)[::2]
+        shares = self._masses() + np.maximum.reduceat(gains, edges)[::2]
         entries = [
-            (-share, node.path, node)
-            for share, node in zip(shares.tolist(), self._open, strict=True)
-            if share > NOTHING and len(node.path) <= self._longest
+            (-share, place, node)
+            for place, (share, node) in enumerate(zip(shares.tolist(), self._open, strict=True))
+            if share > NOTHING and node.depth <= self._longest
         ]
-        return [node for _, _, node in heapq.nsmallest(count, entries, key=lambda entry: entry[:2])]
+        return [node for _, _, node in heapq.nsmallest(count, entries)]
 
     def _ordered(self, frontier: Log) -> bool:
         """No two choices can change places."""
@@ -289,26 +298,7 @@ class ChoiceSearch:
         order = sorted(places, key=lambda place: (lower[place], upper[place]))
         return all(upper[low] < lower[high] for low, high in itertools.pairwise(order))
 
-    # ------------------------------------------------------------------------------------------ texts
-
     def _is_text(self, token: int) -> bool:
         data = self._token_bytes(token)
         node = self._trie.find(data) if data else None
         return node is not None and token in self._trie.tokens_at(node)
-
-    def _spell(self, path: Iterable[int]) -> bytes:
-        return b"".join(map(self._token_bytes, path))
-
-    def _beginning_with(self, rest: bytes) -> NDArray[np.int32]:
-        ids = self._ranges.get(rest)
-        if ids is None:
-            ids = self._ranges[rest] = self._trie.tokens_below(rest)
-        return ids
-
-
-@dataclass(slots=True)
-class _Usual:
-    """Of a path that lies on the usual tokens of some choices: those texts, and the tokens that come next."""
-
-    texts: set[int] = field(default_factory=set)
-    tokens: dict[int, None] = field(default_factory=dict)  # a set in order

@@ -4,9 +4,9 @@ hold        the request waits for the trie of the vocabulary
 begin_step  the trie is there: the usual tokens of the choices wait for their turn, one request for each choice that
             has rows of its own
 take        what a row says goes to the search
-finish      all rows of a round are done: the next paths become requests of the same message, or it is answered
+finish      all rows of a round are done: the next nodes become requests of the same message, or it is answered
 
-Paths share their beginnings through the radix tree, as the choices of a score do.
+Nodes share their beginnings through the radix tree, as the choices of a score do.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fsm.choice_search import ChoiceSearch, Path
+from ..fsm.choice_nodes import Node
+from ..fsm.choice_search import ChoiceSearch
 from ..fsm.healing import grows
 from ..fsm.trie import Trie
 from ..lang.errors import CapabilityError, RequestError
@@ -40,7 +41,7 @@ class _Running:
 
     state: ChoiceSearch
     message: EngineChoose
-    shared: list[int]  # tokens that stand before every path
+    shared: list[int]  # tokens that stand before every node's
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
@@ -111,19 +112,13 @@ class Searches:
             start, rest = start - 1, prompt[start - 1 :]
             choices = [[prompt[-1], *choice] for choice in choices]
         try:
-            search = ChoiceSearch(
-                trie,
-                self._token_bytes,
-                [tuple(choice) for choice in choices],
-                tuple(rest),
-                longest=self._longest - start,
-            )
+            search = ChoiceSearch(trie, self._token_bytes, choices, rest, longest=self._longest - start)
         except ValueError as error:
             raise RequestError(f"the choices cannot be searched: {error}") from None
         running = self._running[message.id] = _Running(search, message, prompt[:start])
         self._counters.choice_searches += 1
-        (_, rows), *others = search.begin()
-        request.job = Choosing(search, start, request.length - rows)
+        own, *others = search.begin()
+        request.job = Choosing(search, own)
         running.prompt_tokens += request.prompt_length
         self._roster.let_go(request)
         self._add(request, running, others)
@@ -140,9 +135,9 @@ class Searches:
         job = request.job
         assert isinstance(job, Choosing), "only searches ask rows"
         assert job.search is not None, "it began before its rows ran"
-        for row, logprobs in enumerate(answers, job.first_row + job.answered):
-            job.search.answer(_path(request, job, row), logprobs)
-        job.answered += len(answers)
+        for logprobs in answers:
+            job.search.answer(job.nodes[job.answered], logprobs)
+            job.answered += 1
 
     def finish(self, request: Request) -> None:
         """All its rows have run. The last one of a round begins the next, or ends the search."""
@@ -152,27 +147,23 @@ class Searches:
         if self._roster.alive[request.message_id]:
             return
         search, message = running.state, running.message
-        before = search.evaluated, search.tokens
-        search.absorb()
-        paths = search.proceed() if message.search else []
-        self._counters.choice_evaluations += search.evaluated - before[0]
-        self._counters.choice_tokens += search.tokens - before[1]
-        if paths:
-            self._add(request, running, [(path, 1) for path in paths])
+        nodes = search.proceed() if message.search else []
+        if nodes:
+            self._add(request, running, [[node] for node in nodes])
             return
         del self._running[request.message_id]
+        self._counters.choice_evaluations += search.evaluated
+        self._counters.choice_tokens += search.tokens
         self._counters.finished += 1
         self._roster.end(request.message_id, _ended(running))
 
-    def _add(self, request: Request, running: _Running, paths: Sequence[tuple[Path, int]]) -> None:
-        """More requests of the message of `request`: (path, how many of its last rows are asked)."""
-        more = []
-        for path, rows in paths:
-            tokens = [*running.shared, *path]
-            more.append(
-                self._another(request, tokens, Choosing(running.state, len(running.shared), len(tokens) - rows))
-            )
-            running.prompt_tokens += len(tokens)
+    def _add(self, request: Request, running: _Running, rows: Sequence[list[Node]]) -> None:
+        """More requests of the message of `request`, one for each row of nodes."""
+        more = [
+            self._another(request, [*running.shared, *nodes[-1].tokens], Choosing(running.state, nodes))
+            for nodes in rows
+        ]
+        running.prompt_tokens += sum(other.prompt_length for other in more)
         self._roster.extend(request.message_id, more)
 
 
@@ -181,12 +172,8 @@ def questions(request: Request, start: int, end: int) -> list[NDArray[np.int32]]
     job = request.job
     assert isinstance(job, Choosing), "only searches ask rows"
     assert job.search is not None, "it began before its rows ran"
-    return [job.search.question(_path(request, job, row)).ids for row in range(start, end)]
-
-
-def _path(request: Request, job: Choosing, row: int) -> Path:
-    """The tokens of the search that row `row` is the last of."""
-    return tuple(request.tokens[job.shared : row + 1].tolist())
+    first = request.length - len(job.nodes)
+    return [job.search.question(node) for node in job.nodes[start - first : end - first]]
 
 
 def _ended(running: _Running) -> ChooseEnded:

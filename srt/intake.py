@@ -11,6 +11,8 @@ from .engine_protocol import EngineChoose, EngineGenerate, EnginePrefill, Engine
 from .request import Choosing, Generation, Job, Prefilling, Request, ScoreGroup, Scoring
 from .stops import StopShelf
 
+MOST_SEARCHED = 16_384  # tokens of choices; a step makes a node for each
+
 
 class Intake:
     """Checks messages against the model's limits and makes requests of them.
@@ -94,11 +96,15 @@ class Intake:
                 raise RequestError(
                     f"the prompt with choice {i} has {length} tokens, more than {self._limit}; shorten it"
                 )
+        total = sum(map(len, message.choices))
+        if total > MOST_SEARCHED:
+            raise RequestError(
+                f"the choices have {total} tokens, and a search takes at most {MOST_SEARCHED}; "
+                'give fewer or shorter ones, or write method="token_length_normalized"'
+            )
         shared = message.prompt[: message.start]
         tokens = np.array([*shared, *message.choices[0][:-1]], dtype=np.int32)
-        return self._request(
-            message.id, tokens, Choosing(None, message.start, message.start - 1), message.schedule, now
-        )
+        return self._request(message.id, tokens, Choosing(None, []), message.schedule, now)
 
     def another(self, request: Request, token_ids: Sequence[int], job: Choosing) -> Request:
         """One more request of the same message."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..fsm.choice_nodes import Node
 from ..fsm.choice_search import ChoiceSearch
 from ..fsm.stops import Matcher, Stops
 from ..lang.sampling import SamplingParams
@@ -84,11 +85,10 @@ class Scoring:
 
 @dataclass(slots=True)
 class Choosing:
-    """Each of rows [first_row, length) says what may come next, which a search for the mass of choices asks."""
+    """The last rows say what may come behind these nodes of a search for the probabilities of choices."""
 
     search: ChoiceSearch | None  # None until the vocabulary is there
-    shared: int  # tokens before every path of the search
-    first_row: int
+    nodes: list[Node]  # each row's tokens; the last row's are all that the search has put behind the prompt
     answered: int = 0
 
 
@@ -284,8 +284,8 @@ class Request:
             case Scoring(group=group, logprobs=collected):
                 wanted = group.start - 1 + len(collected)
                 return wanted if wanted < self.length - 1 else last
-            case Choosing(first_row=first, answered=answered):
-                return min(last, first + answered)
+            case Choosing(nodes=nodes, answered=answered):
+                return last - len(nodes) + answered
             case Prefilling():
                 return last
 

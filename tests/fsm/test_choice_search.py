@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.choice_search import ChoiceSearch, Path, Probabilities, SearchLimits
+from umbel.fsm.choice_search import ChoiceSearch, Probabilities, SearchLimits
 from umbel.fsm.healing import grows
 from umbel.fsm.trie import build_trie
 from umbel.fsm.vocabulary import Vocabulary
+
+Path = tuple[int, ...]
 
 # "b" and "ab" have two ids; several ways lead to every text, and tokens go past the ends of texts.
 TABLE = [b"a", b"b", b"c", b"ab", b"abc", b"bc", b"ba", b"b", b"ca", b"cab", b"ab", b"cc", b""]
@@ -60,14 +62,23 @@ def search(
 ) -> tuple[ChoiceSearch, Probabilities]:
     choices = [(*said, *encode(text)) for text in texts]
     state = ChoiceSearch(TRIE, VOCABULARY.token_bytes, choices, said, longest=100, limits=limits)
-    paths = [path[:length] for path, new in state.begin() for length in range(len(path) - new + 1, len(path) + 1)]
-    assert len(paths) == len(set(paths)), "a node is evaluated once"
-    while paths:
-        for path in paths:
-            state.answer(path, np.array(model.logprobs(path))[state.question(path).ids])
-        state.absorb()
-        paths = state.proceed()
+    run(model, state)
     return state, state.probabilities
+
+
+def run(model: TableModel, state: ChoiceSearch) -> set[Path]:
+    """All that is asked is answered → the paths that were asked about."""
+    nodes = [node for row in reversed(state.begin()) for node in row]  # children may be answered before their parents
+    seen: set[Path] = set()
+    while nodes:
+        for node in nodes:
+            path = tuple(node.tokens)
+            assert path not in seen, "a node is evaluated once"
+            seen.add(path)
+            state.answer(node, np.array(model.logprobs(path))[state.question(node)])
+        nodes = state.proceed()
+    assert state.evaluated == len(seen)
+    return seen
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -154,13 +165,7 @@ def test_a_search_ends_when_the_order_is_certain_or_the_budget_is_spent() -> Non
 def test_a_path_too_long_for_the_context_stays_in_the_bounds() -> None:
     model = TableModel(6)
     state = ChoiceSearch(TRIE, VOCABULARY.token_bytes, [encode(b"abcabc")], longest=2, limits=EXACT)
-    paths = [path[:length] for path, new in state.begin() for length in range(len(path) - new + 1, len(path) + 1)]
-    while paths:
-        assert all(len(path) <= 2 for path in paths)
-        for path in paths:
-            state.answer(path, np.array(model.logprobs(path))[state.question(path).ids])
-        state.absorb()
-        paths = state.proceed()
+    assert all(len(path) <= 2 for path in run(model, state))
     bounds = state.probabilities
     assert math.exp(bounds.lower[0]) < model.probability(b"abcabc") < math.exp(bounds.upper[0])
 
