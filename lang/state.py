@@ -224,7 +224,11 @@ class State(BaseState):
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """About the call that set `name`: prompt_tokens, cached_tokens, completion_tokens, finish_reason,
-        log-probabilities when asked for; for `select` the scores of every choice. A list for n above 1.
+        log-probabilities when asked for. A list for n above 1.
+
+        Of a select, by choice: `choice_scores`, by which they were compared, and `probabilities`, which add up to 1.
+        With method="exact" also `bounds` of these, `mass` (bounds of the probability among all texts: what is missing
+        from 1 is the probability of something else) and `evaluations` of the model.
 
         Of a constrained gen also `forced_tokens`, which were not sampled, and `guarantee`: "enforced"; "incomplete"
         for a text that a stop ended early; or, where `allow_unenforced` left something over (listed in `unenforced`),

@@ -6,11 +6,14 @@ import math
 import numpy as np
 import pytest
 import umbel as ul
-from umbel.lang.prompt import Generated, Text
-from umbel.lang.protocol import Scored, ScoreRequest
+from umbel.lang.prompt import Generated, Part, Text
+from umbel.lang.protocol import Failure, Scored, ScoreRequest
+from umbel.srt.engine_protocol import ChooseEnded, EngineChoose
 from umbel.srt.local import LocalBackend
 from umbel.srt.oracle import OracleRunner
 from umbel.srt.tokenizer import ByteTokenizer
+
+from .gateway_harness import Harness
 
 TOKENIZER = ByteTokenizer()
 PATIENCE = 60.0
@@ -83,6 +86,51 @@ def test_overshoot_has_no_upper_bound_and_goes_with_unconditional_scores() -> No
     assert [choice.upper for choice in scored.choices] == [None, None]
     assert all(choice.lower is not None and choice.lower >= sum(choice.logprobs) - 1e-6 for choice in scored.choices)
     assert all(len(choice.unconditional) == len(choice.logprobs) for choice in scored.choices)
+
+
+@pytest.mark.parametrize(
+    ("parts", "heal"),
+    [
+        ((Text("It is "),), True),
+        ((Text("It is "), Text("<|im_end|>", control=True)), False),
+        ((Text("It is "), Generated("so", (115, 111))), False),
+        ((Generated("so", (115, 111)), Text(" ")), True),
+        ((), False),
+    ],
+)
+def test_only_text_of_the_program_is_taken_back(parts: tuple[Part, ...], heal: bool) -> None:
+    harness = Harness()
+    harness.send(ScoreRequest("a", parts, ("the", "no"), probability="exact"))
+    (message,) = harness.to_engine
+    assert isinstance(message, EngineChoose)
+    assert (message.heal, message.search) == (heal, True)
+    assert len(message.prompt) >= message.start >= 1
+    assert [TOKENIZER.token_bytes(ids[-1])[-1:] for ids in message.choices] == [b"e", b"o"]
+
+
+def test_bounds_go_to_their_choices() -> None:
+    harness = Harness()
+    harness.send(ScoreRequest("a", (Text("It is "),), ("q", "no"), probability="exact"))
+    (message,) = harness.to_engine
+    assert isinstance(message, EngineChoose)
+    logprobs = [[-1.0] * len(ids) for ids in message.choices]
+    harness.gateway.engine_event(ChooseEnded(message.id, [-1.0, -2.0], [-0.5, -1.5], logprobs, 9, 20, 5))
+    (scored,) = harness.answers()
+    assert isinstance(scored, Scored)
+    assert [(choice.lower, choice.upper) for choice in scored.choices] == [(-1.0, -0.5), (-2.0, -1.5)]
+    assert (scored.evaluations, scored.usage.prompt_tokens, scored.usage.cached_tokens) == (9, 20, 5)
+
+
+def test_an_answer_that_does_not_fit_ends_its_own_call() -> None:
+    harness = Harness()
+    harness.send(ScoreRequest("a", (Text("It is "),), ("q", "no"), probability="exact"))
+    (message,) = harness.to_engine
+    assert isinstance(message, EngineChoose)
+    logprobs = [[-1.0] * len(ids) for ids in message.choices]
+    harness.gateway.engine_event(ChooseEnded(message.id, [-1.0], [-0.5], logprobs, 9, 20, 5))
+    (failure,) = harness.answers()
+    assert isinstance(failure, Failure)
+    assert harness.gateway.in_flight == 0
 
 
 @ul.function
