@@ -11,8 +11,10 @@ import hashlib
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
+import pytest
 from umbel.lang.errors import ConstraintError
 from umbel.lang.link import FromGateway, Inbound, Outbound, Pong, ToGateway
 from umbel.lang.prompt import Text
@@ -267,9 +269,9 @@ class World:
             case "generate":
                 client.ask(self._generate(f"g{index}"))
             case "score":
-                client.ask(
-                    ScoreRequest(f"s{index}", (Text(self._text()),), ("yes", "no", "in a"), True, self._origin())
-                )
+                methods: tuple[Literal["", "overshoot", "exact"], ...] = ("", "overshoot", "exact")
+                prompt, choices = (Text(self._text()),), ("yes", "no", "in a")
+                client.ask(ScoreRequest(f"s{index}", prompt, choices, True, self._origin(), methods[index % 3]))
             case "hint":
                 client.say(Hint(f"h{index}", (Text(self._text()),)))
             case "abort" if client.records:
@@ -327,6 +329,8 @@ def verify(world: World) -> Counter[str]:
 def _verify_text(record: Record, ending: FromBackend | None) -> None:
     request = record.request
     if not isinstance(request, GenRequest):
+        if isinstance(ending, Scored):
+            _verify_choices(request, ending)
         return
     if request.constraint is not None:
         texts = _constrained_reference(request)
@@ -344,6 +348,22 @@ def _verify_text(record: Record, ending: FromBackend | None) -> None:
         assert completion.text == texts[index]
         if request.stream:
             assert record.chunks.get(index, "") == texts[index]
+
+
+def _verify_choices(request: ScoreRequest, ending: Scored) -> None:
+    """They are as probable as they are to a runtime that serves nothing else."""
+
+    async def run() -> Scored:
+        backend = LocalBackend(context_length=CONTEXT, pool_tokens=POOL)
+        try:
+            return await backend.score(msgspec.structs.replace(request, origin=Origin()))
+        finally:
+            await backend.close()
+
+    for mine, alone in zip(ending.choices, asyncio.run(run()).choices, strict=True):
+        assert mine.token_ids == alone.token_ids
+        for name in ("logprobs", "unconditional", "lower", "upper"):
+            assert getattr(mine, name) == pytest.approx(getattr(alone, name), abs=1e-6), f"{request.id}: {name}"
 
 
 def _constrained_reference(request: GenRequest) -> list[str]:
