@@ -4,6 +4,7 @@ The one place that knows which classes make up a runtime. torch and the tokenize
 only by the function that needs them, so the gateway process stays without torch.
 """
 
+import gc
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -131,7 +132,10 @@ def _constraint_shelf(
         from .constraint_opener import ConstraintOpener  # constraints cost nothing before there is one
 
         walk = getattr(runner, "trie_walk", None)  # of the native kernels
-        return ConstraintOpener(open_tokens, runner.vocab_size, walk=walk, folder=tries)
+        opener = ConstraintOpener(open_tokens, runner.vocab_size, walk=walk, folder=tries)
+        if beside:
+            gc.freeze()  # a vocabulary and its tokenizer are many objects, and none of them goes
+        return opener
 
     # One thread: it makes the vocabulary's trie once, and a constraint takes it a moment.
     beside = options.model != ORACLE

@@ -6,6 +6,7 @@ A thread with a socket of its own sends the number of the current step twice a s
 take minutes and the process still counts as alive. The scheduler is touched by the main thread only.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -193,6 +194,7 @@ def _start(start: EngineStart, link: EngineLink) -> Engine:
     engine = open_engine(start.options, clock=SystemClock(), faults=faults, phase=phase)
     phase("making the first token")
     warm_up(engine)
+    gc.freeze()  # what is loaded stays: collections that walk it stop the step for tens of milliseconds
     return engine
 
 
