@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from umbel.fsm.masks import Masks
-from umbel.fsm.vocabulary import Vocabulary
+from umbel.fsm.tokens.masks import Masks
+from umbel.fsm.tokens.vocabulary import Vocabulary
 
 from .constrained_data import SETS, Item, read_items
 from .constrained_engines import Refused, Subject, subjects

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from umbel.fsm.engine_source import Kind
+from umbel.fsm.engines.source import Kind
 
 SETS = ("schemas", "suite", "regexes")
 _FILES = {"schemas": "schemas.jsonl", "suite": "json_schema_test_suite.jsonl", "regexes": "regexes.jsonl"}

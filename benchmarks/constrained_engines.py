@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from umbel.fsm.engine_source import Source
-from umbel.fsm.engines import Engines, TextState
+from umbel.fsm.engines.selection import Engines, TextState
+from umbel.fsm.engines.source import Source
 from umbel.fsm.errors import ConstraintRefused
-from umbel.fsm.masks import Masks
-from umbel.fsm.vocabulary import Vocabulary
+from umbel.fsm.tokens.masks import Masks
+from umbel.fsm.tokens.vocabulary import Vocabulary
 
 from .constrained_data import Item
 
@@ -91,7 +91,7 @@ class Llguidance:
     separators = SPACED
 
     def __init__(self, masks: Masks, encode: Callable[[str], list[int]]) -> None:
-        from umbel.fsm.engine_llguidance_tokens import LlguidanceTokens
+        from umbel.fsm.engines.llguidance_tokens import LlguidanceTokens
 
         self._tokens = LlguidanceTokens(masks.vocabulary, masks.trie, encode)
         self._words = masks.vocabulary.words

@@ -14,11 +14,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 from .algebra import nullable
-from .character_dfa import determinised
+from .boolean.character_dfa import determinised
 from .errors import ConstraintRefused, LimitExceeded
 from .language import Dfa, Ranges
 from .limits import Limits
-from .regex_parser import plain_regex
+from .regex.parser import plain_regex
 from .stop import StopMatch
 
 STATES = 256  # of one automaton, and so threads of one text; real ones have ten

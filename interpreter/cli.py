@@ -113,7 +113,8 @@ def _chat(options: argparse.Namespace) -> int:
 
 def _fsm(arguments: Sequence[str]) -> int:
     try:
-        inspector: Any = importlib.import_module("umbel.fsm.inspect")  # by name: the interpreter imports no automata
+        # By name: the interpreter imports no automata.
+        inspector: Any = importlib.import_module("umbel.fsm.inspector.command")
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "numpy", "runtime") from None
     status: int = inspector.main(arguments)

@@ -1,4 +1,4 @@
-"""How probable choices are over all their tokens: a search (fsm/choice_search.py) that lives in the scheduler.
+"""How probable choices are over all their tokens: a search (fsm/choices/search.py) that lives in the scheduler.
 
 hold        the request waits for the trie of the vocabulary
 begin_step  the trie is there: the usual tokens of the choices wait for their turn, one request for each choice that
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fsm.choice_nodes import Node
-from ..fsm.choice_search import ChoiceSearch
-from ..fsm.healing import grows
-from ..fsm.trie import Trie
+from ..fsm.choices.nodes import Node
+from ..fsm.choices.search import ChoiceSearch
+from ..fsm.tokens.healing import grows
+from ..fsm.tokens.trie import Trie
 from ..lang.errors import CapabilityError, RequestError
 from .constraint_shelf import ConstraintShelf
 from .counters import Counters

@@ -20,7 +20,7 @@ from ..lang.protocol import ConstraintEngine, ConstraintSpec
 from .engine_protocol import EnforcedBy, EngineConstraint
 
 if TYPE_CHECKING:
-    from ..fsm.engine_source import Source
+    from ..fsm.engines.source import Source
     from ..fsm.language import Grammar
     from ..fsm.limits import Limits
 
@@ -107,9 +107,11 @@ def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compil
 
 def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     """Raises ConstraintRefused."""
-    from ..fsm.automaton import Automaton  # here, so that a gateway without constraints starts as fast as before
-    from ..fsm.engine_source import Source
-    from ..fsm.engines import compile_source
+    from ..fsm.automaton.automaton import (
+        Automaton,  # here, so that a gateway without constraints starts as fast as before
+    )
+    from ..fsm.engines.selection import compile_source
+    from ..fsm.engines.source import Source
     from ..fsm.limits import Limits
 
     limits = Limits()
@@ -133,7 +135,7 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
 
 def _lenient_grammar(spec: ConstraintSpec, limits: Limits) -> tuple[Grammar, tuple[tuple[str, str], ...]]:
     """A schema without what cannot be enforced of it, and (keyword, path) of that. Raises ConstraintRefused."""
-    from ..fsm.boolean import resolve
+    from ..fsm.boolean.resolution import resolve
     from ..fsm.schema import SchemaOptions, compile_schema
 
     compiled = compile_schema(spec.source, SchemaOptions(spec.whitespace, allow_unenforced=True), limits)
@@ -142,7 +144,7 @@ def _lenient_grammar(spec: ConstraintSpec, limits: Limits) -> tuple[Grammar, tup
 
 def _our_refusal(source: Source, limits: Limits) -> str:
     """Why our own automata do not honour it."""
-    from ..fsm.engines import own_grammar
+    from ..fsm.engines.selection import own_grammar
 
     try:
         own_grammar(source, limits)

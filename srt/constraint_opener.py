@@ -6,14 +6,14 @@ from typing import assert_never
 
 import msgspec
 
-from ..fsm.engine_source import Source
-from ..fsm.engines import Engines
+from ..fsm.engines.selection import Engines
+from ..fsm.engines.source import Source
 from ..fsm.errors import ConstraintRefused
 from ..fsm.language import Grammar
-from ..fsm.masks import Masks
-from ..fsm.trie_file import kept_trie
-from ..fsm.trie_walk import Walk
-from ..fsm.vocabulary import Vocabulary
+from ..fsm.tokens.masks import Masks
+from ..fsm.tokens.trie_file import kept_trie
+from ..fsm.tokens.trie_walk import Walk
+from ..fsm.tokens.vocabulary import Vocabulary
 from .constraint_cursor import SharedConstraint
 from .engine_protocol import EngineConstraint
 from .tokenizer import Tokenizer

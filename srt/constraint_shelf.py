@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, Protocol, TypeVar
 
-from ..fsm.trie import Trie
+from ..fsm.tokens.trie import Trie
 from .constraint_cursor import SharedConstraint
 from .engine_protocol import EngineConstraint
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fsm.vocabulary import pack
+from ..fsm.tokens.vocabulary import pack
 from ..lang.errors import EngineError
 from ..lang.sampling import SamplingParams
 from .batch import Allowed, Pick, Picks

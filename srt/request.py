@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fsm.choice_nodes import Node
-from ..fsm.choice_search import ChoiceSearch
+from ..fsm.choices.nodes import Node
+from ..fsm.choices.search import ChoiceSearch
 from ..fsm.stops import Matcher, Stops
 from ..lang.sampling import SamplingParams
 from .constraint_cursor import Cursor

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..character_dfa import determinised
+from ..boolean.character_dfa import determinised
 from ..language import Language
 from ..limits import Limits
-from ..regex_parser import parse_regex
+from ..regex.parser import parse_regex
 
 # RFC 3339. Years 0001 to 9999; 29 February in leap years only.
 _YEAR = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"

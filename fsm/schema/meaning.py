@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ..errors import ConstraintRefused, LimitExceeded
 from ..language import Language
 from ..limits import Limits
-from ..regex_parser import search_regex
+from ..regex.parser import search_regex
 from .alternatives import conditional, exactly_one, merged
 from .assertions import format_asked, numbers_asked, strings_asked
 from .clauses import EVERY_TYPE, NUMBER, Clause, Clauses, Demand, Demands, meeting, of_type, unevaluated

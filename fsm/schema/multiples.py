@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from ..boolean.minimal import minimal, trimmed
 from ..errors import Unsupported
 from ..language import EMPTY_TEXT, Dfa, Language
-from ..minimal import minimal, trimmed
 from .decimals import Number, split
 from .expressions import concat, literal, optional, repeat
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from umbel.fsm.masks import Masks
-from umbel.fsm.vocabulary import Vocabulary
+from umbel.fsm.tokens.masks import Masks
+from umbel.fsm.tokens.vocabulary import Vocabulary
 
 from benchmarks.constrained import Outcome, Row, compare, measure, measure_apart, table
 from benchmarks.constrained_data import Item, read_items

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.algebra import ANY_CHARACTER, ANY_TEXT, children
-from umbel.fsm.boolean import resolve
+from umbel.fsm.boolean.resolution import resolve
+from umbel.fsm.boolean.text_lengths import lengths
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
 from umbel.fsm.language import (
     EMPTY_TEXT,
@@ -26,8 +27,7 @@ from umbel.fsm.language import (
     Without,
 )
 from umbel.fsm.limits import Limits
-from umbel.fsm.regex_parser import parse_regex, search_regex
-from umbel.fsm.text_lengths import lengths
+from umbel.fsm.regex.parser import parse_regex, search_regex
 
 from .matcher import matches
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.choice_search import ChoiceSearch, Probabilities, SearchLimits
-from umbel.fsm.healing import grows
-from umbel.fsm.trie import build_trie
-from umbel.fsm.vocabulary import Vocabulary
+from umbel.fsm.choices.search import ChoiceSearch, Probabilities, SearchLimits
+from umbel.fsm.tokens.healing import grows
+from umbel.fsm.tokens.trie import build_trie
+from umbel.fsm.tokens.vocabulary import Vocabulary
 
 Path = tuple[int, ...]
 

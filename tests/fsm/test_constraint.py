@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.constraint import Constraint, ConstraintState
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded
 from umbel.fsm.language import Chars, Concat, Grammar, Language, Literal, Repeat, Spelled, Union
 from umbel.fsm.limits import Limits
-from umbel.fsm.masks import Masks
-from umbel.fsm.vocabulary import Vocabulary, unpack
+from umbel.fsm.tokens.constraint import Constraint, ConstraintState
+from umbel.fsm.tokens.masks import Masks
+from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
 from .languages import ANY, LANGUAGES, recursive_grammars
 from .matcher import matches

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from umbel.fsm.automaton import DEAD, Automaton
-from umbel.fsm.engine_source import MissingEngine, Source
-from umbel.fsm.engines import Engines, TextState, compile_source
+from umbel.fsm.automaton.automaton import DEAD, Automaton
+from umbel.fsm.engines.selection import Engines, TextState, compile_source
+from umbel.fsm.engines.source import MissingEngine, Source
 from umbel.fsm.errors import ConstraintRefused, Unsupported
 from umbel.fsm.language import Grammar
-from umbel.fsm.masks import Masks
-from umbel.fsm.vocabulary import Vocabulary, unpack
+from umbel.fsm.tokens.masks import Masks
+from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
 from .test_constraint import Pairs
 from .vocabularies import SINGLE

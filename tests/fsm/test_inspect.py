@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.compress import Edge, Graph
-from umbel.fsm.drawing import dot, svg
-from umbel.fsm.inspect import main
-from umbel.fsm.layout import layered
+from umbel.fsm.inspector.command import main
+from umbel.fsm.inspector.compress import Edge, Graph
+from umbel.fsm.inspector.drawing import dot, svg
+from umbel.fsm.inspector.layout import layered
 
 SVG = "{http://www.w3.org/2000/svg}"
 SCHEMA = {

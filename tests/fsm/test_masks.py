@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from umbel.fsm.automaton import DEAD, Automaton
+from umbel.fsm.automaton.automaton import DEAD, Automaton
 from umbel.fsm.errors import LimitExceeded
 from umbel.fsm.language import Chars, Concat, Grammar, Language, Literal, Repeat, Spelled
 from umbel.fsm.limits import Limits
-from umbel.fsm.masks import FEW, Mask, Masks
-from umbel.fsm.vocabulary import Vocabulary, unpack
+from umbel.fsm.tokens.masks import FEW, Mask, Masks
+from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
 from .languages import ANY, LANGUAGES, recursive_grammars
 from .vocabularies import ALPHABET, SINGLE, allowed_slowly, vocabularies

@@ -4,7 +4,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.automaton import DEAD, Automaton
+from umbel.fsm.automaton.automaton import DEAD, Automaton
 from umbel.fsm.language import Chars, Concat, Dfa, Grammar, Literal, Repeat, Spelled
 
 from .languages import ANY, LANGUAGES, recursive_grammars

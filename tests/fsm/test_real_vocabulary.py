@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from umbel.fsm.automaton import DEAD, Automaton
-from umbel.fsm.engine_source import Source
-from umbel.fsm.engines import Engines, own_grammar
+from umbel.fsm.automaton.automaton import DEAD, Automaton
+from umbel.fsm.engines.selection import Engines, own_grammar
+from umbel.fsm.engines.source import Source
 from umbel.fsm.errors import ConstraintRefused
 from umbel.fsm.limits import Limits
-from umbel.fsm.masks import Masks
-from umbel.fsm.vocabulary import Vocabulary, unpack
+from umbel.fsm.tokens.masks import Masks
+from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
 pytestmark = pytest.mark.model
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import regex
-from umbel.fsm.boolean import resolve
+from umbel.fsm.boolean.resolution import resolve
 from umbel.fsm.errors import Unsupported
 from umbel.fsm.language import Grammar
 from umbel.fsm.limits import Limits
-from umbel.fsm.regex_parser import parse_regex
+from umbel.fsm.regex.parser import parse_regex
 
 from .matcher import matches
 from .sampler import changed, sampled

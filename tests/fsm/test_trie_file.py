@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from umbel.fsm import trie_file
-from umbel.fsm.trie import Trie, build_trie
-from umbel.fsm.trie_file import kept_trie
-from umbel.fsm.vocabulary import Vocabulary
+from umbel.fsm.tokens import trie_file
+from umbel.fsm.tokens.trie import Trie, build_trie
+from umbel.fsm.tokens.trie_file import kept_trie
+from umbel.fsm.tokens.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary([b"a", b"an", b"at", b"b", b"an", "é".encode(), b'"', b""], [7])
 

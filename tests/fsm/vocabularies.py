@@ -3,8 +3,8 @@
 import string
 
 from hypothesis import strategies as st
-from umbel.fsm.automaton import DEAD, Automaton
-from umbel.fsm.vocabulary import Vocabulary
+from umbel.fsm.automaton.automaton import DEAD, Automaton
+from umbel.fsm.tokens.vocabulary import Vocabulary
 
 ALPHABET = [
     b"a",

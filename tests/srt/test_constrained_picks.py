@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from umbel.fsm.vocabulary import pack
+from umbel.fsm.tokens.vocabulary import pack
 from umbel.srt.batch import Allowed, Pick, Picks
 from umbel.srt.draw import Draws, draw_keys
 from umbel.srt.model_runner import ModelRunner, build_runner

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded
-from umbel.fsm.masks import Mask
-from umbel.fsm.vocabulary import pack
+from umbel.fsm.tokens.masks import Mask
+from umbel.fsm.tokens.vocabulary import pack
 from umbel.srt.constraint_shelf import AtOnce, ConstraintShelf
 from umbel.srt.engine_protocol import EngineConstraint
 from umbel.srt.tokenizer import ByteTokenizer

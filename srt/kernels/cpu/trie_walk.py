@@ -1,11 +1,11 @@
-"""Walking a trie of tokens beside an automaton, in C++. The numpy twin, with what work is, is fsm/trie_walk.py."""
+"""Walking a trie of tokens beside an automaton, in C++. fsm/tokens/trie_walk.py is the twin, and says what work is."""
 
 import ctypes
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....fsm.trie import Trie
+from ....fsm.tokens.trie import Trie
 
 _ROOM = 4_096  # pieces of work that a walk may leave beyond those it was given
 

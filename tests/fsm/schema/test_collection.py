@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from umbel.fsm.automaton import Automaton
-from umbel.fsm.boolean import resolve
+from umbel.fsm.automaton.automaton import Automaton
+from umbel.fsm.boolean.resolution import resolve
 from umbel.fsm.errors import ConstraintRefused
 from umbel.fsm.limits import Limits
 from umbel.fsm.schema import SchemaOptions, compile_schema

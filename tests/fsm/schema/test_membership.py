@@ -5,10 +5,10 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.character_dfa import determinised
+from umbel.fsm.boolean.character_dfa import determinised
 from umbel.fsm.errors import LimitExceeded
 from umbel.fsm.limits import Limits
-from umbel.fsm.regex_parser import parse_regex
+from umbel.fsm.regex.parser import parse_regex
 from umbel.fsm.schema.expressions import none_of, one_of
 from umbel.fsm.schema.membership import admits
 

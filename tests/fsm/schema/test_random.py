@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
-from umbel.fsm.automaton import Automaton
+from umbel.fsm.automaton.automaton import Automaton
 from umbel.fsm.errors import ConstraintRefused
 
 from .texts import LITERAL, SPACED, automaton, sample, takes, written

@@ -5,8 +5,8 @@ import random
 from collections.abc import Mapping, Set
 from typing import Any
 
-from umbel.fsm.automaton import Automaton
-from umbel.fsm.boolean import resolve
+from umbel.fsm.automaton.automaton import Automaton
+from umbel.fsm.boolean.resolution import resolve
 from umbel.fsm.limits import Limits
 from umbel.fsm.schema import SchemaOptions, compile_schema
 

@@ -1,0 +1,1 @@
+"""The lazy automaton over bytes: a grammar read as it is, nothing determinised ahead of need."""

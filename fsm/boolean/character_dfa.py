@@ -1,0 +1,260 @@
+"""Intersections and differences as deterministic automata over characters.
+
+Every side is determinised as far as the product asks (subset construction over classes of characters that no side
+tells apart), and the product stops where no text can be accepted any more. What costs too much ends early: the
+number of product states and the transitions that subsets follow are limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..charset import normal
+from ..errors import LimitExceeded
+from ..language import NOTHING, Both, Dfa, Language, Ranges, Without
+from ..limits import Limits
+from .character_nfa import CharacterNfa
+from .fuel import Fuel
+from .minimal import Rows, minimal, trimmed
+
+_STEPS_PER_STATE = 60  # of determinisation, on average; a million steps are about half a second
+_RANGES_PER_STATE = 20  # of characters, on average; \\w alone has 734
+_TOO_MANY_STEPS = (
+    "an intersection, a difference or a lookahead takes too many steps; "
+    "write smaller bounds, or alternatives that begin differently"
+)
+_TOO_MANY_RANGES = (
+    "an intersection, a difference or a lookahead has too many ranges of characters; "
+    "write [A-Za-z0-9_] for \\w, [0-9] for \\d, or smaller bounds"
+)
+
+# A formula says how sides combine: a side by its number, or ("and" | "but not", formula, formula).
+Formula = int | tuple[str, "Formula", "Formula"]
+
+DEAD = 0  # of a side: no text is accepted from here
+UNIVERSAL = 1  # of a side: every text is
+
+
+class Alphabet:
+    """Classes of characters: two of a class are in the same ones of the given sets.
+
+    sets         [a-z] [a-f0-9]
+    classes      a-f │ g-z │ 0-9 │ (everything else is in no class)
+    """
+
+    def __init__(self, sets: Iterable[Ranges]) -> None:
+        distinct = list(dict.fromkeys(sets))
+        changes: dict[int, int] = {}  # code point → the sets that begin or end there, as bits
+        for index, ranges in enumerate(distinct):
+            for first, last in ranges:
+                changes[first] = changes.get(first, 0) ^ 1 << index
+                changes[last + 1] = changes.get(last + 1, 0) ^ 1 << index
+        members: dict[int, list[tuple[int, int]]] = {}
+        signature, begin = 0, 0
+        for code in sorted(changes):
+            if signature:
+                members.setdefault(signature, []).append((begin, code - 1))
+            signature ^= changes[code]
+            begin = code
+        self.classes = [tuple(ranges) for ranges in members.values()]  # [classes]: their characters
+        self._of_set = {
+            ranges: [number for number, signature in enumerate(members) if signature >> index & 1]
+            for index, ranges in enumerate(distinct)
+        }
+
+    def of(self, ranges: Ranges) -> list[int]:
+        """The classes that make up one of the sets."""
+        return self._of_set[ranges]
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+
+class Side:
+    """One expression, determinised on demand. State 0 is DEAD, 1 is UNIVERSAL, 2 is the start unless it is either."""
+
+    def __init__(self, nfa: CharacterNfa, alphabet: Alphabet, fuel: Fuel) -> None:
+        self._nfa = nfa
+        self._classes = [alphabet.of(ranges) for ranges in nfa.labels]  # [labels]: their classes
+        self._class_count = len(alphabet)
+        self._fuel = fuel
+        self._universal = nfa.universal()
+        self._weight = 1 + len(nfa.edges) // 1024  # of an operation on a set of states, against one on a word
+        self._moves: dict[int, list[tuple[int, int]]] = {}  # of a state of the nfa: (class, states after it)
+        self._subsets = [0, 0]
+        self._numbers: dict[int, int] = {0: DEAD}
+        self._rows: list[list[int] | None] = [[DEAD] * len(alphabet), [UNIVERSAL] * len(alphabet)]
+        self.accepting = [False, True]
+        self.start = self._number(nfa.closure(nfa.start))
+
+    def _number(self, subset: int) -> int:
+        if subset & self._universal:
+            return UNIVERSAL
+        number = self._numbers.get(subset)
+        if number is None:
+            number = self._numbers[subset] = len(self._subsets)
+            self._subsets.append(subset)
+            self._rows.append(None)
+            self.accepting.append(bool(subset >> self._nfa.end & 1))
+        return number
+
+    def row(self, number: int) -> list[int]:
+        """[classes]: the state after a character of each class."""
+        known = self._rows[number]
+        if known is not None:
+            return known
+        after = [0] * self._class_count
+        subset = self._subsets[number]
+        while subset:
+            lowest = subset & -subset
+            subset ^= lowest
+            moves = self._moves_of(lowest.bit_length() - 1)
+            self._fuel.spend((1 + len(moves)) * self._weight)
+            for each, states in moves:
+                after[each] |= states
+        row = self._rows[number] = [self._number(states) for states in after]
+        return row
+
+    def _moves_of(self, state: int) -> list[tuple[int, int]]:
+        moves = self._moves.get(state)
+        if moves is None:
+            moves = [
+                (each, self._nfa.closure(following))
+                for label, following in self._nfa.edges[state]
+                for each in self._classes[label]
+            ]
+            self._moves[state] = moves
+        return moves
+
+
+def determinised(language: Language, limits: Limits) -> Language:
+    """A trimmed and minimal Dfa of an expression of Both and Without, or NOTHING.
+
+    Raises:
+        LimitExceeded: the automaton, or the way to it, is larger than the limits.
+    """
+    sides: list[Language] = []
+    formula = _formula(language, sides)
+    fuel = step_fuel(limits)
+    automata = [CharacterNfa(side, limits.dfa_states, fuel) for side in sides]
+    alphabet = Alphabet(ranges for nfa in automata for ranges in nfa.labels)
+    product = _Product(formula, [Side(nfa, alphabet, fuel) for nfa in automata], len(alphabet), limits.dfa_states)
+    product.explore()
+    return reduced(product.accepting, product.rows, alphabet, limits)
+
+
+def step_fuel(limits: Limits) -> Fuel:
+    """What one automaton may spend on being determinised."""
+    return Fuel(limits.dfa_states * _STEPS_PER_STATE, _TOO_MANY_STEPS, "intersection")
+
+
+def too_many_states(most: int) -> LimitExceeded:
+    why = f"an intersection, a difference or a lookahead has more than {most} states; write smaller bounds"
+    return LimitExceeded(why, keyword="intersection")
+
+
+def reduced(accepting: list[bool], rows: Rows, alphabet: Alphabet, limits: Limits) -> Language:
+    """The trimmed and minimal Dfa of rows over classes, or NOTHING.
+
+    Raises:
+        LimitExceeded: its edges have too many ranges of characters.
+    """
+    kept = trimmed(accepting, rows)
+    if kept is None:
+        return NOTHING
+    accepting, rows = minimal(*kept)
+    return Dfa(tuple(accepting), tuple(map(_Edges(alphabet, limits).of, rows)))
+
+
+def _formula(language: Language, sides: list[Language]) -> Formula:
+    match language:
+        case Both(left, right):
+            return ("and", _formula(left, sides), _formula(right, sides))
+        case Without(left, right):
+            return ("but not", _formula(left, sides), _formula(right, sides))
+        case _:
+            sides.append(language)
+            return len(sides) - 1
+
+
+class _Edges:
+    """Rows of classes as edges of characters; states with the same classes share the ranges."""
+
+    def __init__(self, alphabet: Alphabet, limits: Limits) -> None:
+        self._alphabet = alphabet
+        self._fuel = Fuel(limits.dfa_states * _RANGES_PER_STATE, _TOO_MANY_RANGES, "intersection")
+        self._known: dict[tuple[int, ...], Ranges] = {}
+
+    def of(self, row: dict[int, int]) -> tuple[tuple[Ranges, int], ...]:
+        by_target: dict[int, list[int]] = {}
+        for each, target in sorted(row.items()):
+            by_target.setdefault(target, []).append(each)
+        return tuple(sorted((self._ranges(tuple(classes)), target) for target, classes in by_target.items()))
+
+    def _ranges(self, classes: tuple[int, ...]) -> Ranges:
+        known = self._known.get(classes)
+        if known is None:
+            known = normal(range_ for each in classes for range_ in self._alphabet.classes[each])
+            self._known[classes] = known
+        self._fuel.spend(len(known))
+        return known
+
+
+class _Product:
+    """The states of all sides together, as far as something can still be accepted; state 0 starts."""
+
+    def __init__(self, formula: Formula, sides: list[Side], classes: int, most_states: int) -> None:
+        self._formula = formula
+        self._sides = sides
+        self._classes = classes
+        self._most_states = most_states
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self.accepting: list[bool] = []
+        self.rows: list[dict[int, int]] = []  # [states]: class → next state; absent where nothing is accepted
+
+    def explore(self) -> None:
+        start = tuple(side.start for side in self._sides)
+        pending = [start]
+        self._add(start)
+        for at in pending:
+            row = self.rows[self._numbers[at]]
+            rows = [side.row(state) for side, state in zip(self._sides, at, strict=True)]
+            for each, following in enumerate(zip(*rows, strict=True)):
+                number = self._numbers.get(following)
+                if number is None:
+                    if not self._alive(self._formula, following):
+                        continue
+                    number = self._add(following)
+                    pending.append(following)
+                row[each] = number
+
+    def _add(self, states: tuple[int, ...]) -> int:
+        if len(self.rows) >= self._most_states:
+            raise too_many_states(self._most_states)
+        self._numbers[states] = len(self.rows)
+        self.rows.append({})
+        self.accepting.append(self._accepts(self._formula, states))
+        return len(self.rows) - 1
+
+    def _accepts(self, formula: Formula, states: tuple[int, ...]) -> bool:
+        if isinstance(formula, int):
+            return self._sides[formula].accepting[states[formula]]
+        operator, left, right = formula
+        return self._accepts(left, states) and self._accepts(right, states) == (operator == "and")
+
+    def _alive(self, formula: Formula, states: tuple[int, ...]) -> bool:
+        """Whether something may still be accepted, as far as the sides alone tell."""
+        if isinstance(formula, int):
+            return states[formula] != DEAD
+        operator, left, right = formula
+        if not self._alive(left, states):
+            return False
+        return self._alive(right, states) if operator == "and" else not self._accepts_all(right, states)
+
+    def _accepts_all(self, formula: Formula, states: tuple[int, ...]) -> bool:
+        if isinstance(formula, int):
+            return states[formula] == UNIVERSAL
+        operator, left, right = formula
+        if not self._accepts_all(left, states):
+            return False
+        return self._accepts_all(right, states) if operator == "and" else not self._alive(right, states)

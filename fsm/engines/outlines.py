@@ -1,0 +1,111 @@
+"""Regular expressions as outlines-core reads them: for comparison.
+
+Two things are taken care of (outlines-core 0.2.14). Once an accepting position has been passed it refuses texts of its
+language, and of alternatives it gives the first that matches: so a byte that ends the text is appended, `(?:RX)\\x00`,
+and what its automaton does with that byte says where a text may end. And its index over a large vocabulary is slow to
+build: this one is over single bytes, and our automaton runs what comes out of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from ..charset import CharSet
+from ..errors import ConstraintRefused, LimitExceeded, Unsupported
+from ..language import Grammar
+from ..limits import Limits
+from .source import MissingEngine, Source
+from .trimmed_dfa import trimmed_dfa
+
+_END = 0  # the byte behind the text; texts cannot hold it
+_EOS = 256
+_LEADS = ((0xC2, 0xDF, 1, 0x1F), (0xE0, 0xEF, 2, 0x0F), (0xF0, 0xF4, 3, 0x07))  # first, last, bytes behind, bits
+
+Table = Mapping[int, Mapping[int, int]]  # state → byte → state
+Pieces = list[tuple[int, int, int]]  # (first, last, state behind): values of the bits of continuation bytes
+
+
+def outlines_grammar(source: Source, limits: Limits) -> Grammar:
+    """The texts that outlines-core matches. It may take exponential time: run it where it can be killed.
+
+    Raises:
+        MissingEngine: the package is not installed.
+        Unsupported: outlines-core reads no such source.
+        LimitExceeded: the automaton has too many states.
+    """
+    try:
+        library = importlib.import_module("outlines_core")
+        schemas = importlib.import_module("outlines_core.json_schema")
+    except ImportError as error:
+        raise MissingEngine("outlines-core") from error
+    try:
+        match source.kind, source.whitespace:
+            case "regex", _:
+                pattern = source.text
+            case "json_schema", "compact":
+                pattern = schemas.build_regex_from_schema(source.text, "")
+            case "json_schema", _:
+                raise Unsupported(
+                    "outlines-core writes the same blanks at every place; write json_whitespace='compact'",
+                    keyword="json_whitespace",
+                )
+            case _:
+                raise Unsupported("outlines-core reads no Lark grammars", keyword=source.kind)
+        index = library.Index(f"(?:{pattern})\\x00", _byte_vocabulary(library))
+    except (ValueError, TypeError) as error:
+        raise Unsupported(f"outlines-core: {str(error).splitlines()[0][:300]}", keyword=source.kind) from error
+    table: Table = index.get_transitions()
+    if len(table) > limits.dfa_states:
+        raise LimitExceeded(f"outlines-core makes {len(table)} states, at most {limits.dfa_states} are taken")
+    finals = {state for state, row in table.items() if _END in row and index.is_final_state(row[_END])}
+    characters = _Characters(table)
+    dfa = trimmed_dfa(index.get_initial_state(), finals, {state: characters.of(state) for state in table})
+    if dfa is None:
+        raise ConstraintRefused(f"{source.kind} {source.text[:80]!r} admits nothing; write one that some text matches")
+    return Grammar(dfa)
+
+
+def _byte_vocabulary(library: object) -> object:
+    return library.Vocabulary(_EOS, {bytes([byte]): [byte] for byte in range(256)})  # type: ignore[attr-defined]
+
+
+class _Characters:
+    """Edges over characters, read off edges over the bytes of UTF-8."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._tails: dict[tuple[int, int], Pieces] = {}
+
+    def of(self, state: int) -> list[tuple[CharSet, int]]:
+        """The characters that lead on, with the states behind them; none in the middle of a character."""
+        row = self._table.get(state, {})
+        pieces = [(byte, byte, target) for byte, target in row.items() if _END < byte < 0x80]
+        for first, last, behind, bits in _LEADS:
+            for byte in range(first, last + 1):
+                if byte in row:
+                    high = (byte & bits) << 6 * behind
+                    pieces += [(high + low, high + top, target) for low, top, target in self._tail(row[byte], behind)]
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        for low, top, target in pieces:
+            ranges.setdefault(target, []).append((low, top))
+        return [(CharSet.of(found), target) for target, found in ranges.items()]
+
+    def _tail(self, state: int, length: int) -> Pieces:
+        """Where `length` continuation bytes lead."""
+        known = self._tails.get((state, length))
+        if known is not None:
+            return known
+        pieces: Pieces = []
+        for byte, target in sorted(self._table.get(state, {}).items()):
+            if not 0x80 <= byte <= 0xBF:
+                continue
+            high = (byte & 0x3F) << 6 * (length - 1)
+            inner = [(0, 0, target)] if length == 1 else self._tail(target, length - 1)
+            for low, top, behind in inner:
+                if pieces and pieces[-1][1] == high + low - 1 and pieces[-1][2] == behind:
+                    pieces[-1] = (pieces[-1][0], high + top, behind)
+                else:
+                    pieces.append((high + low, high + top, behind))
+        self._tails[state, length] = pieces
+        return pieces

@@ -1,0 +1,162 @@
+"""Who enforces a constraint.
+
+    auto             ours; llguidance where ours does not honour the source, and for Lark grammars
+    fsm              ours: regular expressions and JSON schemas as one lazy automaton
+    llguidance       its matcher over our table of the vocabulary; Lark grammars, schemas of any recursion
+    outlines-core    its reading of the source, run by our automaton: for comparison
+    interegular      likewise
+
+Compiling (`compile_source`) reads the source and may take long; it belongs where it can be killed. Opening
+(`Engines`) happens where the masks are.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..boolean.resolution import resolve
+from ..errors import Unsupported
+from ..language import Grammar
+from ..limits import Limits
+from ..regex.parser import parse_regex
+from ..schema import SchemaOptions, compile_schema
+from ..tokens.constraint import Constraint, Encode, JumpCounters
+from ..tokens.masks import Masks
+from .interegular import interegular_grammar
+from .llguidance import LlguidanceConstraint
+from .llguidance_tokens import LlguidanceTokens
+from .outlines import outlines_grammar
+from .source import Engine, Source
+
+
+class TextState(Protocol):
+    """Where one text is: `constraint.ConstraintState` says what each of these is."""
+
+    @property
+    def mask(self) -> NDArray[np.uint32]: ...
+
+    @property
+    def few(self) -> NDArray[np.int32] | None: ...
+
+    @property
+    def accepting(self) -> bool: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def closing_bound(self) -> int: ...
+
+    def prepare(self, fuel: int) -> int | None: ...
+
+    def forced_tokens(self) -> list[int]: ...
+
+    def closing_tokens(self) -> list[int]: ...
+
+    def advance(self, token: int) -> None: ...
+
+    def rollback(self, tokens: int) -> None: ...
+
+    def copy(self) -> TextState: ...
+
+
+class TextConstraint(Protocol):
+    """What all texts under a constraint share: `constraint.Constraint`."""
+
+    @property
+    def minimum_tokens(self) -> int: ...
+
+    def begin(self, context: bytes = b"", said: bytes = b"") -> TextState: ...
+
+
+def compile_source(
+    source: Source, engine: Engine = "auto", limits: Limits | None = None
+) -> Grammar | Literal["llguidance"]:
+    """What enforces the source: a grammar for our automaton, or llguidance's matcher.
+
+    Raises:
+        ConstraintRefused: nobody who was asked honours it.
+    """
+    limits = limits or Limits()
+    match engine:
+        case "fsm":
+            return own_grammar(source, limits)
+        case "auto":
+            if source.kind == "lark":
+                return "llguidance"
+            try:
+                return own_grammar(source, limits)
+            except Unsupported:
+                if not LlguidanceTokens.installed():
+                    raise
+                return "llguidance"
+        case "llguidance":
+            return "llguidance"
+        case "outlines-core":
+            return outlines_grammar(source, limits)
+        case "interegular":
+            return interegular_grammar(source, limits)
+        case _:
+            assert_never(engine)
+
+
+def own_grammar(source: Source, limits: Limits) -> Grammar:
+    """By our own front ends, ready for an automaton.
+
+    Raises:
+        ConstraintRefused: it cannot be honoured, is no constraint, or admits nothing.
+    """
+    match source.kind:
+        case "regex":
+            grammar = Grammar(parse_regex(source.text, limits))
+        case "json_schema":
+            grammar = compile_schema(source.text, SchemaOptions(whitespace=source.whitespace), limits).grammar
+        case "lark":
+            raise Unsupported(
+                "umbel's automata read no Lark grammars; write constraint_engine='llguidance'", keyword="lark"
+            )
+        case _:
+            assert_never(source.kind)
+    return resolve(grammar, limits)
+
+
+class Engines:
+    """Opens constraints over one vocabulary, by whichever engine.
+
+    Args:
+        masks: of the vocabulary.
+        encode: see constraint.Constraint.
+        limits: of automata.
+    """
+
+    def __init__(self, masks: Masks, *, encode: Encode | None = None, limits: Limits | None = None) -> None:
+        self.masks = masks
+        self.counters = JumpCounters()
+        self._encode = encode
+        self._limits = limits or Limits()
+        self._tokens: LlguidanceTokens | None = None
+
+    def open(self, source: Source, engine: Engine = "auto") -> TextConstraint:
+        """Compiles and opens. Raises ConstraintRefused; what neither ours nor llguidance honours, with our reason."""
+        compiled = compile_source(source, engine, self._limits)
+        if isinstance(compiled, Grammar):
+            return self.open_grammar(compiled)
+        try:
+            return self.open_llguidance(source)
+        except Unsupported:
+            if engine == "auto" and source.kind != "lark":
+                compile_source(source, "fsm", self._limits)
+            raise
+
+    def open_grammar(self, grammar: Grammar) -> Constraint:
+        """A compiled one. Raises ConstraintRefused."""
+        return Constraint(grammar, self.masks, encode=self._encode, limits=self._limits, counters=self.counters)
+
+    def open_llguidance(self, source: Source) -> LlguidanceConstraint:
+        """By llguidance, whose view of the vocabulary is made at the first of them. Raises ConstraintRefused."""
+        if self._tokens is None:
+            self._tokens = LlguidanceTokens(self.masks.vocabulary, self.masks.trie, self._encode)
+        return LlguidanceConstraint(source, self._tokens, encode=self._encode, counters=self.counters)

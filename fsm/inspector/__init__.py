@@ -1,0 +1,1 @@
+"""`umbel fsm`: an automaton printed and drawn, before and after compression."""

@@ -1,0 +1,268 @@
+"""The command `umbel fsm`: what automaton a regular expression or a JSON schema is, before and after compression."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ..automaton.automaton import Automaton
+from ..boolean.resolution import resolve
+from ..errors import ConstraintRefused
+from ..language import Grammar
+from ..limits import Limits
+from ..regex.parser import parse_regex
+from ..schema import SchemaOptions, compile_schema
+from .compress import CompressedGraph, Exploration, ForcedShare, Graph, compress, explore, forced_share
+from .drawing import dot, svg
+from .labels import edge_label, quoted
+
+Kind = Literal["regex", "schema"]
+
+_LISTED = 40  # compressed states that are listed without --edges
+_DRAWN = 400  # states in a picture; more are no picture
+_LABEL = 64  # characters of a label in the list
+_SHOWN = 240  # characters of the shortest text that are printed
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What there is to say of one constraint."""
+
+    kind: Kind
+    source: str
+    explored: Exploration
+    compressed: CompressedGraph
+    shortest: ForcedShare
+    unenforced: tuple[tuple[str, str], ...]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status; a constraint that is refused, or a file that is not there, gives 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        kind, source = _read(options.constraint, options.kind)
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"umbel fsm: {options.constraint}: {error}", file=sys.stderr)
+        return 2
+    schema_options = SchemaOptions(
+        whitespace=options.whitespace, closed=options.closed, allow_unenforced=options.allow_unenforced
+    )
+    try:
+        inspection = inspect(kind, source, schema_options=schema_options, most_states=options.states)
+    except ConstraintRefused as error:
+        print(_refusal(error, kind, source), file=sys.stderr)
+        return 2
+    print(_json(inspection) if options.json else _text(inspection, every_edge=options.edges))
+    return _draw(inspection, options.dot, options.svg)
+
+
+def inspect(
+    kind: Kind,
+    source: str,
+    *,
+    schema_options: SchemaOptions = SchemaOptions(),  # noqa: B008 (frozen)
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    most_states: int = 2_000,
+) -> Inspection:
+    """Builds the automaton and walks it breadth first. Raises ConstraintRefused and its kinds."""
+    unenforced: tuple[tuple[str, str], ...] = ()
+    if kind == "regex":
+        grammar = Grammar(parse_regex(source, limits))
+    else:
+        compiled = compile_schema(source, schema_options, limits)
+        grammar, unenforced = compiled.grammar, compiled.unenforced
+    automaton = Automaton(resolve(grammar, limits), limits)
+    shortest = forced_share(automaton)
+    explored = explore(automaton, most_states)
+    return Inspection(kind, source, explored, compress(explored.characters), shortest, unenforced)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="umbel fsm",
+        description="Print the automaton of a constraint, before and after compression. Behind the first character of "
+        "an edge, and along the only edge of a state, there is no choice: jump-forward writes that without the model.",
+    )
+    parser.add_argument("constraint", help="a regular expression, a file with a JSON schema, or - for standard input")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--regex", dest="kind", action="store_const", const="regex", help="it is an expression")
+    kinds.add_argument("--schema", dest="kind", action="store_const", const="schema", help="it is a schema or its file")
+    parser.add_argument("--whitespace", choices=("spaced", "compact", "flexible"), default="spaced", help="of JSON")
+    parser.add_argument("--closed", action="store_true", help="objects have no members that the schema does not name")
+    parser.add_argument("--allow-unenforced", action="store_true", help="list keywords that are not honoured")
+    parser.add_argument("--states", type=_positive, default=2_000, help="how many states to explore (2000)")
+    parser.add_argument("--edges", action="store_true", help=f"list the edges of more than {_LISTED} states too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--dot", type=Path, metavar="FILE", help="write a graph for Graphviz")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the compressed automaton")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of states; write a number of 1 or more")
+    return int(text)
+
+
+def _read(given: str, kind: Kind | None) -> tuple[Kind, str]:
+    """What is meant: text of a JSON object is a schema, and so is the content of a file."""
+    if given == "-":
+        source = sys.stdin.read()
+        return kind or ("schema" if source.lstrip().startswith("{") else "regex"), source.removesuffix("\n")
+    if kind == "regex":
+        return kind, given
+    if given.endswith(".json") or _is_file(given):
+        return "schema", Path(given).read_text(encoding="utf-8")
+    return kind or ("schema" if _is_object(given) else "regex"), given
+
+
+def _is_file(given: str) -> bool:
+    try:
+        return Path(given).is_file()
+    except (OSError, ValueError):  # too long for a name, or a zero byte: an expression
+        return False
+
+
+def _is_object(given: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(given), dict)
+    except msgspec.DecodeError:
+        return False
+
+
+def _refusal(error: ConstraintRefused, kind: Kind, source: str) -> str:
+    """The error; below it a one-line expression with a mark at the position."""
+    lines = [f"umbel fsm: {error}"]
+    position = re.fullmatch(r"position (\d+)", error.where)
+    if kind == "regex" and position and source.isprintable():
+        lines += [f"  {source}", "  " + " " * int(position[1]) + "^"]
+    return "\n".join(lines)
+
+
+def _text(inspection: Inspection, *, every_edge: bool) -> str:
+    before, after = inspection.compressed.before, inspection.compressed.after
+    explored = inspection.explored
+    lines = [f"{inspection.kind}: {_one_line(inspection.source)}", ""]
+    lines += _table(
+        ("", "bytes", "characters", "compressed"),
+        ("states", explored.byte_states, len(before.states), len(after.states)),
+        ("edges", explored.byte_edges, len(before.edges), len(after.edges)),
+    )
+    lines += ["", f"removed     {inspection.compressed.removed_share:.0%} of the states after each character"]
+    shortest = inspection.shortest
+    lines.append(f"shortest    {len(shortest.text)} bytes, {shortest.forced} forced ({shortest.share:.0%})")
+    cut = "" if len(shortest.text.decode()) <= _SHOWN else " ..."
+    lines.append(f"            {quoted(shortest.text.decode()[:_SHOWN])}{cut}")
+    lines.append(f"explored    {_extent(before)}")
+    lines += [f"unenforced  {keyword} at {path}" for keyword, path in inspection.unenforced]
+    lines.append("")
+    if every_edge or len(after.states) <= _LISTED:
+        lines += _edge_list(after)
+    else:
+        lines.append(f"{len(after.edges)} edges; --edges lists them")
+    return "\n".join(lines)
+
+
+def _one_line(source: str) -> str:
+    text = " ".join(source.split()) if "\n" in source else source
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def _table(head: tuple[str, ...], *rows: tuple[object, ...]) -> list[str]:
+    cells = [tuple(map(str, row)) for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join((row[0].ljust(10), *map(str.rjust, row[1:], widths[1:]))) for row in cells]
+
+
+def _extent(graph: Graph) -> str:
+    if graph.complete:
+        return "fully"
+    return f"{len(graph.states) - len(graph.open_states)} states; {len(graph.open_states)} more are seen and left"
+
+
+def _edge_list(graph: Graph) -> list[str]:
+    """A block for each state: *n accepts, ?n was not explored."""
+    lines: list[str] = []
+    width = max(len(_name(graph, state)) for state in graph.states)
+    leaving: dict[int, list[str]] = {state: [] for state in graph.states}
+    for edge in graph.edges:
+        leaving[edge.source].append(f"{edge_label(edge, _LABEL)} -> {_name(graph, edge.target)}")
+    for state, edges in leaving.items():
+        name = _name(graph, state).rjust(width)
+        lines.append(f"  {name}  {edges[0] if edges else '(end)' if state in graph.accepting else '...'}")
+        lines += [f"  {' ' * width}  {edge}" for edge in edges[1:]]
+    return [*lines, "", "  * a text may end here" + ("; ? not explored" if graph.open_states else "")]
+
+
+def _name(graph: Graph, state: int) -> str:
+    return f"{'?' if state in graph.open_states else ''}{'*' if state in graph.accepting else ''}{state}"
+
+
+def _json(inspection: Inspection) -> str:
+    """Edges as [source, target, ranges of code points, text behind]."""
+    after = inspection.compressed.after
+    explored = inspection.explored
+    before = inspection.compressed.before
+    return msgspec.json.format(
+        msgspec.json.encode(
+            {
+                "kind": inspection.kind,
+                "source": inspection.source,
+                "explored": before.complete,
+                "states": {
+                    "bytes": explored.byte_states,
+                    "characters": len(before.states),
+                    "compressed": len(after.states),
+                },
+                "edges": {
+                    "bytes": explored.byte_edges,
+                    "characters": len(before.edges),
+                    "compressed": len(after.edges),
+                },
+                "removed_share": inspection.compressed.removed_share,
+                "shortest": {
+                    "text": inspection.shortest.text.decode(),
+                    "bytes": len(inspection.shortest.text),
+                    "forced_bytes": inspection.shortest.forced,
+                },
+                "unenforced": inspection.unenforced,
+                "graph": {
+                    "start": after.start,
+                    "states": after.states,
+                    "accepting": sorted(after.accepting),
+                    "open": sorted(after.open_states),
+                    "edges": [[edge.source, edge.target, edge.first, edge.then] for edge in after.edges],
+                },
+            }
+        )
+    ).decode()
+
+
+def _draw(inspection: Inspection, dot_file: Path | None, svg_file: Path | None) -> int:
+    graph = inspection.compressed.after
+    if svg_file is not None and len(graph.states) > _DRAWN:
+        print(
+            f"umbel fsm: {len(graph.states)} states are no picture; write --states with a smaller number, or --dot",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        if dot_file is not None:
+            dot_file.write_text(dot(graph), encoding="utf-8")
+        if svg_file is not None:
+            svg_file.write_text(svg(graph, _one_line(inspection.source)), encoding="utf-8")
+    except OSError as error:
+        print(f"umbel fsm: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

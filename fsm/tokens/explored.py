@@ -1,0 +1,107 @@
+"""One automaton of a constraint, as far as texts have gone, and what was found out on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ..automaton.automaton import DEAD, Automaton
+from ..errors import ConstraintRefused
+from .jump import Plan, Planner
+from .masks import Mask, Masks
+from .spelling import fewest_tokens
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+MOST_REMEMBERED = 4_096  # of plans and of ends, each; then they are found again
+
+
+class Explored:
+    """Shared by the texts that began with it.
+
+    Args:
+        encode: see constraint.Constraint.
+    """
+
+    def __init__(self, automaton: Automaton, masks: Masks, encode: Callable[[str], list[int]] | None) -> None:
+        self.automaton = automaton
+        self.masks = masks
+        self._encode = encode
+        self._planner = Planner(automaton, masks.vocabulary, masks.trie, encode) if encode else None
+        self._serial = masks.register()
+        self._plans: dict[tuple[int, tuple[bytes, ...]], Plan] = {}
+        self._closings: dict[int, tuple[int, ...]] = {}
+        self._finals: dict[int, bool] = {}
+
+    def prepare(self, state: int, fuel: int) -> tuple[Mask | None, int]:
+        """See Masks.prepare."""
+        return self.masks.prepare(self._serial, self.automaton, state, fuel)
+
+    def follow(self, state: int, data: bytes) -> int | None:
+        """The state after a token's bytes; None when it is refused, or spells nothing."""
+        following = self.automaton.run(state, data) if data else DEAD
+        return None if following == DEAD else following
+
+    def plan(self, state: int, before: Sequence[bytes]) -> Plan:
+        """The tokens that must follow.
+
+        Args:
+            before: what the last tokens spell, the latest last.
+        """
+        if self._planner is None:
+            return Plan()
+        forced = self.automaton.forced(state)
+        if not forced:
+            return Plan()
+        key = (state, tuple(before[-1:]))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._planner.plan(state, forced, before)
+            if plan.seen <= 1:
+                _remember(self._plans, key, plan)
+        return plan
+
+    def closing(self, state: int) -> tuple[int, ...]:
+        """Tokens of a shortest text from here to acceptance.
+
+        Raises:
+            ConstraintRefused: the vocabulary cannot spell it.
+        """
+        closing = self._closings.get(state)
+        if closing is None:
+            closing = tuple(self._spell(self.automaton.close(state)))
+            _remember(self._closings, state, closing)
+        return closing
+
+    def is_final(self, state: int) -> bool:
+        """Accepting, and nothing can follow."""
+        final = self._finals.get(state)
+        if final is None:
+            final = self.automaton.accepting(state)
+            if final:
+                self.automaton.expand(state)
+                final = bool((self.automaton.table[state] == DEAD).all())
+            _remember(self._finals, state, final)
+        return final
+
+    def _spell(self, text: bytes) -> list[int]:
+        """Canonical tokens if the tokenizer has them; in the middle of a character it has none."""
+        if self._encode is not None:
+            try:
+                tokens = self._encode(text.decode())
+            except UnicodeDecodeError:
+                pass
+            else:
+                if self.masks.vocabulary.spells(tokens, text):
+                    return tokens
+        fewest = fewest_tokens(self.masks.trie, text)
+        if fewest is None:
+            raise ConstraintRefused(f"the model's vocabulary has no tokens that spell {text!r}; allow another text")
+        return fewest
+
+
+def _remember(entries: dict[Key, Value], key: Key, value: Value) -> None:
+    if len(entries) >= MOST_REMEMBERED:
+        entries.clear()
+    entries[key] = value

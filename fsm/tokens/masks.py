@@ -1,0 +1,241 @@
+"""Masks: which tokens may come next in a state of an automaton. Made when asked for, kept for all texts.
+
+    inside a JSON string        the plain tokens are allowed at once, by their number of characters;
+                                a walk visits the few that are not plain, and the plain ones that may be too long
+    where words go on for long  tokens of letters and digits are allowed at once; a walk visits the others
+    elsewhere                   a walk through the trie of all tokens, which ends early where little is allowed
+
+Making a mask takes fuel and can be interrupted: no state of any constraint stalls who else is served.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..automaton.automaton import UNKNOWN, Automaton
+from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, STEP, Trie, build_trie
+from .trie_walk import NumpyWalk, Walk, work_behind
+from .vocabulary import WORD_BYTES, Vocabulary, pack, pack_few, unpack_few
+
+FEW = 64  # up to so many tokens a mask is kept as their ids, and whoever samples may compute their logits alone
+NODES_PER_FUEL = 4_096  # visiting so many nodes natively takes the time of determinising one transition
+NODES_PER_WALK = 1 << 16
+CACHE_BYTES = 64 << 20
+MOST_MAKING = 64  # masks in the making; what is begun and never finished goes
+FEWEST_FIRST = 26  # letters and digits; with fewer of them a walk through all tokens is short enough
+MOST_COUNTED = 48  # characters; longer plain tokens are allowed all together or looked at
+MOST_WORD_SETS = 64  # with which words may begin, remembered
+_ENTRY_BYTES = 1_024  # of an entry besides its bits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """Which tokens may come. `bits` of a mask with few tokens are made when they are asked for."""
+
+    few: NDArray[np.int32] | None  # ascending; None: more than FEW
+    _bits: NDArray[np.uint32] | None
+    _words: int
+
+    @classmethod
+    def of(cls, bits: NDArray[np.uint32]) -> Mask:
+        """bits: [words], owned by the mask from now on."""
+        if np.count_nonzero(bits) <= FEW:
+            tokens = unpack_few(bits)
+            if len(tokens) <= FEW:
+                return cls(np.array(tokens, np.int32), None, len(bits))
+        bits.flags.writeable = False
+        return cls(None, bits, len(bits))
+
+    @classmethod
+    def only(cls, token: int, words: int) -> Mask:
+        return cls(np.array([token], np.int32), None, words)
+
+    @property
+    def bits(self) -> NDArray[np.uint32]:
+        """[words] bit t % 32 of word t // 32."""
+        if self._bits is not None:
+            return self._bits
+        assert self.few is not None, "a mask has bits or tokens"
+        return pack_few(self.few.tolist(), self._words)
+
+
+class Masks:
+    """The masks over one vocabulary: one for each engine. Not safe for threads.
+
+    States that no token can tell apart, such as those of a string that may go on for long, have one mask.
+
+    Args:
+        vocabulary: ids are rows of the logits.
+        trie: of the vocabulary; built when not given.
+        walk: numpy's when not given.
+        cache_bytes: bound of what is kept, reckoned by whole masks; those not used for the longest time go first.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        trie: Trie | None = None,
+        *,
+        walk: Walk | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.trie = trie or build_trie(vocabulary)
+        self.walk = walk or NumpyWalk()
+        self._most_kept = max(1, cache_bytes // (4 * vocabulary.words + _ENTRY_BYTES))
+        self._serials = itertools.count()
+        self._kept: OrderedDict[tuple[int, int], Mask] = OrderedDict()
+        self._making: OrderedDict[tuple[int, int], _MaskWork] = OrderedDict()
+        self._most_plain = int(vocabulary.plain_characters.max(initial=0))
+        self._plain = _plain_bits(vocabulary, min(self._most_plain, MOST_COUNTED))
+        self._words: dict[bytes, NDArray[np.uint32]] = {b"": np.zeros(vocabulary.words, np.uint32)}
+
+    def register(self) -> int:
+        """A number for an automaton: masks are kept by it, so that they do not keep the automaton alive."""
+        return next(self._serials)
+
+    def prepare(self, serial: int, automaton: Automaton, state: int, fuel: int) -> tuple[Mask | None, int]:
+        """The mask of a state, or None when the fuel was not enough; and the fuel that is left.
+
+        Any positive fuel is progress, which all who ask for the same mask share.
+
+        Raises:
+            LimitExceeded: of the automaton.
+        """
+        state = automaton.outlook(state, self.vocabulary.longest)
+        key = (serial, state)
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+            return kept, fuel
+        work = self._making.get(key)
+        if work is None:
+            work = self._making[key] = _MaskWork(self, automaton, state)
+            _trim(self._making, MOST_MAKING)
+        fuel = work.resume(fuel)
+        mask = work.mask
+        if mask is not None:
+            self._making.pop(key, None)
+            self._kept[key] = mask
+            _trim(self._kept, self._most_kept)
+        return mask, fuel
+
+    def countable(self, characters: int) -> int:
+        """The largest number of characters, not above this one, that `plain_bits` can tell from the next."""
+        return characters if characters >= self._most_plain else min(characters, MOST_COUNTED)
+
+    def plain_bits(self, characters: int) -> NDArray[np.uint32]:
+        """[words] of the plain tokens of at most so many characters, a countable number. The caller's own."""
+        return self._plain[min(characters, len(self._plain) - 1)].copy()
+
+    def word_bits(self, first: bytes) -> NDArray[np.uint32]:
+        """[words] of the tokens of letters and digits that begin with one of these. The caller's own."""
+        bits = self._words.get(first)
+        if bits is None:
+            begins = np.frombuffer(self.vocabulary.blob, np.uint8)
+            tokens = np.flatnonzero(self.vocabulary.is_word)
+            tokens = tokens[np.isin(begins[self.vocabulary.offsets[tokens]], list(first))]
+            if len(self._words) > MOST_WORD_SETS:
+                self._words.popitem()
+            bits = self._words[first] = pack(tokens.astype(np.int32), self.vocabulary.words)
+        return bits.copy()
+
+
+class _MaskWork:
+    """The mask of one state in the making."""
+
+    __slots__ = ("_automaton", "_bits", "_left", "_masks", "_state", "mask")
+
+    def __init__(self, masks: Masks, automaton: Automaton, state: int) -> None:
+        self._masks = masks
+        self._automaton = automaton
+        self._state = state
+        self.mask: Mask | None = None
+        self._bits: NDArray[np.uint32] | None = None  # None: not begun
+        self._left: NDArray[np.int32] = np.array([(0, 0, state)], np.int32)  # only its state counts
+
+    def resume(self, fuel: int) -> int:
+        """Works on → the fuel that is left. `mask` is set when it is finished."""
+        while len(self._left):
+            fuel -= self._determinise(fuel)
+            if fuel <= 0:
+                return 0
+            if self._bits is None:
+                self._bits, self._left = self._begin()
+            self._left, visited = self._masks.walk(
+                self._masks.trie, self._automaton.table, self._left, self._bits, NODES_PER_WALK
+            )
+            fuel -= 1 + visited // NODES_PER_FUEL
+        assert self._bits is not None, "the work was begun"
+        if self._automaton.accepting(self._state):
+            self._bits |= self._masks.vocabulary.eos_mask
+        self.mask = Mask.of(self._bits)
+        return max(fuel, 0)
+
+    def _begin(self) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+        """The tokens that are allowed without looking, and the work that finds the others."""
+        automaton, state, trie = self._automaton, self._state, self._masks.trie
+        plain = self._masks.countable(automaton.plain_run(state))
+        if plain > 0:
+            bits = self._masks.plain_bits(plain)
+            sections = [NOT_PLAIN]
+            if automaton.plain_limit(state) > plain:
+                sections += trie.longer_than(plain)
+        else:
+            words = self._first_of_words()
+            bits, sections = self._masks.word_bits(words), [NOT_WORDS if words else EVERYTHING]
+        return bits, work_behind(trie, sections, automaton.table[state], state)
+
+    def _first_of_words(self) -> bytes:
+        """Letters and digits that lead to one state, from which all of them lead back to it; b"" without such a state.
+        The others are dead."""
+        automaton = self._automaton
+        row = automaton.table[self._state, WORD_BYTES]
+        live = row >= 0
+        if np.count_nonzero(live) < FEWEST_FIRST:
+            return b""
+        target = int(row.max())
+        if not (row[live] == target).all():
+            return b""
+        automaton.expand(target)
+        back = (automaton.table[target, WORD_BYTES] == target).all()
+        return WORD_BYTES[live].tobytes() if back else b""
+
+    def _determinise(self, fuel: int) -> int:
+        """Looks up where the work begins, as far as the fuel goes → what it took."""
+        automaton, spent = self._automaton, 0
+        before = automaton.steps
+        if self._bits is None:  # nothing is left out of the first row: all bytes have tokens that begin with them
+            if automaton.expanded(self._state):
+                return 0
+            automaton.expand(self._state)
+            return max(1, automaton.steps - before)
+        asked = self._left[:, 2] << 8 | self._masks.trie.nodes[self._left[:, 0], STEP] & 0xFF
+        for question in (np.unique(asked) if len(asked) > FEW else asked).tolist():
+            state, byte = divmod(question, 256)
+            if automaton.table[state, byte] == UNKNOWN:
+                if spent >= fuel:
+                    break
+                automaton.step(state, byte)
+                spent = max(spent + 1, automaton.steps - before)
+        return spent
+
+
+def _plain_bits(vocabulary: Vocabulary, counted: int) -> list[NDArray[np.uint32]]:
+    """The plain tokens of at most 0, 1, 2, ... `counted` characters, and all of them."""
+    counts = vocabulary.plain_characters
+    bits = [np.zeros(vocabulary.words, np.uint32)]
+    for characters in range(1, counted + 1):
+        bits.append(bits[-1] | pack(np.flatnonzero(counts == characters).astype(np.int32), vocabulary.words))
+    return [*bits, bits[-1] | pack(np.flatnonzero(counts > counted).astype(np.int32), vocabulary.words)]
+
+
+def _trim(entries: OrderedDict[tuple[int, int], Any], most: int) -> None:  # Any: whatever the entries are
+    while len(entries) > most:
+        entries.popitem(last=False)
