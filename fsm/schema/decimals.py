@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
+from ..algebra import concat, repeat
 from ..errors import Unsupported
 from ..language import EMPTY_TEXT, NOTHING, Language
-from .expressions import DIGIT, NONZERO, concat, digits, literal, optional, repeat, union
+from .expressions import DIGIT, NONZERO, digits, literal, optional, union
 
 INTEGER_DIGITS = 19  # of an integer without bounds: 64 bits
 LONGEST_BOUND = 40  # digits of a bound that is honoured as written

@@ -1,14 +1,13 @@
-"""Building expressions: parts that admit nothing are dropped, neighbouring literals become one."""
+"""What schemas build expressions of, beside `algebra`: texts, digits, one of many names, anything but them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from ..language import EMPTY_TEXT, NOTHING, Both, Chars, Concat, Dfa, Language, Literal, Ranges, Repeat, Union, Without
+from ..algebra import ANY_CHARACTER, ANY_TEXT, concat
+from ..language import EMPTY_TEXT, NOTHING, Chars, Dfa, Language, Literal, Ranges, Repeat, Union
 
-ANY_CHARACTER = Chars(((0, 0xD7FF), (0xE000, 0x10FFFF)))
-ANY_TEXT = Repeat(ANY_CHARACTER)
 DIGIT = Chars(((0x30, 0x39),))
 NONZERO = Chars(((0x31, 0x39),))
 
@@ -19,22 +18,8 @@ def literal(text: str) -> Literal:
     return Literal(text.encode("utf-8"))
 
 
-def concat(parts: Iterable[Language]) -> Language:
-    joined: list[Language] = []
-    for part in parts:
-        for piece in part.parts if isinstance(part, Concat) else (part,):
-            if piece == NOTHING:
-                return NOTHING
-            if isinstance(piece, Literal) and joined and isinstance(joined[-1], Literal):
-                joined[-1] = Literal(joined[-1].data + piece.data)
-            elif piece != EMPTY_TEXT:
-                joined.append(piece)
-    if not joined:
-        return EMPTY_TEXT
-    return joined[0] if len(joined) == 1 else Concat(tuple(joined))
-
-
 def union(options: Iterable[Language]) -> Language:
+    """As that of `algebra`, for thousands of options: none of them is hashed, and single characters stay apart."""
     found: list[Language] = []
     for option in options:
         for piece in option.options if isinstance(option, Union) else (option,):
@@ -45,26 +30,6 @@ def union(options: Iterable[Language]) -> Language:
 
 def optional(body: Language) -> Language:
     return EMPTY_TEXT if body in (NOTHING, EMPTY_TEXT) else Repeat(body, 0, 1)
-
-
-def repeat(body: Language, least: int, most: int | None) -> Language:
-    if most is not None and most < least:
-        return NOTHING
-    if body == NOTHING or most == 0:
-        return EMPTY_TEXT if least == 0 else NOTHING
-    return body if least == most == 1 else Repeat(body, least, most)
-
-
-def both(parts: Sequence[Language]) -> Language:
-    """What all of them admit; there is at least one."""
-    found = parts[0]
-    for part in parts[1:]:
-        found = Both(found, part)
-    return found
-
-
-def without(left: Language, right: Language) -> Language:
-    return left if right == NOTHING else Without(left, right)
 
 
 def digits(low: int, high: int) -> Language:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import comb
 from typing import TYPE_CHECKING
 
+from ..algebra import concat, repeat
 from ..language import EMPTY_TEXT, NOTHING, Call, Language
 from .clauses import Arrays, Clause, Contains, Demand, item_demands, joined, least_of, scalars_left
-from .expressions import concat, literal, optional, repeat, union
+from .expressions import literal, optional, union
 from .source import Value, distinct
 
 if TYPE_CHECKING:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ..language import EMPTY_TEXT, NOTHING, Call, Language
+from ..algebra import both, concat, repeat, without
+from ..language import EMPTY_TEXT, NOTHING, Language
 from .clauses import Clause, Demands, Objects, is_other, joined, meeting, member_demands, scalars_left, strings_of
-from .expressions import both, concat, literal, none_of, one_of, optional, repeat, union, without
+from .expressions import literal, none_of, one_of, optional, union
 from .membership import admits
 from .strings import quoted
 
@@ -174,7 +176,7 @@ class Members:
         taken = [name for name in taken if not any(admits(language, name) for language in outside)]
         if not inside:
             return without(none_of(taken), union(outside))
-        return without(both(inside), union([*outside, *([one_of(taken)] if taken else [])]))
+        return without(reduce(both, inside), union([*outside, *([one_of(taken)] if taken else [])]))
 
     def _name_languages(self) -> list[Language]:
         """What propertyNames admits, as one language; none when it is not there."""
@@ -267,8 +269,3 @@ class Members:
         keyword = "minProperties" if self.objects.least > 1 else "maxProperties"
         self.compiler.ledger.refuse(f"{keyword} {why}", f"{self.objects.where}/{keyword}", keyword)
         return self._sequence(entries, other)
-
-
-def call_or_nothing(language: Language) -> bool:
-    """Whether an expression is as short as a rule's name."""
-    return isinstance(language, Call) or language in (NOTHING, EMPTY_TEXT)

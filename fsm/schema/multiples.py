@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from ..algebra import concat, repeat
 from ..boolean.minimal import minimal, trimmed
 from ..errors import Unsupported
 from ..language import EMPTY_TEXT, Dfa, Language
 from .decimals import Number, split
-from .expressions import concat, literal, optional, repeat
+from .expressions import literal, optional
 
 MOST_REMAINDERS = 10_000  # states of the automaton of a multipleOf
 

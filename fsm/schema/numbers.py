@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
+from ..algebra import both, concat, repeat, without
 from ..language import NOTHING, Language
 from .decimals import INTEGER_DIGITS, Bound, Decimals, Number, integers
-from .expressions import DIGIT, both, concat, literal, optional, repeat, union, without
+from .expressions import DIGIT, literal, optional, union
 from .multiples import MOST_REMAINDERS, multiples, scaled, spellings, zeros
 
 WHOLE_DIGITS = 15  # before the point of a number without bounds
@@ -95,7 +96,7 @@ class Numbers:
         edge = 10 ** max(len(str(step)) + 1, min(INTEGER_DIGITS, MOST_REMAINDERS // step)) - 1
         low = -max(edge, -10 * (high or 0)) if low is None else low
         high = max(edge, 10 * low) if high is None else high
-        return both([integers(low, high), multiples(step)])
+        return both(integers(low, high), multiples(step))
 
     def _decimals(self) -> Language:
         bounds = [bound.value for bound in (self.least, self.most) if bound is not None]
@@ -113,7 +114,7 @@ class Numbers:
         found = Decimals(whole_digits, fraction_digits).between(self.least, self.most)
         if step is not None and step != 1:
             assert self.multiple is not None, "a step is made of it"
-            return both([found, multiples(self.multiple)])
+            return both(found, multiples(self.multiple))
         if not bounds and not plain and step is None:
             sign = optional(union([literal("+"), literal("-")]))
             exponent = concat([union([literal("e"), literal("E")]), sign, repeat(DIGIT, 1, 2)])

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal as OneOf
 
+from ..algebra import concat, repeat
 from ..errors import ConstraintRefused
 from ..language import EMPTY_TEXT, NOTHING, Language
-from .expressions import concat, literal, one_of, optional, repeat, union
+from .expressions import literal, one_of, optional, union
 from .source import Value
 
 Whitespace = OneOf["spaced", "compact", "flexible"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
+from ..algebra import ANY_CHARACTER, both, concat, repeat, without
 from ..language import NOTHING, Concat, Language, Literal, Spelled
-from .expressions import ANY_CHARACTER, both, concat, none_of, one_of, repeat, union, without
+from .expressions import none_of, one_of, union
 from .membership import admits
 
 
@@ -44,8 +46,8 @@ class Strings:
             parts.insert(0, repeat(ANY_CHARACTER, self.least, self.most))
         if self.excluded and not self.languages:
             parts.append(none_of(self.excluded))
-            return without(both(parts), union(self.barred))
-        return without(both(parts), union([*self.barred, *([one_of(self.excluded)] if self.excluded else [])]))
+            return without(reduce(both, parts), union(self.barred))
+        return without(reduce(both, parts), union([*self.barred, *([one_of(self.excluded)] if self.excluded else [])]))
 
 
 def quoted(characters: Language) -> Language:
