@@ -113,10 +113,8 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         runner = _model_runner(options, source)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
         open_tokens, tries = source.tokenizer, _tries_folder()
-    # The native runner's kernels also choose tokens from logits; other runners leave that to torch.
-    chooser = getattr(runner, "chooser", None)
     shelf = _constraint_shelf(options, runner, open_tokens, tries)
-    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, chooser, shelf)
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
     return Engine(scheduler, runner, first if isinstance(first, int) else 0)
@@ -131,8 +129,7 @@ def _constraint_shelf(
     def load() -> Opener:
         from .constraint_opener import ConstraintOpener  # constraints cost nothing before there is one
 
-        walk = getattr(runner, "trie_walk", None)  # of the native kernels
-        opener = ConstraintOpener(open_tokens, runner.vocab_size, walk=walk, folder=tries)
+        opener = ConstraintOpener(open_tokens, runner.vocab_size, walk=runner.trie_walk, folder=tries)
         if beside:
             gc.freeze()  # a vocabulary and its tokenizer are many objects, and none of them goes
         return opener

@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:  # the gateway reads this file through its configuration, and must start without torch
     import torch
 
+    from ..fsm.tokens.trie_walk import Walk
+    from .sampler import Chooser
+
 DUMMY_SLOT = 0  # never handed out; rows whose key is already in the pool write here
 
 
@@ -112,6 +115,14 @@ class Runner(Protocol):
     vocab_size: int
     context_length: int
     num_slots: int  # including DUMMY_SLOT
+
+    @property
+    def chooser(self) -> Chooser | None:
+        """Chooses tokens from the logits of a step; None leaves it to torch."""
+
+    @property
+    def trie_walk(self) -> Walk | None:
+        """Walks tries of tokens for masks; None leaves it to numpy."""
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step. Rows with Pick.ALL get their logits; of the others each gets its token or its logits.

@@ -37,6 +37,9 @@ class ModelRunner:
         backend: attention kernels; None takes torch.
     """
 
+    chooser = None
+    trie_walk = None
+
     def __init__(
         self,
         model: Model,

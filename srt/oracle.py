@@ -88,6 +88,9 @@ class OracleRunner:
         picks_tokens: answer rows that only have to choose a token with the token.
     """
 
+    chooser = None
+    trie_walk = None
+
     def __init__(
         self,
         vocab_size: int = 272,

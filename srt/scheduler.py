@@ -41,7 +41,7 @@ from .picks import picks_of
 from .planner import Planner
 from .request import Phase
 from .roster import Roster
-from .sampler import Chooser, Sampler
+from .sampler import Sampler
 from .scheduler_config import PolicyName, SchedulerConfig
 from .step_plan import StepPlan
 
@@ -58,7 +58,6 @@ class Scheduler:
         clock: deadlines, ageing and the seconds in `counters`.
         faults: visited at engine.plan and engine.commit (once for each request), memory.allocate (once for each
             allocation), engine.forward and engine.sample (once for each step).
-        chooser: chooses tokens from logits; None takes torch.
         constraints: opens the constraints of requests; None refuses such requests.
     """
 
@@ -70,7 +69,6 @@ class Scheduler:
         config: SchedulerConfig,
         clock: Clock,
         faults: FaultHook = no_faults,
-        chooser: Chooser | None = None,
         constraints: ConstraintShelf | None = None,
     ) -> None:
         self.config = config
@@ -110,7 +108,7 @@ class Scheduler:
             finish=self._commit.finish,
             ready=self._constrained.ready,
         )
-        self._sampler = Sampler(runner.vocab_size, chooser)
+        self._sampler = Sampler(runner.vocab_size, runner.chooser)
         self._aborts: list[int] = []
         self._controls: list[EngineControl] = []
         self._verified = True  # nobody has run since pool and tree were verified

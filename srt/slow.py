@@ -14,6 +14,8 @@ class Slowed:
         self.vocab_size = runner.vocab_size
         self.context_length = runner.context_length
         self.num_slots = runner.num_slots
+        self.chooser = runner.chooser
+        self.trie_walk = runner.trie_walk
 
     def forward(self, batch: Batch) -> Logits:
         time.sleep(self._seconds)

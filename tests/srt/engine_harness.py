@@ -53,7 +53,7 @@ class Engine:
         self.clock = VirtualClock()
         self.runner = OracleRunner(vocabulary, context, pool + 1)
         config = SchedulerConfig(**{"check_every_step": True, **settings})  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.runner, token_bytes, eos_ids, config, self.clock, faults, None, constraints)
+        self.scheduler = Scheduler(self.runner, token_bytes, eos_ids, config, self.clock, faults, constraints)
         self.runner.expected = self.scheduler.planned_tokens
         self.token_bytes = token_bytes
         self.endings: dict[int, Ending] = {}
