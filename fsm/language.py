@@ -1,8 +1,8 @@
 """What a constraint admits, as an expression: the common form of regular expressions and JSON schemas.
 
-Front ends (`regex`, `schema`) build it, `boolean.resolve` takes intersections and differences out of it, and
-`automaton.Automaton` reads it as it is: nothing is expanded ahead of need. The nodes are msgpack, so an expression
-that was built in one process can be used in another.
+Front ends (`regex`, `schema`) build it, `boolean` takes intersections and differences out of it, and `automaton` reads
+it as it is: nothing is expanded ahead of need. The nodes are msgpack, so an expression that was built in one process can
+be used in another.
 
 Characters are Unicode scalar values: surrogates are never part of a language.
 """
@@ -72,14 +72,14 @@ class Spelled(_Node, frozen=True):
 
 
 class Both(_Node, frozen=True):
-    """What both admit. Neither side holds a Call; `boolean.resolve` makes a Dfa of it."""
+    """What both admit. Neither side holds a Call; `boolean` makes a Dfa of it."""
 
     left: Language
     right: Language
 
 
 class Without(_Node, frozen=True):
-    """What `left` admits and `right` does not. Neither side holds a Call; `boolean.resolve` makes a Dfa of it."""
+    """What `left` admits and `right` does not. Neither side holds a Call; `boolean` makes a Dfa of it."""
 
     left: Language
     right: Language

@@ -113,7 +113,7 @@ class Commit:
             generation.logprobs.append(sampled.logprob)
         if cursor is None:
             assert sampled.token is not None, "only a constraint ends a text without a token"
-            stop = self._take(request, generation, sampled.token)
+            stop = self._take(request, sampled.token)
         else:
             stop = self.constrained.commit(request, generation, sampled.token)
         if stop is not None:
@@ -121,7 +121,7 @@ class Commit:
         else:
             self._stream(request, generation)
 
-    def _take(self, request: Request, generation: Generation, token: int) -> Stop | None:
+    def _take(self, request: Request, token: int) -> Stop | None:
         """Every token of every text comes through here, sampled or forced."""
         self._counters.completion_tokens += 1
         return accept(request, token, self._token_bytes, self._longest)

@@ -48,7 +48,7 @@ class ConstrainedTexts:
         clock: Clock,
         token_bytes: TokenBytes,
         *,
-        take: Callable[[Request, Generation, int], Stop | None],
+        take: Callable[[Request, int], Stop | None],
         end: Callable[[Request, Generation, Stop], None],
     ) -> None:
         self._jump_forward = config.jump_forward
@@ -185,7 +185,7 @@ class ConstrainedTexts:
         if token is None:
             stop: Stop | None = constraint_end(generation)
         else:
-            stop = self._take(request, generation, token)
+            stop = self._take(request, token)
             self._counters.constrained_tokens += 1
             self._counters.forced_tokens += cursor.was_forced
         self._counters.closed_texts += stop is not None and stop.reason is FinishReason.LENGTH_CLOSED

@@ -25,7 +25,7 @@ Mask = NDArray[np.uint32]  # [words] bit t % 32 of word t // 32: token t may com
 
 
 class TextState(Protocol):
-    """Where one text is in its constraint: `fsm.constraint.ConstraintState`."""
+    """Where one text is in its constraint: `fsm.tokens.constraint.ConstraintState`."""
 
     @property
     def mask(self) -> Mask:
@@ -60,7 +60,7 @@ class TextState(Protocol):
 
 
 class Allowed(Protocol):
-    """Tokens that may come: `fsm.masks.Mask`."""
+    """Tokens that may come: `fsm.tokens.masks.Mask`."""
 
     @property
     def bits(self) -> Mask: ...
@@ -70,7 +70,7 @@ class Allowed(Protocol):
 
 
 class Healing(Protocol):
-    """The tokens that may replace the one before the text: `fsm.healing.Healing`."""
+    """The tokens that may replace the one before the text: `fsm.tokens.healing.Healing`."""
 
     def prepare(self, fuel: int) -> int | None:
         """As of a TextState."""
@@ -83,7 +83,7 @@ class Healing(Protocol):
 
 
 class SharedConstraint(Protocol):
-    """What all texts under one constraint share: `fsm.constraint.Constraint`."""
+    """What all texts under one constraint share: `fsm.tokens.constraint.Constraint`."""
 
     @property
     def minimum_tokens(self) -> int:

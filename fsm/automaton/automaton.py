@@ -44,7 +44,7 @@ class Automaton:
     """The automaton of one constraint. Not for several threads at once.
 
     Args:
-        grammar: as `boolean.resolve` returns it: without Both and Without.
+        grammar: as `boolean.resolution.resolve` returns it: without Both and Without.
         limits: of states, of positions in one state, of nested recursive calls, of forced bytes.
 
     Raises:

@@ -144,7 +144,7 @@ def _parts_of(language: Language) -> tuple[Language, ...]:
         return language.options
     if type(language) is Repeat:
         return (language.body,)
-    raise AssertionError("an automaton reads grammars that boolean.resolve has been through")
+    raise AssertionError("an automaton reads grammars that boolean.resolution.resolve has been through")
 
 
 def _automaton_leaf(dfa: Dfa, spelled: bool) -> Leaf:

@@ -64,7 +64,7 @@ class SchemaOptions:
 
 @dataclass(frozen=True, slots=True)
 class SchemaGrammar:
-    """A schema as a grammar of JSON texts; `boolean.resolve` makes it ready for an automaton.
+    """A schema as a grammar of JSON texts; `boolean.resolution.resolve` makes it ready for an automaton.
 
     Args:
         schema: as it was read: numbers are int or Decimal.

@@ -42,7 +42,7 @@ class Constraint:
     texts are never ended for what earlier ones explored.
 
     Args:
-        grammar: resolved, see boolean.resolve.
+        grammar: resolved, see boolean.resolution.resolve.
         masks: over the vocabulary.
         encode: without it nothing is forced, and the shortest ends are spelled in as few tokens as possible.
         limits: of each automaton.
