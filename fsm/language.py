@@ -1,8 +1,8 @@
 """What a constraint admits, as an expression: the common form of regular expressions and JSON schemas.
 
 Front ends (`regex`, `schema`) build it, `boolean` takes intersections and differences out of it, and `automaton` reads
-it as it is: nothing is expanded ahead of need. The nodes are msgpack, so an expression that was built in one process can
-be used in another.
+it as it is: nothing is expanded ahead of need. The nodes are msgpack, so an expression that was built in one process
+can be used in another.
 
 Characters are Unicode scalar values: surrogates are never part of a language.
 """
