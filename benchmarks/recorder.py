@@ -117,6 +117,9 @@ class Recorder:
         if self._hints:
             self._backend.hint(hint)
 
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return self._backend.tokens_at_most(prompt)
+
     async def control(self, verb: str) -> Done:
         return await self._backend.control(verb)
 

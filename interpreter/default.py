@@ -15,7 +15,7 @@ from ..lang.errors import ParameterError
 from ..lang.protocol import Backend, Done
 from . import loop
 
-_HOOKS = ("start", "generate", "score", "hint", "control", "close")
+_HOOKS = ("start", "generate", "score", "hint", "tokens_at_most", "control", "close")
 
 _in_context: ContextVar[Backend | None] = ContextVar("umbel_default_backend", default=None)
 _lock = threading.Lock()

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from ..lang import ops
-from ..lang.errors import BackendError, CapabilityError, ProgramError, UmbelError
+from ..lang.errors import CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint, ScoreRequest
-from . import choices, guarantees, media, meta, reasoning, requirements, starts
+from . import asking, choices, media, meta, reasoning, requirements, starts
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
@@ -102,41 +102,14 @@ class Executor:
             token_healing=op.token_healing,
         )
         delivery = _Delivery(self, step)
-        final = await self._converse(request, delivery)
-        self._run.spend(final.usage)
-        if len(final.completions) != sampling.n:
-            raise BackendError(
-                f"asked for n={sampling.n} continuations, {capabilities.name} gave {len(final.completions)}"
-            )
-        facts = [meta.of_completion(final, c, with_text=op.text_in_logprobs) for c in final.completions]
-        if op.constraint is not None:
-            for completion, known in zip(final.completions, facts, strict=True):
-                known |= await guarantees.of_completion(op.constraint, completion, capabilities.name)
-        delivery.finish(final, facts, capabilities)
-
-    async def _converse(self, request: GenRequest, delivery: "_Delivery") -> Final:
-        """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend."""
-        final: Final | None = None
-        events = self._run.backend.generate(request)
-        try:
-            async for event in events:
-                if isinstance(event, Chunk):
-                    delivery.piece(event)
-                else:
-                    final = event
-        finally:
-            close = getattr(events, "aclose", None)  # every async generator has it; a bare iterator need not
-            if close is not None:
-                await close()
-        if final is None:
-            raise BackendError(f"{self._run.backend.capabilities.name} ended request {request.id} without a result")
-        return final
+        reply = await asking.ask(self._run.calls, capabilities, op, request, delivery.piece)
+        delivery.finish(reply.final, reply.facts, capabilities)
 
     async def select(self, op: ops.Select, step: Step) -> None:
         capabilities = await self._start_backend()
         requirements.check_choices(capabilities, op)
         self.spoken.append(self.position.settle("select()"), {})
-        scored = await self._run.backend.score(
+        scored = await self._run.calls.score(
             ScoreRequest(
                 self._run.request_id(),
                 self.position.prompt.parts,
@@ -146,9 +119,6 @@ class Executor:
                 probability=op.method if op.method in ("overshoot", "exact") else "",
             )
         )
-        self._run.spend(scored.usage)
-        if len(scored.choices) != len(op.choices):
-            raise BackendError(f"{len(op.choices)} choices given, {capabilities.name} scored {len(scored.choices)}")
         seed = step.sampling.seed if step.sampling is not None else None
         chance = choices.chance(seed, self.position.prompt.text, *op.choices) if op.temperature else 0.0
         decision = choices.decide(op.method, scored.choices, op.temperature, chance)

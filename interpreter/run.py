@@ -18,6 +18,7 @@ from typing import Any
 from ..lang.errors import CancelledError, DeadlineError, ProgramError
 from ..lang.protocol import Backend, Origin, Usage
 from . import loop
+from .calls import Calls
 from .waiting import Signal, seconds_left
 
 # The runs whose bodies the current thread or task is in, innermost last. Reads use it to tell a
@@ -63,6 +64,7 @@ class Run:
         self.priority = priority
         self.timeout = timeout
         self.deadline = None if timeout is None else time.monotonic() + timeout
+        self.calls = Calls(self)
         self.usage = Usage()
         self.reason: BaseException | None = None  # why everything was stopped
         self.ended = False  # the body has returned or raised

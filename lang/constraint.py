@@ -7,7 +7,7 @@ import enum
 import json
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,8 +193,12 @@ def _of_members(dtype: Any, members: list[tuple[Any, Any]]) -> Demand:
         named[text] = member
     if not named:
         raise ParameterError(f"dtype={name_of(dtype)} has no members; give it at least one")
-    regex = "|".join(re.sub(r"[\\.^$*+?{}\[\]|()]", r"\\\g<0>", text) for text in named)
-    return Demand(_spec("regex", regex), Result(name_of(dtype), _member_of(named)))
+    return Demand(_spec("regex", alternatives(named)), Result(name_of(dtype), _member_of(named)))
+
+
+def alternatives(texts: Iterable[str]) -> str:
+    """The regular expression of exactly these texts."""
+    return "|".join(re.sub(r"[\\.^$*+?{}\[\]|()]", r"\\\g<0>", text) for text in texts)
 
 
 def _member_of(named: Mapping[str, Any]) -> Callable[[str], Any]:

@@ -5,6 +5,7 @@ constant text is tokenized in maximal runs, template scaffolding may become cont
 and text that the runtime generated travels as the token ids that produced it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -85,3 +86,16 @@ class Prompt:
 
 
 EMPTY = Prompt()
+
+
+def tokens_at_most(parts: Iterable[Part]) -> int:
+    """A bound that needs no tokenizer: a token holds at least one byte of UTF-8, and one may open the prompt. Media
+    are not counted; backends that take them know what they cost."""
+    bound = 1
+    for part in parts:
+        match part:
+            case Text(text):
+                bound += len(text.encode("utf-8", "surrogatepass"))
+            case Generated(_, token_ids):
+                bound += len(token_ids)
+    return bound

@@ -24,13 +24,15 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of one request, or the sum over a run.
 
-    `cached_tokens` are prompt tokens whose KV was reused; 0 is 0, never "unknown".
+    `cached_tokens` are prompt tokens whose KV was reused; 0 is 0, never "unknown". `cache_write_tokens` are prompt
+    tokens that a hosted backend charged for storing; our runtime stores all of them and charges for none.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     calls: int = 0
+    cache_write_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
@@ -38,6 +40,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
             self.cached_tokens + other.cached_tokens,
             self.completion_tokens + other.completion_tokens,
             self.calls + other.calls,
+            self.cache_write_tokens + other.cache_write_tokens,
         )
 
 
@@ -53,7 +56,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # ---------------------------------------------------------------------------------------------- down
 
-ConstraintKind = Literal["regex", "json_schema", "lark"]
+ConstraintKind = Literal["regex", "json_schema", "lark", "choices"]
 ConstraintEngine = Literal["auto", "fsm", "llguidance", "outlines-core", "interegular"]
 JsonWhitespace = Literal["spaced", "compact", "flexible"]
 
@@ -63,8 +66,8 @@ class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
     Attributes:
         kind: how `source` is read. A regex is matched as a whole, as by `re.fullmatch`.
-        source: the regex, the JSON Schema as JSON text (its order of keys is the order of the answer's), or the Lark
-            grammar.
+        source: the regex, the JSON Schema as JSON text (its order of keys is the order of the answer's), the Lark
+            grammar, or a JSON array of the texts to choose from.
         whitespace: of JSON: "spaced" (", " and ": "), "compact" ("," and ":") or "flexible" (bounded blanks).
         allow_unenforced: schema keywords that cannot be enforced are reported in `Completion.unenforced`, and the
             request is served; False refuses them.
@@ -281,6 +284,9 @@ class Capabilities(msgspec.Struct, frozen=True):
     logprobs: bool = False
     max_context: int | None = None  # tokens
     constraints: tuple[ConstraintKind, ...] = ()  # kinds that are enforced
+    asks_again: bool = False  # other kinds are validated by the interpreter, and the model is asked again
+    speculation: bool = False  # calls are paid for one by one: text past a stop is kept for what the program says next
+    model: str = ""  # for the price table; "" costs nothing
     probability: bool = False  # of given choices, over all their tokens: "overshoot" and "exact"
     stop_regex: bool = False  # ends texts at regular expressions
 
@@ -311,6 +317,9 @@ class Backend(Protocol):
 
     def hint(self, hint: Hint) -> None:
         """Returns at once; a backend without the capability is never called."""
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        """A bound on the tokens of a prompt: exact where it is cheap, else never less than they are."""
 
     async def control(self, verb: str) -> Done: ...
 

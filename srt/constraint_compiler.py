@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 from ..fsm.errors import ConstraintRefused
+from ..lang.constraint import alternatives
 from ..lang.errors import ConstraintError, UmbelError
 from ..lang.protocol import ConstraintEngine, ConstraintSpec
 from .engine_protocol import EnforcedBy, EngineConstraint
@@ -97,6 +98,9 @@ class InlineCompiler:
 
 def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled | Refused:
     """All of the work. `engine`: as the runtime's option says; the request's own choice goes before it."""
+    if spec.kind == "choices":
+        texts = msgspec.json.decode(spec.source, type=list[str])
+        spec = msgspec.structs.replace(spec, kind="regex", source=alternatives(texts))
     try:
         return _compile(spec, spec.engine or engine)
     except ConstraintRefused as error:
@@ -119,7 +123,7 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     if spec.allow_unenforced and spec.kind == "json_schema" and engine in ("auto", "fsm"):
         grammar, unenforced = _lenient_grammar(spec, limits)
     else:
-        source = Source(spec.kind, spec.source, spec.whitespace)
+        source = Source(_kind(spec), spec.source, spec.whitespace)
         answer = compile_source(source, engine, limits)
         if answer == "llguidance":
             why = "" if engine == "llguidance" or spec.kind == "lark" else _our_refusal(source, limits)
@@ -155,4 +159,9 @@ def _our_refusal(source: Source, limits: Limits) -> str:
 
 def _engine_constraint(spec: ConstraintSpec, engine: EnforcedBy, data: bytes, why: str = "") -> EngineConstraint:
     digest = sha256(b"\0".join((engine.encode(), spec.kind.encode(), spec.whitespace.encode(), data))).hexdigest()
-    return EngineConstraint(digest, engine, spec.kind, data, spec.whitespace, why)
+    return EngineConstraint(digest, engine, _kind(spec), data, spec.whitespace, why)
+
+
+def _kind(spec: ConstraintSpec) -> Literal["regex", "json_schema", "lark"]:
+    assert spec.kind != "choices", "they have become a regex"
+    return spec.kind

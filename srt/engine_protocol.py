@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from ..lang.protocol import ConstraintKind, Facts, FinishReason, JsonWhitespace
+from ..lang.protocol import Facts, FinishReason, JsonWhitespace
 from ..lang.sampling import SamplingParams
 
 EnforcedBy = Literal["fsm", "llguidance"]
@@ -36,7 +36,7 @@ class EngineConstraint(msgspec.Struct, frozen=True, array_like=True):
 
     digest: str
     engine: EnforcedBy
-    kind: ConstraintKind
+    kind: Literal["regex", "json_schema", "lark"]
     data: bytes  # for "fsm" an `fsm.language.Grammar` as msgpack, for "llguidance" the source
     whitespace: JsonWhitespace = "spaced"  # of JSON, for llguidance
     why: str = ""  # our own automata do not honour it

@@ -14,6 +14,7 @@ from typing import get_args
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
 from ..lang.exchange import Exchange
+from ..lang.prompt import Part, tokens_at_most
 from ..lang.protocol import (
     Capabilities,
     Chunk,
@@ -135,6 +136,9 @@ class LocalBackend:
     def hint(self, hint: Hint) -> None:
         if self._exchange is not None:
             self._exchange.hint(hint)
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return tokens_at_most(prompt)
 
     async def control(self, verb: str) -> Done:
         await self.start()

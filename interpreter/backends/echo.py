@@ -186,6 +186,9 @@ class Echo:
         self.requests.append(hint)
         self._cache.insert(hint.origin.salt, [token for token, _ in prompt_tokens(hint.prompt)])
 
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return len(prompt_tokens(prompt))
+
     async def control(self, verb: str) -> Done:
         self._visit("control")
         match verb:

@@ -31,6 +31,9 @@ def check(text: str, constraint: ConstraintSpec) -> None:
                 raise RequestError(f"Echo's answer {text!r} does not match regex {constraint.source!r} as a whole")
         case "json_schema":
             _check_json(text, constraint.source)
+        case "choices":
+            if text not in json.loads(constraint.source):
+                raise RequestError(f"Echo's answer {text!r} is none of {constraint.source}")
         case "lark":
             raise CapabilityError("Echo cannot look at a Lark grammar; write a regex for this test, or use a runtime")
 

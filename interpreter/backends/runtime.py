@@ -20,7 +20,7 @@ from ...lang.chat_template import ChatTemplate
 from ...lang.errors import BackendError, DeadlineError, MissingExtraError, ParameterError, unknown_option
 from ...lang.exchange import Exchange
 from ...lang.link import Welcome
-from ...lang.prompt import Text
+from ...lang.prompt import Part, Text, tokens_at_most
 from ...lang.protocol import (
     Capabilities,
     Chunk,
@@ -232,6 +232,9 @@ class Runtime:
         link = self._links.get(asyncio.get_running_loop())
         if link is not None and link.exchange is not None:
             link.exchange.hint(hint)
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return tokens_at_most(prompt)
 
     async def control(self, verb: str) -> Done:
         return await (await self._connect()).control(verb)

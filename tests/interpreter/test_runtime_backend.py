@@ -20,7 +20,7 @@ from umbel.lang.errors import (
     RequestError,
     TemplateError,
 )
-from umbel.lang.prompt import Text
+from umbel.lang.prompt import Part, Text
 from umbel.lang.protocol import Capabilities, Chunk, Done, Final, GenRequest, Hint, Scored, ScoreRequest
 
 from .. import conformance
@@ -112,6 +112,9 @@ class Shared:
 
     def hint(self, hint: Hint) -> None:
         self._runtime.hint(hint)
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return self._runtime.tokens_at_most(prompt)
 
     async def control(self, verb: str) -> Done:
         return await self._runtime.control(verb)

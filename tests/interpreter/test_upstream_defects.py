@@ -105,7 +105,7 @@ def test_03_a_failed_variable_shows_the_error_and_where_it_happened() -> None:
         with pytest.raises(Broken) as caught:
             state["y"]
         places = [entry.name for entry in caught.traceback]
-        assert places.count("generate") == 2  # the executor's and the backend's
+        assert places.count("generate") == 3  # the executor's, the run's and the backend's
         assert places[-1] == "__call__"  # the line that raised
 
 
