@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "activations.h"
 #include "threads.h"
 
 namespace umbel {
@@ -44,25 +45,6 @@ void add(float* x, const float* update, long size) {
     long i = 0;
     for (; i + VL <= size; i += VL) store(x + i, load(x + i) + load(update + i));
     for (; i < size; i++) x[i] += update[i];
-}
-
-UMBEL_INLINE vf silu(vf x) { return x / (exp(-x) + 1.0f); }
-UMBEL_INLINE vf gelu_tanh(vf x) {
-    vf inner = (x + x * x * x * 0.044715f) * 0.7978845608028654f;
-    return x * 0.5f * (tanh(inner) + 1.0f);
-}
-UMBEL_INLINE vf gelu(vf x) {
-    vf result = x;
-    for (int i = 0; i < VL; i++) result[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
-    return result;
-}
-UMBEL_INLINE vf relu(vf x) { return max(x, vf{}); }
-
-template <vf (*FUNCTION)(vf)>
-void apply(const float* gate, const float* up, float* out, long size) {
-    long i = 0;
-    for (; i + VL <= size; i += VL) store(out + i, FUNCTION(load(gate + i)) * load(up + i));
-    for (; i < size; i++) out[i] = FUNCTION(splat(gate[i]))[0] * up[i];
 }
 
 // Dimension i turns with dimension i + size/2.
@@ -187,12 +169,11 @@ void add_and_norm(float* x, const float* update, const float* after, const float
 }
 
 void activate_row(Activation activation, const float* gate, const float* up, float* out, long size) {
-    switch (activation) {
-        case Activation::SILU: return apply<silu>(gate, up, out, size);
-        case Activation::GELU_TANH: return apply<gelu_tanh>(gate, up, out, size);
-        case Activation::GELU: return apply<gelu>(gate, up, out, size);
-        case Activation::RELU: return apply<relu>(gate, up, out, size);
-    }
+    with_activation(activation, [&](auto function) {
+        long i = 0;
+        for (; i + VL <= size; i += VL) store(out + i, function(load(gate + i)) * load(up + i));
+        for (; i < size; i++) out[i] = function(splat(gate[i]))[0] * up[i];
+    });
 }
 
 void activate(const float* gate_up, float* out, long rows, long size, Activation activation) {
