@@ -22,6 +22,13 @@ from .prompt import Part, Text
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 
+# ChatML, which is prefix-stable: role blocks with control tokens around them. What backends without a template of their
+# own write, and what hosted ones read conversations back from.
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 # A private-use code point on both sides: no tokenizer, template or filter touches it.
 _PLACEHOLDER = "\ue000{}\ue001"
 _FIND_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")

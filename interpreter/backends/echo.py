@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 
 import msgspec
 
-from ...lang.chat_template import ChatTemplate
+from ...lang.chat_template import CHATML, ChatTemplate
 from ...lang.errors import CapabilityError, ParameterError, RequestError
 from ...lang.prompt import Part, Text
 from ...lang.protocol import (
@@ -46,12 +46,6 @@ Script = Mapping[str, Answer] | Sequence[Answer] | Callable[[str], Answer]
 Scores = Mapping[str, float | Sequence[float]]
 Probabilities = Mapping[str, float | tuple[float, float]]
 Faults = Callable[[str, int], None]
-
-# ChatML, which is prefix-stable: role blocks with control tokens around them.
-_CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 class FailCall:
@@ -119,7 +113,7 @@ class Echo:
         self._scores = dict(scores or {})
         self._unconditional = dict(unconditional_scores or {})
         self._probabilities = {choice: bounds_of(choice, given) for choice, given in (probabilities or {}).items()}
-        self._template = chat_template or ChatTemplate(_CHATML, name="Echo")
+        self._template = chat_template or ChatTemplate(CHATML, name="Echo")
         self._capabilities = capabilities or Capabilities(
             "Echo",
             score=True,

@@ -1,0 +1,164 @@
+"""The conversation inside a request, read back from its parts as chat APIs take it.
+
+Hosted models have a chat template of their own that nobody shows us, so the interpreter writes conversations as ChatML,
+whose scaffolding is control text and cannot be mistaken:
+
+    <|im_start|>user\\n  ...content...  <|im_end|>\\n<|im_start|>assistant\\n  ...content so far
+    ------ control ----                ---------------- control ------------
+
+Everything else is content, also text that spells `<|im_end|>`.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ....lang.chat_template import CHATML, ChatTemplate
+from ....lang.errors import BackendError, CapabilityError
+from ....lang.prompt import Media, Part, Text
+
+_SCAFFOLDING = re.compile(r"<\|im_start\|>(\w+)\n|<\|im_end\|>\n")
+
+Content = tuple[Text | Media, ...]  # neighbouring texts are one, and none is empty
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn."""
+
+    role: str
+    content: Content
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Closed turns, and the assistant's turn that is to be written.
+
+    Attributes:
+        turns: the closed ones, in the program's order.
+        begun: what the open turn says already; () for an ordinary call.
+    """
+
+    turns: tuple[Message, ...]
+    begun: Content
+
+
+@dataclass(frozen=True, slots=True)
+class PlainText:
+    """A text without roles that is to be continued."""
+
+    content: Content
+
+
+def template(name: str) -> ChatTemplate:
+    """What the interpreter writes conversations with, for `read`. `name`: of the backend, for messages."""
+    return ChatTemplate(CHATML, name=name)
+
+
+def message(role: str, text: str) -> Message:
+    """A turn of text alone."""
+    return Message(role, (Text(text),) if text else ())
+
+
+def text_of(content: Iterable[Part]) -> str:
+    """Content as a person reads it; media appear as <image> and <video>."""
+    return "".join(f"<{part.kind}>" if isinstance(part, Media) else part.text for part in content)
+
+
+def read(parts: Iterable[Part], backend: str) -> Conversation | PlainText:
+    """The conversation that a prompt is.
+
+    White space between turns has no place in a chat request and says nothing to a model: it is left out.
+
+    Args:
+        parts: written with the template above.
+        backend: its name, for messages.
+
+    Raises:
+        CapabilityError: text to be generated, or text that is given, stands where a chat request has no place for it.
+    """
+    reader = _Reader(backend)
+    for part in parts:
+        if isinstance(part, Text) and part.control:
+            reader.scaffolding(part.text)
+        else:
+            reader.say(part if isinstance(part, Media) else Text(part.text))
+    return reader.end()
+
+
+class _Reader:
+    """Where in the conversation the reading is.
+
+    role is None: between turns, `content` stands outside of roles
+    otherwise:    inside a turn, `content` is its own
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._turns: list[Message] = []
+        self._role: str | None = None
+        self._content: list[Text | Media] = []
+
+    def say(self, part: Text | Media) -> None:
+        before = self._content[-1] if self._content else None
+        if isinstance(part, Text) and isinstance(before, Text):
+            self._content[-1] = Text(before.text + part.text)
+        elif isinstance(part, Media) or part.text:
+            self._content.append(part)
+
+    def scaffolding(self, text: str) -> None:
+        end = 0
+        for found in _SCAFFOLDING.finditer(text):
+            if found.start() != end:
+                break
+            end = found.end()
+            if found[1] is not None:
+                self._open(found[1])
+            else:
+                self._close()
+        if end != len(text):
+            raise BackendError(
+                f"{self._backend} reads conversations that its own chat_template wrote, got scaffolding {text[end:]!r}"
+            )
+
+    def _open(self, role: str) -> None:
+        self._check_between()
+        self._role, self._content = role, []
+
+    def _close(self) -> None:
+        if self._role is None:
+            raise BackendError(f"{self._backend} was given the end of a turn that had no beginning")
+        self._turns.append(Message(self._role, tuple(self._content)))
+        self._role, self._content = None, []
+
+    def end(self) -> Conversation | PlainText:
+        content = tuple(self._content)
+        match self._role:
+            case "assistant":
+                return Conversation(tuple(self._turns), content)
+            case None if not self._turns:
+                return PlainText(content)
+            case None:
+                self._check_between()
+                raise CapabilityError(
+                    f"{self._backend} answers in an assistant turn, and here the text to be generated stands behind "
+                    "the last turn; write assistant(gen(...))"
+                )
+            case role:
+                raise CapabilityError(
+                    f"{self._backend} writes assistant turns only, and here the text to be generated stands inside "
+                    f"{role}(...); write it inside assistant(...), or run the program on a Runtime or on a completion "
+                    "model"
+                )
+
+    def _check_between(self) -> None:
+        said = text_of(self._content)
+        if said.strip():
+            raise CapabilityError(
+                f"{self._backend} takes turns of a conversation, and the text {said[:60]!r} stands outside of them; "
+                "write it inside system(...), user(...) or assistant(...)"
+            )
