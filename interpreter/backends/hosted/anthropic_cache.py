@@ -1,0 +1,122 @@
+"""Breakpoints of the provider's prompt cache, placed by the structure of the program.
+
+The provider stores the prefix that ends at a breakpoint, charges a quarter more for storing it and a tenth for reading
+it again, and takes at most four breakpoints a request. It stores nothing shorter than a minimum, so places before it
+get none. In order of importance:
+
+1. the last place that branches share (the interpreter hints at it when a program forks), or where this program has
+   asked before: texts outside of roles have no other structure;
+2. the end of the last closed turn: the next turn of the conversation reads all of it;
+3. the end of the system turns: other conversations of the same program read it;
+4. the end of the turn that came before the last answer: what the request before this one has stored.
+
+The rules look at the prompt alone and at places that are remembered, so a prefix gets the same breakpoints each time.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .anthropic_blocks import Block, Places, cut, prefix_hashes
+
+MOST = 4  # breakpoints that the provider takes
+LIFETIME = 240.0  # seconds for which a stored prefix is taken to be there; the provider keeps it for 300 at least
+REMEMBERED = 4096  # stored prefixes
+
+
+def with_breakpoints(blocks: Sequence[Block], places: Places, minimum: int) -> list[Block]:
+    """The blocks, cut at the places that are known and marked.
+
+    Args:
+        minimum: tokens of the shortest prefix that the provider stores.
+    """
+    pieces, shared = cut(blocks, places.within(blocks))
+    tokens = 0
+    long_enough: set[int] = set()
+    for index, piece in enumerate(pieces):
+        tokens += piece.tokens
+        if tokens >= minimum:
+            long_enough.add(index)
+    chosen: list[int] = []
+    for index in _wishes(pieces, shared):
+        if index in long_enough and index not in chosen and len(chosen) < MOST:
+            chosen.append(index)
+    return [replace(piece, cached=True) if index in chosen else piece for index, piece in enumerate(pieces)]
+
+
+def _wishes(blocks: Sequence[Block], shared: Sequence[int]) -> list[int]:
+    """Indices of blocks that a breakpoint would suit, the most important first."""
+    closed = [index for index, block in enumerate(blocks) if block.closes]
+    system = [index for index in closed if blocks[index].role == "system"]
+    answers = [index for index in closed if blocks[index].role == "assistant"]
+    before = [index for index in closed if answers and index < answers[-1] and blocks[index].role != "assistant"]
+    return [*shared[-1:], *closed[-1:], *system[-1:], *before[-1:], *shared[-2:-1]]
+
+
+class Leaders:
+    """Requests that store a prefix go first, and those that want to read it wait until the first has begun.
+
+    A prefix can be read from when the answer of the request that stored it begins. Eight branches sent at once would
+    all store what they share; here one of them does, and seven read.
+    """
+
+    def __init__(self) -> None:
+        self._stored: OrderedDict[bytes, float] = OrderedDict()  # hash of a prefix → when it was last stored or read
+        self._leading: dict[bytes, asyncio.Future[None]] = {}
+        self.waited = 0  # requests that waited
+
+    async def turn(self, blocks: Sequence[Block]) -> "Turn":
+        """Wait until nobody else is about to store a prefix of this request.
+
+        The turn has to be ended: `began` when the answer begins, and `over` in any case.
+        """
+        hashes = prefix_hashes(blocks)
+        loop = asyncio.get_running_loop()
+        waited = False
+        while True:
+            leaders = [self._leading[hash_] for hash_ in hashes if hash_ in self._leading]
+            if not leaders:
+                break
+            if not waited:
+                waited, self.waited = True, self.waited + 1
+            await asyncio.wait(leaders[-1:])
+        missing = [hash_ for hash_ in hashes if loop.time() - self._stored.get(hash_, -LIFETIME) >= LIFETIME]
+        leads: asyncio.Future[None] = loop.create_future()
+        for hash_ in missing:
+            self._leading[hash_] = leads
+        return Turn(self, hashes, missing, leads)
+
+    def store(self, hashes: Sequence[bytes], now: float) -> None:
+        for hash_ in hashes:
+            self._stored[hash_] = now
+            self._stored.move_to_end(hash_)
+        while len(self._stored) > REMEMBERED:
+            self._stored.popitem(last=False)
+
+    def release(self, hashes: Sequence[bytes]) -> None:
+        for hash_ in hashes:
+            self._leading.pop(hash_, None)
+
+    def forget(self) -> None:
+        self._stored.clear()
+
+
+class Turn:
+    """One request's right to go."""
+
+    def __init__(
+        self, leaders: Leaders, hashes: Sequence[bytes], missing: Sequence[bytes], leads: "asyncio.Future[None]"
+    ) -> None:
+        self._leaders, self._hashes, self._missing, self._leads = leaders, hashes, missing, leads
+
+    def began(self) -> None:
+        """The answer begins: what the request stored can be read."""
+        self._leaders.store(self._hashes, self._leads.get_loop().time())
+        self.over()
+
+    def over(self) -> None:
+        """It has ended, however it did; one of those that wait may go. Calling it again does nothing."""
+        if not self._leads.done():
+            self._leaders.release(self._missing)
+            self._leads.set_result(None)

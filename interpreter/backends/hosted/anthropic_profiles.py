@@ -1,0 +1,88 @@
+"""What Claude models can do, by name: the first pattern that fits a name counts.
+
+A profile can be given by hand (`Anthropic(model, profile=...)`), for a model that is newer than this table or stands
+behind a gateway. Names that the table does not know get the cautious answer: what is not known to be possible is done
+in another way (no prefill: the model is asked to continue; no structured outputs: texts are validated and asked again).
+
+Source: the provider's pages on models, migration, structured outputs and prompt caching, as of autumn 2026.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Sampling(Enum):
+    """Which of temperature, top_p and top_k a model takes."""
+
+    ALL = "temperature, top_p and top_k together"
+    ONE = "temperature or top_p, not both; and top_k"
+    NONE = "none of them"
+
+
+class Thinking(Enum):
+    """What a request without a word on thinking gets, and what is done about it."""
+
+    OFF = "the model answers at once"
+    SWITCHED_OFF = "it would think first, so requests switch that off"
+    ALWAYS = "it thinks first and cannot be kept from it; its thoughts count against max_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicProfile:
+    """What one model can do.
+
+    Attributes:
+        prefill: an assistant message at the end of a request is continued.
+        structured: answers can be bound to a JSON Schema.
+        images: takes images.
+        sampling: parameters that choose among tokens.
+        thinking: whether it thinks before it answers.
+        cache_minimum: tokens of the shortest prefix that the provider stores.
+        max_context: tokens of prompt and answer; None: not known.
+    """
+
+    prefill: bool = False
+    structured: bool = False
+    images: bool = True
+    sampling: Sampling = Sampling.NONE
+    thinking: Thinking = Thinking.OFF
+    cache_minimum: int = 1024
+    max_context: int | None = None
+
+
+_THIRD = AnthropicProfile(prefill=True, sampling=Sampling.ALL, max_context=200_000)
+_FOURTH = replace(_THIRD, structured=True, sampling=Sampling.ONE)
+_SIXTH = AnthropicProfile(structured=True, sampling=Sampling.ONE, max_context=1_000_000)
+_EIGHTH = replace(_SIXTH, sampling=Sampling.NONE)
+_FIFTH_GENERATION = replace(_EIGHTH, thinking=Thinking.SWITCHED_OFF)
+
+# Names come plain ("claude-opus-4-5"), dated, and with the prefixes and suffixes of clouds, so patterns are searched.
+_TABLE: tuple[tuple[str, AnthropicProfile], ...] = (
+    (r"claude-3(-5)?-haiku", replace(_THIRD, cache_minimum=2048)),
+    (r"claude-3", _THIRD),
+    (r"claude-opus-4-1(?!\d)", replace(_THIRD, sampling=Sampling.ONE)),
+    (r"claude-sonnet-4-5(?!\d)", _FOURTH),
+    (r"claude-(opus|haiku)-4-5(?!\d)", replace(_FOURTH, cache_minimum=4096)),
+    (r"claude-sonnet-4-6(?!\d)", _SIXTH),
+    (r"claude-opus-4-6(?!\d)", replace(_SIXTH, cache_minimum=4096)),
+    (r"claude-opus-4-7(?!\d)", replace(_EIGHTH, cache_minimum=4096)),
+    (r"claude-opus-4-8(?!\d)", _EIGHTH),
+    (r"claude-(opus|sonnet)-4(-0)?(?!-?\d)|claude-(opus|sonnet)-4-20\d{6}", _THIRD),
+    (r"claude-(opus|sonnet)-5-5(?!\d)", replace(_EIGHTH, thinking=Thinking.ALWAYS)),
+    (r"claude-haiku-5-5(?!\d)", _FIFTH_GENERATION),
+    (r"claude-(opus|sonnet)-5(?!-?\d)", _FIFTH_GENERATION),
+    (
+        r"claude-(fable|mythos)",
+        AnthropicProfile(thinking=Thinking.ALWAYS, cache_minimum=2048, max_context=1_000_000),
+    ),
+    (r"claude", AnthropicProfile()),
+)
+
+# Models of others that speak this dialect take what it has always had.
+_OTHERS = AnthropicProfile(sampling=Sampling.ALL)
+
+
+def profile_of(model: str) -> AnthropicProfile:
+    """The profile of a model by its name."""
+    return next((profile for pattern, profile in _TABLE if re.search(pattern, model)), _OTHERS)

@@ -1,0 +1,70 @@
+"""What hosted backends take from the world around them, as arguments: time, chance, and the wire."""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....lang.errors import ParameterError
+
+if TYPE_CHECKING:
+    import httpx2
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Time, chance and the wire; tests give their own.
+
+    Attributes:
+        clock: seconds that never go back.
+        sleep: waits so many of them.
+        chance: a number in [0, 1).
+        wire: carries requests instead of the network (proxies of the environment do not apply then).
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    chance: Callable[[], float] = random.random
+    wire: "httpx2.AsyncBaseTransport | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a call may take, in seconds.
+
+    Attributes:
+        whole: of the call: its tries, the waits between them, and the answer.
+        first_byte: until an answer begins; None for as long as `whole`. Without streaming an answer begins when it is
+            complete.
+        connect: until a connection stands.
+        idle: of silence inside an answer; never more than `first_byte`.
+
+    Raises:
+        ParameterError: one of them is no number above 0.
+    """
+
+    whole: float = 600.0
+    first_byte: float | None = None
+    connect: float = 10.0
+    idle: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("timeout", self.whole),
+            ("first_byte_timeout", self.first_byte),
+            ("connect_timeout", self.connect),
+            ("idle_timeout", self.idle),
+        ):
+            if value is None and name == "first_byte_timeout":
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type]  # None is no number
+                raise ParameterError(f"{name}={value!r}; write a number of seconds above 0")
+
+    @property
+    def silent(self) -> float:
+        """Seconds until the first byte."""
+        return self.whole if self.first_byte is None else self.first_byte

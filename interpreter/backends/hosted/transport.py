@@ -1,0 +1,129 @@
+"""The HTTP client under a provider's SDK: no redirects, no decompression bombs, no endless answers, no long silence.
+
+The SDK gets an `AsyncClient` of ours, so all of this holds for every request that it makes. Imported when the first
+request is made, as it needs the SDK's HTTP library.
+"""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+
+import httpx2
+
+from ....lang.errors import BackendError, RequestError
+from .surroundings import Patience
+
+MOST_BYTES = (
+    64 << 20
+)  # of one answer, decompressed; the longest we may ask for, 2^20 tokens with log-probabilities, fits
+_ANSWERED = "umbel.answered"  # extension of a request whose answer has begun
+
+
+def open_client(
+    patience: Patience, concurrency: int, wire: httpx2.AsyncBaseTransport | None = None
+) -> httpx2.AsyncClient:
+    """A client for one event loop.
+
+    Args:
+        concurrency: connections at most; waiting for one takes part of the call's own time, not of a timeout's.
+        wire: used instead of the network.
+    """
+
+    async def guard(response: httpx2.Response) -> None:
+        _refuse_redirect(response)
+        response.request.extensions[_ANSWERED] = response.status_code < 300
+        assert isinstance(response.stream, httpx2.AsyncByteStream), "an asynchronous client reads asynchronously"
+        response.stream = _Bounded(response.stream, _decoder(response), response.request, patience.idle)
+
+    return httpx2.AsyncClient(
+        timeout=httpx2.Timeout(patience.silent, connect=patience.connect, pool=None),
+        limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        follow_redirects=False,
+        headers={"accept-encoding": "identity"},
+        event_hooks={"response": [guard]},
+        transport=wire,
+    )
+
+
+def answered(request: object) -> bool:
+    """Whether the answer of a request of ours has begun: after that it is not sent again."""
+    return isinstance(request, httpx2.Request) and request.extensions.get(_ANSWERED) is True
+
+
+def _refuse_redirect(response: httpx2.Response) -> None:
+    """A request carries a key, which goes to no other place than the one that it was given for."""
+    if not response.has_redirect_location:
+        return
+    here = response.request.url
+    there = here.join(response.headers["location"])
+    raise RequestError(
+        f"{here.host} redirects to {there.host} ({response.status_code}), and redirects are not followed, as the key "
+        f"would go with them; write base_url={str(there.copy_with(query=None))!r} if that is the server you mean"
+    )
+
+
+class _Plain:
+    """Bytes as they come."""
+
+    def decode(self, data: bytes, most: int) -> bytes:
+        return data[:most]
+
+
+class _Inflating:
+    """gzip or deflate, never more than asked for at once."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)  # finds out which of both it is
+
+    def decode(self, data: bytes, most: int) -> bytes:
+        return self._inflate.decompress(data, most)
+
+
+def _decoder(response: httpx2.Response) -> _Plain | _Inflating:
+    """For a response that is compressed although identity was asked for, as proxies do it."""
+    encoding = response.headers.pop("content-encoding", "identity").strip().lower()
+    match encoding:
+        case "identity" | "":
+            return _Plain()
+        case "gzip" | "x-gzip" | "deflate":
+            response.headers.pop("content-length", None)
+            return _Inflating()
+        case _:
+            raise BackendError(
+                f"{response.request.url.host} sent an answer in the encoding {encoding!r} where none was asked for"
+            )
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A response's bytes: at most so many, and never silent for long."""
+
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, decoder: _Plain | _Inflating, request: httpx2.Request, idle: float
+    ) -> None:
+        self._stream, self._decoder, self._request, self._idle = stream, decoder, request, idle
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MOST_BYTES
+        pieces = aiter(self._stream)
+        while True:
+            try:
+                async with asyncio.timeout(self._idle):
+                    raw = await anext(pieces, None)
+            except TimeoutError:
+                raise httpx2.ReadTimeout(f"silent for {self._idle:g} s", request=self._request) from None
+            if raw is None:
+                return
+            try:
+                data = self._decoder.decode(raw, left + 1)
+            except zlib.error as error:
+                raise httpx2.DecodingError(f"broken compression: {error}", request=self._request) from None
+            left -= len(data)
+            if left < 0:
+                raise BackendError(
+                    f"{self._request.url.host} sent more than {MOST_BYTES >> 20} MiB as one answer; it was cut off"
+                )
+            if data:
+                yield data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
