@@ -4,14 +4,14 @@ The functions keep the language and take out what an automaton would pay for: no
 nested concatenations and unions, single characters side by side, repeats of repeats.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
-from typing import TypeVar
 
 from .charset import ANY, CharSet
 from .language import (
     EMPTY_TEXT,
     NOTHING,
+    AnyOrder,
     Both,
     Chars,
     Concat,
@@ -26,7 +26,6 @@ from .language import (
 
 ANY_CHARACTER = Chars(ANY.ranges)
 ANY_TEXT = Repeat(ANY_CHARACTER)
-Result = TypeVar("Result")
 _LARGEST_COUNT = 1 << 31  # counts that are multiplied stay below; beyond, repeats stay nested
 
 
@@ -185,6 +184,8 @@ def nullable(node: Language) -> bool:
             return accepting[0]
         case Spelled(body):
             return nullable(body)
+        case AnyOrder():
+            return False
         case Both(left, right):
             return nullable(left) and nullable(right)
         case Without(left, right):
@@ -217,66 +218,3 @@ def admits_newline(node: Language) -> bool:
             return admits_newline(left) and not admits_newline(right)
         case _:
             raise AssertionError("what a call admits is known in its grammar only")
-
-
-def children(node: Language) -> tuple[Language, ...]:
-    """The expressions that this one is made of."""
-    if isinstance(node, Concat):
-        return node.parts
-    if isinstance(node, Union):
-        return node.options
-    if isinstance(node, Repeat | Spelled):
-        return (node.body,)
-    if isinstance(node, Both | Without):
-        return (node.left, node.right)
-    return ()
-
-
-def size(node: Language) -> int:
-    """How many nodes are written out, shared ones as often as they are used."""
-    pending, count = [node], 0
-    while pending:
-        count += 1
-        pending.extend(children(pending.pop()))
-    return count
-
-
-def fold(root: Language, combine: Callable[[Language, tuple[Result, ...]], Result], known: dict[int, Result]) -> Result:
-    """`combine(node, results of its children)` from the leaves up, once for nodes that are shared, without recursion.
-
-    `known` maps ids of nodes to results; who keeps it between calls keeps the nodes alive.
-    """
-    pending = [(root, False)]
-    while pending:
-        node, ready = pending.pop()
-        if id(node) in known:
-            continue
-        inner = children(node)
-        if ready or not inner:
-            known[id(node)] = combine(node, tuple(known[id(each)] for each in inner))
-        else:
-            pending.append((node, True))
-            pending.extend((each, False) for each in inner)
-    return known[id(root)]
-
-
-def rebuilt(node: Language, inner: tuple[Language, ...]) -> Language:
-    """The node around other children, put together as above; the node itself where they are its own."""
-    same = all(new is old for new, old in zip(inner, children(node), strict=True)) and NOTHING not in inner
-    if same and not (isinstance(node, Repeat) and node.most is not None and node.most < max(node.least, 1)):
-        return node
-    match node:
-        case Concat():
-            return concat(inner)
-        case Union():
-            return union(inner)
-        case Repeat(_, least, most):
-            return repeat(inner[0], least, most)
-        case Spelled():
-            return inner[0] if inner[0] in (NOTHING, EMPTY_TEXT) else Spelled(inner[0])
-        case Both():
-            return both(*inner)
-        case Without():
-            return without(*inner)
-        case _:
-            return node

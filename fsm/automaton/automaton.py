@@ -56,6 +56,7 @@ class Automaton:
         lowered = lower(grammar, limits)
         self._limits = limits
         self._nodes = lowered.nodes
+        self._orders = lowered.orders
         self._frames = Frames(limits)
         self._positions: list[tuple[Position, ...]] = []
         self._accepting: list[bool] = []
@@ -88,7 +89,7 @@ class Automaton:
     def nbytes(self) -> int:
         """About how much memory this takes: the rows in use exactly, the rest as an estimate."""
         states = (ROW_BYTES + _STATE_BYTES) * self.states + _POSITION_BYTES * self._held
-        nodes = _NODE_BYTES * self._nodes
+        nodes = _NODE_BYTES * (self._nodes + sum(order.made for order in self._orders))
         return nodes + states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
 
     def step(self, state: int, byte: int) -> int:

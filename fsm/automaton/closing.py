@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .frames import Again, Frame, Position, Rest, Return, Root
 from .nodes import Leaf, Loop, Nested, Node, Options, Sequence
+from .orders import Opened, Remaining
 from .places import Place
 
 _LIKED = b"a0bcdefghijklmnopqrstuvwxyz123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_-. "
@@ -58,6 +59,10 @@ def _of_node(node: Node, room: int, text: bytearray) -> None:
                 waiting.append((min(current.options, key=lambda option: option.shortest(room)), room))
             case Loop():
                 waiting += [(current.body, room)] * current.least
+            case Remaining():
+                waiting += [(part, room) for part in reversed(current.shortest_parts(room))]
+            case Opened():
+                waiting.append((current.body(), room))
             case Nested():
                 waiting.append((current.body(), room - 1))
             case _:

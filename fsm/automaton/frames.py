@@ -17,6 +17,7 @@ from __future__ import annotations
 from ..errors import LimitExceeded
 from ..limits import Limits
 from .nodes import Leaf, Loop, Nested, Node, Options, Sequence
+from .orders import Unfolding
 from .places import ENDLESS, Place
 
 Position = tuple[Place, "Frame"]
@@ -246,6 +247,8 @@ class Frames:
                 waiting += [(option, frame) for option in reversed(node.options)]
             case Loop():
                 self._turn(node, node.least, node.most, frame, waiting)
+            case Unfolding():
+                waiting.append((node.body(), frame))
             case Nested():
                 # A call at the very end of another needs no end, and no room, of its own.
                 waiting.append((node.body(), frame if type(frame) is Return else self.returning((frame,))))

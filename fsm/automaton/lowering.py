@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from ..arrangement import Arrangement
 from ..errors import ConstraintRefused
+from ..folding import children
 from ..language import (
+    AnyOrder,
     Call,
     Chars,
     Concat,
@@ -23,15 +26,17 @@ from .character_states import character_automaton
 from .characters import characters, spell
 from .construction import beyond_the_empty_text, literal, loop, options, sequence
 from .nodes import Leaf, Loop, Nested, Node, Options, Sequence
+from .orders import Order, Remaining
 from .places import ENDLESS
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """root: of the grammar's start; nodes: how many were made."""
+    """root: of the grammar's start; nodes: how many were made; orders: make further ones as texts need them."""
 
     root: Node
     nodes: int
+    orders: tuple[Order, ...]
 
 
 def lower(grammar: Grammar, limits: Limits) -> Lowered:
@@ -52,7 +57,7 @@ def lower(grammar: Grammar, limits: Limits) -> Lowered:
             f"no text satisfies this constraint within {limits.depth} levels of nesting; write a constraint that "
             "admits a text"
         )
-    return Lowered(root, lowering.made)
+    return Lowered(root, lowering.made, tuple(lowering.orders))
 
 
 class _Lowering:
@@ -60,6 +65,7 @@ class _Lowering:
 
     def __init__(self, grammar: Grammar) -> None:
         self.nested: dict[str, Nested] = {}
+        self.orders: list[Order] = []
         self._rules = grammar.rules
         self._open: set[str] = set()  # rules whose lowering has begun
         self._done: dict[int, Node] = {}  # by identity: the grammar keeps its parts alive
@@ -110,10 +116,17 @@ class _Lowering:
             return self._once(sequence, tuple([done[id(part)] for part in language.parts]))
         if type(language) is Union:
             return self._once(options, tuple([done[id(option)] for option in language.options]))
+        if type(language) is AnyOrder:
+            return self._once(self._order, language.arrangement, *[done[id(part)] for part in children(language)])
         assert type(language) is Repeat, "the other nodes have no parts"
         return self._once(
             loop, done[id(language.body)], language.least, ENDLESS if language.most is None else language.most
         )
+
+    def _order(self, arrangement: Arrangement, separator: Node, *parts: Node) -> Node:
+        inner, others = (parts[:-1], parts[-1]) if arrangement.others else (parts, None)
+        self.orders.append(Order(arrangement, separator, inner, others))
+        return self.orders[-1].remaining(*arrangement.start)
 
     def _call(self, rule: str, identity: int, waiting: list[Language]) -> None:
         """The rule's own node; a call while that is being made is recursive."""
@@ -144,6 +157,8 @@ def _parts_of(language: Language) -> tuple[Language, ...]:
         return language.options
     if type(language) is Repeat:
         return (language.body,)
+    if type(language) is AnyOrder:
+        return children(language)
     raise AssertionError("an automaton reads grammars that boolean.resolution.resolve has been through")
 
 
@@ -208,5 +223,7 @@ def _parts(node: Node) -> tuple[Node, ...]:
             return node.options
         case Loop():
             return (node.body,)
+        case Remaining():
+            return node.order.inner
         case _:
             return ()

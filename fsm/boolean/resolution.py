@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..algebra import both, fold, rebuilt
+from ..algebra import both
 from ..errors import ConstraintRefused
+from ..folding import fold, rebuilt
 from ..language import EMPTY_TEXT, NOTHING, Both, Dfa, Grammar, Language, Without
 from ..limits import Limits
 from .character_dfa import determinised

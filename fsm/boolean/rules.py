@@ -3,9 +3,24 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..algebra import children, fold, nullable, rebuilt
+from ..algebra import nullable
 from ..errors import ConstraintRefused, Unsupported
-from ..language import NOTHING, Call, Chars, Concat, Dfa, Grammar, Language, Literal, Repeat, Spelled, Union
+from ..folding import children, fold, rebuilt
+from ..language import (
+    EMPTY_TEXT,
+    NOTHING,
+    AnyOrder,
+    Call,
+    Chars,
+    Concat,
+    Dfa,
+    Grammar,
+    Language,
+    Literal,
+    Repeat,
+    Spelled,
+    Union,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,7 @@ def survey(node: Language) -> Survey:
             calls.add(at.rule)
         else:
             pending += children(at)
-            settled = settled and kind is Spelled
+            settled = settled and (kind is Spelled or kind is AnyOrder)
     return Survey(frozenset(calls), settled)
 
 
@@ -145,6 +160,9 @@ def _admits(node: Language, fruitful: set[str]) -> bool:
         return any(_admits(option, fruitful) for option in node.options)
     if isinstance(node, Repeat):
         return not node.least or _admits(node.body, fruitful)
+    if isinstance(node, AnyOrder):
+        inner = (EMPTY_TEXT if _admits(child, fruitful) else NOTHING for child in children(node))
+        return rebuilt(node, tuple(inner)) != NOTHING
     return all(_admits(child, fruitful) for child in children(node))
 
 

@@ -1,6 +1,6 @@
 """How long the texts of a language are, in characters, without looking at the texts."""
 
-from ..language import Both, Call, Chars, Concat, Dfa, Language, Literal, Repeat, Spelled, Union, Without
+from ..language import AnyOrder, Both, Call, Chars, Concat, Dfa, Language, Literal, Repeat, Spelled, Union, Without
 
 Lengths = tuple[int, int | None]  # least and most; None: without end
 
@@ -31,7 +31,7 @@ def lengths(node: Language) -> Lengths | None:
             return _shared(lengths(left), lengths(right))
         case Without(left):
             return lengths(left)
-        case Call():
+        case Call() | AnyOrder():
             raise AssertionError("the texts of a call have a length in their grammar only")
 
 

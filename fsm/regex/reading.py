@@ -11,10 +11,11 @@ come after the item.
 from enum import Enum
 from typing import assert_never
 
-from ..algebra import ANY_TEXT, admits_newline, both, concat, nullable, repeat, size, union, without
+from ..algebra import ANY_TEXT, admits_newline, both, concat, nullable, repeat, union, without
 from ..boolean.guarded import Guard, guarded_automaton, mark
 from ..boolean.resolution import settled
 from ..charset import CharSet
+from ..folding import size
 from ..language import EMPTY_TEXT, NOTHING, Chars, Concat, Language, Literal, Repeat, Union
 from ..limits import Limits
 from .source import exceeded, unsupported

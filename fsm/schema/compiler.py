@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal as OneOf
 
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
 from ..language import NOTHING, Call, Grammar, Language, Literal, Union
@@ -37,6 +38,8 @@ from .strings import Strings, quoted
 
 MOST_RULES = 50_000
 
+KeyOrder = OneOf["declared", "any"]
+
 ANY = "any value"
 ANY_ARRAY = "any array"
 ANY_OBJECT = "any object"
@@ -52,6 +55,9 @@ class SchemaOptions:
         allow_unenforced: keywords that are not honoured are listed in `SchemaGrammar.unenforced` instead of refused;
             whoever asks for this validates the values again.
         closed: objects with declared members that do not mention others have no others.
+        key_order: of members that are declared: "declared" keeps them in the order of the schema, but for optional ones
+            of objects with other members, which may come late; "any" takes them as they come, for texts that somebody
+            else has written.
         infer_types: a schema without `type` means the types that its other keywords speak about. Without this it
             means what it says: `{"properties": ...}` admits every string.
     """
@@ -59,6 +65,7 @@ class SchemaOptions:
     whitespace: Whitespace = "spaced"
     allow_unenforced: bool = False
     closed: bool = False
+    key_order: KeyOrder = "declared"
     infer_types: bool = True
 
 
@@ -85,7 +92,8 @@ def compile_schema(
 ) -> SchemaGrammar:
     """The texts of the values that a JSON Schema admits.
 
-    Keys come in the order of the schema: `properties` first, then names that are only `required`, then others.
+    Keys come in the order of the schema: `properties` first, then names that are only `required`. In objects that have
+    others, those come once all required ones have, and with them, in any order, what is left of the declared ones.
 
     Raises:
         Unsupported: a keyword that is not honoured; `keyword` and `where` name it.
@@ -109,6 +117,7 @@ class Compiler:
         self.ledger = ledger
         self.style = Style.of(options.whitespace)
         self.closed = options.closed
+        self.key_order = options.key_order
         self._infer = options.infer_types
         self._document = document
         self._rules: dict[str, Language] = {}

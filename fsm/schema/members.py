@@ -1,10 +1,13 @@
 """Objects as languages.
 
-    { a  b?  c  d?   then members of other names }
-      └─ in the order of the schema ─┘
+    { a  b?  c  d?  e?                                       }     no others: in the order of the schema
+    { a  b?  c   then what is left of b, d, e, and others     }     in any order, once all that is required has come
 
-Other names come last. A declared member that was left out cannot come there: its value would go unchecked. That the
-same other name does not come twice is no regular language; JSON parsers take the last, which is as valid.
+Where other members may come, no name is certain any more: keeping the optional ones in order would force no text, and
+would have a model that is late with `b` call it something else. With key_order "any" no member waits for another.
+
+Each declared member comes once. That the same other name does not come twice is no regular language; JSON parsers take
+the last, which is as valid.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from functools import reduce
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ..algebra import both, concat, repeat, without
-from ..language import EMPTY_TEXT, NOTHING, Language
+from ..algebra import both, concat, without
+from ..folding import any_order
+from ..language import EMPTY_TEXT, NOTHING, AnyOrder, Language
 from .clauses import Clause, Demands, Objects, is_other, joined, meeting, member_demands, scalars_left, strings_of
 from .expressions import literal, none_of, one_of, optional, union
 from .membership import admits
@@ -73,7 +77,7 @@ class Members:
             ).language()
             for name in known
         ]
-        # The names that are known may come as well, before the one that is not.
+        # The names that are known may come as well, beside the one that is not.
         named = dict.fromkeys(sorted(stranger.names), ()) | dict(objects.properties)
         last = Members(
             self.compiler,
@@ -91,14 +95,17 @@ class Members:
         other = self._others()
         if other == NOTHING and others_least:
             return NOTHING
-        least = max(objects.least, sum(entry.required for entry in entries))
+        least = max(objects.least, sum(entry.required for entry in entries), others_least)
         most = objects.most
         if most is not None and other == NOTHING and most >= len(entries):
             most = None
-        if most is None and not others_least and least <= max(1, sum(entry.required for entry in entries)):
-            return self._whole(self._sequence(entries, other), least)
-        found = self._counted(entries, other, objects.least, most, others_least)
-        return self._whole(found, max(least, others_least))
+        if other != NOTHING or self.compiler.key_order == "any":
+            found = self._in_any_order(entries, other, most, others_least)
+        elif most is None and least <= max(1, sum(entry.required for entry in entries)):
+            found = self._in_order(entries)
+        else:
+            found = self._counted(entries, objects.least, most)
+        return self._whole(found, least)
 
     def _whole(self, filled: Language, least: int) -> Language:
         options: list[Language] = [literal("{}")] if not least else []
@@ -195,20 +202,19 @@ class Members:
 
     # Sequences
 
-    def _sequence(self, entries: list[Entry], other: Language) -> Language:
-        """One or more members in order."""
+    def _in_order(self, entries: list[Entry]) -> Language:
+        """One or more members, as they are declared."""
         comma = self.style.comma
         first = next((index for index, entry in enumerate(entries) if entry.required), None)
-        after = repeat(concat([comma, other]), 0, None)
         if first is not None:
             parts: list[Language] = [
                 *(optional(concat([entry.language, comma])) for entry in entries[:first]),
                 entries[first].language,
                 *(self._following(entry) for entry in entries[first + 1 :]),
-                after,
             ]
             return concat(parts)
-        options: list[Language] = [concat([other, after])] if other != NOTHING else []
+        options: list[Language] = []
+        after: Language = EMPTY_TEXT
         for index in range(len(entries) - 1, -1, -1):
             options.append(concat([entries[index].language, after]))
             after = concat([self._following(entries[index]), after])
@@ -220,37 +226,20 @@ class Members:
         member = concat([self.style.comma, entry.language])
         return member if entry.required else optional(member)
 
-    def _counted(
-        self, entries: list[Entry], other: Language, least: int, most: int | None, others_least: int
-    ) -> Language:
-        """Rules over (declared members passed, members written so far).
-
-        Other names may repeat, and count once for whoever parses the text: towards `least` they are one member.
-        """
-        comma = self.style.comma
+    def _counted(self, entries: list[Entry], least: int, most: int | None) -> Language:
+        """Rules over (declared members passed, members written so far)."""
         cap = max(1, least, most or 0)
         if (len(entries) + 1) * (cap + 1) > MOST_COUNTS:
-            return self._uncounted(entries, other, "is followed only for small numbers; write a smaller one")
-
-        def at_end(count: int) -> Language:
-            missing = max(least - count, others_least)
-            room = None if most is None else most - count
-            if other == NOTHING or missing > 1 or (room is not None and room < missing):
-                return EMPTY_TEXT if missing <= 0 else NOTHING
-            if count:
-                return repeat(concat([comma, other]), max(0, missing), room)
-            rest = repeat(concat([comma, other]), 0, None if room is None else room - 1)
-            filled = concat([other, rest]) if room != 0 else NOTHING
-            return filled if missing > 0 else optional(filled)
-
-        following = [at_end(count) for count in range(cap + 1)]
+            self._refuse_count("is followed only for small numbers; write a smaller one")
+            return self._in_order(entries)
+        following: list[Language] = [EMPTY_TEXT if count >= least else NOTHING for count in range(cap + 1)]
         for index in range(len(entries) - 1, -1, -1):
             entry = entries[index]
             here: list[Language] = []
             for count in range(cap + 1):
                 options = [] if entry.required else [following[count]]
                 if most is None or count < most:
-                    lead = [comma] if count else []
+                    lead = [self.style.comma] if count else []
                     options.append(concat([*lead, entry.language, following[min(count + 1, cap)]]))
                 language = union([option for option in options if option != NOTHING])
                 plain = index == 0 or language in (NOTHING, EMPTY_TEXT)
@@ -260,12 +249,31 @@ class Members:
                     else self.compiler.add_rule(f"{self.name} member {index} counted {count}", language)
                 )
             following = here
-        found = following[0]
-        if found == NOTHING and other != NOTHING and least > 1:
-            return self._uncounted(entries, other, "counts members that may be repeated; declare them in properties")
+        return following[0]
+
+    def _in_any_order(
+        self, entries: list[Entry], other: Language, most: int | None, others_least: int, *, counted: bool = True
+    ) -> Language:
+        """Other names may repeat, and count once for whoever parses the text: towards `least` they are one member."""
+        required = tuple(index for index, entry in enumerate(entries) if entry.required)
+        keeps_order = self.compiler.key_order == "declared" and required
+        found = any_order(
+            AnyOrder(
+                tuple(entry.language for entry in entries),
+                self.style.comma,
+                None if other == NOTHING else other,
+                required,
+                required[-1] + 1 if keeps_order else 0,
+                max(1, self.objects.least) if counted else 1,
+                most if counted else None,
+                others_least,
+            )
+        )
+        if found == NOTHING and other != NOTHING and counted and self.objects.least > 1:
+            self._refuse_count("counts members that may be repeated; declare them in properties")
+            return self._in_any_order(entries, other, most, others_least, counted=False)
         return found
 
-    def _uncounted(self, entries: list[Entry], other: Language, why: str) -> Language:
+    def _refuse_count(self, why: str) -> None:
         keyword = "minProperties" if self.objects.least > 1 else "maxProperties"
         self.compiler.ledger.refuse(f"{keyword} {why}", f"{self.objects.where}/{keyword}", keyword)
-        return self._sequence(entries, other)

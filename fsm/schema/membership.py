@@ -5,7 +5,21 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ..errors import LimitExceeded
-from ..language import Both, Call, Chars, Concat, Dfa, Language, Literal, Ranges, Repeat, Spelled, Union, Without
+from ..language import (
+    AnyOrder,
+    Both,
+    Call,
+    Chars,
+    Concat,
+    Dfa,
+    Language,
+    Literal,
+    Ranges,
+    Repeat,
+    Spelled,
+    Union,
+    Without,
+)
 
 LONGEST_TEXT = 1_000  # characters that are matched while a schema is compiled
 
@@ -54,7 +68,7 @@ def _walk(node: Language, text: str, start: int, known: dict[tuple[int, int], fr
             return set(_ends(left, text, start, known) & _ends(right, text, start, known))
         case Without(left, right):
             return set(_ends(left, text, start, known) - _ends(right, text, start, known))
-        case Call() | Spelled():
+        case Call() | Spelled() | AnyOrder():
             raise AssertionError("a language of characters calls nothing and spells nothing")
 
 

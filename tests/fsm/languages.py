@@ -1,7 +1,21 @@
 """Random languages for tests of the automaton: small alphabets, so that random texts have a chance."""
 
 from hypothesis import strategies as st
-from umbel.fsm.language import Call, Chars, Concat, Dfa, Grammar, Language, Literal, Repeat, Spelled, Union
+from umbel.fsm.folding import any_order
+from umbel.fsm.language import (
+    NOTHING,
+    AnyOrder,
+    Call,
+    Chars,
+    Concat,
+    Dfa,
+    Grammar,
+    Language,
+    Literal,
+    Repeat,
+    Spelled,
+    Union,
+)
 
 CHARACTERS = 'ab"\\\né€😀'
 ANY = ((0, 0x10FFFF),)
@@ -60,6 +74,29 @@ FEW_LETTERS = st.recursive(
     _above,
     max_leaves=8,
 )
+
+
+@st.composite
+def any_orders(draw: st.DrawFn, inner: st.SearchStrategy[Language] = FEW_LETTERS) -> Language:
+    """Parts that begin alike, of which some are required, some ordered; with counts now and then."""
+
+    def part() -> Language:
+        return Concat((Literal(draw(st.sampled_from([b"a", b"ab", b"b", b"c", b"("]))), draw(inner)))
+
+    parts = tuple(part() for _ in range(draw(st.integers(0, 4))))
+    required = tuple(index for index in range(len(parts)) if draw(st.booleans()))
+    order = AnyOrder(
+        parts,
+        Literal(draw(st.sampled_from([b",", b", ", b""]))),
+        part() if draw(st.booleans()) else None,
+        required,
+        draw(st.sampled_from([0, *(index + 1 for index in required)])),
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from([None, None, 1, 2, 3])),
+        draw(st.sampled_from([0, 0, 1])),
+    )
+    found = any_order(order)
+    return Concat((Literal(draw(st.sampled_from([b"", b"c"]))), found)) if found != NOTHING else Literal(b"a")
 
 
 @st.composite

@@ -5,6 +5,7 @@ algebra. Intersection and difference are those of the sets, a call of a rule is 
 """
 
 from umbel.fsm.language import (
+    AnyOrder,
     Both,
     Call,
     Chars,
@@ -71,6 +72,8 @@ class _Matcher:
                 return {end for option in options for end in self.ends(option, start)}
             case Repeat():
                 return self.repeated(node, start)
+            case AnyOrder():
+                return self.arranged(node, start)
             case Call(rule):
                 return self.ends(self.grammar.rules[rule], start)
             case Dfa():
@@ -105,6 +108,37 @@ class _Matcher:
             found |= current
             count += 1
         return found
+
+    def arranged(self, node: AnyOrder, start: int) -> set[int]:
+        """Every sequence of parts that the words of AnyOrder allow, as far as the text goes along. -1: an other one."""
+        found: set[int] = set()
+        pending: list[tuple[tuple[int, ...], int]] = [((), start)]
+        while pending:
+            came, at = pending.pop()
+            if self.complete(node, came):
+                found.add(at)
+            for index in range(-1 if node.others is not None else 0, len(node.parts)):
+                if node.most is not None and len(came) == node.most:
+                    continue
+                if index in came if index >= 0 else len(came) > len(self.text):
+                    continue
+                part = node.others if index < 0 else node.parts[index]
+                assert part is not None, "others are there"
+                begins = self.ends(node.separator, at) if came else {at}
+                pending += [((*came, index), end) for begin in begins for end in self.ends(part, begin)]
+        return found
+
+    def complete(self, node: AnyOrder, came: tuple[int, ...]) -> bool:
+        parts = [index for index in came if index >= 0]
+        others = len(came) - len(parts)
+        if node.ordered:
+            if node.ordered - 1 not in came:
+                return False
+            first = came[: came.index(node.ordered - 1) + 1]
+            if list(first) != sorted(first) or first[0] < 0:
+                return False
+        enough = len(parts) + min(others, 1) >= node.least and others >= node.others_least
+        return enough and set(node.required) <= set(parts)
 
     def walked(self, node: Dfa, start: int) -> set[int]:
         found, state = set(), 0

@@ -6,10 +6,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.algebra import ANY_CHARACTER, ANY_TEXT, children
+from umbel.fsm.algebra import ANY_CHARACTER, ANY_TEXT
 from umbel.fsm.boolean.resolution import resolve
 from umbel.fsm.boolean.text_lengths import lengths
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
+from umbel.fsm.folding import children
 from umbel.fsm.language import (
     EMPTY_TEXT,
     NOTHING,

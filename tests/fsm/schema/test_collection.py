@@ -16,12 +16,15 @@ from umbel.fsm.errors import ConstraintRefused
 from umbel.fsm.limits import Limits
 from umbel.fsm.schema import SchemaOptions, compile_schema
 
-from .texts import LITERAL, SPACED, in_schema_order, takes, written
+from .texts import LITERAL, SPACED, takes, written
 
 COLLECTION = Path(__file__).parents[4] / "shared" / "constrained"
 needs_collection = pytest.mark.skipif(
     not COLLECTION.is_dir(), reason="the collected schemas are not beside this checkout (../shared/constrained)"
 )
+
+
+ANY_ORDER = SchemaOptions(key_order="any")
 
 
 def rows(name: str) -> Iterator[dict[str, Any]]:
@@ -41,7 +44,7 @@ def compiled(schema: object, options: SchemaOptions) -> Automaton | ConstraintRe
 def test_real_schemas_compile_and_admit_what_is_valid() -> None:
     refused: dict[str, ConstraintRefused] = {}
     times: list[float] = []
-    valid = accepted = reordered = 0
+    valid = accepted = otherwise = 0
     for row in rows("schemas.jsonl"):
         before = time.process_time()
         admitted = compiled(row["schema"], SPACED)
@@ -51,18 +54,21 @@ def test_real_schemas_compile_and_admit_what_is_valid() -> None:
             continue
         for instance in row["invalid"]:
             assert not takes(admitted, written(instance["data"])), (row["id"], instance["data"])
-        for instance in row["valid"]:
-            valid += 1
-            if takes(admitted, written(instance)):
-                accepted += 1
-            elif in_schema_order(admitted, instance) is not None:
-                reordered += 1
+        valid += len(row["valid"])
+        left = [instance for instance in row["valid"] if not takes(admitted, written(instance))]
+        accepted += len(row["valid"]) - len(left)
+        if left:
+            anyhow = compiled(row["schema"], ANY_ORDER)
+            assert isinstance(anyhow, Automaton), "what compiles in one order does in any"
+            otherwise += sum(takes(anyhow, written(instance)) for instance in left)
+            assert not any(takes(anyhow, written(instance["data"])) for instance in row["invalid"]), row["id"]
     assert len(times) - len(refused) >= 285
     for name, refusal in refused.items():
         assert refusal.keyword, (name, str(refusal))
-    # Members come in the order of the schema; about one instance of twenty was written in another.
-    assert accepted >= 0.94 * valid
-    assert accepted + reordered >= 0.98 * valid
+    # Required members, and those of closed objects, come in the order of the schema; one instance of thirty was written
+    # in another.
+    assert accepted >= 0.96 * valid
+    assert accepted + otherwise >= 0.99 * valid
 
 
 # What the suite calls valid and our texts leave out, by file: rare spellings of formats, formats that the suite's

@@ -32,10 +32,49 @@ def test_an_object_without_required_members_may_begin_with_any_of_them() -> None
     assert admits(schema, {"e": None, "b": None}, {"g": None}) == [False, False]
 
 
-def test_other_names_come_last_and_are_none_of_the_declared() -> None:
+def test_other_names_are_none_of_the_declared() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
     assert admits(schema, {"x": 1}, {"a": 1, "x": [{}]}, {"a": 1, "b": "", "x": None, "y": {"z": [1]}}) == [True] * 3
-    assert admits(schema, {"x": 1, "a": 1}, {"b": "", "a": "unchecked"}, {"a": "x"}) == [False] * 3
+    assert admits(schema, {"x": 1, "a": 1}, {"x": 1, "b": "", "y": 2, "a": 1}) == [True] * 2
+    assert admits(schema, {"b": "", "a": "unchecked"}, {"x": 1, "a": "x"}, {"a": "x"}) == [False] * 3
+    assert not takes(automaton(schema), b'{"a": 1, "x": 1, "a": 1}')
+
+
+def test_other_names_and_what_was_left_out_wait_for_all_that_is_required() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"think": {"type": "string"}, "note": {"type": "string"}, "answer": {"type": "integer"}, "z": {}},
+        "required": ["think", "answer"],
+    }
+    assert admits(schema, {"think": "", "answer": 1, "x": 0, "note": ""}, {"think": "", "answer": 1, "note": ""}) == [
+        True,
+        True,
+    ]
+    assert admits(schema, {"answer": 1, "think": ""}, {"x": 0, "think": "", "answer": 1}) == [False, False]
+    made = automaton(schema)
+    assert made.forced(made.start) == b'{"think": "'  # no name is lost to jumps
+
+
+def test_any_key_order_is_for_texts_of_others() -> None:
+    any_order = SchemaOptions(key_order="any")
+    assert admits(PERSON, {"city": "b", "age": 1}, {"age": 1, "name": ""}, options=any_order) == [True, True]
+    assert admits(PERSON, {"city": "b"}, {"age": 1, "x": 2}, {"age": "1"}, {}, options=any_order) == [False] * 4
+    made = automaton(PERSON, any_order)
+    assert made.forced(made.run(made.start, b'{"city": "", "name": "", ')) == b'"age": '
+    assert not takes(made, b'{"age": 1, "age": 1}')
+
+
+def test_numbers_of_members_in_any_order() -> None:
+    some = PERSON | {"required": [], "minProperties": 2, "maxProperties": 2}
+    options = SchemaOptions(key_order="any")
+    assert admits(some, {"age": 1, "name": ""}, {"age": 1}, PERSON["properties"], options=options) == [
+        True,
+        False,
+        False,
+    ]
+    with_others = {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2, "maxProperties": 3}
+    assert admits(with_others, {"b": 1, "x": 1}, {"x": 1, "a": 1}, {"x": 1, "y": 1, "b": 1}) == [True] * 3
+    assert admits(with_others, {"x": 1, "y": 1}, {"x": 1, "y": 1, "z": 1}, {"b": 1}) == [False] * 3
 
 
 def test_a_name_that_begins_like_a_declared_one_is_another_name() -> None:

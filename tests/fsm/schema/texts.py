@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 from umbel.fsm.automaton.automaton import Automaton
@@ -47,47 +47,3 @@ def sample(admitted: Automaton, choose: random.Random, steps: int = 60) -> str:
         byte = choose.choice(plain if plain and choose.random() < 0.9 else live)
         state, text = admitted.step(state, byte), text + bytes([byte])
     return (text + admitted.close(state)).decode("utf-8")
-
-
-def in_schema_order(admitted: Automaton, value: object) -> bytes | None:
-    """The value with the members of its objects in an order that the automaton takes, found member by member.
-
-    A member comes next when those that could have come instead still can; None when no order is found so.
-    """
-    text, state = _ordered(admitted, admitted.start, value)
-    return text if state >= 0 and admitted.accepting(state) else None
-
-
-def _ordered(admitted: Automaton, state: int, value: object) -> tuple[bytes, int]:
-    if isinstance(value, dict) and value:
-        text, state, left = b"{", admitted.run(state, b"{"), set(value)
-        while left and state >= 0:
-            found = _next(admitted, state, value, left)
-            if found is None:
-                return text, -1
-            name, member, state = found
-            text, left = text + member, left - {name}
-        return text + b"}", admitted.run(state, b"}") if state >= 0 else -1
-    if isinstance(value, list) and value:
-        text, state = b"[", admitted.run(state, b"[")
-        for position, item in enumerate(value):
-            lead = b", " if position else b""
-            inner, state = _ordered(admitted, admitted.run(state, lead), item) if state >= 0 else (b"", -1)
-            text += lead + inner
-        return text + b"]", admitted.run(state, b"]") if state >= 0 else -1
-    return written(value), admitted.run(state, written(value)) if state >= 0 else -1
-
-
-def _next(
-    admitted: Automaton, state: int, value: Mapping[str, object], left: Set[str]
-) -> tuple[str, bytes, int] | None:
-    """The member that comes next: its name, its text with the comma before it, the state after it."""
-    lead = b", " if len(left) < len(value) else b""
-    inside = {each: admitted.run(state, lead + written(each) + b": ") for each in value if each in left}
-    offered = [each for each in inside if inside[each] >= 0]
-    for name in offered:
-        text, after = _ordered(admitted, inside[name], value[name])
-        lost = (admitted.run(after, b", " + written(each) + b": ") < 0 for each in offered if each != name)
-        if after >= 0 and not any(lost):
-            return name, lead + written(name) + b": " + text, after
-    return None
