@@ -23,15 +23,21 @@ if TYPE_CHECKING:
     from .interpreter.backends.gate import Gate as Gate
     from .interpreter.backends.runtime import Runtime as Runtime
     from .interpreter.batch import Failure as Failure
+    from .interpreter.budget import Budget as Budget
     from .interpreter.default import default_backend as default_backend
     from .interpreter.default import flush_cache as flush_cache
     from .interpreter.default import get_server_info as get_server_info
     from .interpreter.default import set_default_backend as set_default_backend
+    from .interpreter.prices import Price as Price
+    from .interpreter.prices import prices as prices
     from .interpreter.program import Program as Program
     from .interpreter.program import function as function
     from .lang.chat_template import ChatTemplate as ChatTemplate
     from .lang.chat_template import TemplateWarning as TemplateWarning
+    from .lang.cost import Cost as Cost
+    from .lang.cost import Speculation as Speculation
     from .lang.errors import BackendError as BackendError
+    from .lang.errors import BudgetError as BudgetError
     from .lang.errors import CancelledError as CancelledError
     from .lang.errors import CapabilityError as CapabilityError
     from .lang.errors import ConnectionLostError as ConnectionLostError
@@ -82,11 +88,15 @@ _HOMES = {
     "interpreter.backends.gate": ("Gate",),
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
+    "interpreter.budget": ("Budget",),
     "interpreter.default": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
+    "interpreter.prices": ("Price", "prices"),
     "interpreter.program": ("Program", "function"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),
+    "lang.cost": ("Cost", "Speculation"),
     "lang.errors": (
         "BackendError",
+        "BudgetError",
         "CancelledError",
         "CapabilityError",
         "ConnectionLostError",

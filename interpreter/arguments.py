@@ -13,9 +13,10 @@ from typing import Any
 from ..lang import sampling
 from ..lang.errors import ParameterError, remedy
 from ..lang.protocol import Backend
+from .budget import Budget
 from .default import chosen_backend
 
-RUN_OPTIONS = ("backend", "priority", "salt", "stream", "timeout", "verbose")
+RUN_OPTIONS = ("backend", "budget", "priority", "salt", "stream", "timeout", "verbose")
 
 _SALT = re.compile(r"[A-Za-z0-9_-]{0,128}")
 
@@ -26,6 +27,7 @@ class RunOptions:
 
     Attributes:
         backend: serves the run.
+        budget: what the run may cost; of a batch, what all of it may.
         priority: of its requests; higher runs earlier.
         salt: a namespace of the prefix cache, shared with no other.
         stream: the body runs in the background, and requests ask for pieces.
@@ -35,6 +37,7 @@ class RunOptions:
     """
 
     backend: Backend
+    budget: Budget | None = None
     priority: int = 0
     salt: str = ""
     stream: bool = False
@@ -136,6 +139,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
     merged = {name: value for name, value in options.items() if name != "sampling"} | dict(inner or {})
     return RunOptions(
         backend=chosen_backend(merged.pop("backend", None)),
+        budget=_checked_budget(merged.pop("budget", None)),
         priority=_checked_priority(merged.pop("priority", 0)),
         salt=_checked_salt(merged.pop("salt", "")),
         stream=_checked_switch("stream", merged.pop("stream", False)),
@@ -149,6 +153,12 @@ def _checked_switch(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ParameterError(f"{name}={value!r}; write True or False")
     return value
+
+
+def _checked_budget(budget: object) -> Budget | None:
+    if budget is not None and not isinstance(budget, Budget):
+        raise ParameterError(f"budget={budget!r}; write umbel.Budget(tokens=10_000), or with calls, dollars or seconds")
+    return budget
 
 
 def _checked_priority(priority: object) -> int:

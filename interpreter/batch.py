@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 from ..lang.errors import ParameterError
 from ..lang.state import State
 from .arguments import Arguments, RunOptions
+from .budget import Allowance, allowance_of
 from .progress import Bar
 from .run import Run
 
@@ -54,8 +55,8 @@ class Member:
 class Host(Protocol):
     """What a program offers to its batch."""
 
-    def open(self, options: RunOptions) -> tuple[Run, State]:
-        """A run that has not begun."""
+    def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
+        """A run that has not begun. `allowance`: what is left of the batch's budget."""
 
     def start(
         self,
@@ -108,6 +109,7 @@ class Job:
         self.total = len(items) if isinstance(items, Sized) else None
         calls = (self._call(index, item) for index, item in enumerate(items))
         self._calls = calls if self.total is None else iter(list(calls))  # a list is checked before anything runs
+        self._allowance: Allowance | None = None  # one for all
         self._window: dict[int, Member] = {}  # started, not given out
         self._news = threading.Condition()  # guards the counters below
         self._bodies = 0
@@ -128,6 +130,7 @@ class Job:
 
     def _outcomes(self, *, progress_bar: bool, bounded: bool) -> Generator[State | Failure, None, None]:
         states: dict[int, State] = {}  # for the error, in list form
+        self._allowance = allowance_of(self._options.budget)  # its seconds begin
         with ExitStack() as stack:
             pool = ThreadPoolExecutor(self._threads, thread_name_prefix="umbel-batch")
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -178,7 +181,7 @@ class Job:
             self._start(*following, pool)
 
     def _start(self, index: int, item: Item, call: inspect.BoundArguments, pool: ThreadPoolExecutor) -> None:
-        run, state = self._host.open(self._options)
+        run, state = self._host.open(self._options, self._allowance)
         member = self._window[index] = Member(index, item, run, state)
         with self._news:
             self._bodies += 1

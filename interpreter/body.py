@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..lang.errors import CancelledError, DeadlineError, ParameterError, ProgramError
+from ..lang.errors import BudgetError, CancelledError, DeadlineError, ParameterError, ProgramError
 from ..lang.state import AsyncState, BaseState, State
 from . import loop, transcript
 from .arguments import RunOptions
+from .budget import Allowance
 from .run import Run
 from .stream import Stream
 from .waiting import seconds_left
@@ -37,10 +38,11 @@ class Body:
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
-    def open(self, options: RunOptions) -> tuple[Run, State]:
+    def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
         run = Run(
             options.backend,
             timeout=options.timeout,
+            allowance=allowance,
             streaming=options.stream,
             salt=options.salt,
             priority=options.priority,
@@ -117,7 +119,7 @@ class Body:
                 run.end(error)
                 raise
             run.expire()
-            late = run.reason if isinstance(run.reason, DeadlineError) else DeadlineError("the run's deadline passed")
+            late = run.reason if isinstance(run.reason, DeadlineError | BudgetError) else run.lateness()
             run.end(late)
             raise late from error
         except BaseException as error:

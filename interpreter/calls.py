@@ -1,15 +1,25 @@
-"""A run's way to its backend: every request of its streams goes through here, and its cost is noted here."""
+"""A run's way to its backend: every request of its streams goes through here, and its cost is noted here.
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+budget has room ─► backend ─► cost into the ledger
+"""
 
-from ..lang.errors import BackendError
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from ..lang.errors import BackendError, DeadlineError
+from ..lang.prompt import Part
 from ..lang.protocol import Chunk, Final, GenRequest, Scored, ScoreRequest
+from .charges import Charge
+from .waiting import seconds_left
 
 if TYPE_CHECKING:
     from .run import Run
 
 OnChunk = Callable[[Chunk], None]
+Request = TypeVar("Request", GenRequest, ScoreRequest)
 
 
 class Calls:
@@ -25,32 +35,95 @@ class Calls:
         self._run = run
 
     async def generate(self, request: GenRequest, on_chunk: OnChunk) -> Final:
-        """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend."""
-        name = self._run.backend.capabilities.name
+        """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend.
+
+        Raises:
+            BudgetError: before the call, which is not made.
+            BackendError: the backend's answer is not what was asked for.
+        """
+        ledger, backend = self._run.ledger, self._run.backend
+        request, held = await self._allowed(request)
         final: Final | None = None
-        events = self._run.backend.generate(request)
+        generated = 0  # tokens that have come, or a bound of them
         try:
-            async for event in events:
-                if isinstance(event, Chunk):
-                    on_chunk(event)
-                else:
-                    final = event
+            async with _closing(backend.generate(request)) as events:
+                async for event in events:
+                    if isinstance(event, Chunk):
+                        generated += len(event.token_ids) or len(event.text.encode("utf-8", "surrogatepass"))
+                        on_chunk(event)
+                    else:
+                        final = event
+        except DeadlineError as error:
+            self._raise_late(error)
+            raise
         finally:
-            close = getattr(events, "aclose", None)  # every async generator has it; a bare iterator need not
-            if close is not None:
-                await close()
+            if final is not None:
+                ledger.settle(held, final.usage)
+            else:
+                ledger.settle_unfinished(held, generated)
         if final is None:
-            raise BackendError(f"{name} ended request {request.id} without a result")
-        self._run.spend(final.usage)
+            raise BackendError(f"{backend.capabilities.name} ended request {request.id} without a result")
         if len(final.completions) != request.sampling.n:
-            raise BackendError(f"asked for n={request.sampling.n} continuations, {name} gave {len(final.completions)}")
+            raise BackendError(
+                f"asked for n={request.sampling.n} continuations, {backend.capabilities.name} gave "
+                f"{len(final.completions)}"
+            )
         return final
 
     async def score(self, request: ScoreRequest) -> Scored:
-        """One request for log-probabilities: an entry for each choice."""
-        scored = await self._run.backend.score(request)
-        self._run.spend(scored.usage)
+        """One request for log-probabilities: an entry for each choice.
+
+        Raises:
+            As `generate`.
+        """
+        ledger, backend = self._run.ledger, self._run.backend
+        request, held = await self._allowed(request)
+        scored: Scored | None = None
+        try:
+            scored = await backend.score(request)
+        except DeadlineError as error:
+            self._raise_late(error)
+            raise
+        finally:
+            if scored is not None:
+                ledger.settle(held, scored.usage)
+            else:
+                ledger.settle_unfinished(held, 0)
         if len(scored.choices) != len(request.choices):
-            name = self._run.backend.capabilities.name
-            raise BackendError(f"{len(request.choices)} choices given, {name} scored {len(scored.choices)}")
+            raise BackendError(
+                f"{len(request.choices)} choices given, {backend.capabilities.name} scored {len(scored.choices)}"
+            )
         return scored
+
+    def affordable_tokens(self, prompt: tuple[Part, ...]) -> int | None:
+        """How many tokens a call with this prompt may generate without waiting for the budget; None: no limit.
+
+        A request for more than its `gen` needs asks here first: what does not fit has to be left out, since the
+        budget refuses a request as a whole.
+        """
+        return self._run.ledger.affordable_tokens(prompt)
+
+    # -------------------------------------------------------------------------------- how
+
+    async def _allowed(self, request: Request) -> tuple[Request, Charge]:
+        """The request when its budget has room for it, and what is held of the budget."""
+        held = await self._run.ledger.hold(request)
+        if self._run.deadline is not None:  # the wait took some of its time
+            origin = msgspec.structs.replace(request.origin, timeout=seconds_left(self._run.deadline))
+            request = msgspec.structs.replace(request, origin=origin)
+        return request, held
+
+    def _raise_late(self, error: DeadlineError) -> None:
+        """A backend knows the run's deadline, and may find it passed before the run's own alarm rings."""
+        if self._run.is_late:
+            raise self._run.lateness() from error
+
+
+@asynccontextmanager
+async def _closing(events: AsyncIterator[Chunk | Final]) -> AsyncIterator[AsyncIterator[Chunk | Final]]:
+    try:
+        yield events
+    finally:
+        close = getattr(events, "aclose", None)  # every async generator has it; a bare iterator need not
+        if close is not None:
+            await close()

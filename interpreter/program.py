@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, overload
 
-from ..lang.errors import ParameterError
+from ..lang.errors import BudgetError, ParameterError
 from ..lang.state import AsyncState, BaseState, State
 from . import batch as _batch
 from .arguments import Arguments, RunOptions, run_options, sampling_defaults
 from .body import Body
+from .budget import allowance_of
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
 
@@ -81,6 +82,7 @@ class Program:
             backend    to run on, instead of the default one
             stream     True: return at once, and read while the body runs
             timeout    seconds for all of the run; every wait ends by then
+            budget     an umbel.Budget: tokens, calls, dollars or seconds that no call goes beyond
             verbose    True: print the text while it runs
             salt       a namespace of the prefix cache for these requests alone
             priority   of the requests; higher runs earlier
@@ -90,11 +92,16 @@ class Program:
 
         Raises:
             ParameterError: arguments that do not fit, before anything runs.
+            BudgetError: the body read what the budget has no room for; its `state` has what there was room for.
             Whatever the body raises.
         """
         call, options = self._prepare(arguments, keywords)
-        run, state = self._body.open(options)
-        self._body.run(run, state, call)
+        run, state = self._body.open(options, allowance_of(options.budget))
+        try:
+            self._body.run(run, state, call)
+        except BudgetError as error:
+            error.state = state
+            raise
         return state
 
     async def run_async(self, *arguments: Any, **keywords: Any) -> AsyncState:
@@ -103,9 +110,13 @@ class Program:
         Cancelling the awaiting task cancels the run.
         """
         call, options = self._prepare(arguments, keywords)
-        run, state = self._body.open(options)
+        run, state = self._body.open(options, allowance_of(options.budget))
         shown = AsyncState(state._sink)
-        await self._body.run_async(run, shown, call)
+        try:
+            await self._body.run_async(run, shown, call)
+        except BudgetError as error:
+            error.state = shown
+            raise
         return shown
 
     @overload
@@ -164,7 +175,7 @@ class Program:
         progress_bar: bool = False,
         generator_style: bool = False,
         on_error: _batch.OnError = "raise",
-        **options: Any,  # as of run(): backend, timeout of each program, sampling defaults
+        **options: Any,  # as of run(): backend, timeout of each program, budget of all together, sampling defaults
     ) -> Any:  # as the overloads say
         """Run the program for every dict of keywords or tuple of positions; results in the order of the arguments.
 

@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from ..lang.errors import CancelledError, DeadlineError, ProgramError
-from ..lang.protocol import Backend, Origin, Usage
+from ..lang.errors import BudgetError, CancelledError, DeadlineError, ProgramError
+from ..lang.protocol import Backend, Origin
 from . import loop
+from .budget import Allowance
 from .calls import Calls
-from .waiting import Signal, seconds_left
+from .ledger import Ledger
+from .waiting import Signal, earliest, seconds_left
 
 # The runs whose bodies the current thread or task is in, innermost last. Reads use it to tell a
 # program that asks for a name it never set from an observer that is early.
@@ -44,6 +46,7 @@ class Run:
     Args:
         backend: serves every request of the run.
         timeout: seconds from now until everything pending fails with DeadlineError; None for no limit.
+        allowance: what is left of the budget of the run, or of its batch; None for no budget.
         streaming: requests ask for chunks, and readers may wait for names that are not set yet.
         salt, priority: of every request.
     """
@@ -53,6 +56,7 @@ class Run:
         backend: Backend,
         *,
         timeout: float | None = None,
+        allowance: Allowance | None = None,
         streaming: bool = False,
         salt: str = "",
         priority: int = 0,
@@ -63,9 +67,12 @@ class Run:
         self.salt = salt
         self.priority = priority
         self.timeout = timeout
-        self.deadline = None if timeout is None else time.monotonic() + timeout
+        ends = allowance.ends if allowance is not None else None
+        self.deadline = earliest(timeout, ends)
+        # The budget whose seconds end the run, before its timeout does.
+        self._late_budget = allowance if ends is not None and ends == self.deadline else None
         self.calls = Calls(self)
-        self.usage = Usage()
+        self.ledger = Ledger(backend, allowance)
         self.reason: BaseException | None = None  # why everything was stopped
         self.ended = False  # the body has returned or raised
         self.body: asyncio.Future[None] | None = None  # of a program that nobody awaits; asyncio does not hold it
@@ -75,8 +82,8 @@ class Run:
         self._lock = threading.Lock()
         self._busy = 0  # streams with work
         self._tasks: set[asyncio.Task[None]] = set()  # touched on the streams' loop only
-        if timeout is not None:
-            loop.streams.call(_set_alarm, weakref.ref(self), timeout)
+        if self.deadline is not None:
+            loop.streams.call(_set_alarm, weakref.ref(self), seconds_left(self.deadline))
 
     # -------------------------------------------------------------------------------- requests
 
@@ -85,10 +92,6 @@ class Run:
 
     def origin(self, fork_group: str) -> Origin:
         return Origin(self.id, fork_group, self.salt, self.priority, seconds_left(self.deadline))
-
-    def spend(self, usage: Usage) -> None:
-        """Called on the streams' loop only."""
-        self.usage = self.usage + usage
 
     # -------------------------------------------------------------------------------- the body
 
@@ -135,7 +138,17 @@ class Run:
             task.cancel()
 
     def expire(self) -> None:
-        self.stop(DeadlineError(f"the run did not end within timeout={self.timeout} seconds"))
+        self.stop(self.lateness())
+
+    @property
+    def is_late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def lateness(self) -> DeadlineError | BudgetError:
+        """The error of a run whose deadline has passed: that of its timeout, or of the seconds of its budget."""
+        if self._late_budget is not None:
+            return self._late_budget.late()
+        return DeadlineError(f"the run did not end within timeout={self.timeout} seconds")
 
     @contextmanager
     def bounded(self) -> Iterator[None]:
@@ -143,8 +156,10 @@ class Run:
         try:
             yield
         except DeadlineError:
-            if self.deadline is not None and time.monotonic() >= self.deadline:
+            if self.is_late:
                 self.expire()
+                if isinstance(self.reason, BudgetError):
+                    raise self.reason from None
             raise
 
     # -------------------------------------------------------------------------------- work

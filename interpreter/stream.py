@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from ..lang import sampling
+from ..lang.cost import Cost
 from ..lang.ops import Op
-from ..lang.protocol import Usage
 from ..lang.state import JoinMode, Sink, Value
 from .grammar import Grammar
 from .position import Reached
@@ -174,8 +174,8 @@ class Stream(Sink):
     def error(self) -> BaseException | None:
         return self._queue.error or self.run.reason
 
-    def usage(self) -> Usage:
-        return self.run.usage
+    def cost(self) -> Cost:
+        return self.run.ledger.cost
 
     def cancel(self) -> None:
         self.run.cancel()

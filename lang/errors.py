@@ -13,6 +13,7 @@
     │   ├── OverloadedError       the queue is full; try again later
     │   ├── EngineError           the engine failed or died while the request was running
     │   └── ConnectionLostError   the process at the other end is gone or silent            (ConnectionError)
+    ├── BudgetError               the run's budget has no room for what comes next
     ├── DeadlineError             a deadline passed                                          (TimeoutError)
     ├── CancelledError            the run was cancelled
     ├── ModelError                weights, tokenizer or configuration that cannot be used
@@ -75,6 +76,17 @@ class EngineError(BackendError):
 
 class ConnectionLostError(BackendError, ConnectionError):
     """The process at the other end is gone or silent."""
+
+
+class BudgetError(UmbelError):
+    """The run's budget has no room for what comes next, or its seconds are over.
+
+    Attributes:
+        state: of the program whose body raised it: what was generated before can be read there. None for an error
+            that a read of a state raised.
+    """
+
+    state: object = None
 
 
 class DeadlineError(UmbelError, TimeoutError):

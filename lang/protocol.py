@@ -25,7 +25,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of one request, or the sum over a run.
 
     `cached_tokens` are prompt tokens whose KV was reused; 0 is 0, never "unknown". `cache_write_tokens` are prompt
-    tokens that a hosted backend charged for storing; our runtime stores all of them and charges for none.
+    tokens that a hosted backend charged for storing; our runtime stores all of them and charges for none. Both are
+    among the `prompt_tokens`.
     """
 
     prompt_tokens: int = 0
@@ -33,6 +34,11 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     completion_tokens: int = 0
     calls: int = 0
     cache_write_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Of prompts and of what was generated, cached or not."""
+        return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(

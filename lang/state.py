@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
+from .cost import Cost
 from .errors import ParameterError, ProgramError
 from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, check_name, expression, role
 from .protocol import Usage
@@ -68,7 +69,7 @@ class Sink(Protocol):
     def error(self) -> BaseException | None:
         """The first error so far; does not wait."""
 
-    def usage(self) -> Usage: ...
+    def cost(self) -> Cost: ...
 
     def cancel(self) -> None: ...
 
@@ -178,7 +179,16 @@ class BaseState:
     @property
     def usage(self) -> Usage:
         """Tokens and calls of this run so far, branches included; final when everything said has run."""
-        return self._sink.usage()
+        return self._sink.cost().usage
+
+    @property
+    def cost(self) -> Cost:
+        """What this run has cost so far, branches included: `usage`, `dollars` by the table `umbel.prices`, and what
+        speculation saved. Final when everything said has run; a call that failed counts when its cost is known.
+
+        Costs add up: `sum((state.cost for state in states), umbel.Cost())` is that of a batch.
+        """
+        return self._sink.cost()
 
     def cancel(self) -> None:
         """Stop the whole run: requests in flight are aborted, later reads raise CancelledError."""

@@ -1,0 +1,191 @@
+"""Budgets: what a run may cost. No call begins that could go beyond one.
+
+    program.run(question, budget=umbel.Budget(tokens=10_000, dollars=0.02))
+    program.run_batch(questions, budget=umbel.Budget(dollars=5))      # of all of them together
+
+A call holds the most that it can cost while it is in flight, and is charged what it did cost:
+
+    0                                                   limit
+    |────────── spent ──────────|──── held ────|── free ──|
+                                 calls in flight
+
+A call that does not fit what is free waits for those in flight, which mostly cost less than they hold; one that would
+not fit even if they cost nothing ends with BudgetError. Calls that wait go on in the order in which they came.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from ..lang.errors import BudgetError, ParameterError
+from .charges import NOTHING, PICODOLLARS, Charge
+from .prices import Price
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of one run, or of one batch; its branches and whatever is asked twice are inside.
+
+    Args:
+        tokens: of prompts and of what is generated, cached or not.
+        calls: of the backend.
+        dollars: by `umbel.prices`.
+        seconds: from the beginning of the run. Like `timeout`, but ends in BudgetError.
+
+    What a call can cost is known only within bounds: its prompt counts with `Backend.tokens_at_most`, which for hosted
+    models may be as much as its bytes, and its answer with `max_tokens`. So programs get further with a `max_tokens`
+    that is near what they need. A call that failed, or was left, before its first piece of text is not charged; one
+    left later is charged its prompt and the pieces that came.
+
+    Raises:
+        ParameterError: no limit at all, or one that is not above 0.
+    """
+
+    tokens: int | None = None
+    calls: int | None = None
+    dollars: float | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "calls"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ParameterError(f"Budget({name}={value!r}); write an integer of at least 1, or None for no limit")
+        for name in ("dollars", "seconds"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ParameterError(f"Budget({name}={value!r}); write a number above 0, or None for no limit")
+        if self.tokens is self.calls is self.dollars is self.seconds is None:
+            raise ParameterError("Budget() limits nothing; write for example Budget(tokens=10_000)")
+
+    def __str__(self) -> str:
+        given = ((name, getattr(self, name)) for name in ("tokens", "calls", "dollars", "seconds"))
+        return f"Budget({', '.join(f'{name}={value!r}' for name, value in given if value is not None)})"
+
+
+class Allowance:
+    """What is left of a budget. Its seconds begin when it is made; the rest is used on the streams' loop only."""
+
+    __slots__ = ("_held", "_spent", "_waiting", "budget", "ends")
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.ends = None if budget.seconds is None else time.monotonic() + budget.seconds
+        self._spent = NOTHING
+        self._held = NOTHING
+        self._waiting: deque[tuple[Charge, asyncio.Future[None]]] = deque()
+
+    async def hold(self, charge: Charge) -> None:
+        """Wait until the budget has room for a call that costs at most `charge`, and take it. `settle` ends it.
+
+        Raises:
+            BudgetError: there will be no such room.
+        """
+        refusal = self._refusal(charge)
+        if refusal is not None:
+            raise refusal
+        if not self._waiting and self._fits(charge):
+            self._held += charge
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((charge, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # granted, and then cancelled
+                self.settle(charge, NOTHING)
+            else:
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove((charge, turn))
+                self._serve()  # those behind it may fit
+            raise
+
+    def settle(self, held: Charge, cost: Charge) -> None:
+        """The end of a call that held `held`: it did cost `cost`."""
+        self._held -= held
+        self._spent += cost
+        self._serve()
+
+    def late(self) -> BudgetError:
+        """The error for a run that took too long."""
+        return BudgetError(f"the run did not end within the seconds of its {self.budget}; raise seconds")
+
+    def affordable(self, prompt_tokens: int, price: Price | None) -> int | None:
+        """How many tokens a call with such a prompt may generate without waiting; None: as many as it likes."""
+        budget, used = self.budget, self._spent + self._held
+        if budget.calls is not None and used.calls >= budget.calls:
+            return 0
+        most: list[float] = []
+        if budget.tokens is not None:
+            most.append(budget.tokens - used.tokens - prompt_tokens)
+        if budget.dollars is not None and price is not None and price.output > 0:
+            millionths = (budget.dollars * PICODOLLARS - used.picodollars) / 1e6 - prompt_tokens * price.dearest_input
+            most.append(millionths / price.output)
+        return max(0, int(min(most))) if most else None
+
+    # -------------------------------------------------------------------------------- how
+
+    def _serve(self) -> None:
+        """Let those that wait go on, as far as there is room."""
+        while self._waiting:
+            charge, turn = self._waiting[0]
+            if not turn.done():
+                refusal = self._refusal(charge)
+                if refusal is not None:
+                    turn.set_exception(refusal)
+                elif self._fits(charge):
+                    self._held += charge
+                    turn.set_result(None)
+                else:
+                    return
+            self._waiting.popleft()
+
+    def _fits(self, charge: Charge) -> bool:
+        return self._over(self._spent + self._held + charge) is None
+
+    def _over(self, sum_: Charge) -> str | None:
+        """The limit that this sum is above, or None."""
+        budget = self.budget
+        if budget.tokens is not None and sum_.tokens > budget.tokens:
+            return "tokens"
+        if budget.calls is not None and sum_.calls > budget.calls:
+            return "calls"
+        if budget.dollars is not None and sum_.picodollars > round(budget.dollars * PICODOLLARS):
+            return "dollars"
+        return None
+
+    def _refusal(self, charge: Charge) -> BudgetError | None:
+        """The error of a call for which there will be no room, whatever those in flight cost."""
+        spent, budget = self._spent, self.budget
+        match self._over(spent + charge):
+            case "tokens":
+                assert budget.tokens is not None, "a limit that is not there is not passed"
+                return BudgetError(
+                    f"a call that may take {charge.tokens} tokens (at most {charge.prompt_tokens} of its prompt, "
+                    f"{charge.completion_tokens} generated) does not fit the {max(0, budget.tokens - spent.tokens)} "
+                    f"left of {budget}; raise tokens to {spent.tokens + charge.tokens}, or lower max_tokens"
+                )
+            case "calls":
+                return BudgetError(
+                    f"{spent.calls} calls have been made, and one more does not fit {budget}; raise calls to "
+                    f"{spent.calls + charge.calls}"
+                )
+            case "dollars":
+                assert budget.dollars is not None, "a limit that is not there is not passed"
+                left = max(0.0, budget.dollars - spent.picodollars / PICODOLLARS)
+                needed = (spent.picodollars + charge.picodollars) / PICODOLLARS
+                return BudgetError(
+                    f"a call that may cost ${charge.picodollars / PICODOLLARS:.6f} (at most {charge.prompt_tokens} "
+                    f"tokens of its prompt, {charge.completion_tokens} generated) does not fit the ${left:.6f} left "
+                    f"of {budget}; raise dollars to {needed:.6f}, or lower max_tokens"
+                )
+        return None
+
+
+def allowance_of(budget: Budget | None) -> Allowance | None:
+    """All of a budget, from now on; None for no budget."""
+    return None if budget is None else Allowance(budget)

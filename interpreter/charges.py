@@ -1,0 +1,70 @@
+"""Charges: what a call may cost at most, and what it did cost, in every unit that a budget knows."""
+
+from dataclasses import dataclass
+
+from ..lang.prompt import Text
+from ..lang.protocol import Backend, GenRequest, ScoreRequest, Usage
+from .prices import FREE, Price
+
+PICODOLLARS = 10**12  # of a dollar; whole numbers, so that what is held and given back leaves no rest
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Of one call, or the sum of several. `picodollars` are 0 where no price is known."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    calls: int = 0
+    picodollars: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: "Charge") -> "Charge":
+        return Charge(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.calls + other.calls,
+            self.picodollars + other.picodollars,
+        )
+
+    def __sub__(self, other: "Charge") -> "Charge":
+        return Charge(
+            self.prompt_tokens - other.prompt_tokens,
+            self.completion_tokens - other.completion_tokens,
+            self.calls - other.calls,
+            self.picodollars - other.picodollars,
+        )
+
+
+NOTHING = Charge()
+
+
+def of_usage(usage: Usage, price: Price | None) -> Charge:
+    """What a call did cost."""
+    dollars = (price or FREE).dollars(usage)
+    return Charge(usage.prompt_tokens, usage.completion_tokens, usage.calls, round(dollars * PICODOLLARS))
+
+
+def at_most(prompt_tokens: int, completion_tokens: int, calls: int, price: Price | None) -> Charge:
+    """What calls with so many tokens cost when nothing is cached, and all of the prompt is stored."""
+    millions = prompt_tokens * (price or FREE).dearest_input + completion_tokens * (price or FREE).output
+    return Charge(prompt_tokens, completion_tokens, calls, round(millions * PICODOLLARS / 1e6))
+
+
+def worst_of(backend: Backend, request: GenRequest | ScoreRequest, price: Price | None) -> Charge:
+    """The most that a request can cost."""
+    if isinstance(request, GenRequest):
+        sampling = request.sampling
+        return at_most(backend.tokens_at_most(request.prompt), sampling.n * sampling.max_tokens, 1, price)
+    choices = [(Text(choice),) for choice in request.choices]
+    if backend.capabilities.model:  # a hosted model reads the prompt again for every choice, and writes a token
+        prompts = sum(backend.tokens_at_most((*request.prompt, *choice)) for choice in choices)
+        written = len(choices)
+    else:
+        prompts = backend.tokens_at_most(request.prompt) + sum(map(backend.tokens_at_most, choices))
+        written = 0
+    twice = 2 if request.unconditional else 1  # the choices are scored without their prompt, too
+    return at_most(twice * prompts, twice * written, 1, price)

@@ -1,0 +1,121 @@
+"""What models cost: dollars per million tokens, by the name of the model, in a table that users edit.
+
+    umbel.prices["my-model"] = umbel.Price(0.1, 0.4)
+    umbel.prices["gpt-4o"].cached_input
+
+The table begins with `price_list.PRICES`, which has a date. Providers change their prices: a budget in dollars is as
+good as the table.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+
+from ..lang.errors import ParameterError
+from ..lang.protocol import Usage
+from . import price_list
+
+# What may stand behind a name of the table: dates and snapshots of the same model. A bare prefix would be wrong as
+# often as right: gpt-4o is no price of gpt-4o-mini, nor claude-opus-4 one of claude-opus-4-5.
+_VERSION = re.compile(r"[-@](\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|latest)")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Dollars per million tokens.
+
+    Args:
+        input: of prompt tokens.
+        output: of generated tokens.
+        cached_input: of prompt tokens that the provider had cached; None: as `input`.
+        cache_write: of prompt tokens that the provider charged for storing; None: as `input`.
+
+    Raises:
+        ParameterError: not a number of at least 0.
+    """
+
+    input: float
+    output: float
+    cached_input: float | None = None
+    cache_write: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached_input", "cache_write"):
+            value = getattr(self, name)
+            if value is None and name.startswith("cache"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ParameterError(
+                    f"Price({name}={value!r}); write dollars per million tokens, such as umbel.Price(0.15, 0.6)"
+                )
+
+    def dollars(self, usage: Usage) -> float:
+        """What these tokens cost."""
+        cached = self.input if self.cached_input is None else self.cached_input
+        stored = self.input if self.cache_write is None else self.cache_write
+        plain = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens
+        millions = (
+            plain * self.input
+            + usage.cached_tokens * cached
+            + usage.cache_write_tokens * stored
+            + usage.completion_tokens * self.output
+        )
+        return millions / 1e6
+
+    @property
+    def dearest_input(self) -> float:
+        """Of a prompt token, when it is not known whether it will be stored."""
+        return max(self.input, self.cache_write or 0.0)
+
+
+FREE = Price(0.0, 0.0)
+
+
+class PriceTable(MutableMapping[str, Price]):
+    """Names of models → prices. `find` also knows dated versions of a name."""
+
+    def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
+        self._prices = dict(prices or {})
+
+    def find(self, model: str) -> Price | None:
+        """The price under exactly this name, else under the longest name that it is a dated version of
+        ("gpt-4o" for "gpt-4o-2024-08-06"), else None. A model without a name runs here and costs nothing."""
+        if not model:
+            return FREE
+        exact = self._prices.get(model)
+        if exact is not None:
+            return exact
+        for end in range(len(model) - 1, 0, -1):
+            price = self._prices.get(model[:end])
+            if price is not None and _VERSION.fullmatch(model, end):
+                return price
+        return None
+
+    def __getitem__(self, model: str) -> Price:
+        return self._prices[model]
+
+    def __setitem__(self, model: str, price: Price) -> None:
+        """Raises ParameterError for a name that is no text, or a price that is no Price."""
+        if not isinstance(model, str) or not model:
+            raise ParameterError(f"prices[{model!r}]; write the name of a model, such as prices['my-model']")
+        if not isinstance(price, Price):
+            raise ParameterError(
+                f"prices[{model!r}] = {price!r}; write prices[{model!r}] = umbel.Price(input, output) in dollars per "
+                "million tokens"
+            )
+        self._prices[model] = price
+
+    def __delitem__(self, model: str) -> None:
+        del self._prices[model]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._prices)
+
+    def __len__(self) -> int:
+        return len(self._prices)
+
+    def __repr__(self) -> str:
+        return f"<prices of {len(self)} models>"
+
+
+prices = PriceTable({model: Price(*row) for model, row in price_list.PRICES.items()})
