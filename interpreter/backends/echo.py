@@ -23,7 +23,7 @@ import msgspec
 
 from ...lang.chat_template import CHATML, ChatTemplate
 from ...lang.errors import CapabilityError, ParameterError, RequestError
-from ...lang.prompt import Part, Text
+from ...lang.prompt import Part
 from ...lang.protocol import (
     Capabilities,
     Chunk,
@@ -38,11 +38,10 @@ from ...lang.protocol import (
     Usage,
 )
 from .echo_answers import bounds_of, chunks, completed, hashed_logprobs, scores_of
+from .echo_script import Script, ScriptReader
 from .echo_tokens import PrefixCache, pieces, prompt_text, prompt_tokens, token_id
 from .gate import Gate
 
-Answer = str | Sequence[str]
-Script = Mapping[str, Answer] | Sequence[Answer] | Callable[[str], Answer]
 Scores = Mapping[str, float | Sequence[float]]
 Probabilities = Mapping[str, float | tuple[float, float]]
 Faults = Callable[[str, int], None]
@@ -107,9 +106,7 @@ class Echo:
         faults: Faults | None = None,
         record: int = 1000,
     ) -> None:
-        if isinstance(script, str):
-            raise ParameterError(f"Echo({script!r}): write a list of answers, a dict, or a function of the prompt")
-        self._script = deque(script) if isinstance(script, Sequence) else script
+        self._script = ScriptReader(script, "Echo")
         self._scores = dict(scores or {})
         self._unconditional = dict(unconditional_scores or {})
         self._probabilities = {choice: bounds_of(choice, given) for choice, given in (probabilities or {}).items()}
@@ -231,27 +228,7 @@ class Echo:
         Raises:
             RequestError: the script has no answer.
         """
-        script = self._script
-        match script:
-            case None:
-                said: Answer = _last_words(parts)
-            case Mapping():
-                key = max((key for key in script if key in prompt), key=prompt.rfind, default=None)
-                if key is None:
-                    raise RequestError(f"Echo's dict has no key that stands in the prompt ending with {prompt[-60:]!r}")
-                said = script[key]
-            case deque():
-                whole = bool(script) and not isinstance(script[0], str)  # one entry for all of n
-                if len(script) < (1 if whole else n):
-                    raise RequestError(f"Echo's list of answers is used up; prompt ending with {prompt[-60:]!r}")
-                said = script.popleft() if whole else [str(script.popleft()) for _ in range(n)]
-            case _:
-                said = script(prompt)
-        if isinstance(said, str):
-            return [said] * n
-        if len(said) != n:
-            raise RequestError(f"Echo's script gives {len(said)} answers where n={n} are asked for")
-        return list(said)
+        return self._script.answers(prompt, parts, n)
 
     def _complete(self, request: GenRequest) -> tuple[list[Completion], list[list[str]]]:
         """Completions, and the texts of their tokens."""
@@ -322,9 +299,3 @@ class Echo:
             raise RequestError(f"Echo has no probability of {choice!r}; write probabilities={{{choice!r}: 0.5, ...}}")
         lower, upper = self._probabilities[choice]
         return lower, upper if probability == "exact" else None
-
-
-def _last_words(parts: tuple[Part, ...]) -> str:
-    """The last text of a prompt that is not scaffolding."""
-    said = [part.text for part in parts if isinstance(part, Text) and not part.control and part.text.strip()]
-    return said[-1].strip() if said else "echo"
