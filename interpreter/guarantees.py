@@ -11,7 +11,7 @@ import asyncio
 from ..lang.constraint import ENDINGS, OPEN_ENDED
 from ..lang.errors import BackendError
 from ..lang.protocol import Completion, ConstraintSpec, FinishReason
-from . import remainder
+from . import schemas
 from .variables import Meta
 
 
@@ -28,7 +28,7 @@ async def of_completion(constraint: ConstraintSpec, completion: Completion, back
         facts["guarantee"] = "incomplete"
     elif completion.unenforced:
         # In a thread: a schema may hold expressions that take long.
-        violations = await asyncio.to_thread(remainder.violations, constraint.source, completion.text)
+        violations = await asyncio.to_thread(schemas.violations, constraint.source, completion.text)
         facts["guarantee"] = "violated" if violations else "validated"
         facts["unenforced"] = list(completion.unenforced)
         facts["violations"] = violations

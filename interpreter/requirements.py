@@ -4,7 +4,7 @@ from ..lang.errors import CapabilityError
 from ..lang.ops import Gen, Select
 from ..lang.protocol import Capabilities
 from ..lang.sampling import SamplingParams
-from . import remainder
+from . import schemas
 
 # Kind of constraint → how users write it.
 WRITTEN = {"regex": "regex= and dtype=", "json_schema": "json_schema= and dtype=", "lark": "ebnf= and grammar="}
@@ -29,7 +29,7 @@ def check(capabilities: Capabilities, op: Gen, sampling: SamplingParams) -> None
             "or stop= and parse the text"
         )
     if constraint.allow_unenforced:
-        remainder.check_installed()
+        schemas.check_installed()
 
 
 def check_choices(capabilities: Capabilities, op: Select) -> None:

@@ -12,7 +12,7 @@ from typing import cast
 
 from ...lang.errors import CapabilityError, ConstraintError, RequestError
 from ...lang.protocol import ConstraintSpec
-from .. import remainder
+from .. import schemas
 
 _FLAGS = re.compile(r"(?:\(\?[aimsux]+\))?")  # they stand at the beginning of an expression, or nowhere
 
@@ -58,7 +58,7 @@ def _check_json(text: str, schema: str) -> None:
         json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"Echo's answer {text!r} is no JSON: {error}") from None
-    if importlib.util.find_spec("jsonschema") is not None and (problems := remainder.violations(schema, text)):
+    if importlib.util.find_spec("jsonschema") is not None and (problems := schemas.violations(schema, text)):
         raise RequestError(f"Echo's answer {text!r} is not of the schema: {'; '.join(problems)}")
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import umbel as ul
-from umbel.interpreter import remainder
+from umbel.interpreter import schemas
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang.protocol import Capabilities, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
 
@@ -229,7 +229,7 @@ def test_a_text_that_ended_early_is_incomplete(options: dict[str, Any], completi
     assert program.run(backend=Careless(completion), timeout=PATIENCE).meta("x")["guarantee"] == guarantee
 
 
-# ------------------------------------------------------------------------------------ the remainder
+# ------------------------------------------------------------------------------------ what was left over
 
 UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 
@@ -274,14 +274,14 @@ def test_without_the_validator_nothing_is_asked(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_references_to_elsewhere_are_never_fetched() -> None:
-    found = remainder.violations('{"$ref": "http://127.0.0.1:9/schema.json"}', "1")
+    found = schemas.violations('{"$ref": "http://127.0.0.1:9/schema.json"}', "1")
     assert len(found) == 1
     assert "cannot be applied" in found[0]
-    assert remainder.violations("{}", "{") == [
+    assert schemas.violations("{}", "{") == [
         "the text is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
     ]
 
 
 def test_only_the_first_violations_are_told() -> None:
     schema = '{"items": {"type": "string"}}'
-    assert len(remainder.violations(schema, str(list(range(50))))) == remainder.MOST
+    assert len(schemas.violations(schema, str(list(range(50))))) == schemas.MOST

@@ -1,0 +1,207 @@
+"""Texts against expressions: regular expressions, grammars, and the patterns of schemas.
+
+The only module of the interpreter that reads the automata (`fsm`): what a hosted model wrote is looked at here by what
+the runtime enforces with, so both mean the same by an expression. Nothing backtracks, and every automaton has limits.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..lang.errors import CapabilityError, ConstraintError, MissingExtraError
+
+if TYPE_CHECKING:
+    from ..fsm.engines.llguidance_tokens import LlguidanceTokens
+    from ..fsm.engines.source import Source
+    from ..fsm.language import Grammar
+
+Kind = Literal["regex", "json_schema", "lark"]
+
+# Kind of constraint → what its errors begin with, as the runtime's do.
+NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "choices": "choices"}
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How far an expression goes along a text.
+
+    Attributes:
+        read: characters that some text of the language begins with.
+        accepted: characters of the longest beginning that is a text of the language itself; None without one.
+        extendable: a text of the language goes on behind the last character read.
+    """
+
+    read: int
+    accepted: int | None
+    extendable: bool
+
+
+def check_installed() -> None:
+    """Raises MissingExtraError without the package that automata keep their tables in."""
+    if importlib.util.find_spec("numpy") is None:
+        raise MissingExtraError("numpy", "openai")
+
+
+def check(kind: Kind, source: str) -> None:
+    """Compiles an expression, which may take a while; the result is remembered.
+
+    Raises:
+        ConstraintError: it is none, or more than the limits.
+        CapabilityError: nothing that is installed here reads it.
+    """
+    walk(kind, source, "")
+
+
+def walk(kind: Kind, source: str, text: str) -> Walk:
+    """`text` against an expression that is to match it from its beginning.
+
+    Raises:
+        ConstraintError, CapabilityError: as `check`.
+    """
+    from ..fsm.errors import ConstraintRefused
+
+    check_installed()
+    if kind == "lark" and importlib.util.find_spec("llguidance") is None:
+        raise CapabilityError(
+            "a Lark grammar is looked at by llguidance, which is not installed; run: pip install llguidance, or write "
+            "allow_best_effort=True to take the text as it comes"
+        )
+    try:
+        grammar = _compiled(kind, source)
+        return _along(_by_matcher(kind, source) if grammar is None else _by_automaton(grammar), text)
+    except ConstraintRefused as error:
+        raise ConstraintError(f"{NAMES[kind]}: {error}") from None
+    except RecursionError:
+        raise ConstraintError(f"{NAMES[kind]}: it is nested too deeply; write a flatter one") from None
+
+
+def stands_in(pattern: str, text: str) -> bool:
+    """Whether the `pattern` of a schema matches somewhere in a text.
+
+    Raises:
+        ConstraintError: the pattern is none, or one that is not honoured.
+    """
+    from ..fsm.errors import ConstraintRefused
+
+    check_installed()
+    try:
+        found = _along(_by_automaton(_searching(pattern)), text)
+    except ConstraintRefused as error:
+        raise ConstraintError(f"pattern {pattern!r}: {error}") from None
+    return found.accepted == len(text)
+
+
+# ------------------------------------------------------------------------------------------------ languages
+
+
+@lru_cache(maxsize=256)
+def _compiled(kind: Kind, source: str) -> "Grammar | None":
+    """A grammar for our automaton; None: llguidance reads it. Raises ConstraintRefused."""
+    from ..fsm.engines.selection import compile_source
+
+    compiled = compile_source(_source(kind, source))
+    return None if compiled == "llguidance" else compiled
+
+
+@lru_cache(maxsize=256)
+def _searching(pattern: str) -> "Grammar":
+    """All texts in which a pattern matches. Raises ConstraintRefused."""
+    from ..fsm.boolean.resolution import resolve
+    from ..fsm.language import Grammar
+    from ..fsm.limits import Limits
+    from ..fsm.regex.parser import search_regex
+
+    return resolve(Grammar(search_regex(pattern)), Limits())
+
+
+def _source(kind: Kind, source: str) -> "Source":
+    """JSON with whatever blanks the model writes: they are not looked at."""
+    from ..fsm.engines.source import Source
+
+    return Source(kind, source, "flexible")
+
+
+@lru_cache(maxsize=1)
+def _bytes_as_tokens() -> "LlguidanceTokens":
+    """A vocabulary of the 256 bytes: with it a matcher of tokens reads text."""
+    from ..fsm.engines.llguidance_tokens import LlguidanceTokens
+    from ..fsm.tokens.trie import build_trie
+    from ..fsm.tokens.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [256])
+    return LlguidanceTokens(vocabulary, build_trie(vocabulary), None)
+
+
+# ---------------------------------------------------------------------------------------------- walking
+
+
+class _Automaton:
+    """Our automaton at one place. It is made for one text: its states are not kept, nor shared between threads."""
+
+    def __init__(self, grammar: "Grammar") -> None:
+        from ..fsm.automaton.automaton import Automaton
+
+        self._automaton = Automaton(grammar)
+        self._state = self._automaton.start
+
+    def take(self, byte: int) -> bool:
+        following = self._automaton.step(self._state, byte)
+        if following < 0:
+            return False
+        self._state = following
+        return True
+
+    @property
+    def accepting(self) -> bool:
+        return self._automaton.accepting(self._state)
+
+    @property
+    def extendable(self) -> bool:
+        self._automaton.expand(self._state)
+        return bool((self._automaton.table[self._state] >= 0).any())
+
+
+class _Matcher:
+    """llguidance's matcher at one place."""
+
+    def __init__(self, matcher: Any) -> None:  # Any: llguidance.LLMatcher, a compiled class
+        self._matcher = matcher
+
+    def take(self, byte: int) -> bool:
+        if self._matcher.is_stopped() or self._matcher.validate_tokens([byte]) != 1:
+            return False
+        return bool(self._matcher.consume_token(byte))
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def extendable(self) -> bool:
+        return not self._matcher.is_stopped()
+
+
+def _by_automaton(grammar: "Grammar") -> _Automaton:
+    return _Automaton(grammar)
+
+
+def _by_matcher(kind: Kind, source: str) -> _Matcher:
+    return _Matcher(_bytes_as_tokens().matcher(_source(kind, source)))
+
+
+def _along(place: _Automaton | _Matcher, text: str) -> Walk:
+    read, accepted = 0, 0 if place.accepting else None
+    for character in _encoded(text):
+        if not all(map(place.take, character)):
+            return Walk(read, accepted, True)
+        read += 1
+        if place.accepting:
+            accepted = read
+    return Walk(read, accepted, place.extendable)
+
+
+def _encoded(text: str) -> Iterator[bytes]:
+    """Character by character. Half a surrogate pair is encoded too: no language has it."""
+    return (character.encode("utf-8", "surrogatepass") for character in text)

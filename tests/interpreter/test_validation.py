@@ -1,0 +1,193 @@
+"""Texts against constraints that nobody enforced."""
+
+import importlib.util
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.interpreter import validation
+from umbel.lang.constraint import INTEGER, NUMBER
+from umbel.lang.errors import CapabilityError, ConstraintError, MissingExtraError
+from umbel.lang.protocol import ConstraintSpec
+
+LARK = 'start: "yes" | "no" | "(" start ")"'
+
+
+def regex(source: str) -> ConstraintSpec:
+    return ConstraintSpec("regex", source)
+
+
+def schema(source: str) -> ConstraintSpec:
+    return ConstraintSpec("json_schema", source)
+
+
+def choices(source: str) -> ConstraintSpec:
+    return ConstraintSpec("choices", source)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (regex("[ab]+"), "abba"),
+        (regex("(a+)+"), "a" * 5_000),
+        (regex("ü{2}"), "üü"),
+        (regex(INTEGER), "-42"),
+        (schema('{"type": "integer"}'), "7"),
+        (schema('{"properties": {"a": {"pattern": "^x"}}}'), '{"a": "xy"}'),
+        (schema('{"patternProperties": {"^x": {"type": "null"}}, "additionalProperties": false}'), '{"xa": null}'),
+        (choices('["a", "b"]'), "b"),
+        (ConstraintSpec("lark", LARK), "((no))"),
+    ],
+)
+def test_a_text_that_holds_breaks_nothing(constraint: ConstraintSpec, text: str) -> None:
+    validation.check(constraint)
+    assert validation.holds(constraint, text) == []
+    assert validation.begins(constraint, text)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "problem"),
+    [
+        (regex("[ab]+"), "", "the text is empty"),
+        (regex("[ab]+"), "xa", "no such text begins with 'xa'"),
+        (regex("[ab]+"), "abc", "no such text goes on with 'c' behind 'ab'"),
+        (regex("abc"), "ab", "the text ends too early, behind 'ab'"),
+        (regex("(a+)+b"), "a" * 5_000, "the text ends too early"),
+        (regex("."), "\ud800", "no such text begins"),
+        (schema('{"type": "integer"}'), "seven", "the text is no JSON"),
+        (schema('{"type": "integer"}'), '"7"', r"\$: '7' is not of type 'integer'"),
+        (schema('{"pattern": "(a+)+$"}'), '"' + "a" * 500 + 'b"', "does not match"),
+        (schema('{"patternProperties": {"^x": {"type": "null"}}}'), '{"xa": 1}', r"\$\.xa: 1 is not of type 'null'"),
+        (schema('{"additionalProperties": false}'), '{"xa": 1}', "the key 'xa' is not allowed"),
+        (schema('{"additionalProperties": {"type": "null"}}'), '{"xa": 1}', r"\$\.xa: 1 is not of type 'null'"),
+        (choices('["a", "b"]'), "c", "the text is none of the choices"),
+        (ConstraintSpec("lark", LARK), "((no)", "the text ends too early"),
+    ],
+)
+def test_what_a_text_breaks_is_told(constraint: ConstraintSpec, text: str, problem: str) -> None:
+    (told,) = validation.holds(constraint, text)
+    assert re.search(problem, told)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "problem"),
+    [
+        (regex("(a"), r"regex: position \d"),
+        (regex("a" * 20_000), "regex: the expression has 20000 bytes"),
+        (schema('{"type": "number", "minimum": "x"}'), "json_schema: "),
+        (schema('{"pattern": "(a"}'), r"pattern '\(a': position"),
+        (schema('{"patternProperties": {"a": {}}, "unevaluatedProperties": false}'), "write additionalProperties"),
+        (ConstraintSpec("lark", "start: nobody"), "grammar: "),
+    ],
+)
+def test_a_wrong_constraint_is_refused(constraint: ConstraintSpec, problem: str) -> None:
+    with pytest.raises(ConstraintError, match=problem):
+        validation.check(constraint)
+
+
+def test_data_in_a_schema_is_not_taken_for_patterns() -> None:
+    validation.check(schema('{"enum": [{"pattern": "(a"}], "properties": {"pattern": {"type": "string"}}}'))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "end"),
+    [
+        (regex("[0-9]+"), "12 years", 2),
+        (regex("[0-9]+"), "12", None),
+        (regex("[0-9]{2}"), "12", 2),
+        (regex("[0-9]{2}"), "1", None),
+        (regex("[0-9]{2}"), "1x", None),
+        (regex("a(bc)?"), "abx", 1),
+        (regex("a(bc)?"), "ab", None),
+        (regex("a*"), "b", 0),
+        (regex("é+"), "éé!", 2),
+        (regex(NUMBER), "1.5 and", 4),
+        (choices('["a", "ab", "c"]'), "a", None),
+        (choices('["a", "ab", "c"]'), "abc", 2),
+        (choices('["a", "ab", "c"]'), "ax", 1),
+        (choices('["a", "ab", "c"]'), "x", None),
+        (choices('["abc"]'), "ab", None),
+        (schema('{"type": "object"}'), '{"a": 1} and', 8),
+        (schema('{"type": "object"}'), '{"a": 1', None),
+        (schema('{"type": "object"}'), "[1] and", None),
+        (schema("true"), "12", None),
+        (schema("true"), "12 ", 2),
+        (schema("true"), "true", 4),
+        (ConstraintSpec("lark", LARK), "(no) and", 4),
+        (ConstraintSpec("lark", LARK), "(no", None),
+    ],
+)
+def test_the_longest_beginning_that_holds_and_is_complete(
+    constraint: ConstraintSpec, text: str, end: int | None
+) -> None:
+    assert validation.longest(constraint, text) == end
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "found"),
+    [
+        (regex("[a-z ]+[.]"), "hello the", True),
+        (regex("[a-z ]+[.]"), "Hello", False),
+        (choices('["abc"]'), "ab", True),
+        (choices('["abc"]'), "b", False),
+        (schema('{"type": "array", "items": {"type": "integer"}}'), "[1, 2", True),
+        (schema('{"type": "array", "items": {"type": "integer"}}'), '["1', False),
+    ],
+)
+def test_the_beginning_of_a_text(constraint: ConstraintSpec, text: str, found: bool) -> None:
+    assert validation.begins(constraint, text) is found
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "tidy"),
+    [
+        (schema('{"type": "object"}'), '```json\n{"a": 1}\n```', '{"a": 1}'),
+        (schema('{"type": "object"}'), '\n```\n{"a": 1}\n```\n', '{"a": 1}'),
+        (schema('{"type": "object"}'), ' {"a": 1}\n', '{"a": 1}'),
+        (schema('{"type": "object"}'), 'Here:\n```json\n{"a": 1}\n```', 'Here:\n```json\n{"a": 1}\n```'),
+        (schema('{"type": "object"}'), "```json\n[]\n```", "```json\n[]\n```"),
+        (choices('["a"]'), " a\n", "a"),
+        (choices('["a", " a"]'), " a", " a"),
+        (regex("[a-z]+"), "\nabc ", "abc"),
+        (regex("[a-z ]+"), "abc ", "abc "),
+    ],
+)
+def test_what_stands_around_an_answer_is_taken_off_if_the_answer_holds(
+    constraint: ConstraintSpec, text: str, tidy: str
+) -> None:
+    assert validation.tidied(constraint, text) == tidy
+
+
+@given(st.text("ab0 é\n", max_size=8))
+@settings(max_examples=60)
+def test_expressions_are_read_as_fullmatch_reads_them(text: str) -> None:
+    for pattern in ("[ab]*", "(a|b0)+", ".é?", INTEGER, "a{2,4}[^0]*"):
+        assert (validation.holds(regex(pattern), text) == []) == (re.fullmatch(pattern, text) is not None)
+
+
+@given(st.text("ab0", max_size=6), st.text("ab0", max_size=3))
+@settings(max_examples=60)
+def test_the_longest_beginning_stays_the_longest(text: str, more: str) -> None:
+    for pattern in ("[ab]*0", "a(bb)?", "(a|b0)+", "a{2,4}"):
+        end = validation.longest(regex(pattern), text)
+        if end is not None:
+            assert validation.longest(regex(pattern), text + more) == end
+            assert validation.holds(regex(pattern), text[:end]) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "constraint", "error", "problem"),
+    [
+        ("numpy", regex("a"), MissingExtraError, "'numpy' is not installed"),
+        ("jsonschema", schema("true"), MissingExtraError, "'jsonschema' is not installed"),
+        ("llguidance", ConstraintSpec("lark", "start: /never asked/"), CapabilityError, "allow_best_effort=True"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, package: str, constraint: ConstraintSpec, error: type[Exception], problem: str
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name))
+    with pytest.raises(error, match=problem):
+        validation.check(constraint)
