@@ -1,6 +1,6 @@
 // Attention of one item: M = rows × group query vectors of one KV head against a run of keys, block by block, with an
 // online softmax in float32 (running maximum, running sum). There are three ways through a block: attention_stream.h
-// for few query vectors, attention_panels.h for many, attention_tiles.h for many where there are AMX tiles.
+// for few query vectors, attention_panels.h for many, attention_tiled.h for many where there are AMX tiles.
 //
 // What an item computes depends on no other item, and parts are merged in the order of the plan: the result is the
 // same, bit by bit, however many threads there are.
@@ -8,37 +8,20 @@
 
 #include <cmath>
 #include <cstring>
-#include <optional>
 
+#include "attention_job.h"
 #include "attention_panels.h"
 #include "attention_stream.h"
-#include "attention_tiles.h"
+#include "attention_tiled.h"
 #include "memory.h"
 #include "threads.h"
 
 namespace umbel {
 namespace {
 
-constexpr int STREAMED = 16;                // up to so many query vectors of an item are streamed
-constexpr float NEVER = -__builtin_inff();  // the score of a key that is not seen
+constexpr int STREAMED = 16;  // up to so many query vectors of an item are streamed
 
 // ------------------------------------------------------------------------------------------------ one item
-
-struct Job {
-    const AttentionPlan& plan;
-    const AttentionShape& shape;
-    const LayerPool& pool;
-    const float* queries;
-    long query_stride;
-    float* out;
-    long out_stride;
-    float* part_out;      // [S, heads, head_dim] sums of values, not yet divided
-    float* part_maximum;  // [S, heads]
-    float* part_sum;      // [S, heads]
-
-    long group() const { return shape.heads / shape.kv_heads; }
-    bool is_split(long row) const { return plan.merge_ptr[row + 1] - plan.merge_ptr[row] > 1; }
-};
 
 // The memory of one thread for one item.
 struct Scratch {
@@ -50,25 +33,12 @@ struct Scratch {
     float* rescale;  // [M] what this block's maximum makes of earlier sums
     float* key_panels;
     float* value_panels;
-    bf16* narrow_query;  // TILED: [M, head_dim]
-    bf16* narrow_score;  // TILED: [M, BLOCK]
 };
-
-enum class Way { STREAMED, PACKED, TILED };
-
-Way choose_way(long vectors, [[maybe_unused]] const AttentionShape& shape, [[maybe_unused]] const LayerPool& pool) {
-    if (vectors <= STREAMED) return Way::STREAMED;
-#if defined(UMBEL_AMX)
-    if (pool.is_bf16 && shape.head_dim % PAIR == 0 && tiles_allowed()) return Way::TILED;
-#endif
-    return Way::PACKED;
-}
 
 Scratch take_scratch(long vectors, long head_dim, long columns) {
     static thread_local Buffer buffer;
     long each = whole(vectors, 32);
-    long narrow = each * (head_dim + BLOCK) / 2;
-    float* at = buffer.take<float>(each * (head_dim + columns + BLOCK + 3) + BLOCK * (head_dim + columns) + narrow);
+    float* at = buffer.take<float>(each * (head_dim + columns + BLOCK + 3) + BLOCK * (head_dim + columns));
     Scratch scratch;
     auto part = [&](float*& field, long count) {
         field = at;
@@ -82,8 +52,6 @@ Scratch take_scratch(long vectors, long head_dim, long columns) {
     part(scratch.rescale, each);
     part(scratch.key_panels, BLOCK * head_dim);
     part(scratch.value_panels, BLOCK * columns);
-    scratch.narrow_query = (bf16*)at;
-    scratch.narrow_score = scratch.narrow_query + each * head_dim;
     return scratch;
 }
 
@@ -133,26 +101,6 @@ void take_queries(const Job& job, long item, long head, const Scratch& scratch) 
     }
 }
 
-void give_results(const Job& job, long item, long head, const Scratch& scratch, long columns) {
-    long head_dim = job.shape.head_dim, group = job.group(), m = 0;
-    for (long slot = job.plan.item_q[item]; slot < job.plan.item_q[item + 1]; slot++) {
-        long row = job.plan.q_rows[slot];
-        bool split = job.is_split(row);
-        for (long i = 0; i < group; i++, m++) {
-            long at = slot * job.shape.heads + head * group + i;
-            float* to = split ? job.part_out + at * head_dim
-                              : job.out + row * job.out_stride + (head * group + i) * head_dim;
-            float factor = split ? 1.0f : 1.0f / scratch.sum[m];
-            const float* from = scratch.result + m * columns;
-            for (long d = 0; d < head_dim; d += VL) store(to + d, load(from + d) * factor);
-            if (split) {
-                job.part_maximum[at] = scratch.maximum[m];
-                job.part_sum[at] = scratch.sum[m];
-            }
-        }
-    }
-}
-
 // A run of keys and values of one KV head, block by block.
 template <class Element>
 struct Run {
@@ -164,19 +112,11 @@ struct Run {
 };
 
 template <class Element>
-void scores_of(Way way, const Run<Element>& run, const Scratch& scratch) {
+void scores_of(const Run<Element>& run, const Scratch& scratch) {
     long count = run.count, head_dim = run.head_dim;
-    if (way == Way::STREAMED)
+    if (run.vectors <= STREAMED)
         return stream_scores(scratch.query, run.vectors, head_dim, run.keys, run.row_stride, run.slots, count,
                              run.known, scratch.score);
-#if defined(UMBEL_AMX)
-    if constexpr (sizeof(Element) == 2)
-        if (way == Way::TILED) {
-            pack_key_words(run.keys, run.row_stride, run.slots, count, head_dim, scratch.key_panels);
-            return tile_products<false>(scratch.narrow_query, whole(run.vectors, PAIR), head_dim, scratch.key_panels,
-                                        whole(count, PAIR) / 16, 16 * head_dim / 2, head_dim, scratch.score, BLOCK);
-        }
-#endif
     pack_keys(run.keys, run.row_stride, run.slots, count, run.known, head_dim, scratch.key_panels);
     multiply(scratch.query, run.vectors, head_dim, scratch.key_panels, whole(count, PANEL) / PANEL, PANEL * head_dim,
              head_dim, nullptr, scratch.score, BLOCK);
@@ -191,24 +131,14 @@ void rescale_results(const Scratch& scratch, long vectors, long columns) {
 }
 
 template <class Element>
-void values_of(Way way, const Run<Element>& run, const Scratch& scratch) {
+void values_of(const Run<Element>& run, const Scratch& scratch) {
     long count = run.count, head_dim = run.head_dim, columns = run.columns;
-    if (way == Way::PACKED) {
+    if (run.vectors > STREAMED) {
         pack_values(run.values, run.row_stride, run.slots, count, run.known, head_dim, columns, scratch.value_panels);
         return multiply(scratch.score, run.vectors, BLOCK, scratch.value_panels, columns / PANEL, PANEL * BLOCK, count,
                         scratch.rescale, scratch.result, columns);
     }
     rescale_results(scratch, run.vectors, columns);
-#if defined(UMBEL_AMX)
-    if constexpr (sizeof(Element) == 2)
-        if (way == Way::TILED) {
-            long padded = whole(count, PAIR);
-            pack_value_words(run.values, run.row_stride, run.slots, count, head_dim, scratch.value_panels);
-            narrow_rows(scratch.score, run.vectors, BLOCK, count, padded, scratch.narrow_score);
-            return tile_products<true>(scratch.narrow_score, whole(run.vectors, PAIR), BLOCK, scratch.value_panels,
-                                       head_dim / 16, BLOCK / 2 * 16, padded, scratch.result, columns);
-        }
-#endif
     stream_values(scratch.score, run.vectors, head_dim, run.values, run.row_stride, run.slots, count, run.known,
                   scratch.result, columns);
 }
@@ -236,7 +166,7 @@ template <class Element>
 void run_item(const Job& job, long item, long head) {
     const AttentionPlan& plan = job.plan;
     long head_dim = job.shape.head_dim, columns = whole(head_dim, PANEL);
-    long vectors = (plan.item_q[item + 1] - plan.item_q[item]) * job.group();
+    long vectors = job.vectors_of(item);
     Scratch scratch = take_scratch(vectors, head_dim, columns);
     take_queries(job, item, head, scratch);
     std::memset(scratch.result, 0, vectors * columns * sizeof(float));
@@ -244,15 +174,6 @@ void run_item(const Job& job, long item, long head) {
         scratch.maximum[m] = NEVER;
         scratch.sum[m] = 0;
     }
-    Way way = choose_way(vectors, job.shape, job.pool);
-#if defined(UMBEL_AMX)
-    std::optional<Tiles> tiles;
-    if (way == Way::TILED) {
-        tiles.emplace();
-        narrow_rows(scratch.query, vectors, head_dim, head_dim, head_dim, scratch.narrow_query);
-    }
-#endif
-
     Run<Element> run{(const Element*)job.pool.keys + head * head_dim,
                      (const Element*)job.pool.values + head * head_dim,
                      job.shape.kv_heads * head_dim,
@@ -267,11 +188,11 @@ void run_item(const Job& job, long item, long head) {
         run.slots = plan.kv_idx + at;
         run.known = end - at;
         run.count = run.known < BLOCK ? run.known : BLOCK;
-        scores_of(way, run, scratch);
+        scores_of(run, scratch);
         soften_rows(job, item, plan.item_pos[item] + (at - begin), run.count, scratch);
-        values_of(way, run, scratch);
+        values_of(run, scratch);
     }
-    give_results(job, item, head, scratch, columns);
+    give_results(job, item, head, {scratch.result, columns, scratch.maximum, scratch.sum});
 }
 
 // ------------------------------------------------------------------------------------------------ merge
@@ -318,12 +239,25 @@ void attend(const AttentionPlan& plan, const AttentionShape& shape, const LayerP
     float* part = workspace.take<float>(places * (shape.head_dim + 2));
     Job job{plan,       shape,          pool, queries, query_stride, out, out_stride, part, part + places * shape.head_dim,
             part + places * (shape.head_dim + 1)};
+#if defined(UMBEL_AMX)
+    static CommonWords common;
+    bool tiles = pool.is_bf16 && shape.head_dim % 32 == 0 && tiles_allowed();
+    auto is_tiled = [&](long item) { return tiles && job.vectors_of(item) > STREAMED; };
+    common.reset(job, is_tiled);
+#endif
     parallel(plan.items * shape.kv_heads, 1, [&](long begin, long end) {
         for (long at = begin; at < end; at++) {
+            long item = at / shape.kv_heads, head = at % shape.kv_heads;
+#if defined(UMBEL_AMX)
+            if (is_tiled(item)) {
+                run_tiled_item(job, item, head, common);
+                continue;
+            }
+#endif
             if (pool.is_bf16)
-                run_item<bf16>(job, at / shape.kv_heads, at % shape.kv_heads);
+                run_item<bf16>(job, item, head);
             else
-                run_item<float>(job, at / shape.kv_heads, at % shape.kv_heads);
+                run_item<float>(job, item, head);
         }
     });
     if (!places) return;
