@@ -10,6 +10,7 @@ It depends on the places alone, not on the frames above them: the states inside 
 from __future__ import annotations
 
 from enum import Enum
+from itertools import pairwise
 
 from .places import Place
 
@@ -75,26 +76,24 @@ def _split_one(place: Place) -> Split:
 
 
 def _split_several(places: tuple[Place, ...]) -> Split:
-    begins: list[list[tuple[int, Place]]] = [[] for _ in range(256)]
-    ends: list[list[int]] = [[] for _ in range(257)]
+    """From byte to byte where an edge of some place begins or ends, with the places that have an edge there."""
+    begins: dict[int, list[tuple[int, Place]]] = {}
+    ends: dict[int, list[int]] = {}
     for index, place in enumerate(places):
         for first, last, behind in place.edges:
-            begins[first].append((index, behind))
-            ends[last + 1].append(index)
+            begins.setdefault(first, []).append((index, behind))
+            ends.setdefault(last + 1, []).append(index)
     moves: dict[Steps, int] = {}
     ranges: list[tuple[int, int, int]] = []
     active: dict[int, Place] = {}
-    current = -1
-    for byte in range(256):
-        if begins[byte] or ends[byte]:
-            for index in ends[byte]:
-                del active[index]
-            active.update(begins[byte])
-            current = moves.setdefault(tuple(sorted(active.items(), key=_index)), len(moves)) if active else -1
-            if current >= 0:
-                ranges.append((byte, byte, current))
-        elif current >= 0:
-            ranges[-1] = (ranges[-1][0], byte, current)
+    bounds = sorted(begins.keys() | ends.keys())
+    for byte, following in pairwise(bounds):
+        for index in ends.get(byte, ()):
+            del active[index]
+        active.update(begins.get(byte, ()))
+        if active:
+            steps = tuple(sorted(active.items(), key=_index)) if len(active) > 1 else tuple(active.items())
+            ranges.append((byte, following - 1, moves.setdefault(steps, len(moves))))
     return Split(ranges, [Move(steps) for steps in moves])
 
 
