@@ -1,0 +1,256 @@
+"""FakeOpenAI: a server of the OpenAI dialect on loopback, for tests of programs.
+
+It ships with umbel, as `umbel.testing.FakeOpenAI`:
+
+    from umbel.testing import FakeOpenAI
+
+    with FakeOpenAI({"capital of France?": "Paris."}) as server:
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        assert capital.run(country="France", backend=backend)["answer"] == "Paris."
+        assert server.calls == 1 and server.usage.prompt_tokens < 100
+        assert server.requests[0].body["messages"][-1]["role"] == "user"
+
+The script is Echo's: a dict, a list, or a function of the text. The text is what Echo would be asked: conversations are
+written as ChatML, and a continuation request is the open turn that it quotes. So one script answers for Echo, for both
+modes here, and for FakeAnthropic.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ...lang.prompt import Part, Text
+from ...lang.protocol import ConstraintSpec, Usage
+from ...lang.sampling import MAX_TOKENS, SamplingParams
+from ..backends.echo_answers import cut, hashed_logprobs
+from ..backends.echo_script import Script
+from ..backends.echo_tokens import PrefixCache, prompt_tokens
+from ..backends.gate import Gate
+from ..backends.hosted.conversation import Conversation
+from . import transcript
+from .faults import Faults
+from .openai_bodies import (
+    OPENAI,
+    ChatBody,
+    CompletionBody,
+    ObjectFormat,
+    OpenAIFeatures,
+    SchemaFormat,
+    StructuredOutputs,
+)
+from .openai_questions import messages, read, read_chat
+from .openai_replies import ChatChoices, Said, Scores, Telling, TextChoices, prompt_logprobs
+from .provider import Answered, FakeProvider, Question, Refused
+from .server import HttpRequest
+from .sse import event
+from .structured import Form, of_any_object, of_schema
+
+_ROUTE = re.compile(r"/(?:v1|openai/v1|openai/deployments/[^/]+|openai)/(.*)")
+_KINDS = {401: "invalid_request_error", 429: "rate_limit_exceeded", 500: "server_error", 503: "server_error"}
+
+
+class FakeOpenAI(FakeProvider):
+    """A server of the OpenAI dialect: /v1/chat/completions, /v1/completions, /v1/models.
+
+    Args:
+        script: as Echo's. With a response_format, the answer has to satisfy it; a bare one is put into the object
+            {"answer": ...} where the schema asks for that.
+        models: names that exist.
+        features: what the server can do, to play older models, reasoning models, and vLLM.
+        scores: log-probabilities of choices, as Echo's, for prompts that are given back with theirs.
+        cache_tokens: size of the simulated prefix cache; 0 for none.
+        faults: for each request for text in order, or a function of its number (from 1): a Fault, a status of HTTP,
+            or None.
+        gate: if given, every request for text and every streamed piece waits at it.
+        retry_after: the header's value, for the fault that has one.
+        record: how many requests `requests` keeps.
+    """
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        models: Sequence[str] = ("gpt-4o", "gpt-4o-mini", "gpt-3.5-turbo-instruct"),
+        features: OpenAIFeatures = OPENAI,
+        scores: Scores | None = None,
+        cache_tokens: int = 20_000,
+        faults: Faults = (),
+        gate: Gate | None = None,
+        retry_after: str = "1",
+        record: int = 1000,
+    ) -> None:
+        super().__init__(script, models=models, faults=faults, gate=gate, retry_after=retry_after, record=record)
+        self.features = features
+        self._scores = dict(scores or {})
+        self._cache = PrefixCache(cache_tokens)
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.address}/v1"
+
+    # -------------------------------------------------------------------------------- the dialect
+
+    def _authorised(self, request: HttpRequest) -> bool:
+        """By the header of OpenAI, or by Azure's."""
+        headers = request.headers
+        return headers.get("authorization") == f"Bearer {self.api_key}" or headers.get("api-key") == self.api_key
+
+    def _listing(self, path: str) -> object | None:
+        route = _route(path)
+        if not self.features.models:
+            return None
+        entries = {
+            model: {"id": model, "object": "model", "created": 0, "owned_by": self.features.owned_by}
+            for model in self.models
+        }
+        if route == "models":
+            return {"object": "list", "data": list(entries.values())}
+        return entries.get(route.removeprefix("models/"))
+
+    def _question(self, path: str, body: object) -> Question:
+        match _route(path):
+            case "chat/completions":
+                if not self.features.chat:
+                    raise _wrong_route("not a chat", "chat/completions", "completions")
+                return self._chat(read_chat(body, self.features, self.models))
+            case "completions":
+                if not self.features.completions:
+                    raise _wrong_route("a chat", "completions", "chat/completions")
+                return self._completion(read(body, CompletionBody, self.features, self.models))
+            case _:
+                raise Refused(404, f"Invalid URL (POST {path})", kind="invalid_request_error")
+
+    def _failure(self, refused: Refused) -> object:
+        message, code = refused.message, refused.code
+        if refused.status == 401 and not message:
+            message, code = (
+                "Incorrect API key provided. You can find your API key at the server's owner.",
+                "invalid_api_key",
+            )
+        kind = refused.kind or _KINDS.get(refused.status, "invalid_request_error")
+        return {"error": {"message": message, "type": kind, "param": refused.parameter, "code": code}}
+
+    def _error_event(self, refused: Refused) -> bytes:
+        return event(self._failure(refused))
+
+    # -------------------------------------------------------------------------------- questions
+
+    def _chat(self, body: ChatBody) -> Question:
+        turns = messages(body, self.features)
+        if body.continue_final_message:
+            sent = meant = transcript.written(Conversation(turns[:-1], turns[-1].content))
+        else:
+            sent, meant = transcript.sent(turns), transcript.meant(turns)
+        most = body.max_completion_tokens or body.max_tokens or MAX_TOKENS
+        sampling = body.sampling(most, bool(body.logprobs), body.top_logprobs or 0)
+        form = _form(body.structured_outputs)
+        match body.response_format:
+            case SchemaFormat(asked):
+                form = of_schema(asked.schema) if asked.strict else of_any_object()
+            case ObjectFormat():
+                form = of_any_object()
+        return _Asking(meant, sent, body.n or 1, self._cache, sampling, form, body, ChatChoices(bool(body.logprobs)))
+
+    def _completion(self, body: CompletionBody) -> Question:
+        prompt = (Text(body.prompt),)
+        logprobs = body.logprobs
+        most = MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        echo = None
+        n = body.n or 1
+        if body.echo:
+            if logprobs is not None and not self.features.prompt_logprobs:
+                raise Refused(400, "Setting 'echo' and 'logprobs' at the same time is not supported for this model.")
+            tokens = prompt_tokens(prompt)
+            hashed = [token.logprob for token in hashed_logprobs(0, tokens, 1)]
+            echo = prompt_logprobs(body.prompt, hashed, self._scores)
+            n = 0 if most <= 1 and logprobs is not None else n  # it is the prompt's numbers that are asked for
+        sampling = body.sampling(most, logprobs is not None, logprobs or 0)
+        choices = TextChoices(body.prompt, echo, logprobs)
+        return _Asking(prompt, prompt, n, self._cache, sampling, _form(body.structured_outputs), body, choices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking(Question):
+    """A request of either mode.
+
+    Attributes:
+        cache: of the server.
+        sampling: where answers end.
+        form: what they must be.
+        body: as it came.
+        choices: how they are written.
+    """
+
+    cache: PrefixCache
+    sampling: SamplingParams
+    form: Form | None
+    body: ChatBody | CompletionBody
+    choices: ChatChoices | TextChoices
+
+    def answer(self, said: list[str]) -> Answered:
+        continuations = [self._said(text) for text in said or [""]]
+        ids = [token for token, _ in prompt_tokens(self.sent)]
+        cached = self.cache.match("", ids)
+        for one in continuations:
+            self.cache.insert("", [*ids, *one.completion.token_ids])
+        completion = sum(len(one.completion.token_ids) for one in continuations)
+        usage = Usage(len(ids), cached, completion, 1)
+        streamed = bool(self.body.stream)
+        options = self.body.stream_options
+        telling = Telling(self.body.model, self.choices, usage, options is not None and options.include_usage)
+        return Answered(telling.whole(continuations), telling.events(continuations) if streamed else None, usage)
+
+    def _said(self, text: str) -> Said:
+        if self.form is not None:
+            text = self.form.shaped(text, self.sampling)
+        completion, texts = cut(text, self.sampling)
+        if self.sampling.logprobs:
+            seed = zlib.crc32("".join(_text(part) for part in self.meant).encode("utf-8", "surrogatepass"))
+            tokens = zip(completion.token_ids, texts, strict=True)
+            logprobs = hashed_logprobs(seed, tokens, self.sampling.top_logprobs)
+            completion = msgspec.structs.replace(completion, logprobs=logprobs)
+        return Said(completion, texts)
+
+
+def _text(part: Part) -> str:
+    return part.text if isinstance(part, Text) else ""
+
+
+def _route(path: str) -> str:
+    found = _ROUTE.fullmatch(path)
+    return found[1] if found is not None else path
+
+
+def _wrong_route(what: str, route: str, other: str) -> Refused:
+    message = f"This is {what} model and thus not supported in the v1/{route} endpoint. Did you mean to use v1/{other}?"
+    return Refused(404, message, kind="invalid_request_error", parameter="model")
+
+
+def _form(asked: StructuredOutputs | None) -> Form | None:
+    """What vLLM's parameter asks for.
+
+    Raises:
+        Refused: not exactly one thing, or a grammar, which nothing here can hold an answer against.
+    """
+    if asked is None:
+        return None
+    given = [name for name in asked.__struct_fields__ if getattr(asked, name) is not None]
+    if len(given) != 1:
+        raise Refused(
+            400, f"You can only use one kind of structured outputs constraint but multiple are specified: {given}"
+        )
+    match given[0]:
+        case "regex":
+            return Form(ConstraintSpec("regex", str(asked.regex)))
+        case "choice":
+            return Form(ConstraintSpec("choices", json.dumps(asked.choice)))
+        case "json":
+            return of_schema(json.loads(asked.json) if isinstance(asked.json, str) else asked.json)
+        case "json_object":
+            return of_any_object()
+        case _:
+            raise Refused(400, "FakeOpenAI cannot look at grammars; write a regex or a schema for this test")

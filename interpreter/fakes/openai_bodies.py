@@ -1,0 +1,192 @@
+"""Requests of the OpenAI dialect, as types: what the provider takes, and within which bounds."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ...lang.sampling import SamplingParams
+
+Count = Annotated[int, Meta(ge=1)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
+Stop = str | Annotated[list[str], Meta(max_length=4)]  # as the provider: four at most
+Schema = dict[str, Any]  # Any: JSON Schema
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIFeatures:
+    """What a server of the OpenAI dialect can do; the defaults are OpenAI's own recent models.
+
+    Attributes:
+        chat, completions, models: which routes there are.
+        response_format: structured outputs; without, the parameter is refused, as older models do.
+        stop: reasoning models take none.
+        temperature: reasoning models take the default alone (and top_p, penalties).
+        max_tokens: reasoning models take max_completion_tokens alone.
+        logprobs: of chat requests, and of completion requests.
+        images: parts of messages.
+        prompt_logprobs: echo together with logprobs; OpenAI has ended it, vLLM and llama-cpp-python have it.
+        extras: the parameters of vLLM: structured_outputs, continue_final_message, top_k, min_p, min_tokens, ...
+        owned_by: what GET /v1/models says.
+    """
+
+    chat: bool = True
+    completions: bool = True
+    models: bool = True
+    response_format: bool = True
+    stop: bool = True
+    temperature: bool = True
+    max_tokens: bool = True
+    logprobs: bool = True
+    images: bool = True
+    prompt_logprobs: bool = True
+    extras: bool = False
+    owned_by: str = "system"
+
+
+OPENAI = OpenAIFeatures()
+VLLM = OpenAIFeatures(extras=True, owned_by="vllm")
+REASONING = OpenAIFeatures(completions=False, stop=False, temperature=False, max_tokens=False, logprobs=False)
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of everything a client sends."""
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+
+
+class StructuredOutputs(_Body):
+    """vLLM's; exactly one of them."""
+
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    json: Schema | str | None = None
+    json_object: bool | None = None
+    grammar: str | None = None
+
+
+class JsonSchema(_Body):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    schema: Schema
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextFormat(_Body, tag="text"):
+    pass
+
+
+class ObjectFormat(_Body, tag="json_object"):
+    pass
+
+
+class SchemaFormat(_Body, tag="json_schema"):
+    json_schema: JsonSchema
+
+
+class TextPart(_Body, tag="text"):
+    text: str
+
+
+class ImageUrl(_Body):
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class ImagePart(_Body, tag="image_url"):
+    image_url: ImageUrl
+
+
+class ChatMessage(_Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart | ImagePart]
+    name: str | None = None
+
+
+class _Sampled(_Body, kw_only=True):
+    """What both routes have in common."""
+
+    model: str
+    frequency_penalty: Penalty | None = None
+    logit_bias: Bias | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    presence_penalty: Penalty | None = None
+    seed: int | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    user: str | None = None
+    # vLLM's, refused elsewhere (see EXTRAS)
+    structured_outputs: StructuredOutputs | None = None
+    top_k: int | None = None
+    min_p: Probability | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling(self, max_tokens: int, logprobs: bool, top_logprobs: int) -> SamplingParams:
+        """What of the request says where an answer ends."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min(self.min_tokens or 0, max_tokens),
+            stop=self.stops,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+        )
+
+
+class ChatBody(_Sampled, kw_only=True):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    response_format: TextFormat | ObjectFormat | SchemaFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    # vLLM's
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class CompletionBody(_Sampled, kw_only=True):
+    """POST /v1/completions"""
+
+    prompt: str
+    best_of: Count | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = 16
+
+
+EXTRAS = (
+    "structured_outputs",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "add_special_tokens",
+    "continue_final_message",
+    "add_generation_prompt",
+)

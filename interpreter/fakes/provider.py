@@ -1,0 +1,284 @@
+"""What FakeOpenAI and FakeAnthropic have in common: a server that reads a script, counts, and breaks on demand."""
+
+import asyncio
+import secrets
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+
+from ...lang.errors import ParameterError
+from ...lang.prompt import Part
+from ...lang.protocol import Usage
+from ..backends.echo_script import Script, ScriptReader
+from ..backends.echo_tokens import prompt_text
+from ..backends.gate import Gate
+from . import faults as broken
+from .faults import Fault, Faults, Scene
+from .server import Exchange, HttpRequest, Server
+from .sse import Told
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for text, as it came.
+
+    Attributes:
+        path: where it went, such as "/v1/chat/completions".
+        headers: names in lower case.
+        body: the parsed JSON.
+        text: what the script was asked; "" where the request was refused.
+    """
+
+    path: str
+    headers: Mapping[str, str]
+    body: dict[str, Any]  # Any: JSON
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a provider answers: the JSON of an answer that comes at once, its events when it is streamed, its cost."""
+
+    whole: object
+    told: Told | None
+    usage: Usage
+
+
+class Refused(Exception):
+    """The provider does not take this request.
+
+    Args:
+        status: of HTTP.
+        message: what is wrong with it, as the provider says it.
+        kind: the provider's name for such errors.
+        parameter: which parameter is wrong, where the provider says so.
+        code: the provider's code for it.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = "", parameter: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.parameter, self.code = status, message, kind, parameter, code
+
+
+class FakeProvider(ABC):
+    """A provider on loopback, from `with` to the end of its block.
+
+    Attributes:
+        api_key: made up for this server; requests without it are refused.
+        requests: those for text, in the order in which they came, also those that a fault or a refusal met.
+        calls: how many of them the script answered.
+        usage: what those cost: tokens as Echo counts them.
+        concurrent: the most that were answered at the same time.
+        abandoned: how many clients left before the end of their answer.
+        errors: what went wrong with the script, in order; leaving the `with` block raises the first. Remove what a
+            test expects.
+        elsewhere: requests that followed a redirect to the other host, as they came; there must be none.
+    """
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        models: Sequence[str],
+        faults: Faults = (),
+        gate: Gate | None = None,
+        retry_after: str = "1",
+        record: int = 1000,
+    ) -> None:
+        name = type(self).__name__
+        self._script = ScriptReader(script, name)
+        if isinstance(faults, str):
+            raise ParameterError(f"faults={faults!r}; write [Fault.{Fault(faults).name}], one for each request")
+        self.models = tuple(models)
+        self._faults = faults
+        self._gate = gate
+        self._retry_after = retry_after
+        self._server = Server(self._serve, name)
+        self._other_host = Server(self._serve_elsewhere, f"{name}, another host")
+        self.api_key = f"sk-fake-{secrets.token_hex(12)}"
+        self.requests: deque[Asked] = deque(maxlen=record)
+        self.calls = 0
+        self.usage = Usage()
+        self.concurrent = 0
+        self.abandoned = 0
+        self.errors: list[Exception] = []
+        self.elsewhere: list[HttpRequest] = []
+        self._number = 0
+        self._active = 0
+
+    # -------------------------------------------------------------------------------- of tests
+
+    @property
+    def address(self) -> str:
+        """http://host:port"""
+        return f"http://127.0.0.1:{self._server.port}"
+
+    @property
+    @abstractmethod
+    def base_url(self) -> str:
+        """What a client of the provider is given."""
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        self._other_host.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        self.close()
+        if self.errors and kind is None:
+            raise AssertionError(f"{type(self).__name__}: {self.errors[0]}") from self.errors[0]
+
+    def close(self) -> None:
+        """Idempotent. Whoever waits for an answer loses the connection."""
+        self._server.close()
+        self._other_host.close()
+
+    # -------------------------------------------------------------------------------- of dialects
+
+    @abstractmethod
+    def _authorised(self, request: HttpRequest) -> bool: ...
+
+    @abstractmethod
+    def _listing(self, path: str) -> object | None:
+        """The answer to a GET; None where there is nothing."""
+
+    @abstractmethod
+    def _question(self, path: str, body: object) -> "Question":
+        """Raises Refused for what the provider does not take."""
+
+    @abstractmethod
+    def _failure(self, refused: Refused) -> object:
+        """An error as the provider writes it."""
+
+    @abstractmethod
+    def _error_event(self, refused: Refused) -> bytes:
+        """The same inside a stream."""
+
+    # -------------------------------------------------------------------------------- the walk of a request
+
+    async def _serve(self, request: HttpRequest, exchange: Exchange) -> None:
+        self._active += 1
+        self.concurrent = max(self.concurrent, self._active)
+        try:
+            await self._respond(request, exchange)
+        except asyncio.CancelledError:
+            self.abandoned += 1
+            raise
+        finally:
+            self._active -= 1
+
+    async def _respond(self, request: HttpRequest, exchange: Exchange) -> None:
+        path = request.path.partition("?")[0]
+        try:
+            if not self._authorised(request):
+                raise Refused(401, "", kind="key")
+            if request.method == "GET":
+                listing = self._listing(path)
+                if listing is None:
+                    raise Refused(404, f"Not found: GET {path}", kind="path")
+                await _json(exchange, 200, listing)
+                return
+            await self._generate(request, path, exchange)
+        except Refused as refused:
+            await _json(exchange, refused.status, self._failure(refused))
+
+    async def _generate(self, request: HttpRequest, path: str, exchange: Exchange) -> None:
+        self._number += 1
+        fault = broken.at(self._faults, self._number)
+        try:
+            body = msgspec.json.decode(request.body)
+        except msgspec.DecodeError as error:
+            raise Refused(400, f"The body of the request is no JSON: {error}") from None
+        question: Question | Refused
+        try:
+            question = self._question(path, body)
+        except Refused as refused:
+            question = refused
+        text = prompt_text(question.meant) if isinstance(question, Question) else ""
+        self.requests.append(Asked(path, request.headers, body if isinstance(body, dict) else {}, text))
+        if self._gate is not None:
+            await self._gate.passes()
+        scene = self._scene(request, exchange)
+        if await scene.instead(fault):
+            return
+        if isinstance(question, Refused):
+            raise question
+        await self._tell(self._answered(question, text), fault, scene)
+
+    def _answered(self, question: "Question", text: str) -> Answered:
+        """Raises Refused (500) where the script has no answer that the provider could have given."""
+        try:
+            said = self._script.answers(text, question.meant, question.n) if question.n else []
+            answered = question.answer(said)
+        except Exception as error:  # of the script, which is the test's: the test is told, and the client gets a 500
+            self.errors.append(error)
+            raise Refused(500, f"the script of the test failed: {error}", kind="script") from None
+        self.calls += 1
+        self.usage += answered.usage
+        return answered
+
+    async def _tell(self, answered: Answered, fault: Fault | int | None, scene: Scene) -> None:
+        whole = msgspec.json.encode(answered.whole)
+        match answered.told, fault:
+            case None, None:
+                await _json(scene.exchange, 200, answered.whole)
+            case None, _:
+                await scene.whole(fault, whole)
+            case told, None:
+                await scene.exchange.begin(200, {**_HEADERS, "content-type": "text/event-stream; charset=utf-8"})
+                for event in told.all():
+                    if self._gate is not None and event in told.pieces:
+                        await self._gate.passes()
+                    await scene.exchange.send(event)
+                await scene.exchange.end()
+            case told, _:
+                await scene.stream(fault, told)
+
+    def _scene(self, request: HttpRequest, exchange: Exchange) -> Scene:
+        """Errors of a server in trouble repeat what they were sent, the key included: logs must not."""
+        trouble = f"upstream failed for {request.headers.get('authorization') or request.headers.get('x-api-key')}"
+        return Scene(
+            exchange,
+            _HEADERS,
+            lambda status: msgspec.json.encode(self._failure(Refused(status, trouble))),
+            self._error_event(Refused(500, trouble)),
+            self._retry_after,
+            f"http://localhost:{self._other_host.port}{request.path}",
+        )
+
+    async def _serve_elsewhere(self, request: HttpRequest, exchange: Exchange) -> None:
+        self.elsewhere.append(request)
+        await _json(exchange, 404, {"error": {"message": "nobody should have come here"}})
+
+
+@dataclass(frozen=True, slots=True)
+class Question(ABC):
+    """A request that the provider takes.
+
+    Attributes:
+        meant: what it asks to be continued, for the script.
+        sent: all that it says, for counting.
+        n: answers wanted; 0 where the numbers of the prompt are all that is asked for.
+    """
+
+    meant: tuple[Part, ...]
+    sent: tuple[Part, ...]
+    n: int
+
+    @abstractmethod
+    def answer(self, said: list[str]) -> Answered:
+        """What the script says → what the provider answers."""
+
+
+_HEADERS = {"request-id": "req_fake", "x-request-id": "req_fake"}
+
+
+async def _json(exchange: Exchange, status: int, data: object) -> None:
+    headers = {**_HEADERS, "content-type": "application/json"}
+    await exchange.respond(status, headers, msgspec.json.encode(data))
