@@ -15,8 +15,19 @@ from ..lang.errors import ParameterError, remedy
 from ..lang.protocol import Backend
 from .budget import Budget
 from .default import chosen_backend
+from .speculation.settings import Setting, setting_of
 
-RUN_OPTIONS = ("backend", "budget", "priority", "salt", "stream", "timeout", "verbose")
+RUN_OPTIONS = (
+    "backend",
+    "budget",
+    "num_api_spec_tokens",
+    "priority",
+    "salt",
+    "speculate",
+    "stream",
+    "timeout",
+    "verbose",
+)
 
 _SALT = re.compile(r"[A-Za-z0-9_-]{0,128}")
 
@@ -30,6 +41,7 @@ class RunOptions:
         budget: what the run may cost; of a batch, what all of it may.
         priority: of its requests; higher runs earlier.
         salt: a namespace of the prefix cache, shared with no other.
+        speculation: what num_api_spec_tokens or speculate ask for, in place of what the program does; None: neither.
         stream: the body runs in the background, and requests ask for pieces.
         timeout: seconds for all of the run.
         verbose: print the text while it runs.
@@ -40,6 +52,7 @@ class RunOptions:
     budget: Budget | None = None
     priority: int = 0
     salt: str = ""
+    speculation: Setting | None = None
     stream: bool = False
     timeout: float | None = None
     verbose: bool = False
@@ -142,6 +155,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
         budget=_checked_budget(merged.pop("budget", None)),
         priority=_checked_priority(merged.pop("priority", 0)),
         salt=_checked_salt(merged.pop("salt", "")),
+        speculation=setting_of(merged.pop("num_api_spec_tokens", None), merged.pop("speculate", None)),
         stream=_checked_switch("stream", merged.pop("stream", False)),
         timeout=_checked_timeout(merged.pop("timeout", None)),
         verbose=_checked_switch("verbose", merged.pop("verbose", False)),

@@ -19,6 +19,9 @@ from . import loop, transcript
 from .arguments import RunOptions
 from .budget import Allowance
 from .run import Run
+from .speculation.planner import Planner
+from .speculation.rest import Rest
+from .speculation.settings import Setting, Speculating
 from .stream import Stream
 from .waiting import seconds_left
 
@@ -27,12 +30,17 @@ Call = inspect.BoundArguments  # the arguments behind the state
 
 @dataclass(frozen=True)
 class Body:
-    """The user's function with what goes before the state, and its sampling defaults. A host of batches."""
+    """The user's function with what goes before the state, and its defaults. A host of batches.
+
+    `speculation`: when a run asks for none. `planner`: what all runs of the program have learned about it.
+    """
 
     name: str
     function: Callable[..., Any]  # parameters and result are the user's
     options: Mapping[str, Any] = field(default_factory=dict)
     instance: tuple[object, ...] = ()  # what a method is bound to
+    speculation: Setting | None = None
+    planner: Planner = field(default_factory=Planner, compare=False)
 
     @property
     def is_async(self) -> bool:
@@ -46,11 +54,16 @@ class Body:
             streaming=options.stream,
             salt=options.salt,
             priority=options.priority,
+            speculation=self._speculating(options),
         )
         stream = Stream(run, self.options, options.sampling)
         if options.verbose:
             transcript.follow(stream, self.name)
         return run, State(stream)
+
+    def _speculating(self, options: RunOptions) -> Speculating | None:
+        setting = options.speculation or self.speculation
+        return Speculating(setting, self.planner, Rest()) if setting is not None and setting.tokens != 0 else None
 
     # -------------------------------------------------------------------------------- started from sync code
 

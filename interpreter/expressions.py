@@ -5,7 +5,7 @@ the runtime enforces with, so both mean the same by an expression. Nothing backt
 """
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -91,6 +91,27 @@ def stands_in(pattern: str, text: str) -> bool:
     except ConstraintRefused as error:
         raise ConstraintError(f"pattern {pattern!r}: {error}") from None
     return found.accepted == len(text)
+
+
+def first_match(patterns: Iterable[str], text: str) -> tuple[int, int, str] | None:
+    """The match of a `stop_regex` that ends first: (where it begins, where it ends, which), in characters; the longest
+    of those that end together.
+
+    Raises:
+        ConstraintError: an expression that cannot be used.
+    """
+    from ..fsm.errors import ConstraintRefused
+    from ..fsm.stop_regex import StopPatterns
+
+    try:
+        matcher = StopPatterns(patterns).matcher()
+    except ConstraintRefused as error:
+        raise ConstraintError(str(error)) from None
+    data = text.encode("utf-8", "replace")  # half a surrogate pair becomes one character, which no stop is about
+    found = matcher.feed(data)
+    if found is None:
+        return None
+    return len(data[: found.start].decode()), len(data[: found.end].decode()), found.stop
 
 
 # ------------------------------------------------------------------------------------------------ languages

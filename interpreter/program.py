@@ -19,6 +19,7 @@ from . import batch as _batch
 from .arguments import Arguments, RunOptions, run_options, sampling_defaults
 from .body import Body
 from .budget import allowance_of
+from .speculation.settings import setting_of
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
 
@@ -84,6 +85,7 @@ class Program:
             timeout    seconds for all of the run; every wait ends by then
             budget     an umbel.Budget: tokens, calls, dollars or seconds that no call goes beyond
             verbose    True: print the text while it runs
+            num_api_spec_tokens, speculate    as of `function`, for this run; num_api_spec_tokens=0 for none
             salt       a namespace of the prefix cache for these requests alone
             priority   of the requests; higher runs earlier
             sampling   a dict for any of all these whose name the program uses itself
@@ -219,20 +221,44 @@ def function(body: Function, /) -> Program: ...
 
 
 @overload
-def function(*, name: str | None = None, **options: Any) -> Callable[[Function], Program]: ...
+def function(
+    *,
+    name: str | None = None,
+    num_api_spec_tokens: int | None = None,
+    speculate: Literal["auto"] | None = None,
+    **options: Any,
+) -> Callable[[Function], Program]: ...
 
 
 def function(
-    body: Function | None = None, /, *, name: str | None = None, **options: Any
+    body: Function | None = None,
+    /,
+    *,
+    name: str | None = None,
+    num_api_spec_tokens: int | None = None,
+    speculate: Literal["auto"] | None = None,
+    **options: Any,
 ) -> Program | Callable[[Function], Program]:
     """Make a program of a function whose first parameter is the state (after `self` for a method).
 
     Bare, or with sampling defaults: `@function(temperature=0, stop="\\n")`.
 
+    Speculation saves calls to models that are paid for call by call: a `gen` that ends at a stop or a constraint is
+    asked for more than it needs, and what stands behind its end answers the gens that follow, as long as it is what the
+    program says. Variables are the same; `state.cost.speculation` tells what was saved and what was wasted, and
+    `state.meta(name)["speculated"]` which variables took no call. It has no effect on backends whose calls are not paid
+    one by one, such as a Runtime: their prefix cache has the prompt already.
+
+    Args:
+        num_api_spec_tokens: so many tokens more, wherever something may follow.
+        speculate: "auto": as many as what follows needs, where that pays. What the program has queued behind a `gen`
+            is looked at, and the chance that it fits is learned over all runs of the program.
+
     Raises:
         ParameterError: an unknown option, a function without a parameter, or a generator.
     """
     defaults = sampling_defaults(options)
+    speculation = setting_of(num_api_spec_tokens, speculate)
 
     def decorate(body: Function) -> Program:
         if not callable(body) or isinstance(body, type):
@@ -241,6 +267,6 @@ def function(
             raise ParameterError(
                 f"@function: {body!r} is a generator, which calling does not run; return a list instead"
             )
-        return Program(Body(name or str(getattr(body, "__name__", "program")), body, defaults))
+        return Program(Body(name or str(getattr(body, "__name__", "program")), body, defaults, speculation=speculation))
 
     return decorate if body is None else decorate(body)

@@ -40,6 +40,7 @@ class StepQueue:
         "failed",
         "fork_group",
         "lock",
+        "pushed",
         "spoken",
         "streaming",
     )
@@ -49,6 +50,7 @@ class StepQueue:
         self.active = waits  # a task runs or is about to, or the parent will begin one
         self.error: BaseException | None = None
         self.failed = Signal()
+        self.pushed = Signal()
         self.fork_group = fork_group
         self.spoken = Feed()  # all text the stream appends
         self.streaming = False  # someone reads pieces: requests from now on ask for chunks
@@ -62,10 +64,16 @@ class StepQueue:
     def push(self, step: Step) -> None:
         """With the lock held. Returns at once."""
         self._steps.append(step)
+        self.pushed.fire()
         if not self.active:
             self.active = True
             self._run.begin_work()
             loop.streams.call(self._start)
+
+    def upcoming(self) -> tuple[Step, ...]:
+        """Steps that wait for the one that runs."""
+        with self.lock:
+            return tuple(self._steps)
 
     def standing(self) -> Reached | None:
         """With the lock held: where the stream stands when it has nothing to do; None while it works, or has failed.

@@ -21,6 +21,7 @@ from . import loop
 from .budget import Allowance
 from .calls import Calls
 from .ledger import Ledger
+from .speculation.settings import Speculating
 from .waiting import Signal, earliest, seconds_left
 
 # The runs whose bodies the current thread or task is in, innermost last. Reads use it to tell a
@@ -49,6 +50,7 @@ class Run:
         allowance: what is left of the budget of the run, or of its batch; None for no budget.
         streaming: requests ask for chunks, and readers may wait for names that are not set yet.
         salt, priority: of every request.
+        speculation: how calls go beyond what they are made for; None: they do not.
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class Run:
         streaming: bool = False,
         salt: str = "",
         priority: int = 0,
+        speculation: Speculating | None = None,
     ) -> None:
         self.id = f"{_process_name[0]}-{next(_numbers):x}"
         self.backend = backend
         self.streaming = streaming
         self.salt = salt
         self.priority = priority
+        self.speculation = speculation
         self.timeout = timeout
         ends = allowance.ends if allowance is not None else None
         self.deadline = earliest(timeout, ends)

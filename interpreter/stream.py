@@ -17,6 +17,7 @@ from .position import Reached
 from .queue import StepQueue
 from .readers import PieceReader
 from .run import Run
+from .speculation.rest import resting
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
 from .variables import Binding, Meta, Piece, VariableTable
 from .waiting import Signal, earliest, wait_until, wait_until_async
@@ -202,7 +203,7 @@ class Stream(Sink):
         """Block until `ready`, at most until `limit`. `name` is the variable waited for, None for the text."""
         if not ready():
             self.run.check_process()
-            with self.run.bounded():
+            with self.run.bounded(), resting(self.run):
                 wait_until(ready, signals, limit, _called(name))
 
     async def _until_async(
@@ -210,7 +211,7 @@ class Stream(Sink):
     ) -> None:
         if not ready():
             self.run.check_process()
-            with self.run.bounded():
+            with self.run.bounded(), resting(self.run):
                 await wait_until_async(ready, signals, limit, _called(name))
 
     def _may_come(self, name: str) -> bool:

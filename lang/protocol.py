@@ -292,6 +292,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     constraints: tuple[ConstraintKind, ...] = ()  # kinds that are enforced
     asks_again: bool = False  # other kinds are validated by the interpreter, and the model is asked again
     speculation: bool = False  # calls are paid for one by one: text past a stop is kept for what the program says next
+    continues: bool = True  # goes on with a begun assistant turn itself; otherwise the model is asked to
     model: str = ""  # for the price table; "" costs nothing
     probability: bool = False  # of given choices, over all their tokens: "overshoot" and "exact"
     stop_regex: bool = False  # ends texts at regular expressions

@@ -1,0 +1,98 @@
+"""What the program has said already behind a `gen`: constant text and the gens that could be answered together with it.
+
+gen("name") │ "\\nJob: "  gen("job")  "\\nAge: "  gen("age") │ end of the turn
+              before      op          before      op
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...lang import ops
+from ...lang.errors import DeadlineError
+from ...lang.sampling import SamplingParams
+from ..steps import BranchOff, Gather, Mark, Step
+from ..waiting import wait_until_async
+from .fields import Field
+
+if TYPE_CHECKING:
+    from ..queue import StepQueue
+    from ..run import Run
+
+PATIENCE = 0.05  # seconds that a program has to say what follows, when it neither rests nor ends; a call takes more
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A gen that follows, and the constant text between it and the one before."""
+
+    before: str
+    name: str
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Attributes:
+    literal: constant text that comes next, up to whatever else comes.
+    coming: gens that follow with nothing but constant text between them.
+    closed: nothing that is said later can belong to them: a turn begins or ends, or text comes that nobody knows.
+    """
+
+    literal: str
+    coming: tuple[Coming, ...]
+    closed: bool
+
+    def can_follow(self, field: Field) -> bool:
+        """Whether what stands behind the end of `field` could be what the program says next. A stop string is no part
+        of the field's text, so it is the beginning of what follows."""
+        if not self.coming:
+            return not self.closed
+        literal = self.coming[0].before
+        if not literal or field.stop_regex or field.constraint is not None:
+            return True
+        return any(stop.startswith(literal) or literal.startswith(stop) for stop in field.stop)
+
+
+# Steps that append no text and ask nothing.
+_SILENT = (ops.VarScopeBegin, ops.VarScopeEnd, BranchOff, Mark, Gather)
+
+
+def read(steps: Iterable[Step], takes: Callable[[Step], bool]) -> Outlook:
+    """Steps that wait in a stream's queue → what they say. `takes`: which gens can be answered from one reply."""
+    coming: list[Coming] = []
+    literal = before = ""
+    for step in steps:
+        match step.op:
+            case ops.Text(text):
+                before += text
+                if not coming:
+                    literal = before
+            case ops.Gen(name) if takes(step):
+                assert step.sampling is not None, "a Gen is submitted with its merged parameters"
+                coming.append(Coming(before, name or "", step.sampling))
+                before = ""
+            case op if isinstance(op, _SILENT):
+                continue
+            case _:
+                return Outlook(literal, tuple(coming), closed=True)
+    return Outlook(literal, tuple(coming), closed=False)
+
+
+async def look(
+    queue: "StepQueue", run: "Run", takes: Callable[[Step], bool], enough: Callable[[Outlook], bool]
+) -> Outlook:
+    """What follows, as soon as `enough` is known of it, or the program says no more for now."""
+    assert run.speculation is not None, "only streams of runs that speculate look ahead"
+    rest = run.speculation.rest
+
+    def ready() -> bool:
+        return run.ended or rest.resting or enough(read(queue.upcoming(), takes))
+
+    with suppress(DeadlineError):
+        signals = (queue.pushed, run.changed, rest.changed)
+        await wait_until_async(ready, signals, time.monotonic() + PATIENCE, "what follows")
+    seen = read(queue.upcoming(), takes)
+    return Outlook(seen.literal, seen.coming, seen.closed or run.ended)

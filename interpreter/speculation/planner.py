@@ -1,0 +1,126 @@
+"""Whether asking for more text is worth its price, learned from what came of it.
+
+A program that hits pays for the prompt once and not for every gen; one that misses has paid for text that nobody reads.
+Prices are of input and output tokens, or 1 to 4 where no price is known, as most providers have it.
+
+    gain   sum over the gens that follow:  chance of reaching it · tokens of the prompt it would send · price of input
+    waste  (tokens asked for - tokens expected to be taken) · price of output
+"""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...lang.sampling import SamplingParams
+from .outlook import Coming
+
+MOST_SITES = 1024  # of one program; names that are made up on the way do not fill the memory
+# A beginning of two hits and a miss: programs that ask for speculation were mostly written for it.
+PRIOR_HITS, PRIOR_MISSES = 2.0, 1.0
+UNKNOWN_TOKENS = 48  # of a field that nobody has seen yet: those that end at a stop are short
+MARGIN = 1.25  # times the longest text seen at a place
+BYTES_PER_TOKEN = 4  # of text that is given: an estimate for prices, never for what must hold
+
+
+@dataclass(slots=True)
+class _Site:
+    hits: float = PRIOR_HITS
+    misses: float = PRIOR_MISSES
+    longest: int = 0  # tokens
+
+
+class Planner:
+    """Of one program, for all of its runs on all threads.
+
+    A site is a gen by its name and that of the gen before it: (before, name).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sites: OrderedDict[tuple[str, str], _Site] = OrderedDict()
+        self._refusing: set[str] = set()
+
+    # -------------------------------------------------------------------------------- learning
+
+    def note(self, site: tuple[str, str], hit: bool) -> None:
+        """Whether text at hand was what the gen at this site wanted."""
+        with self._lock:
+            found = self._site(site)
+            if hit:
+                found.hits += 1
+            else:
+                found.misses += 1
+
+    def note_length(self, site: tuple[str, str], tokens: int) -> None:
+        """How long a text was there."""
+        with self._lock:
+            found = self._site(site)
+            found.longest = max(found.longest, tokens)
+
+    def note_refusal(self, backend: str) -> None:
+        """This backend refuses calls for more text, and takes the same without."""
+        with self._lock:
+            self._refusing.add(backend)
+
+    def refuses(self, backend: str) -> bool:
+        with self._lock:
+            return backend in self._refusing
+
+    def chance(self, site: tuple[str, str]) -> float:
+        """That text at hand fits: the mean of a Beta distribution."""
+        with self._lock:
+            found = self._sites.get(site)
+        return _share(found.hits, found.misses) if found is not None else _share(PRIOR_HITS, PRIOR_MISSES)
+
+    def tokens(self, site: tuple[str, str], sampling: SamplingParams) -> int:
+        """How many tokens to ask for so that a text at this site is whole."""
+        with self._lock:
+            found = self._sites.get(site)
+        expected = math.ceil(found.longest * MARGIN) + 1 if found is not None and found.longest else UNKNOWN_TOKENS
+        return min(sampling.max_tokens, expected)
+
+    def _site(self, site: tuple[str, str]) -> _Site:
+        """With the lock held."""
+        found = self._sites.setdefault(site, _Site())
+        self._sites.move_to_end(site)
+        if len(self._sites) > MOST_SITES:
+            self._sites.popitem(last=False)
+        return found
+
+    # -------------------------------------------------------------------------------- planning
+
+    def worthwhile(self, name: str, coming: Sequence[Coming], prompt_tokens: int, price: tuple[float, float]) -> int:
+        """How many tokens to ask for beyond those of gen `name`; 0 when it does not pay.
+
+        Args:
+            coming: the gens that follow.
+            prompt_tokens: of the call that is made anyway.
+            price: of an input and an output token.
+        """
+        best = 0.0
+        worth = 0
+        asked = taken = saved = 0.0
+        reached, before = 1.0, name
+        for field in coming:
+            site = (before, field.name)
+            literal, tokens = tokens_of(field.before), self.tokens(site, field.sampling)
+            reached *= self.chance(site)
+            saved += reached * (prompt_tokens + asked + literal)
+            asked += literal + tokens
+            taken += reached * tokens
+            gain = saved * price[0] - (asked - taken) * price[1]
+            if gain > best:
+                best, worth = gain, math.ceil(asked)
+            before = field.name
+        return worth
+
+
+def tokens_of(text: str) -> int:
+    """About how many tokens a text has."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+
+def _share(hits: float, misses: float) -> float:
+    return hits / (hits + misses)

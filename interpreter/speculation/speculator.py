@@ -1,0 +1,261 @@
+"""Speculation in one stream: what it has in hand, what it asks for, what it takes.
+
+gen ──► in the surplus? ──yes──► its text, no call
+          │ no: the surplus is dropped
+          ▼
+        worth more text? ──yes──► one call without stops ──► its end is certain? ──yes──► text, and a new surplus
+          │ no                                                 │ no: counted as waste
+          ▼                                                    ▼
+        the plain call  ◄──────────────────────────────────────┘
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...lang.cost import Speculation
+from ...lang.errors import BudgetError, RequestError
+from ...lang.ops import Gen
+from ...lang.prompt import Prompt, Text
+from ...lang.protocol import Completion, Final, GenRequest, Usage
+from ...lang.sampling import MAX_TOKENS, SamplingParams
+from .. import asking, lowering, meta
+from ..asking import Reply
+from ..calls import OnChunk
+from ..position import Position, since, text_of
+from ..steps import Step
+from . import outlook
+from .fields import End, Field, end_of, field_of
+from .manners import manner_of, speaks_plainly
+from .outlook import Outlook
+from .pieces import Pieces
+from .planner import tokens_of
+from .replies import LongReply, reply_of
+from .settings import Speculating
+from .surplus import Surplus
+
+if TYPE_CHECKING:
+    from ..queue import StepQueue
+    from ..run import Run
+
+USUAL_PRICES = (1.0, 4.0)  # of an input and an output token, for models without a price: the ratio is what counts
+
+
+class Speculator:
+    """Of one stream. A branch begins with nothing in hand.
+
+    Args:
+        run: whose streams share a setting, a planner and a ledger.
+        queue: of the stream, for what it will say next.
+        position: where the stream begins.
+    """
+
+    __slots__ = ("_answered", "_queue", "_run", "_shared", "_surplus")
+
+    def __init__(self, run: "Run", shared: Speculating, queue: "StepQueue", position: Position) -> None:
+        self._run = run
+        self._shared = shared
+        self._queue = queue
+        self._surplus: Surplus | None = None
+        # The beginning of the turn in which something has been generated, so that not all of it is the program's.
+        self._answered: Prompt | None = position.turn.start if position.turn is not None else None
+
+    async def reply(self, op: Gen, step: Step, request: GenRequest, position: Position, on_chunk: OnChunk) -> Reply:
+        """What `asking.ask` gives, with fewer calls."""
+        reply = await self._taken(op, step, request, position)
+        if reply is None:
+            reply = await self._asked(op, step, request, position, on_chunk)
+        self.note_answer(position)
+        return reply
+
+    def drop(self) -> None:
+        """Another turn: nothing that is in hand belongs there."""
+        self._surplus = None
+
+    def note_answer(self, position: Position) -> None:
+        """The open turn holds something that was generated."""
+        if position.turn is not None:
+            self._answered = position.turn.start
+
+    # -------------------------------------------------------------------------------- from what is in hand
+
+    async def _taken(self, op: Gen, step: Step, request: GenRequest, position: Position) -> Reply | None:
+        surplus, self._surplus = self._surplus, None
+        if surplus is None:
+            return None
+        start = surplus.reached(position.prompt)
+        end = None
+        if start is not None and speaks_plainly(step) and manner_of(request.sampling) == surplus.manner:
+            end = await self._end(self._field(op, request.sampling), surplus.reply, start)
+        site = (surplus.before, op.name or "")
+        self._shared.planner.note(site, end is not None)
+        if start is None or end is None:
+            self._run.ledger.note(Speculation(misses=1))
+            return None
+        self._surplus = replace(surplus, before=op.name or "")
+        taken = surplus.reply.counted(start, end.read)
+        self._shared.planner.note_length(site, taken)
+        self._run.ledger.note(
+            Speculation(
+                calls_saved=1,
+                input_tokens_saved=surplus.prompt_tokens + surplus.reply.counted(0, start),
+                output_tokens_wasted=-taken,
+                hits=1,
+            )
+        )
+        final = Final(surplus.request_id, (_completion(surplus.reply, start, end),), Usage())
+        return Reply(final, [_facts(final, op, taken, calls=0)])
+
+    # -------------------------------------------------------------------------------- by a call
+
+    async def _asked(self, op: Gen, step: Step, request: GenRequest, position: Position, on_chunk: OnChunk) -> Reply:
+        field = self._field(op, request.sampling)
+        refused = False
+        extra = await self._extra(op, step, field, request)
+        if extra:
+            try:
+                reply = await self._long_call(op, field, request, position, extra, on_chunk)
+                if reply is not None:
+                    return reply
+            except RequestError:
+                refused = True  # perhaps for its length; the plain call says whether that was the reason
+            except BudgetError:
+                pass  # branches have spent meanwhile what there was room for
+        capabilities = self._run.backend.capabilities
+        reply = await asking.ask(self._run.calls, capabilities, op, request, on_chunk, position)
+        if refused:
+            self._shared.planner.note_refusal(capabilities.name)
+        for facts in reply.facts:
+            facts["speculated"] = False
+        return reply
+
+    async def _extra(self, op: Gen, step: Step, field: Field, request: GenRequest) -> int:
+        """How many tokens to ask for beyond what the gen needs."""
+        sampling, capabilities = request.sampling, self._run.backend.capabilities
+        most = self._shared.setting.tokens
+        if most == 0 or field.enforced or not field.ends_inside or not speaks_plainly(step):
+            return 0
+        if self._shared.planner.refuses(capabilities.name):
+            return 0
+        extra = await self._wanted(op, field, request)
+        if not extra:
+            return 0
+        limits = [extra, MAX_TOKENS - sampling.max_tokens]
+        affordable = self._run.calls.affordable_tokens(request.prompt)
+        if affordable is not None:
+            limits.append(affordable - sampling.max_tokens)
+        if capabilities.max_context is not None:
+            prompt = self._run.backend.tokens_at_most(request.prompt)
+            limits.append(capabilities.max_context - prompt - sampling.max_tokens)
+        return max(0, min(limits))
+
+    async def _wanted(self, op: Gen, field: Field, request: GenRequest) -> int:
+        most = self._shared.setting.tokens
+        manner = manner_of(request.sampling)
+
+        def takes(step: Step) -> bool:
+            return speaks_plainly(step) and step.sampling is not None and manner_of(step.sampling) == manner
+
+        def enough(seen: Outlook) -> bool:
+            return seen.closed or (most is not None and bool(seen.coming))
+
+        seen = await outlook.look(self._queue, self._run, takes, enough)
+        if not seen.can_follow(field):
+            return 0
+        if most is not None:
+            return most
+        prompt_tokens = tokens_of(text_of(list(request.prompt)))
+        return self._shared.planner.worthwhile(op.name or "", seen.coming, prompt_tokens, self._prices())
+
+    def _prices(self) -> tuple[float, float]:
+        price = self._run.ledger.price
+        if price is None or not (price.input or price.output):
+            return USUAL_PRICES
+        return price.input, price.output
+
+    async def _long_call(
+        self, op: Gen, field: Field, request: GenRequest, position: Position, extra: int, on_chunk: OnChunk
+    ) -> Reply | None:
+        """Raises RequestError when the provider refuses, BudgetError without a call."""
+        lead, anchor = self._lead(position)
+        sampling = msgspec.structs.replace(
+            request.sampling,
+            stop=(),
+            stop_regex=(),
+            max_tokens=min(MAX_TOKENS, request.sampling.max_tokens + extra + len(lead)),
+            logprobs=self._run.backend.capabilities.logprobs,
+        )
+        longer = msgspec.structs.replace(request, prompt=anchor.parts, sampling=sampling, constraint=None)
+        final = await self._run.calls.generate(longer, Pieces(field, lead, on_chunk).feed)
+        reply, usage = reply_of(final), final.usage
+        prompt_tokens = usage.prompt_tokens or tokens_of(anchor.text)
+        end = await self._end(field, reply, len(lead)) if reply.text.startswith(lead) else None
+        if end is None:
+            self._run.ledger.note(
+                Speculation(
+                    calls_saved=-1,
+                    input_tokens_saved=-prompt_tokens,
+                    output_tokens_wasted=reply.tokens,
+                    tokens_speculated=reply.tokens,
+                    misses=1,
+                )
+            )
+            return None
+        own = reply.counted(0, end.read)
+        beyond = reply.tokens - own
+        self._run.ledger.note(Speculation(output_tokens_wasted=beyond, tokens_speculated=beyond))
+        self._surplus = Surplus(
+            reply, anchor, manner_of(request.sampling), final.id, prompt_tokens, before=op.name or ""
+        )
+        answer = Final(final.id, (_completion(reply, len(lead), end),), usage)
+        return Reply(answer, [_facts(answer, op, own, calls=1)])
+
+    def _lead(self, position: Position) -> tuple[str, Prompt]:
+        """Constant text at the beginning of the open turn that the reply has to begin with, and the prompt to send.
+
+        A model that cannot continue a turn is asked for all of it; the plain call has to ask it to go on instead.
+        """
+        turn = position.turn
+        if (
+            turn is None
+            or turn.role != "assistant"
+            or turn.start is self._answered
+            or self._run.backend.capabilities.continues
+        ):
+            return "", position.prompt
+        parts = since(turn.start, position.prompt)
+        if not all(isinstance(part, Text) and not part.control for part in parts):
+            return "", position.prompt
+        return text_of(parts), turn.start
+
+    # -------------------------------------------------------------------------------- where a gen ends
+
+    def _field(self, op: Gen, sampling: SamplingParams) -> Field:
+        """Raises CapabilityError for a constraint that cannot be served here."""
+        if op.constraint is None:
+            return field_of(op, sampling, enforced=False)
+        sent = lowering.lower(self._run.backend, op.constraint, allow_best_effort=op.allow_best_effort)
+        return field_of(op, sampling, enforced=sent is not None)
+
+    async def _end(self, field: Field, reply: LongReply, start: int) -> End | None:
+        following = outlook.read(self._queue.upcoming(), speaks_plainly).literal
+        if field.constraint is None and not field.stop_regex:
+            return end_of(field, reply, start, following)
+        return await asyncio.to_thread(end_of, field, reply, start, following)  # expressions may take long
+
+
+def _completion(reply: LongReply, start: int, end: End) -> Completion:
+    text = reply.text[start : end.stop]
+    return Completion(text, (), 0, text, end.reason, end.matched)
+
+
+def _facts(final: Final, op: Gen, tokens: int, *, calls: int) -> meta.Meta:
+    """Of a variable that was answered from a long reply. `tokens`: its share."""
+    facts = meta.of_completion(final, final.completions[0], with_text=False)
+    facts["completion_tokens"] = tokens
+    facts["speculated"] = calls == 0
+    if op.constraint is not None:
+        facts |= {"forced_tokens": 0, "guarantee": "validated", "tries": calls}
+    return facts
