@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .lang.errors import ConstraintError as ConstraintError
     from .lang.errors import DeadlineError as DeadlineError
     from .lang.errors import EngineError as EngineError
+    from .lang.errors import GuaranteeError as GuaranteeError
     from .lang.errors import MissingExtraError as MissingExtraError
     from .lang.errors import ModelError as ModelError
     from .lang.errors import OverloadedError as OverloadedError
@@ -103,6 +104,7 @@ _HOMES = {
         "ConstraintError",
         "DeadlineError",
         "EngineError",
+        "GuaranteeError",
         "MissingExtraError",
         "ModelError",
         "OverloadedError",

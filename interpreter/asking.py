@@ -1,11 +1,34 @@
-"""What a `gen` asks of a backend, and what may be said of the answer."""
+"""What a `gen` asks of a backend so that its demand holds, and what may be said of the answer.
 
+A constraint that the backend does not enforce (`lowering`) is validated, and the model is asked again while the answer
+breaks it, in at most `max_tries` calls for each continuation:
+
+* Inside an assistant turn the model is told: before its first answer what is demanded, afterwards its answer and what
+  is wrong with it (`dialogue`, `wording`). The program's own text stays as it is, and the state keeps only the text
+  that was accepted.
+* Elsewhere there is nobody to talk to: a text is continued. The first call is the program's own prompt. Where the
+  model draws (temperature above 0) the same prompt is sent again, with another seed if it had one, so that the accepted
+  text is distributed as the model's texts that satisfy the constraint are. Where it does not, it would only say the
+  same again, and what is demanded is put in front of the text.
+
+Pieces of such a text are given to readers when it is accepted.
+"""
+
+import asyncio
 from dataclasses import dataclass
 
+import msgspec
+
+from ..lang.constraint import ENDINGS, OPEN_ENDED
+from ..lang.errors import CapabilityError, GuaranteeError, MissingExtraError
 from ..lang.ops import Gen
-from ..lang.protocol import Capabilities, Final, GenRequest
-from . import guarantees, meta
+from ..lang.prompt import Part, Text
+from ..lang.protocol import Capabilities, Chunk, Completion, ConstraintSpec, Final, GenRequest, Usage
+from ..lang.sampling import SamplingParams
+from . import dialogue, guarantees, lowering, meta, validation, wording
 from .calls import Calls, OnChunk
+from .guarantees import Verdict
+from .position import Position
 from .variables import Meta
 
 
@@ -17,15 +40,138 @@ class Reply:
     facts: list[Meta]
 
 
-async def ask(calls: Calls, capabilities: Capabilities, op: Gen, request: GenRequest, on_chunk: OnChunk) -> Reply:
+async def ask(
+    calls: Calls, capabilities: Capabilities, op: Gen, request: GenRequest, on_chunk: OnChunk, position: Position
+) -> Reply:
     """Have `request` answered so that what `op` demands holds.
 
+    Args:
+        position: where the stream stands; its text is the request's prompt.
+
     Raises:
+        CapabilityError: the backend cannot serve the demand; before any call.
+        ConstraintError: the constraint is wrong; before any call where it is looked at here.
+        GuaranteeError: no answer satisfies the constraint.
         BackendError: the backend's answer is not what was asked for.
     """
-    final = await calls.generate(request, on_chunk)
-    facts = [meta.of_completion(final, c, with_text=op.text_in_logprobs) for c in final.completions]
-    if op.constraint is not None:
-        for completion, known in zip(final.completions, facts, strict=True):
-            known |= await guarantees.of_completion(op.constraint, completion, capabilities.name)
+    if op.constraint is None:
+        final = await calls.generate(request, on_chunk)
+        return Reply(final, _facts(op, final))
+    sent = lowering.lower(calls.backend, op.constraint, allow_best_effort=op.allow_best_effort)
+    if sent is None:
+        return await _Validated(calls, capabilities, op, op.constraint, request, position).reply()
+    final = await calls.generate(msgspec.structs.replace(request, constraint=sent), on_chunk)
+    facts = _facts(op, final)
+    for completion, known in zip(final.completions, facts, strict=True):
+        known |= await guarantees.of_completion(sent, completion, capabilities.name)
+        known["tries"] = 1
     return Reply(final, facts)
+
+
+def _facts(op: Gen, final: Final) -> list[Meta]:
+    return [meta.of_completion(final, completion, with_text=op.text_in_logprobs) for completion in final.completions]
+
+
+class _Validated:
+    """One `gen` whose constraint nobody enforces."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        capabilities: Capabilities,
+        op: Gen,
+        constraint: ConstraintSpec,
+        request: GenRequest,
+        position: Position,
+    ) -> None:
+        self._calls = calls
+        self._name = capabilities.name
+        self._op = op
+        self._constraint = constraint
+        self._dialogue = dialogue.of(position, calls.backend.chat_template)
+        self._note = wording.note(constraint, self._dialogue.said if self._dialogue is not None else "")
+        self._request = msgspec.structs.replace(
+            request, constraint=None, stream=False, sampling=self._sampling(request.sampling, position)
+        )
+        self._tries = op.max_tries if capabilities.asks_again else 1
+        self._usage = Usage()
+
+    async def reply(self) -> Reply:
+        unlooked = ""  # why the text cannot be looked at
+        try:
+            # In a thread, like all that follows constraints: they may take long.
+            await asyncio.to_thread(validation.check, self._constraint)
+        except (CapabilityError, MissingExtraError) as error:
+            if not self._op.allow_best_effort:
+                raise
+            unlooked = str(error)
+        prompt = self._request.prompt if self._dialogue is None else self._dialogue.first(self._note)
+        final = await self._call(msgspec.structs.replace(self._request, prompt=prompt))
+        if unlooked:
+            facts: Meta = {"guarantee": "best_effort", "tries": 1, "violations": [], "unvalidated": unlooked}
+            settled = [(completion, facts) for completion in final.completions]
+        else:
+            settled = [await self._settled(index, given) for index, given in enumerate(final.completions)]
+        completions = tuple(completion for completion, _ in settled)
+        final = msgspec.structs.replace(final, id=self._request.id, completions=completions, usage=self._usage)
+        return Reply(final, [known | facts for known, (_, facts) in zip(_facts(self._op, final), settled, strict=True)])
+
+    async def _settled(self, index: int, completion: Completion) -> tuple[Completion, Meta]:
+        """A continuation that is accepted, asked for again while it has to be. `index`: among those of the `gen`."""
+        tries = 1
+        while True:
+            verdict = await asyncio.to_thread(guarantees.judge, self._constraint, completion, self._request.sampling)
+            if verdict.accepted:
+                return verdict.completion, {"guarantee": verdict.guarantee, "tries": tries}
+            if tries == self._tries:
+                break
+            tries += 1
+            final = await self._call(self._again(index, tries, completion.text, verdict))
+            completion = final.completions[0]
+        if self._op.allow_best_effort:
+            facts: Meta = {"guarantee": "best_effort", "tries": tries, "violations": list(verdict.violations)}
+            return verdict.completion, facts
+        raise GuaranteeError(self._failure(tries, completion, verdict))
+
+    def _again(self, index: int, tries: int, failed: str, verdict: Verdict) -> GenRequest:
+        sampling, problem = self._request.sampling, "; ".join(verdict.violations)
+        prompt: tuple[Part, ...] = self._request.prompt
+        seed = sampling.seed
+        if self._dialogue is not None:
+            prompt = self._dialogue.again(self._note, failed, wording.complaint(problem, self._note))
+        elif sampling.greedy:
+            prompt = (Text(wording.foreword(self._constraint, failed, problem)), *prompt)
+        elif seed is not None:
+            seed = (seed + index + (tries - 1) * sampling.n) % 2**63  # none that another call had
+        return msgspec.structs.replace(
+            self._request,
+            id=f"{self._request.id}-{index}-{tries}",
+            prompt=prompt,
+            sampling=msgspec.structs.replace(sampling, n=1, seed=seed, prompt_logprobs_from=None),
+        )
+
+    async def _call(self, request: GenRequest) -> Final:
+        final = await self._calls.generate(request, _withheld)
+        self._usage = self._usage + final.usage
+        return final
+
+    def _sampling(self, sampling: SamplingParams, position: Position) -> SamplingParams:
+        """A text that is gone on with may begin with a blank, at which a number would end before it has begun."""
+        text = position.prompt.text
+        answers = self._dialogue is not None and not self._dialogue.said
+        if self._constraint.source not in OPEN_ENDED or answers or not text or text[-1].isspace():
+            return sampling
+        return msgspec.structs.replace(sampling, stop=tuple(stop for stop in sampling.stop if stop != ENDINGS[0]))
+
+    def _failure(self, tries: int, completion: Completion, verdict: Verdict) -> str:
+        called = "select" if self._constraint.kind == "choices" else "gen"
+        return (
+            f"{self._name} gave {called}({self._op.name!r}) no text that satisfies its {self._constraint.kind} in "
+            f"{tries} {'try' if tries == 1 else 'tries'}; the last was {wording.shortened(completion.text)}: "
+            f"{'; '.join(verdict.violations)}. Raise max_tries={self._op.max_tries}, write allow_best_effort=True to "
+            "keep such a text, or run the program on a Runtime"
+        )
+
+
+def _withheld(chunk: Chunk) -> None:
+    """Readers get a text when it is accepted."""

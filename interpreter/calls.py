@@ -11,7 +11,7 @@ import msgspec
 
 from ..lang.errors import BackendError, DeadlineError
 from ..lang.prompt import Part
-from ..lang.protocol import Chunk, Final, GenRequest, Scored, ScoreRequest
+from ..lang.protocol import Backend, Chunk, Final, GenRequest, Scored, ScoreRequest
 from .charges import Charge
 from .waiting import seconds_left
 
@@ -33,6 +33,11 @@ class Calls:
 
     def __init__(self, run: "Run") -> None:
         self._run = run
+
+    @property
+    def backend(self) -> Backend:
+        """Where the requests go."""
+        return self._run.backend
 
     async def generate(self, request: GenRequest, on_chunk: OnChunk) -> Final:
         """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend.

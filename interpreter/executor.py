@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from ..lang import ops
 from ..lang.errors import CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
-from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint, ScoreRequest
-from . import asking, choices, media, meta, reasoning, requirements, starts
+from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
+from . import asking, media, meta, reasoning, requirements, selecting, starts
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
@@ -102,28 +102,22 @@ class Executor:
             token_healing=op.token_healing,
         )
         delivery = _Delivery(self, step)
-        reply = await asking.ask(self._run.calls, capabilities, op, request, delivery.piece)
+        reply = await asking.ask(self._run.calls, capabilities, op, request, delivery.piece, self.position)
         delivery.finish(reply.final, reply.facts, capabilities)
 
     async def select(self, op: ops.Select, step: Step) -> None:
         capabilities = await self._start_backend()
         requirements.check_choices(capabilities, op)
         self.spoken.append(self.position.settle("select()"), {})
-        scored = await self._run.calls.score(
-            ScoreRequest(
-                self._run.request_id(),
-                self.position.prompt.parts,
-                op.choices,
-                unconditional=op.method == "unconditional_likelihood_normalized",
-                origin=self._run.origin(self._queue.fork_group),
-                probability=op.method if op.method in ("overshoot", "exact") else "",
-            )
+        chosen, facts = await selecting.choose(
+            self._run.calls,
+            capabilities,
+            op,
+            self._run.request_id(),
+            self._run.origin(self._queue.fork_group),
+            self.position,
+            step.sampling.seed if step.sampling is not None else None,
         )
-        seed = step.sampling.seed if step.sampling is not None else None
-        chance = choices.chance(seed, self.position.prompt.text, *op.choices) if op.temperature else 0.0
-        decision = choices.decide(op.method, scored.choices, op.temperature, chance)
-        chosen = op.choices[decision.index]
-        facts = meta.of_select(scored, op, decision)
         self.position.append(Text(chosen))
         self.spoken.append(chosen, facts)
         _given(step.binding).resolve(chosen, facts)

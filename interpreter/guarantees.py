@@ -2,21 +2,27 @@
 
 enforced      no other text could have come
 incomplete    the beginning of such a text: it ended at a stop of the program, at the end of the context, or early
-validated     all that the backend could enforce; the rest (`unenforced`) was looked at and holds
+validated     what nobody enforced (all of it, or what of a schema is `unenforced`) was looked at, and holds
 violated      ... and does not hold; `violations` says how
+best_effort   nothing was enforced, and the program allowed that; `violations` says what does not hold
 """
 
 import asyncio
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
 
 from ..lang.constraint import ENDINGS, OPEN_ENDED
 from ..lang.errors import BackendError
 from ..lang.protocol import Completion, ConstraintSpec, FinishReason
-from . import schemas
+from ..lang.sampling import SamplingParams
+from . import schemas, validation
 from .variables import Meta
 
 
 async def of_completion(constraint: ConstraintSpec, completion: Completion, backend: str) -> Meta:
-    """Facts about one constrained continuation. `backend`: its name, for messages.
+    """Facts about one continuation whose constraint the backend enforces. `backend`: its name, for messages.
 
     Raises:
         BackendError: the backend gave an ordinary text, and does not say that it satisfies the constraint.
@@ -38,3 +44,49 @@ async def of_completion(constraint: ConstraintSpec, completion: Completion, back
 def _ended_with_its_number(constraint: ConstraintSpec, completion: Completion) -> bool:
     """A number ends at the blank that its expression allows behind it, which to the backend is a stop like others."""
     return constraint.source in OPEN_ENDED and completion.matched_stop in ENDINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a continuation is that nobody enforced anything of.
+
+    Attributes:
+        completion: with the text that is kept: what models put around an answer is taken off where that helps.
+        guarantee: of an accepted one; "" otherwise.
+        violations: of one that is not.
+    """
+
+    completion: Completion
+    guarantee: Literal["", "validated", "incomplete"]
+    violations: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        return self.guarantee != ""
+
+
+def judge(constraint: ConstraintSpec, completion: Completion, sampling: SamplingParams) -> Verdict:
+    """Looks at a continuation. Raises as `validation.check`.
+
+    A stop of the program may cut a text that satisfies the constraint, as it may where the constraint is enforced.
+    Providers that do not say which stop ended a text leave open whether one did.
+    """
+    text = validation.tidied(constraint, completion.text)
+    if text != completion.text:
+        completion = msgspec.structs.replace(completion, text=text, kept=0, tail=text)
+    violations = validation.holds(constraint, text)
+    if not violations:
+        return Verdict(completion, "validated")
+    if _may_be_cut(constraint, completion, sampling) and validation.begins(constraint, text):
+        return Verdict(completion, "incomplete")
+    if completion.finish_reason is FinishReason.LENGTH:
+        violations.append(f"it was cut off at max_tokens={sampling.max_tokens}")
+    return Verdict(completion, "", tuple(violations))
+
+
+def _may_be_cut(constraint: ConstraintSpec, completion: Completion, sampling: SamplingParams) -> bool:
+    own = ENDINGS if constraint.source in OPEN_ENDED else ()
+    stops = (*(stop for stop in sampling.stop if stop not in own), *sampling.stop_regex)
+    if completion.finish_reason is not FinishReason.STOP or not stops:
+        return False
+    return completion.matched_stop is None or completion.matched_stop in stops

@@ -6,9 +6,6 @@ from ..lang.protocol import Capabilities
 from ..lang.sampling import SamplingParams
 from . import schemas
 
-# Kind of constraint → how users write it.
-WRITTEN = {"regex": "regex= and dtype=", "json_schema": "json_schema= and dtype=", "lark": "ebnf= and grammar="}
-
 
 def check(capabilities: Capabilities, op: Gen, sampling: SamplingParams) -> None:
     """Raises CapabilityError for what the backend does not offer, MissingExtraError for what this machine lacks."""
@@ -20,24 +17,17 @@ def check(capabilities: Capabilities, op: Gen, sampling: SamplingParams) -> None
         )
     if sampling.stop_regex and not capabilities.stop_regex:
         raise CapabilityError(f"{name} has no stop_regex; write stop= with the strings that may end the text")
-    constraint = op.constraint
-    if constraint is None:
-        return
-    if constraint.kind not in capabilities.constraints:
-        raise CapabilityError(
-            f"{name} does not enforce {WRITTEN[constraint.kind]}; use choices= or select() for a fixed set of answers, "
-            "or stop= and parse the text"
-        )
-    if constraint.allow_unenforced:
+    if op.constraint is not None and op.constraint.allow_unenforced:
         schemas.check_installed()
 
 
 def check_choices(capabilities: Capabilities, op: Select) -> None:
     """Raises CapabilityError when the backend cannot say what the method compares."""
     name = capabilities.name
-    if not capabilities.score:
+    if not capabilities.score and op.method != "token_length_normalized":
         raise CapabilityError(
-            f"{name} cannot score choices, which select() and gen(choices=...) need; use gen() and compare the text"
+            f"{name} cannot score choices, which method={op.method!r} compares; leave the method out, and one of the "
+            "choices is generated, or run the program on a Runtime"
         )
     if op.method in ("overshoot", "exact") and not capabilities.probability:
         raise CapabilityError(

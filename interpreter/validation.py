@@ -9,10 +9,12 @@ lark          by llguidance
 import json
 import re
 
+from ..lang.constraint import OPEN_ENDED
 from ..lang.errors import ConstraintError
 from ..lang.protocol import ConstraintSpec
 from . import expressions, schemas
 
+_BLANK = re.compile("[ \n]")
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
@@ -82,6 +84,8 @@ def tidied(constraint: ConstraintSpec, text: str) -> str:
     constraint and `text` does not: white space, and around JSON a lone code fence. Raises as `check`."""
     stripped = text.strip()
     candidates = [text, stripped]
+    if constraint.source in OPEN_ENDED:
+        candidates = [_BLANK.split(stripped, maxsplit=1)[0]]  # a number ends at a blank, which is no part of it
     if constraint.kind == "json_schema":
         candidates.reverse()  # JSON ignores white space around it, and a variable need not hold it
         fenced = _FENCED.fullmatch(stripped)

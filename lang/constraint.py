@@ -193,7 +193,8 @@ def _of_members(dtype: Any, members: list[tuple[Any, Any]]) -> Demand:
         named[text] = member
     if not named:
         raise ParameterError(f"dtype={name_of(dtype)} has no members; give it at least one")
-    return Demand(_spec("regex", alternatives(named)), Result(name_of(dtype), _member_of(named)))
+    choices = json.dumps(list(named), ensure_ascii=False)
+    return Demand(_spec("choices", choices), Result(name_of(dtype), _member_of(named)))
 
 
 def alternatives(texts: Iterable[str]) -> str:

@@ -9,6 +9,7 @@
     ├── ResultError               a text is not the object that was asked for               (ValueError)
     ├── BackendError              the backend could not do what was asked
     │   ├── CapabilityError       this backend or model does not offer the feature
+    │   ├── GuaranteeError        no answer of the model satisfied the constraint, however often it was asked
     │   ├── RequestError          this request was refused (too long, over a limit)
     │   ├── OverloadedError       the queue is full; try again later
     │   ├── EngineError           the engine failed or died while the request was running
@@ -60,6 +61,10 @@ class BackendError(UmbelError):
 
 class CapabilityError(BackendError):
     """This backend or model does not offer the feature."""
+
+
+class GuaranteeError(BackendError):
+    """No answer of the model satisfied the constraint, however often it was asked."""
 
 
 class RequestError(BackendError):

@@ -6,7 +6,7 @@ from typing import Any
 from . import sampling
 from .constraint import demand_of
 from .errors import ParameterError, unknown_option
-from .ops import ChoicesMethod, Gen, Select, check_name, select
+from .ops import ChoicesMethod, Gen, Select, check_name, checked_tries, select
 from .protocol import ConstraintEngine, JsonWhitespace
 
 
@@ -44,6 +44,8 @@ def gen(
     allow_unenforced: bool | None = None,
     constraint_engine: ConstraintEngine | None = None,
     token_healing: bool | None = None,
+    max_tries: int | None = None,
+    allow_best_effort: bool | None = None,
     **unknown: Any,
 ) -> Gen | Select:
     """Generate text with the model and store it under `name`.
@@ -64,6 +66,13 @@ def gen(
     Further: `json_whitespace` is "spaced" (the default), "compact" or "flexible"; with `allow_unenforced` schema
     keywords that cannot be enforced are looked at when the text is there; `constraint_engine` says who enforces (see
     `RuntimeOptions`); `token_healing=False` keeps the first token from beginning inside the prompt's last one.
+
+    A hosted model that enforces no such constraint is told what is wanted, the text is looked at, and the model is
+    asked again, with what is wrong, until the text satisfies the constraint: at most `max_tries` calls, 3 if it is left
+    out. Then reading the variable raises GuaranteeError, or, with `allow_best_effort=True`, the last text is kept.
+    `get_meta_info(name)["guarantee"]` says how it went: "enforced", "validated" or "best_effort", `["tries"]` how many
+    calls it took, `["violations"]` what a kept text breaks. White space around the text, and around JSON a code fence,
+    are taken off when the rest satisfies the constraint. Where it is enforced, neither argument does anything.
 
     Raises:
         ParameterError: a wrong value, at once and not when the program has run half-way.
@@ -118,7 +127,14 @@ def gen(
             raise ParameterError(
                 f"gen(choices=...) takes no {', '.join(sorted(given))}: the answer is one of the choices as a whole"
             )
-        return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
+        return select(
+            name,
+            choices,
+            0.0 if temperature is None else temperature,
+            choices_method,
+            max_tries=max_tries,
+            allow_best_effort=allow_best_effort,
+        )
     if choices_method is not None:
         raise ParameterError(f"choices_method={choices_method!r} needs choices=[...]")
     for switch, value in (("return_text_in_logprobs", return_text_in_logprobs), ("token_healing", token_healing)):
@@ -126,7 +142,11 @@ def gen(
             raise ParameterError(f"{switch} must be True or False, got {value!r}")
     _check_alone(given)
     text_in_logprobs = return_text_in_logprobs is not False
+    tries = checked_tries(max_tries, allow_best_effort)
     if demand is None:
+        for option, given_value in (("max_tries", max_tries), ("allow_best_effort", allow_best_effort)):
+            if given_value is not None:
+                raise ParameterError(f"{option}={given_value!r} needs a constraint to apply to; remove it, or give one")
         if token_healing:
             raise ParameterError(
                 "token_healing=True is for constrained text; leave it out, or end the prompt without a blank"
@@ -134,7 +154,7 @@ def gen(
         return Gen(name, given, text_in_logprobs)
     if demand.stops:
         given["stop"] = tuple(dict.fromkeys((*given.get("stop", ()), *demand.stops)))
-    return Gen(name, given, text_in_logprobs, demand.spec, demand.result, token_healing)
+    return Gen(name, given, text_in_logprobs, demand.spec, demand.result, token_healing, *tries)
 
 
 def _check_alone(given: Mapping[str, Any]) -> None:

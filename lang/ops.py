@@ -27,6 +27,9 @@ overshoot: ChoicesMethod = "overshoot"
 exact: ChoicesMethod = "exact"
 CHOICES_METHODS: tuple[ChoicesMethod, ...] = get_args(ChoicesMethod)
 
+MAX_TRIES = 10  # calls for one constrained text; a model that has not understood by then will not
+USUAL_TRIES = 3
+
 
 class Op:
     """Base of all operations. `a + b` is a Sequence; strings join in as Text."""
@@ -63,6 +66,8 @@ class Gen(Op):
         constraint: what the text has to be; None: anything.
         result: how the text becomes the object that `State.value` gives; None: it is the text.
         token_healing: see `protocol.GenRequest`.
+        max_tries: most calls for a text that satisfies the constraint, where nobody enforces it.
+        allow_best_effort: the last text is kept when none does.
     """
 
     name: str | None
@@ -71,16 +76,23 @@ class Gen(Op):
     constraint: ConstraintSpec | None = None
     result: Result | None = None
     token_healing: bool | None = None
+    max_tries: int = USUAL_TRIES
+    allow_best_effort: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Select(Op):
-    """Choose one of `choices` into a variable: the best at temperature 0, else drawn."""
+    """Choose one of `choices` into a variable: the best at temperature 0, else drawn.
+
+    `max_tries`, `allow_best_effort`: as of `Gen`, on a backend that does not score choices.
+    """
 
     name: str | None
     choices: tuple[str, ...]
     method: ChoicesMethod = "token_length_normalized"
     temperature: float = 0.0
+    max_tries: int = USUAL_TRIES
+    allow_best_effort: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,8 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesMethod | None = None,
     method: ChoicesMethod | None = None,
+    max_tries: int | None = None,
+    allow_best_effort: bool | None = None,
 ) -> Select:
     """Choose one of `choices` as the continuation, store it under `name` and append it.
 
@@ -179,9 +193,13 @@ def select(
     `temperature` 0 takes the best choice. Above 0 one is drawn, with the run's seed if it has one, in proportion to
     probability ** (1 / temperature); `get_meta_info(name)["probabilities"]` has the probabilities.
 
+    A hosted model that scores nothing generates one of the choices instead, with this temperature, where the method is
+    the default one: `get_meta_info(name)["choices_method"]` is then "generated", and there are no probabilities.
+    `max_tries` and `allow_best_effort` are for such models, and mean what they do in `gen`.
+
     Raises:
         ParameterError: no choices, a choice that is not a non-empty string, duplicates, an unknown method, two
-            methods, or a temperature below 0.
+            methods, a temperature below 0, or max_tries that are not 1 to 10.
     """
     if name is not None:
         check_name(name)
@@ -210,7 +228,20 @@ def select(
     if chosen not in CHOICES_METHODS:
         given = "method" if method else "choices_method"
         raise ParameterError(f"unknown {given} {chosen!r}; write one of {', '.join(CHOICES_METHODS)}")
-    return Select(name, options, chosen, float(temperature))
+    return Select(name, options, chosen, float(temperature), *checked_tries(max_tries, allow_best_effort))
+
+
+def checked_tries(max_tries: int | None, allow_best_effort: bool | None) -> tuple[int, bool]:
+    """Both with their defaults.
+
+    Raises:
+        ParameterError: tries that are not 1 to 10, or no bool.
+    """
+    if max_tries is not None and (type(max_tries) is not int or not 1 <= max_tries <= MAX_TRIES):
+        raise ParameterError(f"max_tries={max_tries!r}; write 1 to {MAX_TRIES}, {USUAL_TRIES} being usual")
+    if not isinstance(allow_best_effort, bool | None):
+        raise ParameterError(f"allow_best_effort must be True or False, got {allow_best_effort!r}")
+    return USUAL_TRIES if max_tries is None else max_tries, bool(allow_best_effort)
 
 
 def image(source: Any) -> Image:  # Any: see Image.source

@@ -1,0 +1,107 @@
+"""Turns that a request has and the program has not said: what a model is told about a constraint.
+
+They are in the request only. The state goes on as if the accepted text had been said at once.
+
+    first     ...user: what the program says ∥ NOTE ∥ assistant: what it has begun ▸
+    again     ...user: what the program says ∥ NOTE ∥ assistant: what it has begun, the failed answer
+                 user: COMPLAINT              assistant: what it has begun ▸
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..lang.chat_template import ChatTemplate, Turn
+from ..lang.prompt import EMPTY, Part, Text
+from .position import Position, since, text_of
+
+# A note joins the last turn of one of these: two user turns in a row are refused by many templates.
+_LISTENED_TO = ("user", "system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """A conversation whose assistant is to speak.
+
+    Attributes:
+        before: parts up to the end of the last closed turn, its scaffolding included.
+        turns: those.
+        begun: what the open assistant turn says already.
+    """
+
+    template: ChatTemplate
+    before: tuple[Part, ...]
+    turns: tuple[Turn, ...]
+    begun: tuple[Part, ...]
+
+    @property
+    def said(self) -> str:
+        """What the answer says already."""
+        return text_of(list(self.begun))
+
+    def first(self, note: str) -> tuple[Part, ...]:
+        """The prompt with a note behind what the program says last."""
+        parts, turns = self._noted(note)
+        return _joined((*parts, *self.template.open(turns, "assistant"), *self.begun))
+
+    def again(self, note: str, failed: str, complaint: str) -> tuple[Part, ...]:
+        """The prompt behind an answer that cannot be used. Providers take no empty turns, so an empty answer is only
+        complained of."""
+        answer = self.said + failed
+        if not answer.strip():
+            return self.first(complaint)
+        parts, turns = self._noted(note)
+        parts = (*parts, *self.template.open(turns, "assistant"), *self.begun, Text(failed))
+        turns = (*turns, Turn("assistant", answer))
+        parts = (*parts, *self.template.close(turns))
+        parts, turns = self._told(parts, turns, complaint)
+        return _joined((*parts, *self.template.open(turns, "assistant"), *self.begun))
+
+    def _noted(self, note: str) -> tuple[tuple[Part, ...], tuple[Turn, ...]]:
+        if self.turns and self.turns[-1].role in _LISTENED_TO:
+            content = _without(self.before, self.template.close(self.turns))
+            if content is not None:
+                last = self.turns[-1]
+                longer = Turn(last.role, f"{last.content or ''}\n\n{note}")
+                turns = (*self.turns[:-1], longer)
+                return (*content, Text(f"\n\n{note}"), *self.template.close(turns)), turns
+        return self._told(self.before, self.turns, note)
+
+    def _told(
+        self, parts: tuple[Part, ...], turns: tuple[Turn, ...], text: str
+    ) -> tuple[tuple[Part, ...], tuple[Turn, ...]]:
+        """With one more user turn."""
+        parts = (*parts, *self.template.open(turns, "user"), Text(text))
+        turns = (*turns, Turn("user", text))
+        return (*parts, *self.template.close(turns)), turns
+
+
+def of(position: Position, template: ChatTemplate) -> Dialogue | None:
+    """The conversation that a stream is in; None where no assistant turn is open, so that nobody could be told."""
+    turn = position.turn
+    if turn is None or turn.role != "assistant":
+        return None
+    start = turn.start
+    begun = since(start, position.prompt)
+    if turn.lead and start.part == Text(turn.lead) and start.parent is not None:
+        start, begun = start.parent, [Text(turn.lead), *begun]
+    before = _without(start.parts, template.open(position.turns, "assistant"))
+    return None if before is None else Dialogue(template, before, position.turns, tuple(begun))
+
+
+def _without(parts: tuple[Part, ...], scaffolding: Sequence[Part]) -> tuple[Part, ...] | None:
+    """Parts before the scaffolding that they end with; None where they do not, as with templates that write a turn
+    only together with the next one."""
+    text = text_of(list(scaffolding))
+    *rest, last = parts or (Text(""),)
+    if not isinstance(last, Text) or not last.control or not last.text.endswith(text):
+        return None
+    left = last.text[: len(last.text) - len(text)]
+    return (*rest, Text(left, control=True)) if left else tuple(rest)
+
+
+def _joined(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """As a prompt gives them: neighbours of one kind are one."""
+    prompt = EMPTY
+    for part in parts:
+        prompt = prompt.append(part)
+    return prompt.parts

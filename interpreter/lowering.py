@@ -1,0 +1,68 @@
+"""What of a constraint goes out with a request.
+
+enforced    its kind is in the backend's capabilities, and its method `enforces`, if it has one, says yes to it
+            otherwise the request goes out without it, and the text is looked at here:
+validated   the backend `asks_again`, so the model is told what is wrong until the text satisfies the constraint
+best effort the program allows it; it gets the text that comes
+refused     before any call
+"""
+
+import json
+
+import msgspec
+
+from ..lang.constraint import alternatives
+from ..lang.errors import CapabilityError
+from ..lang.protocol import Backend, ConstraintSpec
+
+# Kind of constraint → how users write it.
+WRITTEN = {
+    "regex": "regex= and dtype=",
+    "json_schema": "json_schema= and dtype=",
+    "lark": "ebnf= and grammar=",
+    "choices": "choices=, select(), and dtype= of a Literal or Enum",
+}
+
+
+def lower(backend: Backend, constraint: ConstraintSpec, *, allow_best_effort: bool) -> ConstraintSpec | None:
+    """The constraint that the backend is asked to enforce; None: the text is looked at when it is there.
+
+    Raises:
+        CapabilityError: neither is possible here.
+    """
+    capabilities = backend.capabilities
+    name = capabilities.name
+    if capabilities.asks_again and constraint.engine not in (None, "auto"):
+        raise CapabilityError(
+            f"{name} has no constraint engines to choose from; remove constraint_engine={constraint.engine!r}, or run "
+            "the program on a Runtime"
+        )
+    for candidate in _readings(constraint):
+        if _is_enforced(backend, candidate):
+            return candidate
+    if capabilities.asks_again or allow_best_effort:
+        return None
+    others = [WRITTEN[kind] for kind in capabilities.constraints if kind != constraint.kind]
+    scores = "" if constraint.kind != "choices" or capabilities.score else " cannot score choices,"
+    raise CapabilityError(
+        f"{name}{scores} does not enforce {WRITTEN[constraint.kind]}"
+        + (f" as they are written here (it enforces {'; '.join(others)})" if others else "")
+        + ", and is not asked again when an answer breaks them; write allow_best_effort=True to take what comes, "
+        "stop= and parse the text, or run the program on a Runtime"
+    )
+
+
+def _readings(constraint: ConstraintSpec) -> list[ConstraintSpec]:
+    """The constraint, and what else says the same."""
+    if constraint.kind != "choices":
+        return [constraint]
+    expression = alternatives(json.loads(constraint.source))
+    return [constraint, msgspec.structs.replace(constraint, kind="regex", source=expression)]
+
+
+def _is_enforced(backend: Backend, constraint: ConstraintSpec) -> bool:
+    """A kind may be enforced in part: of JSON Schema, say, without some keywords. `enforces` is asked for those."""
+    if constraint.kind not in backend.capabilities.constraints:
+        return False
+    enforces = getattr(backend, "enforces", None)  # most backends that enforce a kind enforce all of it
+    return enforces is None or bool(enforces(constraint))

@@ -1,0 +1,97 @@
+"""What a `select` asks of a backend, and the choice that follows.
+
+A backend that scores is asked for the log-probabilities of the choices. One that does not is asked to generate one of
+them: a `gen` whose constraint is the list, which is enforced, or validated and asked for again (`asking`).
+"""
+
+import json
+from typing import Any, NoReturn
+
+from ..lang import ops
+from ..lang.errors import CapabilityError
+from ..lang.protocol import Capabilities, Chunk, ConstraintSpec, GenRequest, Origin, ScoreRequest
+from ..lang.sampling import SamplingParams
+from . import asking, choices, meta
+from .calls import Calls
+from .position import Position
+from .variables import Meta
+
+# Tokens beside those of a choice: for what a provider wraps it in, and for white space and quotes that models add.
+_AROUND = 16
+
+
+class GeneratedChoice(dict[str, Any]):
+    """Facts about a choice that was generated. Numbers that were never known are not merely absent: reading says so."""
+
+    _UNKNOWN = ("probabilities", "choice_scores", "normalized_prompt_logprobs", "input_token_logprobs",
+                "unconditional_token_logprobs", "bounds", "mass", "evaluations")  # fmt: skip
+
+    def __init__(self, facts: Meta, backend: str) -> None:
+        super().__init__(facts)
+        self._backend = backend
+
+    def __missing__(self, key: str) -> NoReturn:
+        if key not in self._UNKNOWN:
+            raise KeyError(key)
+        raise CapabilityError(
+            f"{self._backend} generated this choice and scored none, so there is no {key!r}; "
+            "run the program on a Runtime, which scores"
+        )
+
+
+async def choose(
+    calls: Calls,
+    capabilities: Capabilities,
+    op: ops.Select,
+    request_id: str,
+    origin: Origin,
+    position: Position,
+    seed: int | None,
+) -> tuple[str, Meta]:
+    """The choice that is taken, and facts about it.
+
+    Args:
+        position: where the stream stands.
+        seed: of the run; None draws one.
+
+    Raises:
+        As `asking.ask`.
+    """
+    if not capabilities.score:
+        return await _generated(calls, capabilities, op, request_id, origin, position, seed)
+    scored = await calls.score(
+        ScoreRequest(
+            request_id,
+            position.prompt.parts,
+            op.choices,
+            unconditional=op.method == "unconditional_likelihood_normalized",
+            origin=origin,
+            probability=op.method if op.method in ("overshoot", "exact") else "",
+        )
+    )
+    chance = choices.chance(seed, position.prompt.text, *op.choices) if op.temperature else 0.0
+    decision = choices.decide(op.method, scored.choices, op.temperature, chance)
+    return op.choices[decision.index], meta.of_select(scored, op, decision)
+
+
+async def _generated(
+    calls: Calls,
+    capabilities: Capabilities,
+    op: ops.Select,
+    request_id: str,
+    origin: Origin,
+    position: Position,
+    seed: int | None,
+) -> tuple[str, Meta]:
+    constraint = ConstraintSpec("choices", json.dumps(op.choices, ensure_ascii=False))
+    longest = max(len(choice.encode("utf-8", "surrogatepass")) for choice in op.choices)  # a token has at least a byte
+    gen = ops.Gen(op.name, constraint=constraint, max_tries=op.max_tries, allow_best_effort=op.allow_best_effort)
+    sampling = SamplingParams(max_tokens=longest + _AROUND, temperature=op.temperature, seed=seed)
+    request = GenRequest(request_id, position.prompt.parts, sampling, origin=origin, constraint=constraint)
+    reply = await asking.ask(calls, capabilities, gen, request, _unheard, position)
+    facts = reply.facts[0] | {"choices_method": "generated"}
+    return reply.final.completions[0].text, GeneratedChoice(facts, capabilities.name)
+
+
+def _unheard(chunk: Chunk) -> None:
+    """A choice has no pieces."""
