@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.gate import Gate as Gate
+    from .interpreter.backends.hosted.anthropic import Anthropic as Anthropic
     from .interpreter.backends.runtime import Runtime as Runtime
     from .interpreter.batch import Failure as Failure
     from .interpreter.budget import Budget as Budget
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),
+    "interpreter.backends.hosted.anthropic": ("Anthropic",),
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
     "interpreter.budget": ("Budget",),

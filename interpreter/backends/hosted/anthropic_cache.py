@@ -14,7 +14,7 @@ The rules look at the prompt alone and at places that are remembered, so a prefi
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -59,12 +59,15 @@ class Leaders:
 
     A prefix can be read from when the answer of the request that stored it begins. Eight branches sent at once would
     all store what they share; here one of them does, and seven read.
+
+    Args:
+        counts: gets one under "waited" for every request that waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
         self._stored: OrderedDict[bytes, float] = OrderedDict()  # hash of a prefix → when it was last stored or read
         self._leading: dict[bytes, asyncio.Future[None]] = {}
-        self.waited = 0  # requests that waited
 
     async def turn(self, blocks: Sequence[Block]) -> "Turn":
         """Wait until nobody else is about to store a prefix of this request.
@@ -79,7 +82,8 @@ class Leaders:
             if not leaders:
                 break
             if not waited:
-                waited, self.waited = True, self.waited + 1
+                waited = True
+                self._counts["waited"] += 1
             await asyncio.wait(leaders[-1:])
         missing = [hash_ for hash_ in hashes if loop.time() - self._stored.get(hash_, -LIFETIME) >= LIFETIME]
         leads: asyncio.Future[None] = loop.create_future()
@@ -97,9 +101,6 @@ class Leaders:
     def release(self, hashes: Sequence[bytes]) -> None:
         for hash_ in hashes:
             self._leading.pop(hash_, None)
-
-    def forget(self) -> None:
-        self._stored.clear()
 
 
 class Turn:

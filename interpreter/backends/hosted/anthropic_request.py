@@ -1,0 +1,267 @@
+"""A `GenRequest` as the body of a Messages request, and what has to be done to the answer.
+
+What the provider refuses is either said in another way or refused here with the words to write; nothing is left out
+unless the user allowed it by name (`Anthropic(may_ignore=...)`).
+"""
+
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ....lang.chat_template import TemplateWarning
+from ....lang.errors import CapabilityError, ParameterError, RequestError
+from ....lang.prompt import Media, Part, Text
+from ....lang.protocol import ConstraintSpec, GenRequest
+from ....lang.sampling import SamplingParams
+from . import continuation
+from .anthropic_blocks import Block, Role
+from .anthropic_constraints import lower
+from .anthropic_profiles import AnthropicProfile, Sampling, Thinking
+from .anthropic_stops import sendable
+from .conversation import Conversation, Message, PlainText, read
+from .openai_constraints import Lowered
+from .pictures import encoded, media_type
+
+# Parameters that choose among tokens and that programs can do without: they may be left out when the user says so.
+IGNORABLE = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "logit_bias", "seed",
+)  # fmt: skip
+
+# Parameters that no Claude model takes, and what to write instead.
+_ABSENT = {
+    "min_tokens": "remove it and ask for a long answer in words",
+    "stop_token_ids": "write stop= with the strings that may end the text",
+    "stop_regex": "write stop= with the strings that may end the text",
+    "ignore_eos": "remove it",
+    "min_p": "remove it, or use top_p",
+    "frequency_penalty": "remove it",
+    "presence_penalty": "remove it",
+    "repetition_penalty": "remove it",
+    "logit_bias": "remove it, or use select() or choices= for a fixed set of answers",
+    "seed": "remove it; the provider's answers cannot be repeated",
+    "logprobs": "remove it",
+    "top_logprobs": "remove it",
+    "prompt_logprobs_from": "remove it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What is sent, and how the answer is read.
+
+    Attributes:
+        arguments: of the SDK's `messages.create`, without its messages. What not all versions of the SDK name is in
+            `extra_body`.
+        blocks: the messages and the system turns.
+        lead: white space that the program has written and the request leaves out; the answer may repeat it.
+        stops: strings that end the text here, as the provider does not take them.
+        wrapped: the answer is a member of a JSON object.
+    """
+
+    arguments: dict[str, Any]  # Any: JSON
+    blocks: list[Block]
+    lead: str
+    stops: tuple[str, ...]
+    wrapped: Literal["", "text", "json"]
+
+
+class Composer:
+    """Writes requests for one model.
+
+    Args:
+        name: of the backend, for messages.
+        may_ignore: parameters that may be left out where the model does not take them.
+    """
+
+    def __init__(self, name: str, model: str, profile: AnthropicProfile, may_ignore: Collection[str]) -> None:
+        for parameter in may_ignore:
+            if parameter not in IGNORABLE:
+                raise ParameterError(f"may_ignore names {parameter!r}; write some of {', '.join(IGNORABLE)}")
+        self._name = name
+        self._model = model
+        self._profile = profile
+        self._may_ignore = frozenset(may_ignore)
+        self._warned: set[str] = set()
+
+    def compose(self, request: GenRequest) -> Composed:
+        """Raises CapabilityError for what the model does not do, RequestError for a prompt that says nothing."""
+        sampling = request.sampling
+        if sampling.n > 1:
+            raise CapabilityError(f"{self._name} gives one continuation a request; ask {sampling.n} times, or fork")
+        said = read(request.prompt, self._name)
+        if isinstance(said, PlainText):
+            self._warn(continuation.warning(self._name))
+        prefills = self._profile.prefill and request.constraint is None and isinstance(said, Conversation)
+        messages, lead = self._messages(said, prefills)
+        blocks = self._blocks(messages, open_last=prefills)
+        if not any(block.role != "system" for block in blocks):
+            raise RequestError(f"{self._name} needs something to answer to; write user(...) before assistant(gen(...))")
+        lowered = self._lowered(request.constraint)
+        wrapped = lowered.wrapped if lowered is not None else ""
+        sent, here = ((), sampling.stop) if wrapped else sendable(sampling.stop, lead)
+        extra: dict[str, Any] = self._choosing(request)
+        if self._profile.thinking is Thinking.SWITCHED_OFF:
+            extra["thinking"] = {"type": "disabled"}
+        if lowered is not None:
+            extra |= lowered.fields
+        arguments: dict[str, Any] = {"model": self._model, "max_tokens": sampling.max_tokens, "extra_body": extra}
+        if sent:
+            arguments["stop_sequences"] = list(sent)
+        return Composed(arguments, blocks, lead, here, wrapped)
+
+    def place(self, parts: Sequence[Part]) -> list[Block]:
+        """The blocks of a prompt that nothing is asked of: the place where a program forks.
+
+        Raises:
+            CapabilityError: as for a request.
+        """
+        turn_ends = "<|im_end|>\n<|im_start|>assistant\n"
+        for ending in ("", "<|im_start|>assistant\n", turn_ends):
+            try:
+                said = read((*parts, Text(ending, control=True)) if ending else parts, self._name)
+            except CapabilityError:
+                if ending == turn_ends:
+                    raise
+            else:
+                messages, _ = self._messages(said, prefills=True)
+                return self._blocks(messages, open_last=False)
+        raise AssertionError("the last ending either reads or raises")
+
+    # -------------------------------------------------------------------------------- messages
+
+    def _messages(self, said: Conversation | PlainText, prefills: bool) -> tuple[tuple[Message, ...], str]:
+        """Messages, and the white space that the answer may repeat."""
+        if isinstance(said, PlainText):
+            return continuation.of_text(said), ""
+        *_, last = said.begun or (None,)
+        if not isinstance(last, Text):
+            return continuation.of_turn(said), ""
+        shown = last.text.rstrip()
+        lead = last.text[len(shown) :]
+        before = said.begun[:-1]
+        if not shown and not before:
+            return said.turns, lead
+        if prefills:
+            kept = (*before, Text(shown)) if shown else before
+            return (*said.turns, Message("assistant", kept)), lead
+        return continuation.of_turn(said), ""
+
+    def _blocks(self, messages: Sequence[Message], open_last: bool) -> list[Block]:
+        """System turns first. Blank texts are left out: the provider refuses them, and they say nothing."""
+        system: list[Block] = []
+        others: list[Block] = []
+        for index, message in enumerate(messages):
+            role = self._role(message)
+            if role == "system" and others:
+                self._warn(
+                    f"{self._name} shows its model all system turns before the conversation; here one stands behind "
+                    "other turns and is moved to the front"
+                )
+            told = [part for part in message.content if isinstance(part, Media) or part.text.strip()]
+            into = system if role == "system" else others
+            for number, part in enumerate(told):
+                content = part if isinstance(part, Media) else part.text
+                closes = number == len(told) - 1 and not (open_last and index == len(messages) - 1)
+                into.append(Block(role, content, opens=number == 0, closes=closes))
+        return system + others
+
+    def _role(self, message: Message) -> Role:
+        match message.role:
+            case "system" | "developer":
+                if any(isinstance(part, Media) for part in message.content):
+                    raise CapabilityError(f"{self._name} takes no images in system turns; write them in user(...)")
+                return "system"
+            case "user":
+                return "user"
+            case "assistant":
+                return "assistant"
+            case role:
+                raise CapabilityError(
+                    f"{self._name} has no {role} turns in this conversation; write what the tool said in user(...)"
+                )
+
+    # -------------------------------------------------------------------------------- parameters
+
+    def _choosing(self, request: GenRequest) -> dict[str, Any]:
+        """temperature, top_p and top_k as far as they are given.
+
+        Raises:
+            CapabilityError: a parameter that the model does not take.
+        """
+        sampling, default = request.sampling, SamplingParams()
+        given = {name for name in SamplingParams.__struct_fields__ if getattr(sampling, name) != getattr(default, name)}
+        given -= {"max_tokens", "n", "stop"}
+        for name in sorted(given & _ABSENT.keys()):
+            self._without(name, sampling, _ABSENT[name])
+        taken = sorted(given - _ABSENT.keys())
+        match self._profile.sampling:
+            case Sampling.NONE:
+                if request.constraint is not None and request.constraint.kind == "choices" and sampling.greedy:
+                    taken.remove("temperature")  # select() says so for "the best of them", which is what is asked
+                for name in taken:
+                    self._without(name, sampling, "remove it; the model chooses its tokens in its own way")
+                return {}
+            case Sampling.ONE if "temperature" in taken and "top_p" in taken:
+                self._without("top_p", sampling, "give temperature or top_p, not both")
+                taken.remove("top_p")
+        if "temperature" in taken and sampling.temperature > 1:
+            self._without("temperature", sampling, "write 0 to 1")
+            taken.remove("temperature")
+        return {name: getattr(sampling, name) for name in taken}
+
+    def _without(self, name: str, sampling: SamplingParams, instead: str) -> None:
+        """Leave a parameter out, when that is allowed."""
+        if name in self._may_ignore:
+            return
+        allow = f", or allow it to be left out with Anthropic(may_ignore=[{name!r}])" if name in IGNORABLE else ""
+        raise CapabilityError(f"{self._name} does not take {name}={getattr(sampling, name)!r}; {instead}{allow}")
+
+    def _lowered(self, constraint: ConstraintSpec | None) -> Lowered | None:
+        """Raises CapabilityError for a constraint that the model is not held to."""
+        if constraint is None:
+            return None
+        lowered = lower(constraint, self._profile)
+        if lowered is None:
+            raise CapabilityError(
+                f"{self._name} does not enforce this {constraint.kind}: {constraint.source[:120]!r}; write a simpler "
+                "one, or have the text looked at and asked for again"
+            )
+        return lowered
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, TemplateWarning, stacklevel=2)
+
+
+def payload(blocks: Sequence[Block], name: str) -> dict[str, Any]:
+    """`system` and `messages` of a request; turns of one role that follow each other are one message.
+
+    Raises:
+        CapabilityError: an image of a kind that the provider does not take.
+    """
+    system: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
+    for block in blocks:
+        written = _written(block, name)
+        if block.role == "system":
+            system.append(written)
+        elif messages and messages[-1]["role"] == block.role:
+            messages[-1]["content"].append(written)
+        else:
+            messages.append({"role": block.role, "content": [written]})
+    return {"messages": messages} | ({"system": system} if system else {})
+
+
+def _written(block: Block, name: str) -> dict[str, Any]:
+    match block.content:
+        case str(text):
+            written: dict[str, Any] = {"type": "text", "text": text}
+        case Media() as part:
+            source = {"type": "base64", "media_type": media_type(part, name), "data": encoded(part)}
+            written = {"type": "image", "source": source}
+    if block.cached:
+        written["cache_control"] = {"type": "ephemeral"}
+    return written
