@@ -15,6 +15,7 @@ from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, 
 from . import asking, media, meta, reasoning, requirements, selecting, starts
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
+from .speculation.speculator import Speculator
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
 from .variables import Binding, Meta
 from .waiting import wait_until_async
@@ -33,7 +34,7 @@ class Executor:
         ready: whether the backend has been started for this stream's ancestors.
     """
 
-    __slots__ = ("_queue", "_ready", "_run", "_start", "_start_turns", "position", "spoken")
+    __slots__ = ("_queue", "_ready", "_run", "_speculator", "_start", "_start_turns", "position", "spoken")
 
     def __init__(self, queue: "StepQueue", run: Run, position: Position, *, ready: bool = False) -> None:
         self.position = position
@@ -43,6 +44,8 @@ class Executor:
         self._start = position.prompt  # what this stream did not say itself
         self._start_turns = len(position.turns)
         self._ready = ready
+        shared = run.speculation
+        self._speculator = None if shared is None else Speculator(run, shared, queue, position)
 
     async def execute(self, step: Step) -> None:
         """Raises whatever makes the step fail; its bindings are then failed by the stream."""
@@ -58,9 +61,11 @@ class Executor:
 
     async def role_begin(self, op: ops.RoleBegin, step: Step) -> None:
         await self._start_backend()
+        self._drop_surplus()
         self._speak(self.position.open_turn(self._run.backend.chat_template, op.role))
 
     async def role_end(self, op: ops.RoleEnd, step: Step) -> None:
+        self._drop_surplus()
         self._speak(self.position.close_turn(self._run.backend.chat_template))
 
     async def scope_begin(self, op: ops.VarScopeBegin, step: Step) -> None:
@@ -102,7 +107,10 @@ class Executor:
             token_healing=op.token_healing,
         )
         delivery = _Delivery(self, step)
-        reply = await asking.ask(self._run.calls, capabilities, op, request, delivery.piece, self.position)
+        if self._speculator is not None and capabilities.speculation:
+            reply = await self._speculator.reply(op, step, request, self.position, delivery.piece)
+        else:
+            reply = await asking.ask(self._run.calls, capabilities, op, request, delivery.piece, self.position)
         delivery.finish(reply.final, reply.facts, capabilities)
 
     async def select(self, op: ops.Select, step: Step) -> None:
@@ -119,6 +127,8 @@ class Executor:
             step.sampling.seed if step.sampling is not None else None,
         )
         self.position.append(Text(chosen))
+        if self._speculator is not None:
+            self._speculator.note_answer(self.position)
         self.spoken.append(chosen, facts)
         _given(step.binding).resolve(chosen, facts)
 
@@ -163,6 +173,10 @@ class Executor:
         return cast(Reached, mark.value())
 
     # -------------------------------------------------------------------------------- helpers
+
+    def _drop_surplus(self) -> None:
+        if self._speculator is not None:
+            self._speculator.drop()
 
     def _speak(self, scaffolding: tuple[Part, ...]) -> None:
         self.spoken.append(text_of(list(scaffolding)), {})
