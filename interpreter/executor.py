@@ -13,6 +13,8 @@ from ..lang.errors import CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
 from . import asking, media, meta, reasoning, requirements, selecting, starts
+from .asking import Reply
+from .calls import OnChunk
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .speculation.speculator import Speculator
@@ -107,10 +109,7 @@ class Executor:
             token_healing=op.token_healing,
         )
         delivery = _Delivery(self, step)
-        if self._speculator is not None and capabilities.speculation:
-            reply = await self._speculator.reply(op, step, request, self.position, delivery.piece)
-        else:
-            reply = await asking.ask(self._run.calls, capabilities, op, request, delivery.piece, self.position)
+        reply = await self._ask(op, request, delivery.piece, thinks=step.tags is not None)
         delivery.finish(reply.final, reply.facts, capabilities)
 
     async def select(self, op: ops.Select, step: Step) -> None:
@@ -125,6 +124,7 @@ class Executor:
             self._run.origin(self._queue.fork_group),
             self.position,
             step.sampling.seed if step.sampling is not None else None,
+            self._ask,
         )
         self.position.append(Text(chosen))
         if self._speculator is not None:
@@ -173,6 +173,13 @@ class Executor:
         return cast(Reached, mark.value())
 
     # -------------------------------------------------------------------------------- helpers
+
+    async def _ask(self, op: ops.Gen, request: GenRequest, on_chunk: OnChunk, *, thinks: bool = False) -> Reply:
+        """From what the stream has in hand, or from the backend. `thinks`: the program splits thinking off the text."""
+        capabilities = self._run.backend.capabilities
+        if self._speculator is not None and capabilities.speculation:
+            return await self._speculator.reply(op, request, self.position, on_chunk, thinks=thinks)
+        return await asking.ask(self._run.calls, capabilities, op, request, on_chunk, self.position)
 
     def _drop_surplus(self) -> None:
         if self._speculator is not None:

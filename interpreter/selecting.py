@@ -5,16 +5,21 @@ them: a `gen` whose constraint is the list, which is enforced, or validated and 
 """
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from ..lang import ops
 from ..lang.errors import CapabilityError
 from ..lang.protocol import Capabilities, Chunk, ConstraintSpec, GenRequest, Origin, ScoreRequest
 from ..lang.sampling import SamplingParams
-from . import asking, choices, meta
-from .calls import Calls
+from . import choices, meta
+from .asking import Reply
+from .calls import Calls, OnChunk
 from .position import Position
 from .variables import Meta
+
+# How a gen is answered: by `asking.ask`, or from what a stream has in hand.
+Ask = Callable[[ops.Gen, GenRequest, OnChunk], Awaitable[Reply]]
 
 # Tokens beside those of a choice: for what a provider wraps it in, and for white space and quotes that models add.
 _AROUND = 16
@@ -47,18 +52,20 @@ async def choose(
     origin: Origin,
     position: Position,
     seed: int | None,
+    ask: Ask,
 ) -> tuple[str, Meta]:
     """The choice that is taken, and facts about it.
 
     Args:
         position: where the stream stands.
         seed: of the run; None draws one.
+        ask: answers a choice that is generated.
 
     Raises:
         As `asking.ask`.
     """
     if not capabilities.score:
-        return await _generated(calls, capabilities, op, request_id, origin, position, seed)
+        return await _generated(capabilities, op, request_id, origin, position, seed, ask)
     scored = await calls.score(
         ScoreRequest(
             request_id,
@@ -74,21 +81,26 @@ async def choose(
     return op.choices[decision.index], meta.of_select(scored, op, decision)
 
 
+def generation_of(op: ops.Select, seed: int | None) -> tuple[ops.Gen, SamplingParams]:
+    """The gen that a select is where nothing scores, and how its tokens are chosen."""
+    constraint = ConstraintSpec("choices", json.dumps(op.choices, ensure_ascii=False))
+    longest = max(len(choice.encode("utf-8", "surrogatepass")) for choice in op.choices)  # a token has at least a byte
+    gen = ops.Gen(op.name, constraint=constraint, max_tries=op.max_tries, allow_best_effort=op.allow_best_effort)
+    return gen, SamplingParams(max_tokens=longest + _AROUND, temperature=op.temperature, seed=seed)
+
+
 async def _generated(
-    calls: Calls,
     capabilities: Capabilities,
     op: ops.Select,
     request_id: str,
     origin: Origin,
     position: Position,
     seed: int | None,
+    ask: Ask,
 ) -> tuple[str, Meta]:
-    constraint = ConstraintSpec("choices", json.dumps(op.choices, ensure_ascii=False))
-    longest = max(len(choice.encode("utf-8", "surrogatepass")) for choice in op.choices)  # a token has at least a byte
-    gen = ops.Gen(op.name, constraint=constraint, max_tries=op.max_tries, allow_best_effort=op.allow_best_effort)
-    sampling = SamplingParams(max_tokens=longest + _AROUND, temperature=op.temperature, seed=seed)
-    request = GenRequest(request_id, position.prompt.parts, sampling, origin=origin, constraint=constraint)
-    reply = await asking.ask(calls, capabilities, gen, request, _unheard, position)
+    gen, sampling = generation_of(op, seed)
+    request = GenRequest(request_id, position.prompt.parts, sampling, origin=origin, constraint=gen.constraint)
+    reply = await ask(gen, request, _unheard)
     facts = reply.facts[0] | {"choices_method": "generated"}
     return reply.final.completions[0].text, GeneratedChoice(facts, capabilities.name)
 

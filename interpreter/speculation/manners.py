@@ -2,26 +2,24 @@
 
 import msgspec
 
-from ...lang.ops import Gen
 from ...lang.sampling import SamplingParams
-from ..steps import Step
 
 
 def manner_of(sampling: SamplingParams) -> SamplingParams:
-    """The parameters without those that only say where a text ends."""
-    return msgspec.structs.replace(sampling, max_tokens=1, stop=(), stop_regex=())
+    """The parameters without those that only say where a text ends, or that the best token does not depend on."""
+    manner = msgspec.structs.replace(sampling, max_tokens=1, stop=(), stop_regex=())
+    if not sampling.greedy:
+        return manner
+    return msgspec.structs.replace(manner, top_p=1.0, top_k=-1, min_p=0.0, seed=None)
 
 
-def speaks_plainly(step: Step) -> bool:
+def speaks_plainly(sampling: SamplingParams) -> bool:
     """Whether a gen is one text whose tokens do not depend on where its call began.
 
     Not so with several continuations, least lengths and stop tokens, of which a text shows nothing; log-probabilities,
-    which belong to a call; penalties, which count what the call has generated; draws from a seed, which every call
-    begins anew; and thinking, which does not stay in the prompt.
+    which belong to a call; penalties, which count what the call has generated; and draws from a seed, which every call
+    begins anew.
     """
-    sampling = step.sampling
-    if not isinstance(step.op, Gen) or sampling is None or step.tags is not None:
-        return False
     return (
         sampling.n == 1
         and sampling.max_tokens > 0

@@ -56,12 +56,15 @@ class Outlook:
         return any(stop.startswith(literal) or literal.startswith(stop) for stop in field.stop)
 
 
+# The parameters of a step that could be answered from the same reply, else None.
+Takes = Callable[[Step], SamplingParams | None]
+
 # Steps that append no text and ask nothing.
 _SILENT = (ops.VarScopeBegin, ops.VarScopeEnd, BranchOff, Mark, Gather)
 
 
-def read(steps: Iterable[Step], takes: Callable[[Step], bool]) -> Outlook:
-    """Steps that wait in a stream's queue → what they say. `takes`: which gens can be answered from one reply."""
+def read(steps: Iterable[Step], takes: Takes) -> Outlook:
+    """Steps that wait in a stream's queue → what they say."""
     coming: list[Coming] = []
     literal = before = ""
     for step in steps:
@@ -70,9 +73,11 @@ def read(steps: Iterable[Step], takes: Callable[[Step], bool]) -> Outlook:
                 before += text
                 if not coming:
                     literal = before
-            case ops.Gen(name) if takes(step):
-                assert step.sampling is not None, "a Gen is submitted with its merged parameters"
-                coming.append(Coming(before, name or "", step.sampling))
+            case ops.Gen(name) | ops.Select(name):
+                sampling = takes(step)
+                if sampling is None:
+                    return Outlook(literal, tuple(coming), closed=True)
+                coming.append(Coming(before, name or "", sampling))
                 before = ""
             case op if isinstance(op, _SILENT):
                 continue
@@ -81,9 +86,7 @@ def read(steps: Iterable[Step], takes: Callable[[Step], bool]) -> Outlook:
     return Outlook(literal, tuple(coming), closed=False)
 
 
-async def look(
-    queue: "StepQueue", run: "Run", takes: Callable[[Step], bool], enough: Callable[[Outlook], bool]
-) -> Outlook:
+async def look(queue: "StepQueue", run: "Run", takes: Takes, enough: Callable[[Outlook], bool]) -> Outlook:
     """What follows, as soon as `enough` is known of it, or the program says no more for now."""
     assert run.speculation is not None, "only streams of runs that speculate look ahead"
     rest = run.speculation.rest

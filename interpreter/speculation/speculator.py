@@ -17,15 +17,16 @@ import msgspec
 
 from ...lang.cost import Speculation
 from ...lang.errors import BudgetError, RequestError
-from ...lang.ops import Gen
+from ...lang.ops import Gen, Select
 from ...lang.prompt import Prompt, Text
 from ...lang.protocol import Completion, Final, GenRequest, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
-from .. import asking, lowering, meta
+from .. import asking, lowering, meta, selecting
 from ..asking import Reply
 from ..calls import OnChunk
 from ..position import Position, since, text_of
 from ..steps import Step
+from ..variables import Meta
 from . import outlook
 from .fields import End, Field, end_of, field_of
 from .manners import manner_of, speaks_plainly
@@ -62,11 +63,14 @@ class Speculator:
         # The beginning of the turn in which something has been generated, so that not all of it is the program's.
         self._answered: Prompt | None = position.turn.start if position.turn is not None else None
 
-    async def reply(self, op: Gen, step: Step, request: GenRequest, position: Position, on_chunk: OnChunk) -> Reply:
-        """What `asking.ask` gives, with fewer calls."""
-        reply = await self._taken(op, step, request, position)
+    async def reply(
+        self, op: Gen, request: GenRequest, position: Position, on_chunk: OnChunk, *, thinks: bool
+    ) -> Reply:
+        """What `asking.ask` gives, with fewer calls. `thinks`: not all of the text stays in the prompt."""
+        plain = speaks_plainly(request.sampling) and not thinks
+        reply = await self._taken(op, plain, request, position)
         if reply is None:
-            reply = await self._asked(op, step, request, position, on_chunk)
+            reply = await self._asked(op, plain, request, position, on_chunk)
         self.note_answer(position)
         return reply
 
@@ -81,13 +85,13 @@ class Speculator:
 
     # -------------------------------------------------------------------------------- from what is in hand
 
-    async def _taken(self, op: Gen, step: Step, request: GenRequest, position: Position) -> Reply | None:
+    async def _taken(self, op: Gen, plain: bool, request: GenRequest, position: Position) -> Reply | None:
         surplus, self._surplus = self._surplus, None
         if surplus is None:
             return None
         start = surplus.reached(position.prompt)
         end = None
-        if start is not None and speaks_plainly(step) and manner_of(request.sampling) == surplus.manner:
+        if start is not None and plain and manner_of(request.sampling) == surplus.manner:
             end = await self._end(self._field(op, request.sampling), surplus.reply, start)
         site = (surplus.before, op.name or "")
         self._shared.planner.note(site, end is not None)
@@ -110,10 +114,10 @@ class Speculator:
 
     # -------------------------------------------------------------------------------- by a call
 
-    async def _asked(self, op: Gen, step: Step, request: GenRequest, position: Position, on_chunk: OnChunk) -> Reply:
+    async def _asked(self, op: Gen, plain: bool, request: GenRequest, position: Position, on_chunk: OnChunk) -> Reply:
         field = self._field(op, request.sampling)
         refused = False
-        extra = await self._extra(op, step, field, request)
+        extra = await self._extra(op, field, request) if plain else 0
         if extra:
             try:
                 reply = await self._long_call(op, field, request, position, extra, on_chunk)
@@ -131,11 +135,11 @@ class Speculator:
             facts["speculated"] = False
         return reply
 
-    async def _extra(self, op: Gen, step: Step, field: Field, request: GenRequest) -> int:
+    async def _extra(self, op: Gen, field: Field, request: GenRequest) -> int:
         """How many tokens to ask for beyond what the gen needs."""
         sampling, capabilities = request.sampling, self._run.backend.capabilities
         most = self._shared.setting.tokens
-        if most == 0 or field.enforced or not field.ends_inside or not speaks_plainly(step):
+        if most == 0 or field.enforced or not field.ends_inside:
             return 0
         if self._shared.planner.refuses(capabilities.name):
             return 0
@@ -155,8 +159,10 @@ class Speculator:
         most = self._shared.setting.tokens
         manner = manner_of(request.sampling)
 
-        def takes(step: Step) -> bool:
-            return speaks_plainly(step) and step.sampling is not None and manner_of(step.sampling) == manner
+        def takes(step: Step) -> SamplingParams | None:
+            sampling = self._sampling(step)
+            fits = sampling is not None and speaks_plainly(sampling) and manner_of(sampling) == manner
+            return sampling if fits else None
 
         def enough(seen: Outlook) -> bool:
             return seen.closed or (most is not None and bool(seen.coming))
@@ -230,6 +236,18 @@ class Speculator:
             return "", position.prompt
         return text_of(parts), turn.start
 
+    # -------------------------------------------------------------------------------- what follows
+
+    def _sampling(self, step: Step) -> SamplingParams | None:
+        """Of a step whose text stays in the prompt as it is generated, else None."""
+        match step.op:
+            case Select() as op if not self._run.backend.capabilities.score:
+                return selecting.generation_of(op, step.sampling.seed if step.sampling is not None else None)[1]
+            case Gen() if step.tags is None:
+                return step.sampling
+            case _:
+                return None
+
     # -------------------------------------------------------------------------------- where a gen ends
 
     def _field(self, op: Gen, sampling: SamplingParams) -> Field:
@@ -240,7 +258,7 @@ class Speculator:
         return field_of(op, sampling, enforced=sent is not None)
 
     async def _end(self, field: Field, reply: LongReply, start: int) -> End | None:
-        following = outlook.read(self._queue.upcoming(), speaks_plainly).literal
+        following = outlook.read(self._queue.upcoming(), self._sampling).literal
         if field.constraint is None and not field.stop_regex:
             return end_of(field, reply, start, following)
         return await asyncio.to_thread(end_of, field, reply, start, following)  # expressions may take long
@@ -251,7 +269,7 @@ def _completion(reply: LongReply, start: int, end: End) -> Completion:
     return Completion(text, (), 0, text, end.reason, end.matched)
 
 
-def _facts(final: Final, op: Gen, tokens: int, *, calls: int) -> meta.Meta:
+def _facts(final: Final, op: Gen, tokens: int, *, calls: int) -> Meta:
     """Of a variable that was answered from a long reply. `tokens`: its share."""
     facts = meta.of_completion(final, final.completions[0], with_text=False)
     facts["completion_tokens"] = tokens

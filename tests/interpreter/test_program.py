@@ -114,8 +114,8 @@ def test_wrong_arguments_raise_before_anything_runs(
 
 
 def test_an_unknown_option_of_the_decorator_is_an_error() -> None:
-    with pytest.raises(ul.ParameterError, match="num_api_spec_tokens"):
-        ul.function(num_api_spec_tokens=64)
+    with pytest.raises(ul.ParameterError, match="num_tokens"):
+        ul.function(num_tokens=64)
 
 
 def test_a_function_without_a_state_is_not_a_program() -> None:
