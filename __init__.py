@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.gate import Gate as Gate
     from .interpreter.backends.hosted.anthropic import Anthropic as Anthropic
+    from .interpreter.backends.hosted.openai import OpenAI as OpenAI
+    from .interpreter.backends.hosted.profiles import Profile as Profile
     from .interpreter.backends.runtime import Runtime as Runtime
     from .interpreter.batch import Failure as Failure
     from .interpreter.budget import Budget as Budget
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from .interpreter.default import flush_cache as flush_cache
     from .interpreter.default import get_server_info as get_server_info
     from .interpreter.default import set_default_backend as set_default_backend
+    from .interpreter.estimate import Estimate as Estimate
     from .interpreter.prices import Price as Price
     from .interpreter.prices import prices as prices
     from .interpreter.program import Program as Program
@@ -89,10 +92,13 @@ _HOMES = {
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),
     "interpreter.backends.hosted.anthropic": ("Anthropic",),
+    "interpreter.backends.hosted.openai": ("OpenAI",),
+    "interpreter.backends.hosted.profiles": ("Profile",),
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
     "interpreter.budget": ("Budget",),
     "interpreter.default": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
+    "interpreter.estimate": ("Estimate",),
     "interpreter.prices": ("Price", "prices"),
     "interpreter.program": ("Program", "function"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),

@@ -114,6 +114,29 @@ def first_match(patterns: Iterable[str], text: str) -> tuple[int, int, str] | No
     return len(data[: found.start].decode()), len(data[: found.end].decode()), found.stop
 
 
+def shortest(kind: Kind, source: str) -> str:
+    """A shortest text of a language, the same one every time.
+
+    Raises:
+        ConstraintError: as `check`.
+        CapabilityError: the expression is not read by our automata.
+    """
+    from ..fsm.automaton.automaton import Automaton
+    from ..fsm.errors import ConstraintRefused
+
+    check_installed()
+    try:
+        grammar = _compiled(kind, source)
+        if grammar is None:
+            raise CapabilityError(f"{NAMES[kind]}: no text of it is known; write a regex= or a json_schema=")
+        automaton = Automaton(grammar)
+        return automaton.close(automaton.start).decode("utf-8")
+    except ConstraintRefused as error:
+        raise ConstraintError(f"{NAMES[kind]}: {error}") from None
+    except RecursionError:
+        raise ConstraintError(f"{NAMES[kind]}: it is nested too deeply; write a flatter one") from None
+
+
 # ------------------------------------------------------------------------------------------------ languages
 
 

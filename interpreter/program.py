@@ -4,6 +4,7 @@
 def program(s, x): ...           program.run(x, stream=True)    ... in a thread of its own; read while it runs
                                  await program.run_async(x)     an async body runs on the caller's loop
                                  program.run_batch([...])       many; see batch.py
+                                 program.estimate(x)            what it may cost; asks no model
                                  program(s, x)                  inside another program, in its state
 """
 
@@ -19,6 +20,8 @@ from . import batch as _batch
 from .arguments import Arguments, RunOptions, run_options, sampling_defaults
 from .body import Body
 from .budget import allowance_of
+from .default import default_backend
+from .estimate import Estimate, StandIn
 from .speculation.settings import setting_of
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
@@ -208,6 +211,42 @@ class Program:
         if generator_style:
             return job.generate(progress_bar=progress_bar)
         return job.collect(progress_bar=progress_bar)
+
+    def estimate(self, *arguments: Any, **keywords: Any) -> Estimate:
+        """The most that `run` with these arguments may cost, without asking a model.
+
+            if summarise.estimate(text, backend=model).dollars < 0.05:
+                summarise.run(text, backend=model)
+
+        The body runs once, so what it does beside asking is done: it reads files, it calls functions. No prompt is
+        sent; the backend is started, which loads a local model and asks a hosted one for its list of models. Every
+        answer is made up: `max_tokens` long, the first of choices, a shortest text for a constraint. A body that asks
+        other things of other answers, or goes on until an answer says enough, costs what it then asks; so do answers
+        that break a constraint and are asked for again. What speculation saves and wastes is not in it. Programs that
+        the body itself runs count where they are given no backend of their own.
+
+        Takes what `run` takes; with `budget`, raises BudgetError where the most does not fit.
+
+        Raises:
+            ParameterError: arguments that do not fit.
+            Whatever the body raises, with a note that the answers were made up.
+        """
+        call, options = self._prepare(arguments, keywords)
+        if options.stream or options.verbose:
+            raise ParameterError("estimate() takes no stream and no verbose: the answers are made up")
+        stand_in = StandIn(options.backend)
+        try:
+            with default_backend(stand_in):
+                run, state = self._body.open(replace(options, backend=stand_in), allowance_of(options.budget))
+                self._body.run(run, state, call)
+            run.wait_finished()
+            error = state._sink.error()
+            if error is not None:
+                raise error
+        except Exception as error:
+            error.add_note("estimate(): no model was asked; the answers that the body read were made up")
+            raise
+        return stand_in.estimate()
 
     def _prepare(
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]

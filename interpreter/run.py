@@ -216,6 +216,12 @@ class Run:
 
         check()
 
+    def wait_finished(self) -> None:
+        """Block until the body has ended and every stream has done what it was given."""
+        finished = threading.Event()
+        self.when_finished(finished.set)
+        finished.wait()
+
     def check_process(self) -> None:
         """Raises ProgramError in a forked child, where the loop that serves this run does not exist."""
         if self._process != os.getpid():

@@ -1,0 +1,207 @@
+"""What a program may cost, before a model is asked: its body runs against answers that are made up.
+
+A stand-in takes the place of the backend. It knows what the backend knows (template, capabilities, how prompts are
+counted, prices) and answers every request at once with the longest answer that could come, so the sum of what the
+requests could cost is an upper bound for a program that asks the same things whatever it is answered.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import get_args
+
+import msgspec
+
+from ..lang.chat_template import ChatTemplate
+from ..lang.errors import CapabilityError, UmbelError
+from ..lang.prompt import Generated, Part, Text
+from ..lang.protocol import (
+    Backend,
+    Capabilities,
+    Chunk,
+    Completion,
+    ConstraintKind,
+    ConstraintSpec,
+    Done,
+    Final,
+    FinishReason,
+    GenRequest,
+    Hint,
+    Scored,
+    ScoredChoice,
+    ScoreRequest,
+    TokenLogprob,
+    Usage,
+)
+from . import charges, expressions, starts, wording
+from .charges import PICODOLLARS, Charge
+from .prices import prices
+
+_TOKEN = " x"  # what the model is made to say
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The most that a run may cost, if it asks what it asked of made-up answers.
+
+    Attributes:
+        calls: requests to the backend.
+        prompt_tokens: of them, by the backend's own bound; none of them taken from a cache.
+        completion_tokens: as many as `max_tokens` allows.
+        dollars: by `umbel.prices`; 0 for a model that runs here, None for one without a price.
+    """
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    dollars: float | None
+
+    @property
+    def total_tokens(self) -> int:
+        """What `Budget(tokens=...)` has to have room for."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class StandIn:
+    """In the place of a backend: sends nothing but what `start` sends, and answers with made-up text.
+
+    Args:
+        backend: what the program would run on.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._cost = charges.NOTHING
+
+    def estimate(self) -> Estimate:
+        """What was asked so far."""
+        cost, known = self._cost, prices.find(self._backend.capabilities.model) is not None
+        dollars = cost.picodollars / PICODOLLARS if known else None
+        return Estimate(cost.calls, cost.prompt_tokens, cost.completion_tokens, dollars)
+
+    # -------------------------------------------------------------------------------- the Backend protocol
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the backend, but nothing is computed ahead or speculated, what would be validated is as good as
+        enforced, and generated text comes back with its tokens, so that it is counted as what it cost."""
+        known = self._backend.capabilities
+        constraints = get_args(ConstraintKind) if known.asks_again else known.constraints
+        return msgspec.structs.replace(known, hint=False, speculation=False, token_ids=True, constraints=constraints)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._backend.chat_template
+
+    async def start(self) -> None:
+        if not starts.has_started(self._backend):
+            await self._backend.start()
+            starts.note(self._backend)
+
+    async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
+        cost = self._charged(request)
+        completion = _made_up(request)
+        if request.stream:
+            for index in range(request.sampling.n):
+                yield Chunk(request.id, index, completion.text, completion.token_ids, completion.logprobs)
+        asked_from = request.sampling.prompt_logprobs_from
+        prompt_logprobs = _logprobs(request, 0 if asked_from is None else max(0, cost.prompt_tokens - asked_from))
+        yield Final(request.id, (completion,) * request.sampling.n, _usage(cost), prompt_logprobs)
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """The first choice is the most probable one."""
+        cost = self._charged(request)
+        choices = [
+            ScoredChoice(
+                (index,),
+                (-1.0 - index,),
+                (-1.0,) if request.unconditional else (),
+                -1.0 - index if request.probability else None,
+                -1.0 - index if request.probability == "exact" else None,
+            )
+            for index in range(len(request.choices))
+        ]
+        return Scored(request.id, tuple(choices), _usage(cost))
+
+    def hint(self, hint: Hint) -> None:
+        raise AssertionError("a backend without the capability is given no hints")
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        """Text that was made up has the tokens that it was said to have."""
+        said = sum(len(part.token_ids) for part in prompt if isinstance(part, Generated))
+        return said + self._backend.tokens_at_most(tuple(part for part in prompt if not isinstance(part, Generated)))
+
+    def enforces(self, constraint: ConstraintSpec) -> bool:
+        """As the backend, or because it would be asked again."""
+        return self._backend.capabilities.asks_again or self._enforced(constraint)
+
+    async def control(self, verb: str) -> Done:
+        raise CapabilityError(f"estimate() asks no backend for {verb!r}; leave it out of the program's body")
+
+    async def close(self) -> None:
+        return
+
+    # -------------------------------------------------------------------------------- how
+
+    def _enforced(self, constraint: ConstraintSpec) -> bool:
+        enforces = getattr(self._backend, "enforces", None)
+        return enforces is None or bool(enforces(constraint))
+
+    def _charged(self, request: GenRequest | ScoreRequest) -> Charge:
+        """What the request may cost, noted."""
+        price = prices.find(self._backend.capabilities.model)
+        cost = charges.worst_of(self, request, price)
+        if isinstance(request, GenRequest) and request.constraint is not None:
+            told = self._told(request.constraint)
+            cost = charges.at_most(cost.prompt_tokens + told, cost.completion_tokens, cost.calls, price)
+        self._cost += cost
+        return cost
+
+    def _told(self, constraint: ConstraintSpec) -> int:
+        """Tokens of what the model is told about a constraint that is validated."""
+        if constraint.kind in self._backend.capabilities.constraints and self._enforced(constraint):
+            return 0
+        longest = max(wording.note(constraint, ""), wording.note(constraint, "x" * 1000), key=len)
+        return self._backend.tokens_at_most((Text(longest),))
+
+
+def _usage(cost: Charge) -> Usage:
+    return Usage(cost.prompt_tokens, 0, cost.completion_tokens, cost.calls)
+
+
+def _made_up(request: GenRequest) -> Completion:
+    """An answer that counts as `max_tokens` tokens, whatever its text is."""
+    constraint, tokens = request.constraint, request.sampling.max_tokens
+    return Completion(
+        text=_TOKEN * tokens if constraint is None else _satisfying(constraint, tokens),
+        token_ids=(0,) * tokens,
+        kept=tokens,
+        tail="",
+        finish_reason=FinishReason.LENGTH if constraint is None else FinishReason.STOP,
+        logprobs=_logprobs(request, tokens),
+        guarantee="" if constraint is None else "enforced",
+    )
+
+
+def _logprobs(request: GenRequest, tokens: int) -> tuple[TokenLogprob, ...]:
+    sampling = request.sampling
+    if not (sampling.logprobs or sampling.top_logprobs):
+        return ()
+    return (TokenLogprob(0, _TOKEN, -1.0, ((0, _TOKEN, -1.0),) * sampling.top_logprobs),) * tokens
+
+
+def _satisfying(constraint: ConstraintSpec, tokens: int) -> str:
+    """A text that satisfies the constraint; where that takes more than there is here, any text."""
+    if constraint.kind == "choices":
+        return _choices(constraint)[0]
+    if constraint.kind == "lark":
+        return _TOKEN * tokens
+    try:
+        return expressions.shortest(constraint.kind, constraint.source)
+    except UmbelError:  # the backend may read what is too much for us
+        return _TOKEN * tokens
+
+
+def _choices(constraint: ConstraintSpec) -> list[str]:
+    choices: list[str] = json.loads(constraint.source)
+    return choices
