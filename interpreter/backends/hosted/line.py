@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 from ....lang.errors import DeadlineError, ParameterError, UmbelError
-from ....lang.protocol import Origin
 from .clients import MOST_AT_ONCE, Clients
 from .failures import Provider
 from .retries import Retries, Transient
@@ -51,12 +50,14 @@ class Line(Generic[C]):
         self._clients = Clients(open, close, concurrency)
         self._retries, self._patience, self._surroundings = retries, patience, surroundings
 
-    def deadline(self, origin: Origin | None = None) -> float:
-        """When a call that begins now must have ended, on the clock of the surroundings."""
+    def deadline(self, seconds: float | None) -> float:
+        """When a call that begins now must have ended, on the clock of the surroundings.
+
+        Args:
+            seconds: that its request has left; None for no limit but the provider's.
+        """
         whole = self._patience.whole
-        if origin is not None and origin.timeout is not None:
-            whole = min(whole, origin.timeout)
-        return self._surroundings.clock() + whole
+        return self._surroundings.clock() + (whole if seconds is None else min(whole, seconds))
 
     @asynccontextmanager
     async def place(self, deadline: float) -> AsyncIterator[C]:
@@ -108,7 +109,7 @@ class Line(Generic[C]):
         raise DeadlineError(f"{self.provider.name}: the call to {self.provider.host} did not end in its time")
 
     async def _said_our_way(self, work: Coroutine[Any, Any, T]) -> T:
-        """Exceptions of the libraries become ours. Raised outside of the handler: theirs hold requests, with the key."""
+        """Exceptions of the libraries become ours. Raised outside of the handler: theirs hold requests with keys."""
         try:
             return await work
         except (UmbelError, Transient):

@@ -54,14 +54,12 @@ class Patience:
     def __post_init__(self) -> None:
         for name, value in (
             ("timeout", self.whole),
-            ("first_byte_timeout", self.first_byte),
+            ("first_byte_timeout", self.silent),
             ("connect_timeout", self.connect),
             ("idle_timeout", self.idle),
         ):
-            if value is None and name == "first_byte_timeout":
-                continue
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type]  # None is no number
+            if not number or not math.isfinite(value) or value <= 0:
                 raise ParameterError(f"{name}={value!r}; write a number of seconds above 0")
 
     @property

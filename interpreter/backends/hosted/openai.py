@@ -1,0 +1,352 @@
+"""Models behind the OpenAI dialect: OpenAI itself, Azure, and any server that speaks it (vLLM, SGLang, llama.cpp).
+
+model = umbel.OpenAI("gpt-4.1-mini")                                     # OPENAI_API_KEY, or api_key=
+local = umbel.OpenAI("Qwen/Qwen3-8B", base_url="http://127.0.0.1:8000/v1")
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import os
+import warnings
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ....lang.chat_template import ChatTemplate, TemplateWarning
+from ....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
+from ....lang.prompt import Part
+from ....lang.protocol import (
+    Capabilities,
+    Chunk,
+    Completion,
+    ConstraintSpec,
+    Done,
+    Final,
+    FinishReason,
+    GenRequest,
+    Hint,
+    Scored,
+    ScoreRequest,
+    Usage,
+)
+from . import continuation, openai_scores, profiles, token_bounds
+from .conversation import template
+from .failures import Provider
+from .line import Line
+from .openai_answers import Answer, parsed
+from .openai_calls import begin, whole
+from .openai_constraints import Mode, kinds, lower
+from .openai_endpoint import endpoint
+from .openai_models import listed
+from .openai_requests import RESERVED, Planner
+from .profiles import Profile
+from .retries import Retries
+from .surroundings import Patience, Surroundings
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+
+_MOST_SECONDS_FOR_MODELS = 30.0  # that a start waits for the list of models
+
+
+class OpenAI:
+    """A backend for one model.
+
+    **Roles** become the messages of a chat request, in the program's order. An assistant turn that has begun is
+    continued where the server can; else the model is asked to go on. Text outside of roles is for completion models;
+    a chat model is asked to continue it, with a warning.
+
+    **Constraints** are enforced by what the server has (strict structured outputs and others, see `Profile`); all else
+    is looked at when the text is there, and the model is asked again. Sampling parameters that a server does not take
+    are refused, never left out.
+
+    **Stops** beyond what a server takes are found here: the answer is streamed, and its connection closed at the stop.
+    What such a call cost is not told by the server; `usage` holds bounds then.
+
+    Args:
+        model: its name; of an Azure deployment without `azure_deployment`, the deployment's.
+        api_key: the key; None: the environment's OPENAI_API_KEY (AZURE_OPENAI_API_KEY for Azure).
+        base_url: another server; None: the environment's OPENAI_BASE_URL, or OpenAI's own.
+        mode: "chat", "completion", or "auto": chat where the model has it.
+        chat_template: how roles are written in completion mode; Jinja source or a ChatTemplate.
+        profile: what the server can do: "auto" asks it who it is; "openai", "vllm", "sglang", "llama.cpp",
+            "llama-cpp-python" or "compatible" say so; a Profile says it in detail.
+        azure_endpoint, azure_deployment, api_version: an Azure resource.
+        organization, project: at OpenAI, for accounting.
+        timeout: seconds for a call, its tries included.
+        first_byte_timeout: seconds until an answer begins; None: as long as the call may take.
+        connect_timeout: seconds until a connection stands.
+        idle_timeout: seconds of silence in the middle of an answer.
+        max_retries: tries after the first one; none once an answer has begun.
+        max_concurrency: calls at once; further ones wait.
+        extra_body: fields added to every request, as the server understands them.
+        default_headers: sent with every request.
+        surroundings: clock, sleep, chance and wire, for tests.
+        environment: where keys and addresses are looked for.
+
+    Raises:
+        MissingExtraError: the `openai` package is not installed.
+        ParameterError: no key, or a wrong value or option.
+        TemplateError: the chat template does not compile.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        mode: Literal["auto", "chat", "completion"] = "auto",
+        chat_template: str | ChatTemplate | None = None,
+        profile: str | Profile = "auto",
+        azure_endpoint: str | None = None,
+        azure_deployment: str | None = None,
+        api_version: str | None = None,
+        organization: str | None = None,
+        project: str | None = None,
+        timeout: float = 600.0,
+        first_byte_timeout: float | None = None,
+        connect_timeout: float = 10.0,
+        idle_timeout: float = 120.0,
+        max_retries: int = 3,
+        max_concurrency: int = 64,
+        extra_body: Mapping[str, Any] | None = None,  # Any: JSON
+        default_headers: Mapping[str, str] | None = None,
+        surroundings: Surroundings | None = None,
+        environment: Mapping[str, str] = os.environ,
+        **unknown: object,
+    ) -> None:
+        if unknown:
+            options = (name for name in OpenAI.__init__.__annotations__ if name not in ("unknown", "return"))
+            raise unknown_option("OpenAI()", next(iter(unknown)), options)
+        if importlib.util.find_spec("openai") is None:
+            raise MissingExtraError("openai", "openai")
+        if not isinstance(model, str) or not model.strip():
+            raise ParameterError(f"OpenAI({model!r}): write the name of a model, such as 'gpt-4.1-mini'")
+        if mode not in ("auto", "chat", "completion"):
+            raise ParameterError(f"mode={mode!r}; write 'auto', 'chat' or 'completion'")
+        if mode == "chat" and chat_template is not None:
+            raise ParameterError("chat_template= is for mode='completion'; a chat API has the model's own")
+        self.model = model
+        self._endpoint = endpoint(
+            api_key=api_key,
+            base_url=base_url,
+            azure_endpoint=azure_endpoint,
+            azure_deployment=azure_deployment,
+            api_version=api_version,
+            organization=organization,
+            project=project,
+            default_headers=default_headers,
+            environment=environment,
+        )
+        self._asked_mode = "completion" if mode == "auto" and chat_template is not None else mode
+        self._extra = _checked_extra(extra_body)
+        self._name = f"openai {model}"
+        endpoint_ = self._endpoint
+        self._provider = Provider(self._name, endpoint_.host, endpoint_.key_from, endpoint_.secrets)
+        self._patience = Patience(timeout, first_byte_timeout, connect_timeout, idle_timeout)
+        self._surroundings = surroundings or Surroundings()
+        self._line: Line[AsyncOpenAI] = Line(
+            self._provider,
+            lambda: self._open(max_concurrency),
+            _close,
+            concurrency=max_concurrency,
+            retries=Retries(max_retries),
+            patience=self._patience,
+            surroundings=self._surroundings,
+        )
+        self._detects = profile == "auto" and not endpoint_.is_openai and endpoint_.azure is None
+        self._given_template = _template_of(chat_template, self._name)
+        self._chat = template(self._name)
+        self._count: Callable[[str], int] = token_bounds.count_bytes
+        self._started = False
+        self._starting: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
+        self._warned = False
+        self._calls = self._estimated = 0
+        self._take(self._first_profile(profile), None)
+
+    def __repr__(self) -> str:
+        return f"OpenAI({self.model!r}, host={self._endpoint.host!r}, mode={self._planner.mode!r})"
+
+    # -------------------------------------------------------------------------------- the Backend protocol
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._chat if self._planner.mode == "chat" else self._given_template
+
+    async def start(self) -> None:
+        """Ask the server once which models it has, which costs nothing: who it is, whether key and model are right.
+
+        A server that has no such list is taken at its word.
+
+        Raises:
+            RequestError: the address, the key or the model is wrong.
+            CapabilityError: the model does not have the mode that was asked for.
+            ConnectionLostError: no server there.
+        """
+        async with self._starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if self._started:
+                return
+            await asyncio.to_thread(importlib.import_module, "openai")
+            if self._endpoint.azure is None:
+                await self._ask_models()
+            if self._endpoint.is_openai:
+                self._count = await asyncio.to_thread(token_bounds.counter, self.model)
+            self._started = True
+
+    async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
+        if request.sampling.max_tokens == 0:
+            yield Final(request.id, (_NOTHING,) * request.sampling.n, Usage())  # nothing is asked of the server
+            return
+        plan = self._planner.plan(request)
+        if plan.continues_text and not self._warned:
+            self._warned = True
+            warnings.warn(continuation.warning(self._name), TemplateWarning, stacklevel=2)
+        answer = Answer(
+            plan, self._provider, self.tokens_at_most(request.prompt), constrained=request.constraint is not None
+        )
+        deadline = self._line.deadline(request.origin.timeout)
+        self._calls += 1
+        async with self._line.place(deadline) as client:
+            if plan.streams:
+                events = await self._line.tried(lambda: begin(client, plan, answer, self._provider), deadline)
+                async with aclosing(events):
+                    given = events.first
+                    while given is not None:
+                        for each in given if request.stream else ():
+                            yield Chunk(request.id, each.index, each.text, logprobs=each.logprobs)
+                        given = await self._line.once(events.next(), deadline)
+            else:
+                await self._line.tried(lambda: whole(client, plan, answer, self._provider), deadline)
+        answer.check_whole()
+        self._estimated += not answer.counted
+        yield Final(request.id, answer.completions(), answer.usage())
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """
+        Raises:
+            CapabilityError: the server tells no log-probabilities of given text.
+        """
+        if not self._capabilities.score or request.unconditional or request.probability:
+            what = request.probability or ("scores without the prompt" if request.unconditional else "scores")
+            raise CapabilityError(
+                f"{self._name} ({self._planner.profile.name}, {self._planner.mode} mode) cannot give {what}; "
+                'write select() with its default method, or method="token_length_normalized" on a server that scores'
+            )
+        prompt = self._planner.text(request.prompt)
+        body = {**openai_scores.body(prompt, request.choices, self.model), **self._extra}
+        deadline = self._line.deadline(request.origin.timeout)
+        self._calls += 1
+        async with self._line.place(deadline) as client:
+            data = await self._line.tried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
+        piece = parsed(data, self._provider)
+        scores = openai_scores.scored(piece, prompt, request.choices, self._provider)
+        bound = len(request.choices) * self.tokens_at_most(request.prompt)
+        return Scored(request.id, scores, openai_scores.usage(piece, bound))
+
+    def hint(self, hint: Hint) -> None:
+        """Nothing can be computed ahead at this API; `capabilities.hint` says so."""
+
+    def enforces(self, constraint: ConstraintSpec) -> bool:
+        """Whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
+        return lower(constraint, self._planner.profile, self._planner.mode) is not None
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return token_bounds.at_most(prompt, self._count, self._planner.profile.image_tokens)
+
+    async def control(self, verb: str) -> Done:
+        """Raises CapabilityError for a verb that is not "info"."""
+        match verb:
+            case "info":
+                facts = {"model": self.model, "host": self._endpoint.host, "mode": self._planner.mode}
+                retries = {f"retries_{reason}": count for reason, count in sorted(self._line.counts.items())}
+                counts = {"calls": self._calls, "calls_with_estimated_usage": self._estimated, **retries}
+                return Done("openai", {**facts, "profile": self._planner.profile.name, **counts})
+            case "flush_cache":
+                raise CapabilityError(f"{self._name} cannot empty the provider's cache; it forgets by itself")
+            case _:
+                raise CapabilityError(f"{self._name} has no control verb {verb!r}; write 'info'")
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    # -------------------------------------------------------------------------------- how
+
+    def _open(self, concurrency: int) -> "AsyncOpenAI":
+        from .transport import open_client  # late, with the SDK
+
+        return self._endpoint.open(open_client(self._patience, concurrency, self._surroundings.wire))
+
+    def _first_profile(self, given: str | Profile) -> Profile:
+        if isinstance(given, Profile):
+            return given
+        if given != "auto":
+            return profiles.named(given, self.model)
+        return profiles.COMPATIBLE if self._detects else profiles.of_model(self.model)
+
+    async def _ask_models(self) -> None:
+        deadline = self._line.deadline(_MOST_SECONDS_FOR_MODELS)
+        async with self._line.place(deadline) as client:
+            models = await self._line.tried(lambda: listed(client, self._provider), deadline)
+        if models is None:
+            return
+        models.check(self.model, self._provider)
+        profile = self._planner.profile
+        if self._detects:
+            profile = profiles.of_owner(models.owner_of(self.model), self.model, models.server)
+            if self._asked_mode == "completion":
+                profile = replace(profile, completion=True)  # the user knows; the list does not say
+        self._take(profile, models.context_of(self.model))
+
+    def _take(self, profile: Profile, max_context: int | None) -> None:
+        """Serve by this profile from now on.
+
+        Raises:
+            CapabilityError: the model does not have the mode that was asked for.
+        """
+        mode: Mode = "completion" if self._asked_mode == "completion" else "chat"
+        if self._asked_mode == "auto" and not profile.chat:
+            mode = "completion"
+        if not (profile.chat if mode == "chat" else profile.completion):
+            other = "completion" if mode == "chat" else "chat"
+            raise CapabilityError(f"{self._name} ({profile.name}) has no {mode} API; write mode={other!r}")
+        self._planner = Planner(self._name, self.model, profile, mode, self._extra)
+        self._capabilities = Capabilities(
+            self._name,
+            score=profile.scores and mode == "completion",
+            images=profile.images and mode == "chat",
+            logprobs=profile.top_logprobs >= 0,
+            max_context=max_context or profile.max_context,
+            constraints=kinds(profile, mode),
+            asks_again=True,
+            speculation=True,
+            model=self.model,
+        )
+
+
+# What max_tokens=0 gives.
+_NOTHING = Completion("", (), 0, "", FinishReason.LENGTH)
+
+
+async def _close(client: "AsyncOpenAI") -> None:
+    await client.close()
+
+
+def _template_of(given: str | ChatTemplate | None, name: str) -> ChatTemplate:
+    return given if isinstance(given, ChatTemplate) else ChatTemplate(given, name=name)
+
+
+def _checked_extra(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Raises ParameterError for fields that are not the user's."""
+    extra = dict(given or {})
+    for name in extra:
+        if name in RESERVED:
+            raise ParameterError(f"extra_body sets {name!r}, which is the program's to say; leave it out of extra_body")
+    return extra

@@ -1,0 +1,147 @@
+"""Where requests go, and with which key: OpenAI, a server of its dialect, or an Azure deployment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ....lang.errors import ParameterError
+
+if TYPE_CHECKING:
+    import httpx2
+    from openai import AsyncOpenAI
+
+ADDRESS = "https://api.openai.com/v1"
+_HOST = "api.openai.com"
+
+
+@dataclass(frozen=True, slots=True)
+class Azure:
+    """An Azure resource."""
+
+    endpoint: str
+    api_version: str
+    deployment: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address with what is sent there.
+
+    Attributes:
+        address: without a slash at its end.
+        host: of the address.
+        key: "" for a server that wants none.
+        key_from: how users give it.
+    """
+
+    address: str
+    host: str
+    key: str
+    key_from: str
+    headers: Mapping[str, str]
+    organization: str | None
+    project: str | None
+    azure: Azure | None
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.host!r})"
+
+    @property
+    def is_openai(self) -> bool:
+        return self.host == _HOST
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What messages must not say. Headers may hold keys as well; short values would blacken ordinary words."""
+        return tuple(secret for secret in (self.key, *self.headers.values()) if len(secret) >= 8)
+
+    def open(self, http: "httpx2.AsyncClient") -> "AsyncOpenAI":
+        """A client of the SDK that leaves retries to us."""
+        import openai
+
+        # Any: the two constructors share these arguments and no type.
+        common: dict[str, Any] = {
+            "api_key": self.key or "none",  # the SDK wants one; servers without keys do not look at it
+            "max_retries": 0,
+            "http_client": http,
+            "timeout": http.timeout,
+            "default_headers": dict(self.headers),
+            "organization": self.organization,
+            "project": self.project,
+        }
+        if self.azure is None:
+            return openai.AsyncOpenAI(base_url=self.address, **common)
+        azure: dict[str, Any] = {"azure_endpoint": self.azure.endpoint, "api_version": self.azure.api_version}
+        if self.azure.deployment is not None:
+            azure["azure_deployment"] = self.azure.deployment
+        return openai.AsyncAzureOpenAI(**azure, **common)
+
+
+def endpoint(
+    *,
+    api_key: str | None,
+    base_url: str | None,
+    azure_endpoint: str | None,
+    azure_deployment: str | None,
+    api_version: str | None,
+    organization: str | None,
+    project: str | None,
+    default_headers: Mapping[str, str] | None,
+    environment: Mapping[str, str],
+) -> Endpoint:
+    """Check what was given, and complete it from the environment.
+
+    Raises:
+        ParameterError: no key where one is needed, an address that is none, or two that contradict.
+    """
+    headers = dict(default_headers or {})
+    if not all(isinstance(name, str) and isinstance(value, str) for name, value in headers.items()):
+        raise ParameterError("default_headers must map names to texts, such as {'x-team': 'blue'}")
+    for name, given in (("api_key", api_key), ("organization", organization), ("project", project)):
+        if given is not None and not isinstance(given, str):
+            raise ParameterError(f"{name} must be a string, got {type(given).__name__}")
+    if azure_endpoint is None:
+        if azure_deployment is not None or api_version is not None:
+            raise ParameterError(
+                "azure_deployment= and api_version= need azure_endpoint='https://NAME.openai.azure.com'"
+            )
+        given_url = base_url if base_url is not None else environment.get("OPENAI_BASE_URL") or ADDRESS
+        address, host = _address("base_url", given_url, ADDRESS)
+        key = api_key or environment.get("OPENAI_API_KEY", "")
+        if not key and host == _HOST:
+            raise ParameterError(
+                "OpenAI() has no key; write api_key=..., set OPENAI_API_KEY, or give base_url= of a server without keys"
+            )
+        return Endpoint(address, host, key, "api_key= or OPENAI_API_KEY", headers, organization, project, None)
+    if base_url is not None:
+        raise ParameterError("base_url= and azure_endpoint= name two servers; give one of them")
+    address, host = _address("azure_endpoint", azure_endpoint, "https://NAME.openai.azure.com")
+    version = api_version or environment.get("OPENAI_API_VERSION", "")
+    if not version:
+        raise ParameterError("azure_endpoint= needs api_version='2024-10-21' or a later one, or OPENAI_API_VERSION")
+    key = api_key or environment.get("AZURE_OPENAI_API_KEY", "")
+    if not key:
+        raise ParameterError("azure_endpoint= needs a key; write api_key=..., or set AZURE_OPENAI_API_KEY")
+    azure = Azure(address, version, azure_deployment)
+    return Endpoint(address, host, key, "api_key= or AZURE_OPENAI_API_KEY", headers, organization, project, azure)
+
+
+def _address(name: str, given: object, example: str) -> tuple[str, str]:
+    """An address without a slash at its end, and its host."""
+    if not isinstance(given, str) or given != given.strip() or not given:
+        raise ParameterError(f"{name}={given!r} is no address; write one such as {example!r}")
+    try:
+        parts = urlsplit(given)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ParameterError(f"{name}={given!r} is no address; write one such as {example!r}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise ParameterError(
+            f"{name}={given!r} must begin with https:// or http:// and name a host, as {example!r} does"
+        )
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ParameterError(
+            f"{name} must be an address alone; give keys by api_key=, and the rest by default_headers="
+        )
+    return given.rstrip("/"), host

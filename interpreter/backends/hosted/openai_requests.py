@@ -1,0 +1,224 @@
+"""A request of ours → the body of a request to the API, and what is left to do here with the answer."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ....lang.errors import CapabilityError, RequestError
+from ....lang.prompt import Media, Part
+from ....lang.protocol import ConstraintSpec, GenRequest
+from ....lang.sampling import SamplingParams
+from . import continuation
+from .conversation import Content, Message, PlainText, read, text_of
+from .openai_constraints import Fields, Lowered, Mode, lower
+from .pictures import encoded, media_type
+from .profiles import Profile
+
+_DEFAULTS = SamplingParams()
+_ROLES = ("system", "developer", "user", "assistant")
+# Fields that users may not set by extra_body, as the answer is read by them.
+RESERVED = frozenset({"model", "messages", "prompt", "stream", "stream_options", "n", "stop", "logprobs", "echo"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One call.
+
+    Attributes:
+        path: behind the base address.
+        body: JSON.
+        cuts: stop strings to look for here.
+        wrapped: the answer is a member of a JSON object, and is given out when it is whole.
+        n: continuations.
+        most_tokens: of each.
+        continues_text: a chat model is asked to go on with a text outside of roles.
+    """
+
+    path: str
+    body: Fields
+    cuts: tuple[str, ...]
+    wrapped: Literal["", "text", "json"]
+    n: int
+    most_tokens: int
+    continues_text: bool
+
+    @property
+    def streams(self) -> bool:
+        return self.body.get("stream") is True
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans for one model.
+
+    Args:
+        backend: its name, for messages.
+        model: its name, for the server.
+        profile: what the server can do.
+        mode: which of its two APIs.
+        extra: fields that the user adds to every request.
+    """
+
+    backend: str
+    model: str
+    profile: Profile
+    mode: Mode
+    extra: Mapping[str, Any]  # Any: JSON
+
+    def plan(self, request: GenRequest) -> Plan:
+        """
+        Raises:
+            CapabilityError: the request asks for what the server does not have; nothing of it is left out.
+            RequestError: a text that cannot be sent.
+        """
+        sampling = request.sampling
+        self._check(request)
+        lowered = self.lowered(request.constraint)
+        # A stop inside a constrained text is a fact about the text that the answer does not tell, so it is found here.
+        here = len(sampling.stop) > self.profile.stops or (lowered is not None and not self.profile.names_stop)
+        cuts = sampling.stop if here or (lowered is not None and lowered.wrapped) else ()
+        prompt, continues_text = self._prompt(request.prompt)
+        body: Fields = {"model": self.model, **prompt, **self._choosing(sampling)}
+        if sampling.stop and not cuts:
+            body["stop"] = list(sampling.stop)
+        if lowered is not None:
+            body |= lowered.fields
+        if request.origin.salt:
+            body["cache_salt"] = request.origin.salt
+        if request.stream or cuts:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        path = "/chat/completions" if self.mode == "chat" else "/completions"
+        wrapped = lowered.wrapped if lowered is not None else ""
+        return Plan(path, {**body, **self.extra}, cuts, wrapped, sampling.n, sampling.max_tokens, continues_text)
+
+    def lowered(self, constraint: ConstraintSpec | None) -> Lowered | None:
+        """Raises CapabilityError for a constraint that the server does not enforce."""
+        if constraint is None:
+            return None
+        lowered = lower(constraint, self.profile, self.mode)
+        if lowered is None:
+            raise CapabilityError(
+                f"{self.backend} does not enforce this {constraint.kind}: {constraint.source[:120]!r}; write a simpler "
+                "one, or have the text looked at and asked for again"
+            )
+        return lowered
+
+    # -------------------------------------------------------------------------------- prompts
+
+    def _prompt(self, parts: tuple[Part, ...]) -> tuple[Fields, bool]:
+        """The fields of a body that say what is to be continued; whether it is a text, and the model a chat model."""
+        if self.mode == "completion":
+            return {"prompt": self.text(parts)}, False
+        asked = read(parts, self.backend)
+        if isinstance(asked, PlainText):
+            if not asked.content:
+                raise CapabilityError(f"{self.backend} is a chat model, and the prompt is empty; write user(...) first")
+            return {"messages": self._messages(continuation.of_text(asked))}, True
+        if not asked.turns and not asked.begun:
+            raise CapabilityError(
+                f"{self.backend} answers a conversation, and there is none yet; write user(...) first"
+            )
+        if asked.begun and self.profile.continues:
+            messages = self._messages((*asked.turns, Message("assistant", asked.begun)))
+            return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}, False
+        return {"messages": self._messages(continuation.of_turn(asked))}, False
+
+    def text(self, parts: Iterable[Part]) -> str:
+        """A prompt as one text, for the completion API."""
+        parts = tuple(parts)
+        if any(isinstance(part, Media) for part in parts):
+            raise CapabilityError(f"{self.backend} in completion mode takes no images; write mode='chat'")
+        return self._sendable(text_of(parts))
+
+    def _messages(self, messages: Iterable[Message]) -> list[Fields]:
+        return [{"role": self._role(each.role), "content": self._content(each.content)} for each in messages]
+
+    def _role(self, role: str) -> str:
+        if role not in _ROLES:
+            raise CapabilityError(
+                f"{self.backend} takes turns of {', '.join(_ROLES)}; {role}(...) belongs to calls of tools, which are "
+                "not made here; write user(...)"
+            )
+        return role
+
+    def _content(self, content: Content) -> str | list[Fields]:
+        if not any(isinstance(part, Media) for part in content):
+            return self._sendable(text_of(content))
+        return [self._picture(p) if isinstance(p, Media) else self._words(p.text) for p in content]
+
+    def _words(self, text: str) -> Fields:
+        return {"type": "text", "text": self._sendable(text)}
+
+    def _picture(self, part: Media) -> Fields:
+        if not self.profile.images:
+            raise CapabilityError(f"{self.backend} takes no images; use a model that does")
+        return {
+            "type": "image_url",
+            "image_url": {"url": f"data:{media_type(part, self.backend)};base64,{encoded(part)}"},
+        }
+
+    def _sendable(self, text: str) -> str:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt holds {text[error.start]!r}, half of a character, which cannot be sent to {self.backend}; "
+                "decode its source with errors='replace'"
+            ) from None
+        return text
+
+    # -------------------------------------------------------------------------------- sampling
+
+    def _choosing(self, sampling: SamplingParams) -> Fields:
+        profile = self.profile
+        name = profile.max_tokens if self.mode == "chat" else "max_tokens"
+        fields: Fields = {name: sampling.max_tokens}
+        for field in sorted(profile.sampling):
+            value = getattr(sampling, field)
+            if field in profile.always or value != getattr(_DEFAULTS, field):
+                fields[field] = value
+        if fields.get("top_k") == -1:
+            fields["top_k"] = profile.all_top_k
+        if "logit_bias" in fields:
+            fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+        if "stop_token_ids" in fields:
+            fields["stop_token_ids"] = list(sampling.stop_token_ids)
+        if sampling.n != 1:
+            fields["n"] = sampling.n
+        if sampling.logprobs or sampling.top_logprobs:
+            fields |= self._logprobs(sampling.top_logprobs)
+        return fields
+
+    def _logprobs(self, top: int) -> Fields:
+        if self.mode == "completion":
+            return {"logprobs": top}
+        return {"logprobs": True, **({"top_logprobs": top} if top else {})}
+
+    def _check(self, request: GenRequest) -> None:
+        """Raises CapabilityError for what this server would drop."""
+        sampling, profile = request.sampling, self.profile
+        for field in SamplingParams.__struct_fields__:
+            if field in profile.sampling or field in ("max_tokens", "n", "stop", "logprobs", "top_logprobs"):
+                continue
+            if getattr(sampling, field) != getattr(_DEFAULTS, field):
+                raise self._lacks(f"{field}={getattr(sampling, field)!r}", "leave it out")
+        if sampling.n > profile.n:
+            raise self._lacks(f"n={sampling.n}", "fork the program instead")
+        asks_logprobs = sampling.logprobs or sampling.top_logprobs
+        if asks_logprobs and sampling.top_logprobs > profile.top_logprobs:
+            raise self._lacks(
+                f"logprobs with top_logprobs={sampling.top_logprobs}",
+                f"it gives at most {max(profile.top_logprobs, 0)}",
+            )
+        if request.token_healing:
+            raise self._lacks("token_healing=True", "leave it out")
+        if request.origin.salt and not profile.salts:
+            raise self._lacks(f"salt={request.origin.salt!r}", "its prefix cache cannot be kept apart; leave it out")
+        if asks_logprobs and (lowered := self.lowered(request.constraint)) is not None and lowered.wrapped:
+            raise self._lacks("log-probabilities of a constrained text", "ask for one of both")
+
+    def _lacks(self, what: str, instead: str) -> CapabilityError:
+        return CapabilityError(
+            f"{self.backend} ({self.profile.name}) does not take {what}; {instead}, or use a model or a Runtime that "
+            "does; OpenAI(..., profile=Profile(...)) says what another server can do"
+        )

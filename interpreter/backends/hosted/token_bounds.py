@@ -1,0 +1,39 @@
+"""How many tokens a chat prompt has at most, where its tokenizer is not ours.
+
+With the `tiktoken` package the count of an OpenAI model's text is exact. Otherwise a token has at least one byte.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ....lang.prompt import Media, Part
+from .continuation import CONTINUE_TEXT, CONTINUE_TURN
+
+PER_MESSAGE = 8  # tokens around each: 3 or 4 with OpenAI's models, more with some open ones
+_ASKING = len(CONTINUE_TEXT) + len(CONTINUE_TURN) + 2 * PER_MESSAGE  # of a request to continue, in bytes
+
+
+def counter(model: str) -> Callable[[str], int]:
+    """Text → its tokens, exactly where the tokenizer is known and installed. Blocks: the package may read a file."""
+    try:
+        # Any: an optional package without types. The interpreter's own dependencies do not hold it.
+        encoding: Any = importlib.import_module("tiktoken").encoding_for_model(model)
+    except Exception:  # not installed, a model that it does not know, or a file that it could not fetch
+        return count_bytes
+    return lambda text: len(encoding.encode_ordinary(text))
+
+
+def count_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def at_most(parts: Iterable[Part], count: Callable[[str], int], image_tokens: int) -> int:
+    """A bound on the tokens of a prompt, what a request to continue adds included."""
+    bound = _ASKING
+    for part in parts:
+        if isinstance(part, Media):
+            bound += image_tokens
+        else:
+            bound += count(part.text) + PER_MESSAGE
+    return bound
