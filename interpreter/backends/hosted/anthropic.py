@@ -17,10 +17,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ....lang import prompt as prompts
 from ....lang.chat_template import ChatTemplate
 from ....lang.errors import CapabilityError, MissingExtraError, ParameterError
-from ....lang.prompt import Media, Part
+from ....lang.prompt import Part
 from ....lang.protocol import (
     Capabilities,
     Chunk,
@@ -39,12 +38,12 @@ from .anthropic_cache import Leaders, with_breakpoints
 from .anthropic_constraints import lower
 from .anthropic_profiles import AnthropicProfile, profile_of
 from .anthropic_request import Composed, Composer, payload
-from .continuation import CONTINUE_TEXT, CONTINUE_TURN
 from .conversation import template
 from .failures import Provider
 from .line import Line
 from .retries import Retries
 from .surroundings import Patience, Surroundings
+from .token_bounds import at_most, count_bytes
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -225,9 +224,7 @@ class Anthropic:
             self._places.remember(self._composer.place(hint.prompt))
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
-        images = sum(isinstance(part, Media) for part in prompt)
-        asking = len(CONTINUE_TEXT) + len(CONTINUE_TURN)
-        return prompts.tokens_at_most(prompt) + asking + images * MOST_IMAGE_TOKENS + SURROUNDING_TOKENS
+        return at_most(prompt, count_bytes, MOST_IMAGE_TOKENS) + SURROUNDING_TOKENS
 
     async def control(self, verb: str) -> Done:
         """Raises CapabilityError for a verb that is not "info"."""
@@ -258,7 +255,7 @@ class Anthropic:
             self._places.remember(composed.blocks)
             self._counts["breakpoints"] += sum(block.cached for block in blocks)
         arguments = {**composed.arguments, **payload(blocks, self._capabilities.name)}
-        deadline = self._line.deadline(request.origin)
+        deadline = self._line.deadline(request.origin.timeout)
         async with self._line.place(deadline) as desk:
             turn = await self._line.once(desk.leaders.turn(blocks), deadline)
             try:
