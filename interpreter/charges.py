@@ -6,6 +6,7 @@ from ..lang.prompt import Text
 from ..lang.protocol import Backend, GenRequest, ScoreRequest, Usage
 from .prices import FREE, Price
 
+_AROUND_CONSTRAINT = 64  # tokens beside the bytes of a schema, of which a provider makes fewer tokens
 PICODOLLARS = 10**12  # of a dollar; whole numbers, so that what is held and given back leaves no rest
 
 
@@ -56,15 +57,18 @@ def at_most(prompt_tokens: int, completion_tokens: int, calls: int, price: Price
 
 def worst_of(backend: Backend, request: GenRequest | ScoreRequest, price: Price | None) -> Charge:
     """The most that a request can cost."""
+    hosted = backend.capabilities.model != ""
     if isinstance(request, GenRequest):
-        sampling = request.sampling
-        return at_most(backend.tokens_at_most(request.prompt), sampling.n * sampling.max_tokens, 1, price)
+        sampling, prompt = request.sampling, backend.tokens_at_most(request.prompt)
+        if hosted and request.constraint is not None:  # providers may show it to the model
+            prompt += _AROUND_CONSTRAINT + len(request.constraint.source.encode("utf-8", "surrogatepass"))
+        return at_most(prompt, sampling.n * sampling.max_tokens, 1, price)
     choices = [(Text(choice),) for choice in request.choices]
-    if backend.capabilities.model:  # a hosted model reads the prompt again for every choice, and writes a token
+    if hosted:  # it reads the prompt again for every choice, and writes a token
         prompts = sum(backend.tokens_at_most((*request.prompt, *choice)) for choice in choices)
-        written = len(choices)
+        written = calls = len(choices)
     else:
         prompts = backend.tokens_at_most(request.prompt) + sum(map(backend.tokens_at_most, choices))
-        written = 0
+        written, calls = 0, 1
     twice = 2 if request.unconditional else 1  # the choices are scored without their prompt, too
-    return at_most(twice * prompts, twice * written, 1, price)
+    return at_most(twice * prompts, twice * written, calls, price)

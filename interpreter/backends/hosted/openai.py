@@ -12,11 +12,11 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ....lang.chat_template import ChatTemplate, TemplateWarning
 from ....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
-from ....lang.prompt import Part
+from ....lang.prompt import Part, Text
 from ....lang.protocol import (
     Capabilities,
     Chunk,
@@ -28,6 +28,7 @@ from ....lang.protocol import (
     GenRequest,
     Hint,
     Scored,
+    ScoredChoice,
     ScoreRequest,
     Usage,
 )
@@ -37,10 +38,11 @@ from .failures import Provider
 from .line import Line
 from .openai_answers import Answer, parsed
 from .openai_calls import begin, whole
-from .openai_constraints import Mode, kinds, lower
+from .openai_constraints import lower
 from .openai_endpoint import endpoint
+from .openai_mode import AskedMode, capabilities_of, mode_of
 from .openai_models import listed
-from .openai_requests import RESERVED, Planner
+from .openai_requests import Planner, checked_extra
 from .profiles import Profile
 from .retries import Retries
 from .surroundings import Patience, Surroundings
@@ -99,7 +101,7 @@ class OpenAI:
         *,
         api_key: str | None = None,
         base_url: str | None = None,
-        mode: Literal["auto", "chat", "completion"] = "auto",
+        mode: AskedMode = "auto",
         chat_template: str | ChatTemplate | None = None,
         profile: str | Profile = "auto",
         azure_endpoint: str | None = None,
@@ -142,8 +144,8 @@ class OpenAI:
             default_headers=default_headers,
             environment=environment,
         )
-        self._asked_mode = "completion" if mode == "auto" and chat_template is not None else mode
-        self._extra = _checked_extra(extra_body)
+        self._asked_mode: AskedMode = "completion" if mode == "auto" and chat_template is not None else mode
+        self._extra = checked_extra(extra_body)
         self._name = f"openai {model}"
         endpoint_ = self._endpoint
         self._provider = Provider(self._name, endpoint_.host, endpoint_.key_from, endpoint_.secrets)
@@ -241,15 +243,23 @@ class OpenAI:
                 'write select() with its default method, or method="token_length_normalized" on a server that scores'
             )
         prompt = self._planner.text(request.prompt)
-        body = {**openai_scores.body(prompt, request.choices, self.model), **self._extra}
         deadline = self._line.deadline(request.origin.timeout)
+        tasks = [asyncio.create_task(self._score(prompt, choice, deadline)) for choice in request.choices]
+        try:
+            scores = await asyncio.gather(*tasks)
+        finally:  # when one fails the others are of no use
+            for task in tasks:
+                task.cancel()
+        return Scored(request.id, tuple(choice for choice, _ in scores), sum((cost for _, cost in scores), Usage()))
+
+    async def _score(self, prompt: str, choice: str, deadline: float) -> tuple[ScoredChoice, Usage]:
+        body = {**openai_scores.body(prompt, choice, self.model), **self._extra}
         self._calls += 1
         async with self._line.place(deadline) as client:
             data = await self._line.tried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
         piece = parsed(data, self._provider)
-        scores = openai_scores.scored(piece, prompt, request.choices, self._provider)
-        bound = len(request.choices) * self.tokens_at_most(request.prompt)
-        return Scored(request.id, scores, openai_scores.usage(piece, bound))
+        bound = self.tokens_at_most((Text(prompt + choice),))
+        return openai_scores.scored(piece, prompt, choice, self._provider), openai_scores.usage(piece, bound)
 
     def hint(self, hint: Hint) -> None:
         """Nothing can be computed ahead at this API; `capabilities.hint` says so."""
@@ -311,24 +321,9 @@ class OpenAI:
         Raises:
             CapabilityError: the model does not have the mode that was asked for.
         """
-        mode: Mode = "completion" if self._asked_mode == "completion" else "chat"
-        if self._asked_mode == "auto" and not profile.chat:
-            mode = "completion"
-        if not (profile.chat if mode == "chat" else profile.completion):
-            other = "completion" if mode == "chat" else "chat"
-            raise CapabilityError(f"{self._name} ({profile.name}) has no {mode} API; write mode={other!r}")
+        mode = mode_of(self._asked_mode, profile, self._name)
         self._planner = Planner(self._name, self.model, profile, mode, self._extra)
-        self._capabilities = Capabilities(
-            self._name,
-            score=profile.scores and mode == "completion",
-            images=profile.images and mode == "chat",
-            logprobs=profile.top_logprobs >= 0,
-            max_context=max_context or profile.max_context,
-            constraints=kinds(profile, mode),
-            asks_again=True,
-            speculation=True,
-            model=self.model,
-        )
+        self._capabilities = capabilities_of(self._name, self.model, profile, mode, max_context)
 
 
 # What max_tokens=0 gives.
@@ -341,12 +336,3 @@ async def _close(client: "AsyncOpenAI") -> None:
 
 def _template_of(given: str | ChatTemplate | None, name: str) -> ChatTemplate:
     return given if isinstance(given, ChatTemplate) else ChatTemplate(given, name=name)
-
-
-def _checked_extra(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Raises ParameterError for fields that are not the user's."""
-    extra = dict(given or {})
-    for name in extra:
-        if name in RESERVED:
-            raise ParameterError(f"extra_body sets {name!r}, which is the program's to say; leave it out of extra_body")
-    return extra

@@ -1,92 +1,19 @@
 """Answers of the API → continuations, whole or event by event. What is not whole is an error, never a short answer."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-import msgspec
+from typing import Literal
 
 from ....lang.errors import BackendError, ConnectionLostError, RequestError, UmbelError
 from ....lang.protocol import Completion, FinishReason, TokenLogprob, Usage
 from .failures import Provider
 from .openai_constraints import beginning, unwrap
 from .openai_requests import Plan
+from .openai_wire import Choice, Counted, Piece, logprobs_of
 from .stops import StopCutter
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
 _LONGEST_TOKEN = 256  # characters; a server that says more than this for each token it may say does not stop at all
 
 _MOST_PIECES = 1024  # beside those with text
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: _Count | None = None
-
-
-class _Counted(msgspec.Struct):
-    prompt_tokens: _Count = 0
-    completion_tokens: _Count | None = 0
-    prompt_tokens_details: _Details | None = None
-    prompt_cache_hit_tokens: _Count | None = None  # DeepSeek's name of it
-
-
-class _Alternative(msgspec.Struct):
-    token: str
-    logprob: float
-
-
-class _Token(_Alternative):
-    top_logprobs: list[_Alternative] | None = None
-
-
-class _Logprobs(msgspec.Struct):
-    """Of the chat API: `content`; of the completion API: the lists."""
-
-    content: list[_Token] | None = None
-    tokens: list[str] | None = None
-    token_logprobs: list[float | None] | None = None
-    top_logprobs: list[dict[str, float] | None] | None = None
-    text_offset: list[int] | None = None
-
-
-class _Said(msgspec.Struct):
-    content: str | None = None
-    refusal: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    index: _Count = 0
-    message: _Said | None = None  # of a whole answer
-    delta: _Said | None = None  # of an event
-    text: str | None = None  # of the completion API, both
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-    stop_reason: str | int | None = None  # of vLLM: the stop that matched
-
-
-class Piece(msgspec.Struct):
-    """A whole answer, or one event of a stream."""
-
-    choices: list[_Choice] | None = None
-    usage: _Counted | None = None
-    error: Any = None  # Any: whatever a server puts there
-
-
-def parsed(data: object, provider: Provider) -> Piece:
-    """JSON of a server → a piece.
-
-    Raises:
-        BackendError: it is none.
-    """
-    if not isinstance(data, Mapping):
-        raise BackendError(
-            f"{provider.name}: {provider.host} sent what is no answer of this API: {provider.scrub(str(data))[:80]!r}; "
-            "check base_url"
-        )
-    try:
-        return msgspec.convert(data, Piece, strict=True)
-    except msgspec.ValidationError as error:
-        raise BackendError(f"{provider.name}: {provider.host} sent what is no answer of this API: {error}") from None
 
 
 class _Growing:
@@ -197,7 +124,7 @@ class Answer:
         self._prompt_tokens = prompt_tokens
         self._constrained = constrained
         self._texts = [_Growing(plan) for _ in range(plan.n)]
-        self._usage: _Counted | None = None
+        self._usage: Counted | None = None
         self._pieces = 0
         self.begun = False  # something of the answer itself has come
 
@@ -236,7 +163,7 @@ class Answer:
             if growing.reason is not None:
                 continue  # it was cut here; the server does not know
             text = self._text(choice)
-            logprobs = _logprobs(choice.logprobs)
+            logprobs = logprobs_of(choice.logprobs)
             growing.logprobs.extend(logprobs)
             released = growing.receive(text)
             if growing.length > _LONGEST_TOKEN * (self._plan.most_tokens + 1):
@@ -264,13 +191,11 @@ class Answer:
         if counted is None:
             received = sum(min(4 * text.length, self._plan.most_tokens) for text in self._texts)
             return Usage(self._prompt_tokens, 0, received, 1)
-        details = counted.prompt_tokens_details
-        cached = (details.cached_tokens if details is not None else None) or counted.prompt_cache_hit_tokens or 0
-        return Usage(counted.prompt_tokens, min(cached, counted.prompt_tokens), counted.completion_tokens or 0, 1)
+        return Usage(counted.prompt_tokens, counted.cached_tokens, counted.completion_tokens or 0, 1)
 
     # -------------------------------------------------------------------------------- how
 
-    def _text(self, choice: _Choice) -> str:
+    def _text(self, choice: Choice) -> str:
         said = choice.message or choice.delta
         if said is not None and said.refusal:
             raise RequestError(f"{self._provider.name}: the model refused: {self._provider.scrub(said.refusal)}")
@@ -291,27 +216,3 @@ class Answer:
 
     def _broken(self, what: str) -> UmbelError:
         return BackendError(f"{self._provider.name}: {self._provider.host} sent {what}")
-
-
-def _logprobs(given: _Logprobs | None) -> tuple[TokenLogprob, ...]:
-    """Ids are not told by this API: -1."""
-    if given is None:
-        return ()
-    if given.content is not None:
-        return tuple(
-            TokenLogprob(
-                -1, each.token, each.logprob, tuple((-1, top.token, top.logprob) for top in each.top_logprobs or ())
-            )
-            for each in given.content
-        )
-    tokens, values = given.tokens or [], given.token_logprobs or []
-    tops = given.top_logprobs or [None] * len(tokens)
-    return tuple(
-        TokenLogprob(-1, token, 0.0 if value is None else value, _ranked(top))
-        for token, value, top in zip(tokens, values, tops, strict=False)
-    )
-
-
-def _ranked(top: dict[str, float] | None) -> tuple[tuple[int, str, float], ...]:
-    ranked = sorted((top or {}).items(), key=lambda each: -each[1])
-    return tuple((-1, token, value) for token, value in ranked)

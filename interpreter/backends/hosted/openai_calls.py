@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 from ....lang.errors import BackendError
 from .failures import Provider
-from .openai_answers import Answer, Given, Piece, parsed
+from .openai_answers import Answer, Given
 from .openai_requests import Plan
+from .openai_wire import Piece, parsed
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ....lang.errors import CapabilityError, RequestError
+from ....lang.errors import CapabilityError, ParameterError, RequestError
 from ....lang.prompt import Media, Part
 from ....lang.protocol import ConstraintSpec, GenRequest
 from ....lang.sampling import SamplingParams
@@ -18,6 +18,15 @@ _DEFAULTS = SamplingParams()
 _ROLES = ("system", "developer", "user", "assistant")
 # Fields that users may not set by extra_body, as the answer is read by them.
 RESERVED = frozenset({"model", "messages", "prompt", "stream", "stream_options", "n", "stop", "logprobs", "echo"})
+
+
+def checked_extra(given: Mapping[str, Any] | None) -> Fields:
+    """Raises ParameterError for fields that are not the user's."""
+    extra = dict(given or {})
+    for name in extra:
+        if name in RESERVED:
+            raise ParameterError(f"extra_body sets {name!r}, which is the program's to say; leave it out of extra_body")
+    return extra
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Log-probabilities of given choices, where the completion API tells those of the prompt (`echo`).
 
-One call scores all choices: each is sent as prompt + choice, and its tokens are those behind the prompt. A token on the
-border belongs to the choice when it holds a character of it:
+Each choice is a call of its own, sent as prompt + choice: not every server takes several prompts at once, and those
+that have a prefix cache read the shared prompt once anyway. The tokens of a choice are those behind the prompt. A token
+on the border belongs to the choice when it holds a character of it:
 
     prompt  |  choice
     [Ans][wer][: y][es]
@@ -13,55 +14,46 @@ from collections.abc import Sequence
 from ....lang.errors import BackendError
 from ....lang.protocol import ScoredChoice, Usage
 from .failures import Provider
-from .openai_answers import Piece
 from .openai_constraints import Fields
+from .openai_wire import Piece
 
 
-def body(prompt: str, choices: Sequence[str], model: str) -> Fields:
-    """One token is generated for each, as not every server can generate none; nobody looks at it."""
-    return {
-        "model": model,
-        "prompt": [prompt + choice for choice in choices],
-        "max_tokens": 1,
-        "temperature": 0.0,
-        "echo": True,
-        "logprobs": 1,
-    }
+def body(prompt: str, choice: str, model: str) -> Fields:
+    """One token is generated, as not every server can generate none; nobody looks at it."""
+    return {"model": model, "prompt": prompt + choice, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
 
 
-def scored(piece: Piece, prompt: str, choices: Sequence[str], provider: Provider) -> tuple[ScoredChoice, ...]:
-    """The answer to such a call → an entry for each choice, in order.
+def scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> ScoredChoice:
+    """The answer to such a call → the numbers of its choice.
 
     Raises:
         BackendError: log-probabilities are missing.
     """
-    by_index = {choice.index: choice for choice in piece.choices or ()}
-    result = []
-    for index, choice in enumerate(choices):
-        given = by_index[index].logprobs if index in by_index else None
-        if given is None or given.tokens is None or given.token_logprobs is None:
-            raise BackendError(
-                f"{provider.name}: {provider.host} told no log-probabilities of the prompt, which scores are; "
-                "OpenAI(..., profile=Profile(..., scores=False)) has the model choose by text"
-            )
-        offsets = given.text_offset or _offsets(given.tokens)
-        values = [
-            value
-            for token, offset, value in zip(given.tokens, offsets, given.token_logprobs, strict=False)
-            if offset + len(token) > len(prompt) and offset < len(prompt) + len(choice)
-        ]
-        if not values or any(value is None for value in values):
-            raise BackendError(f"{provider.name}: {provider.host} told no log-probabilities of the choice {choice!r}")
-        result.append(ScoredChoice((-1,) * len(values), tuple(value for value in values if value is not None)))
-    return tuple(result)
+    given = piece.choices[0].logprobs if piece.choices else None
+    if given is None or given.tokens is None or given.token_logprobs is None:
+        raise BackendError(
+            f"{provider.name}: {provider.host} told no log-probabilities of the prompt, which scores are; "
+            "OpenAI(..., profile=Profile(..., scores=False)) has the model choose by text"
+        )
+    values: list[float] = []
+    offsets = given.text_offset or _offsets(given.tokens)
+    for token, offset, value in zip(given.tokens, offsets, given.token_logprobs, strict=False):
+        if offset + len(token) <= len(prompt) or offset >= len(prompt) + len(choice):
+            continue
+        if value is None:  # the first of all tokens: nothing stands before it
+            raise BackendError(f"{provider.name} can score choices behind a prompt only; write some text before them")
+        values.append(value)
+    if not values:
+        raise BackendError(f"{provider.name}: {provider.host} told no log-probabilities of the choice {choice!r}")
+    return ScoredChoice((-1,) * len(values), tuple(values))
 
 
 def usage(piece: Piece, bound: int) -> Usage:
-    """What the call cost. `bound`: on the prompts' tokens, for a server that does not say."""
+    """What the call cost. `bound`: on the prompt's tokens, for a server that does not say."""
     counted = piece.usage
     if counted is None:
-        return Usage(bound, 0, len(piece.choices or ()), 1)
-    return Usage(counted.prompt_tokens, 0, counted.completion_tokens or 0, 1)
+        return Usage(bound, 0, 1, 1)
+    return Usage(counted.prompt_tokens, counted.cached_tokens, counted.completion_tokens or 0, 1)
 
 
 def _offsets(tokens: Sequence[str]) -> list[int]:
