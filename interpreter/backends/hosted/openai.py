@@ -36,13 +36,14 @@ from . import continuation, openai_scores, profiles, token_bounds
 from .conversation import template
 from .failures import Provider
 from .line import Line
-from .openai_answers import Answer, parsed
+from .openai_answers import Answer
 from .openai_calls import begin, whole
 from .openai_constraints import lower
 from .openai_endpoint import endpoint
 from .openai_mode import AskedMode, capabilities_of, mode_of
 from .openai_models import listed
 from .openai_requests import Planner, checked_extra
+from .openai_wire import parsed
 from .profiles import Profile
 from .retries import Retries
 from .surroundings import Patience, Surroundings
