@@ -23,7 +23,7 @@ from ..lang.constraint import ENDINGS, OPEN_ENDED
 from ..lang.errors import CapabilityError, GuaranteeError, MissingExtraError
 from ..lang.ops import Gen
 from ..lang.prompt import Part, Text
-from ..lang.protocol import Capabilities, Chunk, Completion, ConstraintSpec, Final, GenRequest, Usage
+from ..lang.protocol import Capabilities, Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
 from ..lang.sampling import SamplingParams
 from . import dialogue, guarantees, lowering, meta, validation, wording
 from .calls import Calls, OnChunk
@@ -164,12 +164,14 @@ class _Validated:
         return msgspec.structs.replace(sampling, stop=tuple(stop for stop in sampling.stop if stop != ENDINGS[0]))
 
     def _failure(self, tries: int, completion: Completion, verdict: Verdict) -> str:
-        called = "select" if self._constraint.kind == "choices" else "gen"
+        cut = completion.finish_reason is FinishReason.LENGTH
+        more = "max_tokens" if cut else f"max_tries={self._op.max_tries}"
+        variable = f"variable {self._op.name!r}" if self._op.name else "a variable without a name"
         return (
-            f"{self._name} gave {called}({self._op.name!r}) no text that satisfies its {self._constraint.kind} in "
-            f"{tries} {'try' if tries == 1 else 'tries'}; the last was {wording.shortened(completion.text)}: "
-            f"{'; '.join(verdict.violations)}. Raise max_tries={self._op.max_tries}, write allow_best_effort=True to "
-            "keep such a text, or run the program on a Runtime"
+            f"{self._name} wrote no text for {variable} that satisfies its {self._constraint.kind} in {tries} "
+            f"{'try' if tries == 1 else 'tries'}; the last was {wording.shortened(completion.text)}: "
+            f"{'; '.join(verdict.violations)}. Raise {more}, write allow_best_effort=True to keep such a text, or run "
+            "the program on a Runtime"
         )
 
 

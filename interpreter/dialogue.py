@@ -93,10 +93,10 @@ def _without(parts: tuple[Part, ...], scaffolding: Sequence[Part]) -> tuple[Part
     only together with the next one."""
     text = text_of(list(scaffolding))
     *rest, last = parts or (Text(""),)
-    if not isinstance(last, Text) or not last.control or not last.text.endswith(text):
+    if not isinstance(last, Text) or not last.text.endswith(text):
         return None
     left = last.text[: len(last.text) - len(text)]
-    return (*rest, Text(left, control=True)) if left else tuple(rest)
+    return (*rest, Text(left, last.control)) if left else tuple(rest)
 
 
 def _joined(parts: Iterable[Part]) -> tuple[Part, ...]:
