@@ -15,8 +15,21 @@ from .lang.errors import MissingExtraError
 if importlib.util.find_spec("h11") is None:
     raise MissingExtraError("h11", "testing")
 
+from .interpreter.fakes.anthropic import FakeAnthropic
+from .interpreter.fakes.anthropic_bodies import AnthropicFeatures
 from .interpreter.fakes.faults import Fault, Unreachable
 from .interpreter.fakes.openai import FakeOpenAI
-from .interpreter.fakes.openai_bodies import OpenAIFeatures
+from .interpreter.fakes.openai_bodies import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
 
-__all__ = ["FakeOpenAI", "Fault", "OpenAIFeatures", "Unreachable"]
+__all__ = [
+    "LLAMA_CPP",
+    "REASONING",
+    "SGLANG",
+    "VLLM",
+    "AnthropicFeatures",
+    "FakeAnthropic",
+    "FakeOpenAI",
+    "Fault",
+    "OpenAIFeatures",
+    "Unreachable",
+]

@@ -18,7 +18,7 @@ modes here, and for FakeAnthropic.
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -42,12 +42,12 @@ from .openai_bodies import (
     SchemaFormat,
     StructuredOutputs,
 )
-from .openai_questions import messages, read, read_chat
-from .openai_replies import ChatChoices, Said, Scores, Telling, TextChoices, prompt_logprobs
+from .openai_questions import messages, read_chat, read_completion
+from .openai_replies import ChatChoices, Mode, Said, Scores, Telling, TextChoices, prompt_logprobs
 from .provider import Answered, FakeProvider, Question, Refused
 from .server import HttpRequest
 from .sse import event
-from .structured import Form, of_any_object, of_schema
+from .structured import Form, of_any_object, of_literals, of_schema
 
 _ROUTE = re.compile(r"/(?:v1|openai/v1|openai/deployments/[^/]+|openai)/(.*)")
 _KINDS = {401: "invalid_request_error", 429: "rate_limit_exceeded", 500: "server_error", 503: "server_error"}
@@ -120,7 +120,7 @@ class FakeOpenAI(FakeProvider):
             case "completions":
                 if not self.features.completions:
                     raise _wrong_route("a chat", "completions", "chat/completions")
-                return self._completion(read(body, CompletionBody, self.features, self.models))
+                return self._completion(read_completion(body, self.features, self.models))
             case _:
                 raise Refused(404, f"Invalid URL (POST {path})", kind="invalid_request_error")
 
@@ -147,30 +147,26 @@ class FakeOpenAI(FakeProvider):
             sent, meant = transcript.sent(turns), transcript.meant(turns)
         most = body.max_completion_tokens or body.max_tokens or MAX_TOKENS
         sampling = body.sampling(most, bool(body.logprobs), body.top_logprobs or 0)
-        form = _form(body.structured_outputs)
-        match body.response_format:
-            case SchemaFormat(asked):
-                form = of_schema(asked.schema) if asked.strict else of_any_object()
-            case ObjectFormat():
-                form = of_any_object()
-        return _Asking(meant, sent, body.n or 1, self._cache, sampling, form, body, ChatChoices(bool(body.logprobs)))
+        mode = ChatChoices(bool(body.logprobs))
+        modes = [mode] * (body.n or 1)
+        form = _form(body)
+        return _Asking(meant, len(modes), self._cache, (sent,), sampling, form, body, modes, self.features.names_stop)
 
     def _completion(self, body: CompletionBody) -> Question:
-        prompt = (Text(body.prompt),)
-        logprobs = body.logprobs
         most = MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        sampling = body.sampling(most, body.logprobs is not None, body.logprobs or 0)
+        n = 0 if body.scores else body.n or 1
+        prompts = tuple((Text(prompt),) for prompt in body.prompts)
+        modes = [mode for prompt in body.prompts for mode in [self._text_choices(prompt, body)] * (n or 1)]
+        form = _form(body)
+        return _Asking(prompts[0], n, self._cache, prompts, sampling, form, body, modes, self.features.names_stop)
+
+    def _text_choices(self, prompt: str, body: CompletionBody) -> TextChoices:
         echo = None
-        n = body.n or 1
         if body.echo:
-            if logprobs is not None and not self.features.prompt_logprobs:
-                raise Refused(400, "Setting 'echo' and 'logprobs' at the same time is not supported for this model.")
-            tokens = prompt_tokens(prompt)
-            hashed = [token.logprob for token in hashed_logprobs(0, tokens, 1)]
-            echo = prompt_logprobs(body.prompt, hashed, self._scores)
-            n = 0 if most <= 1 and logprobs is not None else n  # it is the prompt's numbers that are asked for
-        sampling = body.sampling(most, logprobs is not None, logprobs or 0)
-        choices = TextChoices(body.prompt, echo, logprobs)
-        return _Asking(prompt, prompt, n, self._cache, sampling, _form(body.structured_outputs), body, choices)
+            hashed = [token.logprob for token in hashed_logprobs(0, prompt_tokens([Text(prompt)]), 1)]
+            echo = prompt_logprobs(prompt, hashed, self._scores)
+        return TextChoices(prompt, echo, body.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,30 +175,35 @@ class _Asking(Question):
 
     Attributes:
         cache: of the server.
+        prompts: all that it says, for counting; several where only their numbers are asked for.
         sampling: where answers end.
         form: what they must be.
         body: as it came.
-        choices: how they are written.
+        modes: how each of them is written.
+        names_stop: they say which stop ended them.
     """
 
     cache: PrefixCache
+    prompts: tuple[tuple[Part, ...], ...]
     sampling: SamplingParams
     form: Form | None
     body: ChatBody | CompletionBody
-    choices: ChatChoices | TextChoices
+    modes: Sequence[Mode]
+    names_stop: bool
 
     def answer(self, said: list[str]) -> Answered:
-        continuations = [self._said(text) for text in said or [""]]
-        ids = [token for token, _ in prompt_tokens(self.sent)]
-        cached = self.cache.match("", ids)
-        for one in continuations:
-            self.cache.insert("", [*ids, *one.completion.token_ids])
-        completion = sum(len(one.completion.token_ids) for one in continuations)
-        usage = Usage(len(ids), cached, completion, 1)
-        streamed = bool(self.body.stream)
+        continuations = [self._said(text) for text in said or [""] * len(self.modes)]
+        usage = Usage(0, 0, sum(len(one.completion.token_ids) for one in continuations), 1)
+        for prompt in self.prompts:
+            ids = [token for token, _ in prompt_tokens(prompt)]
+            usage += Usage(len(ids), self.cache.match(self.body.cache_salt or "", ids))
+            for one in continuations:
+                self.cache.insert(self.body.cache_salt or "", [*ids, *one.completion.token_ids])
         options = self.body.stream_options
-        telling = Telling(self.body.model, self.choices, usage, options is not None and options.include_usage)
-        return Answered(telling.whole(continuations), telling.events(continuations) if streamed else None, usage)
+        include = options is not None and options.include_usage
+        telling = Telling(self.body.model, self.modes, usage, include, self.names_stop)
+        told = telling.events(continuations) if self.body.stream else None
+        return Answered(telling.whole(continuations), told, usage)
 
     def _said(self, text: str) -> Said:
         if self.form is not None:
@@ -230,27 +231,39 @@ def _wrong_route(what: str, route: str, other: str) -> Refused:
     return Refused(404, message, kind="invalid_request_error", parameter="model")
 
 
-def _form(asked: StructuredOutputs | None) -> Form | None:
-    """What vLLM's parameter asks for.
+def _form(body: ChatBody | CompletionBody) -> Form | None:
+    """What an answer must be: by OpenAI's parameter, or by those of other servers.
 
     Raises:
-        Refused: not exactly one thing, or a grammar, which nothing here can hold an answer against.
+        Refused: a demand that nothing here can hold an answer against, or more than one.
     """
-    if asked is None:
-        return None
-    given = [name for name in asked.__struct_fields__ if getattr(asked, name) is not None]
-    if len(given) != 1:
-        raise Refused(
-            400, f"You can only use one kind of structured outputs constraint but multiple are specified: {given}"
-        )
-    match given[0]:
-        case "regex":
-            return Form(ConstraintSpec("regex", str(asked.regex)))
-        case "choice":
-            return Form(ConstraintSpec("choices", json.dumps(asked.choice)))
-        case "json":
-            return of_schema(json.loads(asked.json) if isinstance(asked.json, str) else asked.json)
-        case "json_object":
-            return of_any_object()
-        case _:
-            raise Refused(400, "FakeOpenAI cannot look at grammars; write a regex or a schema for this test")
+    asked = body.structured_outputs or StructuredOutputs(regex=body.regex, json=body.json_schema, grammar=body.grammar)
+    forms = [form for form in (_of_format(body), *_of_structured(asked)) if form is not None]
+    if len(forms) > 1:
+        raise Refused(400, "You can only use one kind of constraint but multiple are specified.")
+    return forms[0] if forms else None
+
+
+def _of_format(body: ChatBody | CompletionBody) -> Form | None:
+    match body.response_format if isinstance(body, ChatBody) else None:
+        case SchemaFormat(asked):
+            return of_schema(asked.schema) if asked.strict else of_any_object()
+        case ObjectFormat(schema):
+            return of_any_object() if schema is None else of_schema(schema)
+    return None
+
+
+def _of_structured(asked: StructuredOutputs) -> Iterator[Form]:
+    if asked.regex is not None:
+        yield Form(ConstraintSpec("regex", asked.regex))
+    if asked.choice is not None:
+        yield Form(ConstraintSpec("choices", json.dumps(asked.choice)))
+    if asked.json is not None:
+        yield of_schema(json.loads(asked.json) if isinstance(asked.json, str) else asked.json)
+    if asked.json_object:
+        yield of_any_object()
+    if asked.grammar is not None:
+        form = of_literals(asked.grammar)
+        if form is None:
+            raise Refused(400, "FakeOpenAI knows grammars of literals alone; write a regex or a schema for this test")
+        yield form

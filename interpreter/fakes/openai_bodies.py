@@ -12,7 +12,6 @@ Count = Annotated[int, Meta(ge=1)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
-Stop = str | Annotated[list[str], Meta(max_length=4)]  # as the provider: four at most
 Schema = dict[str, Any]  # Any: JSON Schema
 
 
@@ -23,13 +22,14 @@ class OpenAIFeatures:
     Attributes:
         chat, completions, models: which routes there are.
         response_format: structured outputs; without, the parameter is refused, as older models do.
-        stop: reasoning models take none.
+        stops: most stop strings of a request; reasoning models take none.
         temperature: reasoning models take the default alone (and top_p, penalties).
         max_tokens: reasoning models take max_completion_tokens alone.
         logprobs: of chat requests, and of completion requests.
         images: parts of messages.
         prompt_logprobs: echo together with logprobs; OpenAI has ended it, vLLM and llama-cpp-python have it.
-        extras: the parameters of vLLM: structured_outputs, continue_final_message, top_k, min_p, min_tokens, ...
+        extras: parameters of other servers: "structured_outputs", "continue_final_message", "top_k", "grammar", ...
+        names_stop: answers say which stop ended them, as vLLM's.
         owned_by: what GET /v1/models says.
     """
 
@@ -37,19 +37,18 @@ class OpenAIFeatures:
     completions: bool = True
     models: bool = True
     response_format: bool = True
-    stop: bool = True
+    stops: int = 4
     temperature: bool = True
     max_tokens: bool = True
     logprobs: bool = True
     images: bool = True
     prompt_logprobs: bool = True
-    extras: bool = False
+    extras: frozenset[str] = frozenset()
+    names_stop: bool = False
     owned_by: str = "system"
 
 
 OPENAI = OpenAIFeatures()
-VLLM = OpenAIFeatures(extras=True, owned_by="vllm")
-REASONING = OpenAIFeatures(completions=False, stop=False, temperature=False, max_tokens=False, logprobs=False)
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,7 +81,7 @@ class TextFormat(_Body, tag="text"):
 
 
 class ObjectFormat(_Body, tag="json_object"):
-    pass
+    schema: Schema | None = None  # llama.cpp's
 
 
 class SchemaFormat(_Body, tag="json_schema"):
@@ -117,13 +116,13 @@ class _Sampled(_Body, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     presence_penalty: Penalty | None = None
     seed: int | None = None
-    stop: Stop | None = None
+    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     user: str | None = None
-    # vLLM's, refused elsewhere (see EXTRAS)
+    # Of other servers; refused where `features.extras` does not name them.
     structured_outputs: StructuredOutputs | None = None
     top_k: int | None = None
     min_p: Probability | None = None
@@ -131,7 +130,10 @@ class _Sampled(_Body, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
-    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    regex: str | None = None
+    json_schema: str | None = None
+    grammar: str | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ class ChatBody(_Sampled, kw_only=True):
     store: bool | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
-    # vLLM's
+    # Of other servers, too.
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -171,22 +173,35 @@ class ChatBody(_Sampled, kw_only=True):
 class CompletionBody(_Sampled, kw_only=True):
     """POST /v1/completions"""
 
-    prompt: str
+    prompt: str | Annotated[list[str], Meta(min_length=1)]
     best_of: Count | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = 16
 
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
-EXTRAS = (
-    "structured_outputs",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "stop_token_ids",
-    "add_special_tokens",
-    "continue_final_message",
-    "add_generation_prompt",
+    @property
+    def scores(self) -> bool:
+        """The numbers of the prompts are all that is asked for; a token that must be generated is not looked at."""
+        return bool(self.echo) and self.logprobs is not None and self.max_tokens is not None and self.max_tokens <= 1
+
+
+_SAMPLING = {"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"}
+_CONTINUING = {"continue_final_message", "add_generation_prompt"}
+EXTRAS = frozenset({*_SAMPLING, *_CONTINUING, "structured_outputs", "cache_salt", "regex", "json_schema", "grammar"})
+
+# Servers and models to play.
+REASONING = OpenAIFeatures(completions=False, stops=0, temperature=False, max_tokens=False, logprobs=False)
+VLLM = OpenAIFeatures(
+    stops=16,
+    extras=frozenset({*_SAMPLING, *_CONTINUING, "structured_outputs", "cache_salt"}),
+    names_stop=True,
+    owned_by="vllm",
 )
+SGLANG = OpenAIFeatures(
+    stops=16, extras=frozenset({*_SAMPLING, *_CONTINUING, "regex", "json_schema"}), owned_by="sglang"
+)
+LLAMA_CPP = OpenAIFeatures(stops=16, extras=frozenset({"top_k", "min_p", "grammar"}), owned_by="llamacpp")

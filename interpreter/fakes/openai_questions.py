@@ -26,6 +26,8 @@ from .structured import strictness
 
 B = TypeVar("B", ChatBody, CompletionBody)
 
+MOST_LOGPROBS = 5  # alternatives in completion mode, at OpenAI
+
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,(.*)", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
@@ -50,17 +52,20 @@ def read(body: object, kind: type[B], features: OpenAIFeatures, models: tuple[st
         message = f"The model `{request.model}` does not exist or you do not have access to it."
         raise Refused(404, message, parameter="model", code="model_not_found")
     given = {name for name in kind.__struct_fields__ if getattr(request, name) is not None}
-    for name in EXTRAS:
-        if name in given and not features.extras:
-            raise _unknown(name)
+    for name in sorted(given & (EXTRAS - features.extras)):
+        raise _unknown(name)
     if "stream_options" in given and not request.stream:
         raise Refused(400, "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
                       parameter="stream_options")  # fmt: skip
     if "" in request.stops:
         raise Refused(400, "Invalid 'stop': empty string.", parameter="stop")
-    for name, there in (("stop", features.stop), ("logprobs", features.logprobs)):
-        if name in given and not there and getattr(request, name) is not False:
-            raise _unsupported(name)
+    if request.stops and not features.stops:
+        raise _unsupported("stop")
+    if len(request.stops) > features.stops:
+        message = f"Invalid 'stop': array too long. Expected an array with maximum length {features.stops}."
+        raise Refused(400, message, parameter="stop", code="array_above_max_length")
+    if request.logprobs and not features.logprobs:
+        raise _unsupported("logprobs")
     if not features.temperature:
         for name, default in (
             ("temperature", 1),
@@ -98,6 +103,19 @@ def read_chat(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -
     return request
 
 
+def read_completion(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -> CompletionBody:
+    """As `read`, and what fields of a completion request say together."""
+    request = read(body, CompletionBody, features, models)
+    if request.logprobs is not None and request.logprobs > MOST_LOGPROBS and not features.extras:
+        raise Refused(400, f"Invalid 'logprobs': the maximum is {MOST_LOGPROBS}.", parameter="logprobs")
+    if request.echo and request.logprobs is not None and not features.prompt_logprobs:
+        raise Refused(400, "Setting 'echo' and 'logprobs' at the same time is not supported for this model.")
+    if isinstance(request.prompt, list) and not request.scores:
+        raise Refused(400, "FakeOpenAI takes several prompts only for their log-probabilities: echo, logprobs, and "
+                      "max_tokens 0 or 1", parameter="prompt")  # fmt: skip
+    return request
+
+
 def messages(request: ChatBody, features: OpenAIFeatures) -> tuple[Message, ...]:
     """Turns with their content."""
     return tuple(Message(said.role, _content(said, features)) for said in request.messages)
@@ -108,7 +126,7 @@ def _check_format(request: ChatBody, features: OpenAIFeatures) -> None:
     if asked is not None and not features.response_format:
         raise _unsupported("response_format")
     match asked:
-        case ObjectFormat():
+        case ObjectFormat(schema) if schema is None:
             said = " ".join(str(message.content) for message in request.messages).lower()
             if "json" not in said:
                 raise Refused(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
 from ..backends.echo_answers import scores_of
@@ -35,10 +36,6 @@ class Said:
             seen.append((self.texts[kept], self.completion.tail))
         return [(text, part, logprobs[i] if logprobs else None) for i, (text, part) in enumerate(seen)]
 
-    @property
-    def reason(self) -> str:
-        return "length" if self.completion.finish_reason is FinishReason.LENGTH else "stop"
-
 
 def usage_of(usage: Usage) -> Json:
     return {
@@ -49,46 +46,73 @@ def usage_of(usage: Usage) -> Json:
     }
 
 
+class Mode(Protocol):
+    """How a choice of one of the two modes is written. `name`, `event`: what its objects are called."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def event(self) -> str: ...
+
+    def whole(self, said: Said) -> Json: ...
+
+    def opening(self) -> list[Json]: ...
+
+    def pieces(self, said: Said) -> list[Json]: ...
+
+    def closing(self) -> Json: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Telling:
     """What both modes tell around their choices.
 
     Attributes:
-        head: id, model and the like.
-        mode: how a choice is written.
+        modes: how each choice is written; all of one kind.
         usage: of the request.
         include_usage: streams end with it.
+        names_stop: choices say which stop ended them.
     """
 
     model: str
-    mode: "ChatChoices | TextChoices"
+    modes: Sequence[Mode]
     usage: Usage
     include_usage: bool
+    names_stop: bool
 
     def whole(self, said: Sequence[Said]) -> Json:
         choices = [
-            {"index": index, **self.mode.whole(one), "finish_reason": one.reason} for index, one in enumerate(said)
+            {"index": index, **mode.whole(one), **self._ending(one)}
+            for index, (mode, one) in enumerate(zip(self.modes, said, strict=True))
         ]
-        return {**self._head(self.mode.name), "choices": choices, "usage": usage_of(self.usage)}
+        return {**self._head(self.modes[0].name), "choices": choices, "usage": usage_of(self.usage)}
 
     def events(self, said: Sequence[Said]) -> Told:
         """The tokens of the continuations in turn, as a provider that computes them together."""
-        opening = [self._event(index, opening) for opening in self.mode.opening() for index in range(len(said))]
-        told = [list(self.mode.pieces(one)) for one in said]
+        opening = [self._event(index, opening) for index, mode in enumerate(self.modes) for opening in mode.opening()]
+        told = [mode.pieces(one) for mode, one in zip(self.modes, said, strict=True)]
         between = [
             self._event(index, piece[place])
             for place in range(max(map(len, told), default=0))
             for index, piece in enumerate(told)
             if place < len(piece)
         ]
-        closing = [self._event(index, self.mode.closing(), one.reason) for index, one in enumerate(said)]
+        closing = [
+            self._event(index, {**mode.closing(), **self._ending(one)})
+            for index, (mode, one) in enumerate(zip(self.modes, said, strict=True))
+        ]
         if self.include_usage:
-            closing.append(event({**self._head(self.mode.event), "choices": [], "usage": usage_of(self.usage)}))
+            closing.append(event({**self._head(self.modes[0].event), "choices": [], "usage": usage_of(self.usage)}))
         return Told(tuple(opening), tuple(between), tuple(closing), (DONE,))
 
-    def _event(self, index: int, choice: Json, reason: str | None = None) -> bytes:
-        choices = [{"index": index, **choice, "finish_reason": reason}]
-        return event({**self._head(self.mode.event), "choices": choices})
+    def _event(self, index: int, choice: Json) -> bytes:
+        choices = [{"index": index, "finish_reason": None, **choice}]
+        return event({**self._head(self.modes[0].event), "choices": choices})
+
+    def _ending(self, said: Said) -> Json:
+        reason = "length" if said.completion.finish_reason is FinishReason.LENGTH else "stop"
+        return {"finish_reason": reason} | ({"stop_reason": said.completion.matched_stop} if self.names_stop else {})
 
     def _head(self, name: str) -> Json:
         return {"id": "fake-1", "object": name, "created": _MADE, "model": self.model}

@@ -263,12 +263,10 @@ class Question(ABC):
 
     Attributes:
         meant: what it asks to be continued, for the script.
-        sent: all that it says, for counting.
         n: answers wanted; 0 where the numbers of the prompt are all that is asked for.
     """
 
     meant: tuple[Part, ...]
-    sent: tuple[Part, ...]
     n: int
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from ...lang.sampling import MAX_TOKENS, SamplingParams
 from ..backends.echo_answers import cut
 from ..backends.echo_constraints import check
 
-WRAPPED = "answer"  # the only property of the object around a text that is to be a string, a number or one of a list
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
+_LITERALS = re.compile(rf"root ::= {_LITERAL.pattern}(?: \| {_LITERAL.pattern})*")
 
 # Keywords that OpenAI's strict mode refuses.
 _NOT_STRICT = (
@@ -55,16 +57,17 @@ class Form:
         raise AssertionError(f"the script breaks the form that the request asks for: {problem}")
 
     def _wrapped(self, text: str) -> list[str]:
-        """The object around a bare answer: a string, or a value that is spelled as JSON."""
+        """The object around a bare answer, where the schema has one member: a string, or a value spelled as JSON."""
         if self.constraint.kind != "json_schema":
             return []
         schema = json.loads(self.constraint.source)
-        if list(schema.get("properties", ())) != [WRAPPED]:
+        members = list(schema.get("properties", ()))
+        if len(members) != 1:
             return []
         values: list[Any] = [text]  # Any: JSON
         with contextlib.suppress(ValueError):
             values.append(json.loads(text))
-        return [json.dumps({WRAPPED: value}, ensure_ascii=False) for value in values]
+        return [json.dumps({members[0]: value}, ensure_ascii=False) for value in values]
 
     def _holds(self, text: str) -> bool:
         try:
@@ -76,6 +79,14 @@ class Form:
 
 def of_schema(schema: object) -> Form:
     return Form(ConstraintSpec("json_schema", json.dumps(schema)))
+
+
+def of_literals(grammar: str) -> Form | None:
+    """A grammar of llama.cpp that is one rule of literals, as `root ::= "yes" | "no"`; None for any other."""
+    if _LITERALS.fullmatch(grammar) is None:
+        return None
+    texts = [json.loads(found) for found in _LITERAL.findall(grammar)]
+    return Form(ConstraintSpec("choices", json.dumps(texts)))
 
 
 def of_any_object() -> Form:
