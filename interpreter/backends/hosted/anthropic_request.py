@@ -95,7 +95,7 @@ class Composer:
             self._warn(continuation.warning(self._name))
         prefills = self._profile.prefill and request.constraint is None and isinstance(said, Conversation)
         messages, lead = self._messages(said, prefills)
-        blocks = self._blocks(messages, open_last=prefills)
+        blocks = self._blocks(messages)
         if not any(block.role != "system" for block in blocks):
             raise RequestError(f"{self._name} needs something to answer to; write user(...) before assistant(gen(...))")
         lowered = self._lowered(request.constraint)
@@ -126,7 +126,7 @@ class Composer:
                     raise
             else:
                 messages, _ = self._messages(said, prefills=True)
-                return self._blocks(messages, open_last=False)
+                return self._blocks(messages)
         raise AssertionError("the last ending either reads or raises")
 
     # -------------------------------------------------------------------------------- messages
@@ -148,8 +148,9 @@ class Composer:
             return (*said.turns, Message("assistant", kept)), lead
         return continuation.of_turn(said), ""
 
-    def _blocks(self, messages: Sequence[Message], open_last: bool) -> list[Block]:
-        """System turns first. Blank texts are left out: the provider refuses them, and they say nothing."""
+    def _blocks(self, messages: Sequence[Message]) -> list[Block]:
+        """System turns first. Blank texts are left out: the provider refuses them, and they say nothing. An answer at
+        the end is not closed: it is to be gone on with."""
         system: list[Block] = []
         others: list[Block] = []
         for index, message in enumerate(messages):
@@ -163,7 +164,7 @@ class Composer:
             into = system if role == "system" else others
             for number, part in enumerate(told):
                 content = part if isinstance(part, Media) else part.text
-                closes = number == len(told) - 1 and not (open_last and index == len(messages) - 1)
+                closes = number == len(told) - 1 and not (role == "assistant" and index == len(messages) - 1)
                 into.append(Block(role, content, opens=number == 0, closes=closes))
         return system + others
 
