@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ..lang.errors import BudgetError, ParameterError
-from .charges import NOTHING, PICODOLLARS, Charge
+from .charges import NOTHING, PICODOLLARS, Charge, each
 from .prices import Price
 
 
@@ -119,13 +119,15 @@ class Allowance:
         budget, used = self.budget, self._spent + self._held
         if budget.calls is not None and used.calls >= budget.calls:
             return 0
-        most: list[float] = []
+        most: list[int] = []
         if budget.tokens is not None:
             most.append(budget.tokens - used.tokens - prompt_tokens)
-        if budget.dollars is not None and price is not None and price.output > 0:
-            millionths = (budget.dollars * PICODOLLARS - used.picodollars) / 1e6 - prompt_tokens * price.dearest_input
-            most.append(millionths / price.output)
-        return max(0, int(min(most))) if most else None
+        if budget.dollars is not None:
+            read, written = each(price)
+            left = round(budget.dollars * PICODOLLARS) - used.picodollars - prompt_tokens * read
+            if written or left < 0:
+                most.append(left // max(1, written))
+        return max(0, min(most)) if most else None
 
     # -------------------------------------------------------------------------------- how
 

@@ -51,8 +51,14 @@ def of_usage(usage: Usage, price: Price | None) -> Charge:
 
 def at_most(prompt_tokens: int, completion_tokens: int, calls: int, price: Price | None) -> Charge:
     """What calls with so many tokens cost when nothing is cached, and all of the prompt is stored."""
-    millions = prompt_tokens * (price or FREE).dearest_input + completion_tokens * (price or FREE).output
-    return Charge(prompt_tokens, completion_tokens, calls, round(millions * PICODOLLARS / 1e6))
+    read, written = each(price)
+    return Charge(prompt_tokens, completion_tokens, calls, prompt_tokens * read + completion_tokens * written)
+
+
+def each(price: Price | None) -> tuple[int, int]:
+    """Picodollars of a token at most: of a prompt, and generated."""
+    price = price or FREE
+    return round(price.dearest_input * PICODOLLARS / 1e6), round(price.output * PICODOLLARS / 1e6)
 
 
 def worst_of(backend: Backend, request: GenRequest | ScoreRequest, price: Price | None) -> Charge:

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ....lang.prompt import Media, Part
+from ....lang.prompt import Media, Part, Text
 from .continuation import CONTINUE_TEXT, CONTINUE_TURN
 
 PER_MESSAGE = 8  # tokens around each: 3 or 4 with OpenAI's models, more with some open ones
@@ -29,11 +29,14 @@ def count_bytes(text: str) -> int:
 
 
 def at_most(parts: Iterable[Part], count: Callable[[str], int], image_tokens: int) -> int:
-    """A bound on the tokens of a prompt, what a request to continue adds included."""
-    bound = _ASKING
+    """A bound on the tokens of a prompt. What a request to continue adds is in it, unless the prompt ends with
+    scaffolding: then an answer begins, and nothing is continued."""
+    bound = PER_MESSAGE
+    last: Part | None = None
     for part in parts:
+        last = part
         if isinstance(part, Media):
             bound += image_tokens
         else:
             bound += count(part.text) + PER_MESSAGE
-    return bound
+    return bound if isinstance(last, Text) and last.control else bound + _ASKING
