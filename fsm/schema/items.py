@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from math import comb
 from typing import TYPE_CHECKING
 
 from ..algebra import concat, repeat
-from ..language import EMPTY_TEXT, NOTHING, Call, Language
-from .clauses import Arrays, Clause, Contains, Demand, item_demands, joined, least_of, scalars_left
+from ..folding import any_order
+from ..language import EMPTY_TEXT, NOTHING, AnyOrder, Call, Language
+from .clauses import Arrays, Clause, Contains, Demand, item_demands, joined, least_of, numbers_of, scalars_left
 from .expressions import literal, optional, union
 from .source import Value, distinct
 
 if TYPE_CHECKING:
     from .compiler import Compiler
 
-MOST_SUBSETS = 300  # that are followed for uniqueItems: 8 constants in any order, or any 2 of 23
+MOST_CONSTANTS = 256  # that are kept apart for uniqueItems; a state has work for each that may come next
 MOST_COUNTS = 2_000  # positions and counts that are followed for contains
 FLAT_PREFIX = 8  # optional items that are nested in one expression; more become rules
 
@@ -87,13 +87,11 @@ class Items:
         if arrays.prefix and self.most is not None and self.most <= len(arrays.prefix) and self._all_apart():
             return None
         values = None if arrays.prefix or contains else self._finite()
-        if values is not None:
-            most = len(values) if self.most is None else min(self.most, len(values))
-            if sum(comb(len(values), size) for size in range(most + 1)) <= MOST_SUBSETS:
-                return self._subsets(values, most)
+        if values is not None and len(values) <= MOST_CONSTANTS:
+            return self._subset(values)
         self.compiler.ledger.refuse(
-            "items are kept apart only where they are few constants; give them an enum of at most 8, "
-            "set maxItems to 1, or take uniqueItems out",
+            f"items are kept apart only where they are of at most {MOST_CONSTANTS} constants or integers; give them an "
+            "enum, or integers a minimum and a maximum, set maxItems to 1, or take uniqueItems out",
             f"{arrays.where}/uniqueItems",
             "uniqueItems",
         )
@@ -124,32 +122,20 @@ class Items:
                     if kind in clause.types
                 )
                 found += scalars_left(Clause(clause.where, values=every, excluded=clause.excluded))
+            elif clause.types is not None and clause.types <= {"integer"}:
+                integers = numbers_of(clause, frozenset({"integer"})).few_integers(MOST_CONSTANTS)
+                if integers is None:
+                    return None
+                found += integers
             else:
                 return None
         return distinct(found)
 
-    def _subsets(self, values: list[Value], most: int) -> Language:
-        """One rule for each set of constants that may already stand there."""
-        comma = self.style.comma
-        spelled = [self.style.spell(value) for value in values]
-        following: dict[int, Language] = {}
-
-        def after(taken: int) -> Language:
-            count = taken.bit_count()
-            found: list[Language] = [EMPTY_TEXT] if count >= max(1, self.least) else []
-            if count < most:
-                for index, text in enumerate(spelled):
-                    if not taken >> index & 1:
-                        found.append(concat([*([comma] if taken else []), text, following[taken | 1 << index]]))
-            return union(found) if found else NOTHING
-
-        sizes = sorted(range(1 << len(values)), key=int.bit_count, reverse=True) if len(values) <= 12 else None
-        for taken in sizes if sizes is not None else _small_sets(len(values), most):
-            if taken and taken.bit_count() <= most:
-                rest = after(taken)
-                trivial = rest in (EMPTY_TEXT, NOTHING)
-                following[taken] = rest if trivial else self.compiler.add_rule(f"{self.name} set {taken}", rest)
-        return self._whole(after(0))
+    def _subset(self, values: list[Value]) -> Language:
+        """Each constant at most once, in any order: what has come is remembered as a text goes along."""
+        parts = tuple(self.style.spell(value) for value in values)
+        most = self.most if self.most is not None and self.most < len(parts) else None
+        return self._whole(any_order(AnyOrder(parts, self.style.comma, least=max(1, self.least), most=most)))
 
     # contains
 
@@ -192,13 +178,3 @@ class Items:
                     whole = language
         options = [literal("[]")] if not asked.least and not self.least else []
         return union([*options, self.style.enclosed("[", [whole], "]")])
-
-
-def _small_sets(count: int, most: int) -> list[int]:
-    """The sets of at most `most` of `count` things as bits, larger ones first."""
-    levels = [[0]]
-    for _ in range(most):
-        levels.append(
-            sorted({taken | 1 << index for taken in levels[-1] for index in range(count) if not taken >> index & 1})
-        )
-    return [taken for level in reversed(levels) for taken in level]

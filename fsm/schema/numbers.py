@@ -58,6 +58,13 @@ class Numbers:
             high -= self.most.open and high == self.most.value
         return low, high
 
+    def few_integers(self, most: int) -> list[int] | None:
+        """All integers of these, ascending; None where the bounds have more than `most` between them."""
+        low, high = self._integers()
+        if low is None or high is None or high - low >= most:
+            return None
+        return [value for value in range(low, high + 1) if self.holds(value)]
+
     def holds(self, value: Number) -> bool:
         """Whether a number is one of these."""
         if self.whole is not None and (value == _rounded(value, ROUND_FLOOR)) != self.whole:

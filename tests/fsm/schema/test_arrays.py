@@ -41,9 +41,21 @@ def test_unique_items_of_few_constants() -> None:
     ]
 
 
+def test_unique_items_of_many_constants_and_of_bounded_integers() -> None:
+    years = {"type": "integer", "minimum": 1950, "maximum": 2030, "not": {"const": 1999}}
+    schema = {"type": "array", "items": years, "uniqueItems": True, "minItems": 1, "maxItems": 3}
+    assert admits(schema, [2030], [1950, 2030, 1987], [2001, 2000]) == [True] * 3
+    assert admits(schema, [], [1987, 1987], [1999], [1949], [1950, 1951, 1952, 1953], [1987, 1988, 1987]) == [False] * 6
+    large = {"type": "array", "items": {"enum": [f"name {i}" for i in range(200)]}, "uniqueItems": True}
+    assert admits(large, [], [f"name {i}" for i in range(199, -1, -1)], ["name 1", "name 11"]) == [True] * 3
+    assert admits(large, ["name 3", "name 3"], ["name 200"]) == [False] * 2
+    with pytest.raises(Unsupported, match="at most 256 constants"):
+        automaton({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 256}, "uniqueItems": True})
+
+
 def test_unique_items_of_anything_are_refused_or_listed() -> None:
     schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-    with pytest.raises(Unsupported, match="enum of at most 8") as refusal:
+    with pytest.raises(Unsupported, match="at most 256 constants") as refusal:
         automaton({"properties": {"tags": schema}})
     assert (refusal.value.keyword, refusal.value.where) == ("uniqueItems", "#/properties/tags/uniqueItems")
     listed = compile_schema(schema, SchemaOptions(allow_unenforced=True))
