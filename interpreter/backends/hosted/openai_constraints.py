@@ -150,8 +150,8 @@ def beginning(text: str, how: Literal["text", "json"]) -> str:
         return ""
     if how == "json":
         return text[start.end() :]
-    for shorter in range(_LONGEST_ESCAPE + 1):  # it may end inside an escape
+    for shorter in range(_LONGEST_ESCAPE + 1):  # it may end inside an escape, or between two that are one character
         answer = unwrap(text[: len(text) - shorter] + '"}', "text")
-        if answer is not None:
+        if answer is not None and not "\ud800" <= answer[-1:] <= "\udbff":
             return answer
     return ""
