@@ -18,11 +18,11 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
     """What asking for more text than a `gen` needs has saved, and what it wasted.
 
     Attributes:
-        calls_saved: calls that were not made, since the text was there already.
-        input_tokens_saved: prompt tokens that those calls would have had.
-        output_tokens_wasted: generated tokens that became part of no variable.
-        tokens_speculated: tokens that were asked for beyond what the `gen` itself needed.
-        hits, misses: how often text at hand fitted what the program said next, and how often it did not.
+        calls_saved: calls that were not made, since the text was there already, less those that were made in vain.
+        input_tokens_saved: prompt tokens of those calls; estimated from the text where a provider counts none.
+        output_tokens_wasted: generated tokens behind the `gen` that they were asked for, of which no variable was made.
+        tokens_speculated: generated tokens beyond what the `gen` itself needed.
+        hits, misses: how many gens were answered from text at hand, and how many found some that did not fit.
     """
 
     calls_saved: int = 0

@@ -6,13 +6,13 @@ own end      the model ended the text
 constraint   the longest text that satisfies it, if what comes next in the program stands right behind
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ...lang.errors import UmbelError
-from ...lang.ops import Gen
-from ...lang.protocol import ConstraintSpec, FinishReason
+from ...lang.protocol import Completion, ConstraintSpec, FinishReason
 from ...lang.sampling import SamplingParams
-from .. import expressions, validation
+from .. import expressions, guarantees, validation
 from .replies import LongReply
 
 
@@ -20,30 +20,29 @@ from .replies import LongReply
 class Field:
     """What ends the text of one `gen`. `enforced`: the provider would enforce the constraint."""
 
-    stop: tuple[str, ...]
-    stop_regex: tuple[str, ...]
-    max_tokens: int
+    sampling: SamplingParams
     constraint: ConstraintSpec | None = None
     enforced: bool = False
 
     @property
+    def stops(self) -> bool:
+        return bool(self.sampling.stop or self.sampling.stop_regex)
+
+    @property
     def ends_inside(self) -> bool:
         """Whether something ends it before the model would, so that text behind it is worth having."""
-        return bool(self.stop or self.stop_regex or self.constraint)
+        return self.stops or self.constraint is not None
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """`stop`: offset behind the text of the field. `read`: behind what ended it."""
+    """`stop`: offset behind the text of the field. `read`: behind what ended it. `guarantee`: of a constrained text."""
 
     stop: int
     read: int
     reason: FinishReason
     matched: str | None = None
-
-
-def field_of(op: Gen, sampling: SamplingParams, *, enforced: bool) -> Field:
-    return Field(sampling.stop, sampling.stop_regex, sampling.max_tokens, op.constraint, enforced)
+    guarantee: Literal["", "validated", "incomplete"] = ""
 
 
 def end_of(field: Field, reply: LongReply, start: int, following: str) -> End | None:
@@ -65,10 +64,10 @@ def end_of(field: Field, reply: LongReply, start: int, following: str) -> End | 
 def _plain_end(field: Field, reply: LongReply, start: int) -> End | None:
     found = first_stop(field, reply.text, start)
     end = len(reply.text) if found is None else found[1]
-    if (found is not None or reply.ended) and reply.at_most(start, end) <= field.max_tokens:
+    if (found is not None or reply.ended) and reply.at_most(start, end) <= field.sampling.max_tokens:
         stop, matched = (end, None) if found is None else (found[0], found[2])
         return End(stop, end, FinishReason.STOP, matched)
-    cut = reply.after(start, field.max_tokens)
+    cut = reply.after(start, field.sampling.max_tokens)
     if cut is not None and (found is None or cut < end):
         return End(cut, cut, FinishReason.LENGTH)
     return None
@@ -77,16 +76,23 @@ def _plain_end(field: Field, reply: LongReply, start: int) -> End | None:
 def _validated_end(
     field: Field, constraint: ConstraintSpec, reply: LongReply, start: int, following: str
 ) -> End | None:
-    end = _plain_end(field, reply, start)
-    if end is not None and end.reason is FinishReason.STOP:
-        text = reply.text[start : end.stop]
-        # Text that has to be tidied first would stand in the prompt as nobody wrote it.
-        if validation.tidied(constraint, text) == text and not validation.holds(constraint, text):
-            return end
+    """What a call of its own gives is judged as a whole, and taken if it is accepted as it stands: text that has to be
+    tidied would leave a prompt that nobody continued. If it is rejected, the constraint itself says where it ends."""
+    whole = _plain_end(field, reply, start)
+    if whole is not None:
+        text = reply.text[start : whole.stop]
+        verdict = guarantees.judge(constraint, completion_of(reply, start, whole), field.sampling)
+        if verdict.accepted:
+            return replace(whole, guarantee=verdict.guarantee) if verdict.completion.text == text else None
+    elif field.stops:
+        return None
     length = validation.longest(constraint, reply.text[start:])
     if not length or not following or not reply.text.startswith(following, start + length):
         return None
-    return _fitting(field, reply, start, start + length)
+    text = reply.text[start : start + length]
+    if whole is None and text != text.strip():  # max_tokens might leave more of it, which would be tidied
+        return None
+    return _constrained(field, reply, start, start + length)
 
 
 def _enforced_end(field: Field, constraint: ConstraintSpec, reply: LongReply, start: int) -> End | None:
@@ -98,15 +104,23 @@ def _enforced_end(field: Field, constraint: ConstraintSpec, reply: LongReply, st
     length = validation.longest(constraint, rest)
     if not length or validation.longest(constraint, rest[:length]) != length:
         return None
-    return _fitting(field, reply, start, start + length)
+    return _constrained(field, reply, start, start + length)
 
 
-def _fitting(field: Field, reply: LongReply, start: int, end: int) -> End | None:
-    """The end of a constrained text, unless a stop or max_tokens ends it before."""
-    found = first_stop(field, reply.text[:end], start)
-    if found is not None or reply.at_most(start, end) > field.max_tokens:
+def _constrained(field: Field, reply: LongReply, start: int, end: int) -> End | None:
+    """The end of a text by its constraint, unless a stop or max_tokens ends it before."""
+    found = first_stop(field, reply.text, start)
+    if found is not None and found[0] < end:
         return None
-    return End(end, end, FinishReason.STOP)
+    if reply.at_most(start, end) > field.sampling.max_tokens:
+        return None
+    return End(end, end, FinishReason.STOP, guarantee="validated")
+
+
+def completion_of(reply: LongReply, start: int, end: End) -> Completion:
+    """The text of a field as a call of its own would have given it."""
+    text = reply.text[start : end.stop]
+    return Completion(text, (), 0, text, end.reason, end.matched)
 
 
 def first_stop(field: Field, text: str, start: int) -> tuple[int, int, str] | None:
@@ -116,9 +130,9 @@ def first_stop(field: Field, text: str, start: int) -> tuple[int, int, str] | No
     Raises:
         ConstraintError: a stop_regex that cannot be used.
     """
-    found = [(place + len(stop), place, stop) for stop in field.stop if (place := text.find(stop, start)) >= 0]
-    if field.stop_regex:
-        match = expressions.first_match(field.stop_regex, text[start:])
+    found = [(place + len(stop), place, stop) for stop in field.sampling.stop if (place := text.find(stop, start)) >= 0]
+    if field.sampling.stop_regex:
+        match = expressions.first_match(field.sampling.stop_regex, text[start:])
         if match is not None:
             found.append((start + match[1], start + match[0], match[2]))
     if not found:

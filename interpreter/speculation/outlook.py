@@ -51,9 +51,9 @@ class Outlook:
         if not self.coming:
             return not self.closed
         literal = self.coming[0].before
-        if not literal or field.stop_regex or field.constraint is not None:
+        if not literal or field.sampling.stop_regex or field.constraint is not None:
             return True
-        return any(stop.startswith(literal) or literal.startswith(stop) for stop in field.stop)
+        return any(stop.startswith(literal) or literal.startswith(stop) for stop in field.sampling.stop)
 
 
 # The parameters of a step that could be answered from the same reply, else None.

@@ -19,13 +19,14 @@ class Pieces:
         on_chunk: gets the text.
     """
 
-    __slots__ = ("_done", "_field", "_lead", "_on_chunk", "_text")
+    __slots__ = ("_done", "_field", "_lead", "_on_chunk", "_text", "told")
 
     def __init__(self, field: Field, lead: str, on_chunk: OnChunk) -> None:
         self._field = field
         self._lead = lead
         self._on_chunk = on_chunk
         self._text = ""
+        self.told = False  # readers have the text
         self._done = field.constraint is not None  # looked at when all of it is there
 
     def feed(self, chunk: Chunk) -> None:
@@ -37,6 +38,6 @@ class Pieces:
         bytes_so_far = len(self._text.encode("utf-8", "surrogatepass"))
         end = end_of(self._field, LongReply(self._text, (), bytes_so_far, ended=False), len(self._lead), "")
         if end is not None:
-            self._done = True
+            self._done = self.told = True
             text = self._text[len(self._lead) : end.stop]
             self._on_chunk(msgspec.structs.replace(chunk, text=text, token_ids=(), logprobs=()))

@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ...lang.sampling import SamplingParams
 from .outlook import Coming
@@ -22,6 +23,11 @@ PRIOR_HITS, PRIOR_MISSES = 2.0, 1.0
 UNKNOWN_TOKENS = 48  # of a field that nobody has seen yet: those that end at a stop are short
 MARGIN = 1.25  # times the longest text seen at a place
 BYTES_PER_TOKEN = 4  # of text that is given: an estimate for prices, never for what must hold
+
+
+MOST_REFUSALS = 3
+
+Extra = Literal["more tokens", "logprobs"]  # what speculation adds to a call
 
 
 @dataclass(slots=True)
@@ -40,7 +46,7 @@ class Planner:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sites: OrderedDict[tuple[str, str], _Site] = OrderedDict()
-        self._refusing: set[str] = set()
+        self._refusals: dict[tuple[str, Extra], int] = {}
 
     # -------------------------------------------------------------------------------- learning
 
@@ -59,14 +65,15 @@ class Planner:
             found = self._site(site)
             found.longest = max(found.longest, tokens)
 
-    def note_refusal(self, backend: str) -> None:
-        """This backend refuses calls for more text, and takes the same without."""
+    def note_refusal(self, backend: str, what: Extra) -> None:
+        """This backend refuses calls with something more, and takes the same without."""
         with self._lock:
-            self._refusing.add(backend)
+            self._refusals[backend, what] = self._refusals.get((backend, what), 0) + 1
 
-    def refuses(self, backend: str) -> bool:
+    def refuses(self, backend: str, what: Extra) -> bool:
+        """So often that it is no accident."""
         with self._lock:
-            return backend in self._refusing
+            return self._refusals.get((backend, what), 0) >= MOST_REFUSALS
 
     def chance(self, site: tuple[str, str]) -> float:
         """That text at hand fits: the mean of a Beta distribution."""

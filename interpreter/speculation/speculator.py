@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...lang.cost import Speculation
-from ...lang.errors import BudgetError, RequestError
+from ...lang.errors import BudgetError, CapabilityError, EngineError, RequestError
 from ...lang.ops import Gen, Select
-from ...lang.prompt import Prompt, Text
-from ...lang.protocol import Completion, Final, GenRequest, Usage
+from ...lang.prompt import Prompt
+from ...lang.protocol import Final, GenRequest, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
 from .. import asking, lowering, meta, selecting
 from ..asking import Reply
 from ..calls import OnChunk
-from ..position import Position, since, text_of
+from ..position import Position, text_of
 from ..steps import Step
 from ..variables import Meta
 from . import outlook
-from .fields import End, Field, end_of, field_of
+from .fields import End, Field, completion_of, end_of
+from .leads import lead_of
 from .manners import manner_of, speaks_plainly
 from .outlook import Outlook
 from .pieces import Pieces
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from ..run import Run
 
 USUAL_PRICES = (1.0, 4.0)  # of an input and an output token, for models without a price: the ratio is what counts
+
+
+class _Refused(Exception):
+    """A provider does not take a call for more text."""
 
 
 class Speculator:
@@ -109,8 +114,8 @@ class Speculator:
                 hits=1,
             )
         )
-        final = Final(surplus.request_id, (_completion(surplus.reply, start, end),), Usage())
-        return Reply(final, [_facts(final, op, taken, calls=0)])
+        final = Final(surplus.request_id, (completion_of(surplus.reply, start, end),), Usage())
+        return Reply(final, [_facts(final, end, taken, calls=0)])
 
     # -------------------------------------------------------------------------------- by a call
 
@@ -123,14 +128,14 @@ class Speculator:
                 reply = await self._long_call(op, field, request, position, extra, on_chunk)
                 if reply is not None:
                     return reply
-            except RequestError:
+            except _Refused:
                 refused = True  # perhaps for its length; the plain call says whether that was the reason
             except BudgetError:
-                pass  # branches have spent meanwhile what there was room for
+                pass  # others have spent meanwhile what there was room for
         capabilities = self._run.backend.capabilities
         reply = await asking.ask(self._run.calls, capabilities, op, request, on_chunk, position)
         if refused:
-            self._shared.planner.note_refusal(capabilities.name)
+            self._shared.planner.note_refusal(capabilities.name, "more tokens")
         for facts in reply.facts:
             facts["speculated"] = False
         return reply
@@ -141,7 +146,7 @@ class Speculator:
         most = self._shared.setting.tokens
         if most == 0 or field.enforced or not field.ends_inside:
             return 0
-        if self._shared.planner.refuses(capabilities.name):
+        if self._shared.planner.refuses(capabilities.name, "more tokens"):
             return 0
         extra = await self._wanted(op, field, request)
         if not extra:
@@ -184,17 +189,18 @@ class Speculator:
     async def _long_call(
         self, op: Gen, field: Field, request: GenRequest, position: Position, extra: int, on_chunk: OnChunk
     ) -> Reply | None:
-        """Raises RequestError when the provider refuses, BudgetError without a call."""
-        lead, anchor = self._lead(position)
+        """Raises _Refused, or BudgetError without a call."""
+        lead, anchor = "", position.prompt
+        if not self._run.backend.capabilities.continues:
+            lead, anchor = lead_of(position, self._answered)
         sampling = msgspec.structs.replace(
             request.sampling,
             stop=(),
             stop_regex=(),
             max_tokens=min(MAX_TOKENS, request.sampling.max_tokens + extra + len(lead)),
-            logprobs=self._run.backend.capabilities.logprobs,
         )
         longer = msgspec.structs.replace(request, prompt=anchor.parts, sampling=sampling, constraint=None)
-        final = await self._run.calls.generate(longer, Pieces(field, lead, on_chunk).feed)
+        final = await self._generate(longer, Pieces(field, lead, on_chunk))
         reply, usage = reply_of(final), final.usage
         prompt_tokens = usage.prompt_tokens or tokens_of(anchor.text)
         end = await self._end(field, reply, len(lead)) if reply.text.startswith(lead) else None
@@ -215,26 +221,35 @@ class Speculator:
         self._surplus = Surplus(
             reply, anchor, manner_of(request.sampling), final.id, prompt_tokens, before=op.name or ""
         )
-        answer = Final(final.id, (_completion(reply, len(lead), end),), usage)
-        return Reply(answer, [_facts(answer, op, own, calls=1)])
+        answer = Final(final.id, (completion_of(reply, len(lead), end),), usage)
+        return Reply(answer, [_facts(answer, end, own, calls=1)])
 
-    def _lead(self, position: Position) -> tuple[str, Prompt]:
-        """Constant text at the beginning of the open turn that the reply has to begin with, and the prompt to send.
+    async def _generate(self, request: GenRequest, pieces: Pieces) -> Final:
+        """One call, with log-probabilities where there are any: they tell where tokens end.
 
-        A model that cannot continue a turn is asked for all of it; the plain call has to ask it to go on instead.
+        Raises:
+            _Refused: the provider does not take it, and readers have none of its text.
         """
-        turn = position.turn
-        if (
-            turn is None
-            or turn.role != "assistant"
-            or turn.start is self._answered
-            or self._run.backend.capabilities.continues
-        ):
-            return "", position.prompt
-        parts = since(turn.start, position.prompt)
-        if not all(isinstance(part, Text) and not part.control for part in parts):
-            return "", position.prompt
-        return text_of(parts), turn.start
+        try:
+            return await self._generate_told(request, pieces)
+        except (RequestError, CapabilityError) as error:
+            if pieces.told:
+                raise
+            raise _Refused from error
+
+    async def _generate_told(self, request: GenRequest, pieces: Pieces) -> Final:
+        planner, capabilities = self._shared.planner, self._run.backend.capabilities
+        if not capabilities.logprobs or planner.refuses(capabilities.name, "logprobs"):
+            return await self._run.calls.generate(request, pieces.feed)
+        told = msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, logprobs=True))
+        try:
+            return await self._run.calls.generate(told, pieces.feed)
+        except (RequestError, CapabilityError, EngineError):  # servers of unknown kind may not have them
+            if pieces.told:
+                raise
+            final = await self._run.calls.generate(request, pieces.feed)
+            planner.note_refusal(capabilities.name, "logprobs")
+            return final
 
     # -------------------------------------------------------------------------------- what follows
 
@@ -253,27 +268,22 @@ class Speculator:
     def _field(self, op: Gen, sampling: SamplingParams) -> Field:
         """Raises CapabilityError for a constraint that cannot be served here."""
         if op.constraint is None:
-            return field_of(op, sampling, enforced=False)
+            return Field(sampling)
         sent = lowering.lower(self._run.backend, op.constraint, allow_best_effort=op.allow_best_effort)
-        return field_of(op, sampling, enforced=sent is not None)
+        return Field(sampling, op.constraint, sent is not None)
 
     async def _end(self, field: Field, reply: LongReply, start: int) -> End | None:
         following = outlook.read(self._queue.upcoming(), self._sampling).literal
-        if field.constraint is None and not field.stop_regex:
+        if field.constraint is None and not field.sampling.stop_regex:
             return end_of(field, reply, start, following)
         return await asyncio.to_thread(end_of, field, reply, start, following)  # expressions may take long
 
 
-def _completion(reply: LongReply, start: int, end: End) -> Completion:
-    text = reply.text[start : end.stop]
-    return Completion(text, (), 0, text, end.reason, end.matched)
-
-
-def _facts(final: Final, op: Gen, tokens: int, *, calls: int) -> Meta:
+def _facts(final: Final, end: End, tokens: int, *, calls: int) -> Meta:
     """Of a variable that was answered from a long reply. `tokens`: its share."""
     facts = meta.of_completion(final, final.completions[0], with_text=False)
     facts["completion_tokens"] = tokens
     facts["speculated"] = calls == 0
-    if op.constraint is not None:
-        facts |= {"forced_tokens": 0, "guarantee": "validated", "tries": calls}
+    if end.guarantee:
+        facts |= {"guarantee": end.guarantee, "tries": calls}
     return facts

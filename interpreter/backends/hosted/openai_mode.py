@@ -30,5 +30,6 @@ def capabilities_of(backend: str, model: str, profile: Profile, mode: Mode, max_
         constraints=kinds(profile, mode),
         asks_again=True,
         speculation=True,
+        continues=profile.continues or mode == "completion",
         model=model,
     )
