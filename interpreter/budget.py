@@ -172,8 +172,9 @@ class Allowance:
                     f"left of {budget}; raise tokens to {spent.tokens + charge.tokens}, or lower max_tokens"
                 )
             case "calls":
+                more = "one more does" if charge.calls == 1 else f"{charge.calls} more do"
                 return BudgetError(
-                    f"{spent.calls} calls have been made, and one more does not fit {budget}; raise calls to "
+                    f"{spent.calls} calls have been made, and {more} not fit {budget}; raise calls to "
                     f"{spent.calls + charge.calls}"
                 )
             case "dollars":

@@ -136,6 +136,8 @@ def test_a_hosted_model_may_read_the_prompt_for_every_choice_and_for_none() -> N
 
     with pytest.raises(ul.BudgetError, match="at most 12 of its prompt, 4 generated"):
         choose.run(backend=shop, budget=ul.Budget(tokens=10), timeout=PATIENCE).sync()
+    with pytest.raises(ul.BudgetError, match="0 calls have been made, and 2 more do not fit"):
+        choose.run(backend=shop, budget=ul.Budget(calls=1), timeout=PATIENCE).sync()
 
 
 def test_dollars_are_those_of_the_price_table(shop_price: ul.Price) -> None:

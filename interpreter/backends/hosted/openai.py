@@ -270,6 +270,8 @@ class OpenAI:
         return lower(constraint, self._planner.profile, self._planner.mode) is not None
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        if self._planner.mode == "completion":
+            return token_bounds.of_text(prompt, self._count)
         return token_bounds.at_most(prompt, self._count, self._planner.profile.image_tokens)
 
     async def control(self, verb: str) -> Done:

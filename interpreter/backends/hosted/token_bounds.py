@@ -1,4 +1,4 @@
-"""How many tokens a chat prompt has at most, where its tokenizer is not ours.
+"""How many tokens a prompt has at most, where its tokenizer is not ours.
 
 With the `tiktoken` package the count of an OpenAI model's text is exact. Otherwise a token has at least one byte.
 """
@@ -29,7 +29,7 @@ def count_bytes(text: str) -> int:
 
 
 def at_most(parts: Iterable[Part], count: Callable[[str], int], image_tokens: int) -> int:
-    """A bound on the tokens of a prompt. What a request to continue adds is in it, unless the prompt ends with
+    """A bound on the tokens of a conversation. What a request to continue adds is in it, unless the prompt ends with
     scaffolding: then an answer begins, and nothing is continued."""
     bound = PER_MESSAGE
     last: Part | None = None
@@ -40,3 +40,8 @@ def at_most(parts: Iterable[Part], count: Callable[[str], int], image_tokens: in
         else:
             bound += count(part.text) + PER_MESSAGE
     return bound if isinstance(last, Text) and last.control else bound + _ASKING
+
+
+def of_text(parts: Iterable[Part], count: Callable[[str], int]) -> int:
+    """A bound on the tokens of a prompt that is sent as it is, to be completed; images are not."""
+    return PER_MESSAGE + count("".join(part.text for part in parts if not isinstance(part, Media)))

@@ -36,7 +36,7 @@ def text(s, turns, width):
     forks = s.fork(width)
     for branch in forks:
         for said, begun, tokens, _ in turns:
-            branch += said + begun + ul.gen(max_tokens=tokens)
+            branch += (said or "?") + begun + ul.gen(max_tokens=tokens)
     forks.join()
 
 
