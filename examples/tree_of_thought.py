@@ -27,6 +27,11 @@ Answer: 6
 QUESTION = "Mia had 7 pens and gave away 2. How many are left?"
 
 
+def worth(branch):
+    """How probable " yes" is; on a model that does not say, whether it is the answer."""
+    return branch.meta("useful").get("probabilities", {branch["useful"]: 1.0}).get(" yes", 0.0)
+
+
 @ul.function
 def think(s, question, depth=2, width=3):
     """Returns the chain of thought that scored best at every level."""
@@ -37,7 +42,7 @@ def think(s, question, depth=2, width=3):
             "\nStep:" + ul.gen("step", max_tokens=16, stop=["Useful?", "\n"], temperature=0.6, seed=10 * level + i)
         )
         branches += "Useful?" + ul.select("useful", choices=[" yes", " no"])
-        scored = [(branch.meta("useful")["choice_scores"][" yes"], branch["step"]) for branch in branches]
+        scored = [(worth(branch), branch["step"]) for branch in branches]
         for score, step in scored:
             print(f"  level {level + 1}  {score:7.3f} {step.rstrip()}")
         s += f"\nStep:{max(scored)[1]}Useful? yes"

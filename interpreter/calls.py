@@ -12,6 +12,7 @@ import msgspec
 from ..lang.errors import BackendError, DeadlineError
 from ..lang.prompt import Part
 from ..lang.protocol import Backend, Chunk, Final, GenRequest, Scored, ScoreRequest
+from . import continuations
 from .charges import Charge
 from .waiting import seconds_left
 
@@ -42,11 +43,15 @@ class Calls:
     async def generate(self, request: GenRequest, on_chunk: OnChunk) -> Final:
         """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend.
 
+        More continuations than the backend gives in one request are asked for one by one, and counted so.
+
         Raises:
             BudgetError: before the call, which is not made.
             BackendError: the backend's answer is not what was asked for.
         """
         ledger, backend = self._run.ledger, self._run.backend
+        if request.sampling.n > backend.capabilities.most_n:
+            return await continuations.apart(self.generate, request, on_chunk)
         request, held = await self._allowed(request)
         final: Final | None = None
         generated = 0  # tokens that have come, or a bound of them

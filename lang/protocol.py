@@ -14,7 +14,7 @@ import msgspec
 from .chat_template import ChatTemplate
 from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError
 from .prompt import Part
-from .sampling import SamplingParams
+from .sampling import MAX_N, SamplingParams
 
 
 class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
@@ -296,6 +296,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     model: str = ""  # for the price table; "" costs nothing
     probability: bool = False  # of given choices, over all their tokens: "overshoot" and "exact"
     stop_regex: bool = False  # ends texts at regular expressions
+    most_n: int = MAX_N  # continuations of one request; the interpreter asks for more of them one by one
 
 
 @runtime_checkable

@@ -103,7 +103,7 @@ class MessagesBody(_Body, kw_only=True):
 
     model: str
     messages: list[ClaudeMessage]
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Annotated[int, Meta(ge=0)]  # 0 stores the prompt and says nothing
     system: str | list[TextBlock] | None = None
     stop_sequences: list[Text] | None = None
     stream: bool = False

@@ -167,7 +167,9 @@ class Anthropic:
             constraints=("json_schema", "choices") if self.profile.structured else (),
             asks_again=True,
             speculation=True,
+            continues=self.profile.prefill,
             model=model,
+            most_n=1,
         )
 
     def __repr__(self) -> str:

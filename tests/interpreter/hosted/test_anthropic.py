@@ -204,6 +204,18 @@ def test_what_branches_share_inside_a_turn_is_stored():
         assert own["text"].startswith("Question")
 
 
+def test_more_continuations_are_as_many_calls():
+    wire = MessagesWire("ok")
+
+    @ul.function
+    def sample(s):
+        s += ul.user("Say something.") + ul.assistant(ul.gen("said", n=3))
+
+    state = sample.run(backend=wire.claude())
+    assert state["said"] == ["ok"] * 3
+    assert (len(wire.bodies), state.usage.calls, state.usage.prompt_tokens) == (3, 3, 30)
+
+
 def test_the_backend_counts():
     wire = MessagesWire(refusal(529, "overloaded_error", "Overloaded"), "ok")
     with ul.default_backend(wire.claude()):

@@ -127,7 +127,7 @@ def test_images_are_blocks():
     [
         ("seed", 1), ("frequency_penalty", 1.0), ("presence_penalty", 0.5), ("repetition_penalty", 1.2),
         ("min_p", 0.1), ("logit_bias", {3: 1.0}), ("min_tokens", 2), ("ignore_eos", True), ("stop_token_ids", [3]),
-        ("n", 2), ("temperature", 1.5), ("stop_regex", "a"), ("return_logprob", True),
+        ("temperature", 1.5), ("stop_regex", "a"), ("return_logprob", True),
     ],
 )  # fmt: skip
 def test_what_no_model_takes_is_refused_before_a_call(option: str, value: object):
