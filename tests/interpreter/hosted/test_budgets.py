@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("openai")
+pytest.importorskip("anthropic")
 pytest.importorskip("h11")
 
-from umbel.testing import FakeOpenAI, Fault
+from umbel.testing import FakeAnthropic, FakeOpenAI, Fault
 
 PATIENCE = 20.0
 
@@ -50,13 +51,31 @@ def answer(prompt: str) -> str:
     return " word" * (len(prompt) * 7 % 40 + 1)
 
 
+Server = FakeOpenAI | FakeAnthropic
+
+
+def client(server: Server, model: str) -> ul.OpenAI | ul.Anthropic:
+    kind = ul.OpenAI if isinstance(server, FakeOpenAI) else ul.Anthropic
+    return kind(model, base_url=server.base_url, api_key=server.api_key)
+
+
 @pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
 @pytest.mark.parametrize(
-    ("program", "model"), [(conversation, "gpt-4o"), (text, "gpt-4o"), (text, "gpt-3.5-turbo-instruct")]
+    ("program", "kind", "model"),
+    [
+        (conversation, FakeOpenAI, "gpt-4o"),
+        (text, FakeOpenAI, "gpt-4o"),
+        (text, FakeOpenAI, "gpt-3.5-turbo-instruct"),
+        (conversation, FakeAnthropic, "claude-haiku-4-5"),
+        (text, FakeAnthropic, "claude-haiku-4-5"),
+        (conversation, FakeAnthropic, "claude-opus-4-6"),  # which cannot go on with a message
+    ],
 )
-def test_what_a_server_counts_stays_inside_the_budget_and_the_estimate(program: ul.Program, model: str) -> None:
-    with FakeOpenAI(answer) as server:
-        backend = ul.OpenAI(model, base_url=server.base_url, api_key=server.api_key)
+def test_what_a_server_counts_stays_inside_the_budget_and_the_estimate(
+    program: ul.Program, kind: type[Server], model: str
+) -> None:
+    with kind(answer) as server:
+        backend = client(server, model)
 
         @settings(max_examples=10, deadline=None)
         @given(turns=TURNS, width=st.integers(1, 4), tokens=st.integers(200, 3000))
@@ -105,3 +124,38 @@ def test_requests_that_a_server_refuses_are_not_charged() -> None:
         state = conversation.run(turns, 1, backend=backend, budget=ul.Budget(calls=1), timeout=PATIENCE)
         assert error_of(state) is None
         assert (len(server.requests), server.calls, state.usage.calls) == (2, 1, 1)
+
+
+@ul.function
+def form(s):
+    s += ul.user("A plant as JSON.")
+    s += ul.assistant(ul.gen("plant", json_schema=PLANT, max_tokens=40))
+    s += ul.user("A code.") + ul.assistant(ul.gen("code", regex="[A-Z]{3}-[0-9]{3}", max_tokens=20))
+    s += ul.user("Is it green?") + ul.assistant(ul.select("green", ["yes", "no"]))
+
+
+PLANT = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "heights": {"type": "array", "items": {"type": "number"}}},
+    "required": ["name", "heights"],
+    "additionalProperties": False,
+}
+
+
+def filled(prompt: str) -> str:
+    asked = max(("A plant as JSON.", "A code.", "Is it green?"), key=prompt.rfind)
+    return {"A plant as JSON.": '{"name": "dill", "heights": [1.5, 2]}', "A code.": "ABC-123"}.get(asked, "yes")
+
+
+@pytest.mark.parametrize(("kind", "model"), [(FakeOpenAI, "gpt-4o"), (FakeAnthropic, "claude-haiku-4-5")])
+def test_what_models_are_told_about_constraints_is_inside_the_estimate(kind: type[Server], model: str) -> None:
+    with kind(filled) as server:
+        backend = client(server, model)
+        estimate = form.estimate(backend=backend, timeout=PATIENCE)
+        assert server.usage.calls == 0
+        budget = ul.Budget(tokens=estimate.total_tokens, dollars=estimate.dollars, calls=estimate.calls)
+        state = form.run(backend=backend, budget=budget, timeout=PATIENCE)
+        assert error_of(state) is None
+        assert (state["code"], state["green"]) == ("ABC-123", "yes")
+        assert server.usage.total_tokens <= estimate.total_tokens
+        assert server.usage.calls == estimate.calls == 3
