@@ -11,7 +11,8 @@ namespace umbel {
 void pack_group(const LayerPool& pool, const AttentionShape& shape, long head, const int32_t* slots, long count,
                 float* keys, float* values) {
     long head_dim = shape.head_dim, stride = shape.kv_heads * head_dim;
-    const bf16 *from_keys = (const bf16*)pool.keys + head * head_dim, *from_values = (const bf16*)pool.values + head * head_dim;
+    const bf16* from_keys = (const bf16*)pool.keys + head * head_dim;
+    const bf16* from_values = (const bf16*)pool.values + head * head_dim;
     for (long first = 0; first < GROUP; first += VL) {
         float* to = keys + first / 16 * 16 * (head_dim / 2) + first % 16;
         Rows<VL, bf16> now(from_keys, stride, slots, first, count);

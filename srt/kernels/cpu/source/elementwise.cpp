@@ -137,6 +137,15 @@ void add_and_norm_rows(float* x, const float* update, const float* after, const 
     });
 }
 
+// out[i] = activation(gate[i]) · up[i]
+void activate_row(Activation activation, const float* gate, const float* up, float* out, long size) {
+    with_activation(activation, [&](auto function) {
+        long i = 0;
+        for (; i + VL <= size; i += VL) store(out + i, function(load(gate + i)) * load(up + i));
+        for (; i < size; i++) out[i] = function(splat(gate[i]))[0] * up[i];
+    });
+}
+
 template <class Rows>
 void activate_rows(const float* gate_up, Rows& out, long rows, long size, Activation activation) {
     parallel(rows, row_grain(rows, 4 * size), [&](long begin, long end) {
@@ -166,14 +175,6 @@ void add_and_norm(float* x, const float* update, const float* after, const float
 void add_and_norm(float* x, const float* update, const float* after, const float* next, Inputs& normed, long rows,
                   long size, float epsilon) {
     add_and_norm_rows(x, update, after, next, normed, rows, size, epsilon);
-}
-
-void activate_row(Activation activation, const float* gate, const float* up, float* out, long size) {
-    with_activation(activation, [&](auto function) {
-        long i = 0;
-        for (; i + VL <= size; i += VL) store(out + i, function(load(gate + i)) * load(up + i));
-        for (; i < size; i++) out[i] = function(splat(gate[i]))[0] * up[i];
-    });
 }
 
 void activate(const float* gate_up, float* out, long rows, long size, Activation activation) {

@@ -20,9 +20,6 @@ void add_and_norm(float* x, const float* update, const float* after, const float
 void add_and_norm(float* x, const float* update, const float* after, const float* next, Inputs& normed, long rows,
                   long size, float epsilon);
 
-// out[i] = activation(gate[i]) · up[i]
-void activate_row(Activation activation, const float* gate, const float* up, float* out, long size);
-
 // out[r, i] = activation(gate_up[r, i]) · gate_up[r, size + i]
 void activate(const float* gate_up, float* out, long rows, long size, Activation activation);
 void activate(const float* gate_up, Inputs& out, long rows, long size, Activation activation);

@@ -43,26 +43,28 @@ UMBEL_INLINE void write_rows(const Call& call, const Sums& from, long begin, lon
 // next, row by row: tiles of sums stored straight into rows that lie far apart would push panels out of the cache.
 class Block {
   public:
-    Block(const Call& call, long first_tile, long end_tile) : call_(call), first_tile_(first_tile), end_tile_(end_tile) {
-        long k_tiles = call.x.k_tiles, blocks = end_tile - first_tile <= 2 ? 1 : (k_tiles + BLOCK_K - 1) / BLOCK_K;
+    Block(const Call& call, const Chunk& chunk) : call_(call), chunk_(chunk) {
+        long k_tiles = call.x.k_tiles, blocks = chunk.pairs() == 1 ? 1 : (k_tiles + BLOCK_K - 1) / BLOCK_K;
         block_k_ = (k_tiles + blocks - 1) / blocks;
     }
 
-    void run(long first_panel, long end_panel) {
+    void run() {
         Tiles configured;
-        bool single = end_tile_ - first_tile_ == 1;  // of rows: weights are read once, so panels go side by side
-        for (long panel = first_panel, panels; panel < end_panel; panel += panels) {
-            long left = end_panel - panel;
-            panels = left >= 4 && single ? 4 : left >= 2 ? 2 : 1;
+        for (long panel = chunk_.first_panel, panels; panel < chunk_.end_panel; panel += panels) {
+            long left = chunk_.end_panel - panel;
+            panels = left >= 4 && chunk_.single() ? 4 : left >= 2 ? 2 : 1;  // one tile of rows: they go side by side
+            long next = chunk_.after(panel, panels);
+            ahead_ = next < 0 ? Ahead() : Ahead(call_, next, panels, chunk_.pairs() * call_.x.k_tiles);
             for (long at = 0; at < call_.x.k_tiles; at += block_k_)
-                for (long tile = first_tile_; tile < end_tile_; tile += 2) choose(tile, panel, panels, at);
+                for (long tile = chunk_.first_tile; tile < chunk_.end_tile; tile += 2) choose(tile, panel, panels, at);
         }
         write(0, BLOCK_TILES * TILE_ROWS);
     }
 
   private:
     void choose(long tile, long panel, long panels, long at) {
-        if (end_tile_ - tile >= 2) return panels == 2 ? product<2, 2>(tile, panel, at) : product<2, 1>(tile, panel, at);
+        if (chunk_.end_tile - tile >= 2)
+            return panels == 2 ? product<2, 2>(tile, panel, at) : product<2, 1>(tile, panel, at);
         if (panels == 4) return product<1, 4>(tile, panel, at);
         panels == 2 ? product<1, 2>(tile, panel, at) : product<1, 1>(tile, panel, at);
     }
@@ -71,13 +73,14 @@ class Block {
     void product(long tile, long panel, long at) {
         long k_left = call_.x.k_tiles - at, k_tiles = k_left < block_k_ ? k_left : block_k_;
         // Sums that wait for the next block of k have places of their own, others take turns.
-        Sums& now = sums_[block_k_ < call_.x.k_tiles ? (tile - first_tile_) / 2 : turn_++ % 2];
+        Sums& now = sums_[block_k_ < call_.x.k_tiles ? (tile - chunk_.first_tile) / 2 : turn_++ % 2];
         long rows = call_.x.rows - tile * TILE_ROWS, written = 0;
         long each = waiting_ ? (waiting_->rows + k_tiles - 1) / k_tiles : 0;
         multiply<R, P>(call_.x_tile(tile) + at * TILE_SIZE, call_.x_bytes(), call_.panel(panel) + at * TILE_SIZE,
-                       call_.panel_bytes(), k_tiles, at == 0, tile == first_tile_, now.tiles, [&](long) {
+                       call_.panel_bytes(), k_tiles, at == 0, tile == chunk_.first_tile, now.tiles, [&](long) {
                            if (each) write(written, written + each);
                            written += each;
+                           ahead_.fetch();
                        });
         now.tile = tile, now.panel = panel, now.panels = P, now.rows = rows < R * TILE_ROWS ? rows : R * TILE_ROWS;
         waiting_ = k_tiles == k_left ? &now : nullptr;
@@ -89,7 +92,9 @@ class Block {
     }
 
     const Call& call_;
-    long first_tile_, end_tile_, block_k_, turn_ = 0;
+    const Chunk chunk_;
+    long block_k_, turn_ = 0;
+    Ahead ahead_;
     const Sums* waiting_ = nullptr;
     Sums sums_[BLOCK_TILES / 2];
 };
@@ -98,9 +103,7 @@ class Block {
 
 void linear_tiled(const Matrix& weight, const TiledRows& x, const float* bias, float* out, long out_stride) {
     Call call{weight, x, bias, out, out_stride};
-    parallel_blocks(x, weight.panels, [&](long first_tile, long end_tile, long first_panel, long end_panel) {
-        Block(call, first_tile, end_tile).run(first_panel, end_panel);
-    });
+    parallel_blocks(x, weight.panels, [&](const Chunk& chunk) { Block(call, chunk).run(); });
 }
 
 void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,

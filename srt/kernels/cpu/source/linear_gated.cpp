@@ -37,10 +37,10 @@ UMBEL_INLINE void gate_row(const Gates& gates, long row, const float* gate_bias,
 }
 
 template <class Function>
-void gate_block(const Call& call, long first_tile, long end_tile, long first_panel, long end_panel,
-                const Function& function, const TiledRows& out) {
+void gate_chunk(const Call& call, const Chunk& chunk, const Function& function, const TiledRows& out) {
     Tiles configured;
     Gates gates[2];
+    Ahead next_gate, next_up;
     long panels = call.weight.n / 2 / PANEL, number = 0;
     const float *gate_bias = call.bias, *up_bias = call.bias ? call.bias + out.k : nullptr;
     auto finish = [&](const Gates& left, long begin, long end) {
@@ -51,20 +51,25 @@ void gate_block(const Call& call, long first_tile, long end_tile, long first_pan
         number++;
         long each = (before.rows + call.x.k_tiles - 1) / call.x.k_tiles, done = 0;
         multiply<R, 2>(call.x_tile(tile), call.x_bytes(), call.panel(panel), panels * call.panel_bytes(),
-                       call.x.k_tiles, true, tile == first_tile, now.sums, [&](long) {
+                       call.x.k_tiles, true, tile == chunk.first_tile, now.sums, [&](long) {
                            long end = done + each < before.rows ? done + each : before.rows;
                            finish(before, done, end);
                            done = end;
+                           next_gate.fetch();
+                           next_up.fetch();
                        });
         long rows = call.x.rows - tile * TILE_ROWS;
         now.tile = tile, now.panel = panel, now.rows = rows < R * TILE_ROWS ? rows : R * TILE_ROWS;
     };
-    for (long panel = first_panel; panel < end_panel; panel++)
-        for (long tile = first_tile; tile < end_tile; tile += 2)
-            if (end_tile - tile < 2)
+    for (long panel = chunk.first_panel; panel < chunk.end_panel; panel++) {
+        long next = chunk.after(panel, 1), steps = chunk.pairs() * call.x.k_tiles;
+        if (next >= 0) next_gate = Ahead(call, next, 1, steps), next_up = Ahead(call, panels + next, 1, steps);
+        for (long tile = chunk.first_tile; tile < chunk.end_tile; tile += 2)
+            if (chunk.end_tile - tile < 2)
                 product(std::integral_constant<int, 1>{}, tile, panel);
             else
                 product(std::integral_constant<int, 2>{}, tile, panel);
+    }
     const Gates& last = gates[(number + 1) % 2];
     finish(last, 0, last.rows);
 }
@@ -75,9 +80,7 @@ void gated_tiled(const Matrix& weight, const TiledRows& x, const float* bias, Ac
                  const TiledRows& out) {
     Call call{weight, x, bias, nullptr, 0};
     with_activation(activation, [&](auto function) {
-        parallel_blocks(x, out.k / PANEL, [&](long first_tile, long end_tile, long first_panel, long end_panel) {
-            gate_block(call, first_tile, end_tile, first_panel, end_panel, function, out);
-        });
+        parallel_blocks(x, out.k / PANEL, [&](const Chunk& chunk) { gate_chunk(call, chunk, function, out); });
     });
 }
 
