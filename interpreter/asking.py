@@ -6,10 +6,11 @@ breaks it, in at most `max_tries` calls for each continuation:
 * Inside an assistant turn the model is told: before its first answer what is demanded, afterwards its answer and what
   is wrong with it (`dialogue`, `wording`). The program's own text stays as it is, and the state keeps only the text
   that was accepted.
-* Elsewhere there is nobody to talk to: a text is continued. The first call is the program's own prompt. Where the
+* Elsewhere a text is continued, and there is nobody to talk to. The first call is the program's own prompt. Where the
   model draws (temperature above 0) the same prompt is sent again, with another seed if it had one, so that the accepted
   text is distributed as the model's texts that satisfy the constraint are. Where it does not, it would only say the
-  same again, and what is demanded is put in front of the text.
+  same again, and what is demanded is put in front of the text. A chat model that is asked to continue a text finds it
+  there from the beginning.
 
 Pieces of such a text are given to readers when it is accepted.
 """
@@ -86,6 +87,7 @@ class _Validated:
     ) -> None:
         self._calls = calls
         self._name = capabilities.name
+        self._converses = capabilities.converses
         self._op = op
         self._constraint = constraint
         self._dialogue = dialogue.of(position, calls.backend.chat_template)
@@ -105,8 +107,7 @@ class _Validated:
             if not self._op.allow_best_effort:
                 raise
             unlooked = str(error)
-        prompt = self._request.prompt if self._dialogue is None else self._dialogue.first(self._note)
-        final = await self._call(msgspec.structs.replace(self._request, prompt=prompt))
+        final = await self._call(msgspec.structs.replace(self._request, prompt=self._first_prompt()))
         if unlooked:
             facts: Meta = {"guarantee": "best_effort", "tries": 1, "violations": [], "unvalidated": unlooked}
             settled = [(completion, facts) for completion in final.completions]
@@ -133,14 +134,21 @@ class _Validated:
             return verdict.completion, facts
         raise GuaranteeError(self._failure(tries, completion, verdict))
 
+    def _first_prompt(self) -> tuple[Part, ...]:
+        if self._dialogue is not None:
+            return self._dialogue.first(self._note)
+        if self._converses:
+            return (Text(wording.foreword(self._constraint)), *self._request.prompt)
+        return self._request.prompt
+
     def _again(self, index: int, tries: int, failed: str, verdict: Verdict) -> GenRequest:
         sampling, problem = self._request.sampling, "; ".join(verdict.violations)
         prompt: tuple[Part, ...] = self._request.prompt
         seed = sampling.seed
         if self._dialogue is not None:
             prompt = self._dialogue.again(self._note, failed, wording.complaint(problem, self._note))
-        elif sampling.greedy:
-            prompt = (Text(wording.foreword(self._constraint, failed, problem)), *prompt)
+        elif sampling.greedy or self._converses:
+            prompt = (Text(wording.foreword(self._constraint, wording.correction(failed, problem))), *prompt)
         elif seed is not None:
             seed = (seed + index + (tries - 1) * sampling.n) % 2**63  # none that another call had
         return msgspec.structs.replace(

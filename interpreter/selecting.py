@@ -81,12 +81,15 @@ async def choose(
     return op.choices[decision.index], meta.of_select(scored, op, decision)
 
 
-def generation_of(op: ops.Select, seed: int | None) -> tuple[ops.Gen, SamplingParams]:
+def generation_of(op: ops.Select, seed: int | None, capabilities: Capabilities) -> tuple[ops.Gen, SamplingParams]:
     """The gen that a select is where nothing scores, and how its tokens are chosen."""
     constraint = ConstraintSpec("choices", json.dumps(op.choices, ensure_ascii=False))
     longest = max(len(choice.encode("utf-8", "surrogatepass")) for choice in op.choices)  # a token has at least a byte
     gen = ops.Gen(op.name, constraint=constraint, max_tries=op.max_tries, allow_best_effort=op.allow_best_effort)
-    return gen, SamplingParams(max_tokens=longest + _AROUND, temperature=op.temperature, seed=seed)
+    # The best choice is what is wanted at temperature 0; a model without temperatures gives its answer as it is.
+    temperature = op.temperature if capabilities.temperature or op.temperature else SamplingParams().temperature
+    most = longest + _AROUND + capabilities.thinking_tokens
+    return gen, SamplingParams(max_tokens=most, temperature=temperature, seed=seed)
 
 
 async def _generated(
@@ -98,7 +101,7 @@ async def _generated(
     seed: int | None,
     ask: Ask,
 ) -> tuple[str, Meta]:
-    gen, sampling = generation_of(op, seed)
+    gen, sampling = generation_of(op, seed, capabilities)
     request = GenRequest(request_id, position.prompt.parts, sampling, origin=origin, constraint=gen.constraint)
     reply = await ask(gen, request, _unheard)
     facts = reply.facts[0] | {"choices_method": "generated"}

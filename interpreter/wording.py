@@ -15,10 +15,9 @@ NEXT_NOTE = (
 )
 # Behind an answer that cannot be used. `problem`: of `validation.holds`; `note`: one of those above.
 COMPLAINT = "That cannot be used: {problem}.\n\n{note}"
-# In front of a text outside of roles, when the model would only say the same again.
-FOREWORD = (
-    "(Below is the beginning of a text. It goes on with {demand}\nIt does not go on with {failed}: {problem}.)\n\n"
-)
+# In front of a text outside of roles. `correction`: "", or what it does not go on with.
+FOREWORD = "(Below is the beginning of a text. It goes on with {demand}{correction})\n\n"
+CORRECTION = "\nIt does not go on with {failed}: {problem}."
 
 _SHOWN = 80  # characters of an answer, or of what was said before
 
@@ -52,9 +51,14 @@ def complaint(problem: str, told: str) -> str:
     return COMPLAINT.format(problem=problem, note=told)
 
 
-def foreword(constraint: ConstraintSpec, failed: str, problem: str) -> str:
-    """What stands in front of a text that the model has gone on with wrongly."""
-    return FOREWORD.format(demand=demand(constraint), failed=shortened(failed), problem=problem)
+def foreword(constraint: ConstraintSpec, correction: str = "") -> str:
+    """What stands in front of a text that is to be continued."""
+    return FOREWORD.format(demand=demand(constraint), correction=correction)
+
+
+def correction(failed: str, problem: str) -> str:
+    """What a foreword says of the continuation that came last."""
+    return CORRECTION.format(failed=shortened(failed), problem=problem)
 
 
 def shortened(text: str) -> str:

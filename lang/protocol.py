@@ -296,6 +296,9 @@ class Capabilities(msgspec.Struct, frozen=True):
     model: str = ""  # for the price table; "" costs nothing
     probability: bool = False  # of given choices, over all their tokens: "overshoot" and "exact"
     stop_regex: bool = False  # ends texts at regular expressions
+    converses: bool = False  # answers conversations: it is asked to continue a text that stands outside of roles
+    temperature: bool = True  # takes a temperature; otherwise it draws in its own way
+    thinking_tokens: int = 0  # that it may need, out of max_tokens, before it answers
     most_n: int = MAX_N  # continuations of one request; the interpreter asks for more of them one by one
 
 

@@ -257,7 +257,8 @@ class Speculator:
         """Of a step whose text stays in the prompt as it is generated, else None."""
         match step.op:
             case Select() as op if not self._run.backend.capabilities.score:
-                return selecting.generation_of(op, step.sampling.seed if step.sampling is not None else None)[1]
+                seed = step.sampling.seed if step.sampling is not None else None
+                return selecting.generation_of(op, seed, self._run.backend.capabilities)[1]
             case Gen() if step.tags is None:
                 return step.sampling
             case _:

@@ -296,6 +296,14 @@ def test_a_model_that_does_not_draw_gets_the_demand_in_front_of_the_text() -> No
     )
 
 
+def test_a_chat_model_that_continues_a_text_is_told_at_once() -> None:
+    echo = hosted(["x", "7"], converses=True)
+    plain.run(backend=echo, dtype=int, timeout=PATIENCE).sync()
+    first, second = prompts(echo)
+    assert first == "(Below is the beginning of a text. It goes on with an integer, in digits.)\n\nWell? "
+    assert second.endswith("in digits.\nIt does not go on with 'x': no such text begins with 'x'.)\n\nWell? ")
+
+
 # --------------------------------------------------------------------------------- when it does not come
 
 
@@ -518,6 +526,14 @@ def test_a_choice_is_generated_with_its_temperature_and_room() -> None:
     assert (best.temperature, drawn.temperature, drawn.seed) == (0.0, 0.7, 3)
     assert best.max_tokens == len("dark red") + 16
     assert best.stop == ()
+
+
+def test_a_model_without_temperatures_generates_a_choice_in_its_own_way() -> None:
+    echo = hosted(["red"], temperature=False, thinking_tokens=1000)
+    choose.run(backend=echo, timeout=PATIENCE).sync()
+    (request,) = requests(echo)
+    assert request.sampling.temperature == 1.0
+    assert request.sampling.max_tokens == len("dark red") + 16 + 1000
 
 
 def test_a_choice_that_never_comes() -> None:

@@ -36,7 +36,7 @@ from .anthropic_answer import Answer, events_of, next_of
 from .anthropic_blocks import Places
 from .anthropic_cache import Leaders, with_breakpoints
 from .anthropic_constraints import lower
-from .anthropic_profiles import AnthropicProfile, profile_of
+from .anthropic_profiles import AnthropicProfile, Sampling, Thinking, profile_of
 from .anthropic_request import Composed, Composer, payload
 from .conversation import template
 from .failures import Provider
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
 
 ADDRESS = "https://api.anthropic.com"
+_THINKING_TOKENS = 4096  # what a model that always thinks may need before a short answer
 MOST_IMAGE_TOKENS = 5000  # what the provider counts for its largest images, rounded up
 SURROUNDING_TOKENS = 64  # what it counts for the frame of a request
 
@@ -167,6 +168,9 @@ class Anthropic:
             constraints=("json_schema", "choices") if self.profile.structured else (),
             asks_again=True,
             speculation=True,
+            converses=True,
+            temperature=self.profile.sampling is not Sampling.NONE,
+            thinking_tokens=_THINKING_TOKENS if self.profile.thinking is Thinking.ALWAYS else 0,
             continues=self.profile.prefill,
             model=model,
             most_n=1,

@@ -30,6 +30,9 @@ def capabilities_of(backend: str, model: str, profile: Profile, mode: Mode, max_
         constraints=kinds(profile, mode),
         asks_again=True,
         speculation=True,
+        converses=mode == "chat",
+        temperature="temperature" in profile.sampling,
+        thinking_tokens=profile.thinking_tokens,
         continues=profile.continues or mode == "completion",
         model=model,
     )

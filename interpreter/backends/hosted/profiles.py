@@ -43,6 +43,7 @@ class Profile:
         image_tokens: tokens of one image at most.
         scores: its completion API gives log-probabilities of the prompt (`echo`).
         salts: it keeps its prefix cache apart by `cache_salt`.
+        thinking_tokens: tokens that it may need to think before a short answer, out of max_tokens.
         max_context: tokens, where it is known.
     """
 
@@ -65,6 +66,7 @@ class Profile:
     image_tokens: int = 2048
     scores: bool = False
     salts: bool = False
+    thinking_tokens: int = 0
     max_context: int | None = None
 
 
@@ -116,7 +118,14 @@ _STRUCTURED = replace(
     max_context=128_000,
 )
 _REASONING = replace(
-    _STRUCTURED, name="openai reasoning", sampling=frozenset(), stops=0, n=1, top_logprobs=-1, max_context=200_000
+    _STRUCTURED,
+    name="openai reasoning",
+    sampling=frozenset(),
+    stops=0,
+    n=1,
+    top_logprobs=-1,
+    max_context=200_000,
+    thinking_tokens=4096,
 )
 _UNKNOWN = replace(_CHAT, name="openai chat of unknown kind", max_tokens="max_completion_tokens")
 _INSTRUCT = Profile("openai completion", chat=False, top_logprobs=5, max_context=4096)
