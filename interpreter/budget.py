@@ -26,7 +26,8 @@ from .prices import Price
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of one run, or of one batch; its branches and whatever is asked twice are inside.
+    """Limits of one run, or of one batch. Branches are inside, and speculation, and what is asked again; a program that
+    the body starts with `.run(...)` is a run of its own.
 
     Args:
         tokens: of prompts and of what is generated, cached or not.

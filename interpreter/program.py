@@ -193,6 +193,8 @@ class Program:
                 programs after one failed, lets the running ones finish and raises the first error by position; the
                 states of those that succeeded are kept in its `batch_results`, a dict by position. In generator
                 form the error is raised in its place, after the results before it.
+            options: as of `run`, the same for every program. A `budget` is for all of them together, its seconds from
+                the first result that is asked for; programs that it has no room for fail with BudgetError.
 
         Raises:
             ParameterError: arguments that do not fit, before anything runs.
@@ -225,7 +227,8 @@ class Program:
         that break a constraint and are asked for again. What speculation saves and wastes is not in it. Programs that
         the body itself runs count where they are given no backend of their own.
 
-        Takes what `run` takes; with `budget`, raises BudgetError where the most does not fit.
+        Takes what `run` takes, but no `stream` and no `verbose`; with `budget`, raises BudgetError where the most does
+        not fit. It blocks: from a coroutine, `await asyncio.to_thread(program.estimate, ...)`.
 
         Raises:
             ParameterError: arguments that do not fit.

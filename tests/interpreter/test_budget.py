@@ -250,6 +250,30 @@ def test_the_budget_of_a_batch_is_for_all_of_it() -> None:
     assert sum((state.cost for state in states), ul.Cost()).usage.calls == 4
 
 
+def test_programs_on_many_threads_share_one_budget() -> None:
+    @ul.function
+    def chain(s, x):
+        s += f"number {x}"
+        for index in range(3):
+            s += ul.gen(f"x{index}", max_tokens=20)
+            s[f"x{index}"]
+
+    echo = Echo(lambda prompt: " w" * (len(prompt) % 23), delay=1.0, sleep=lambda _: asyncio.sleep(0))
+    budget = ul.Budget(tokens=2000)
+    results = chain.run_batch(
+        [(x,) for x in range(100)], backend=echo, num_threads=64, budget=budget, on_error="return", timeout=PATIENCE
+    )
+    states = [result.state if isinstance(result, ul.Failure) else result for result in results]
+    spent = sum((state.cost for state in states), ul.Cost()).usage.total_tokens
+    assert 1900 < spent <= 2000
+
+
+def test_the_seconds_of_a_batch_are_for_all_of_it() -> None:
+    budget = ul.Budget(seconds=1e-6)
+    results = branches.run_batch([(1, 5)] * 3, backend=Echo(gate=Gate()), budget=budget, on_error="return")
+    assert all(isinstance(result, ul.Failure) and isinstance(result.error, ul.BudgetError) for result in results)
+
+
 def test_the_same_budget_for_two_runs_is_for_each(echo: Echo) -> None:
     budget = ul.Budget(calls=1)
     for _ in range(2):

@@ -3,7 +3,10 @@
 import pytest
 import umbel as ul
 from umbel.interpreter import price_list
+from umbel.interpreter.backends.echo import Echo
+from umbel.interpreter.ledger import Ledger
 from umbel.interpreter.prices import PriceTable
+from umbel.lang.protocol import Capabilities
 
 
 def test_cached_and_stored_tokens_have_prices_of_their_own() -> None:
@@ -74,3 +77,25 @@ def test_costs_add_up_and_one_unknown_price_makes_the_sum_unknown() -> None:
     assert sum([one, one], ul.Cost()).usage.total_tokens == 30
     assert (one + ul.Cost(dollars=None)).dollars is None
     assert (one + ul.Cost(dollars=None)).dollars_saved == 0.5
+
+
+def test_speculation_is_worth_its_saved_prompts_less_its_wasted_tokens() -> None:
+    known = Ledger(Echo(capabilities=Capabilities("shop", model="gpt-4o")), None)
+    for _ in range(2):
+        known.note(ul.Speculation(calls_saved=1, input_tokens_saved=1000, output_tokens_wasted=100, hits=1))
+    assert known.cost.dollars_saved == pytest.approx(2 * (1000 * 2.5 - 100 * 10) / 1e6)
+    assert known.cost.speculation.hits == 2
+    unknown = Ledger(Echo(capabilities=Capabilities("shop", model="gpt-0")), None)
+    unknown.note(ul.Speculation(calls_saved=1))
+    assert unknown.cost.dollars_saved is None
+
+
+def test_a_run_on_a_model_without_a_price_has_no_dollars() -> None:
+    @ul.function
+    def asks(s):
+        s += ul.gen("x", max_tokens=3)
+
+    state = asks.run(backend=Echo(lambda prompt: "ja", capabilities=Capabilities("shop", model="gpt-0")))
+    state.sync()
+    assert state.cost.dollars is None
+    assert state.cost.usage == state.usage == ul.Usage(0, 0, 1, 1)
