@@ -66,9 +66,11 @@ def worst_of(backend: Backend, request: GenRequest | ScoreRequest, price: Price 
     hosted = backend.capabilities.model != ""
     if isinstance(request, GenRequest):
         sampling, prompt = request.sampling, backend.tokens_at_most(request.prompt)
+        answer = sampling.max_tokens
         if hosted and request.constraint is not None:  # providers may show it to the model
             prompt += _AROUND_CONSTRAINT + len(request.constraint.source.encode("utf-8", "surrogatepass"))
-        return at_most(prompt, sampling.n * sampling.max_tokens, 1, price)
+            answer += backend.capabilities.wrapping_tokens
+        return at_most(prompt, sampling.n * answer, 1, price)
     choices = [(Text(choice),) for choice in request.choices]
     if hosted:  # it reads the prompt again for every choice, and writes a token
         prompts = sum(backend.tokens_at_most((*request.prompt, *choice)) for choice in choices)

@@ -299,6 +299,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     converses: bool = False  # answers conversations: it is asked to continue a text that stands outside of roles
     temperature: bool = True  # takes a temperature; otherwise it draws in its own way
     thinking_tokens: int = 0  # that it may need, out of max_tokens, before it answers
+    wrapping_tokens: int = 0  # that a constrained text may cost beside its own, for what a provider wraps it in
     most_n: int = MAX_N  # continuations of one request; the interpreter asks for more of them one by one
 
 

@@ -42,6 +42,7 @@ from .conversation import template
 from .failures import Provider
 from .line import Line
 from .retries import Retries
+from .strict_schema import WRAPPING_TOKENS
 from .surroundings import Patience, Surroundings
 from .token_bounds import at_most, count_bytes
 
@@ -173,6 +174,7 @@ class Anthropic:
             thinking_tokens=_THINKING_TOKENS if self.profile.thinking is Thinking.ALWAYS else 0,
             continues=self.profile.prefill,
             model=model,
+            wrapping_tokens=WRAPPING_TOKENS if self.profile.structured else 0,
             most_n=1,
         )
 

@@ -22,6 +22,7 @@ from .anthropic_stops import sendable
 from .conversation import Conversation, Message, PlainText, read
 from .openai_constraints import Lowered
 from .pictures import encoded, media_type
+from .strict_schema import WRAPPING_TOKENS
 
 # Parameters that choose among tokens and that programs can do without: they may be left out when the user says so.
 IGNORABLE = (
@@ -106,7 +107,8 @@ class Composer:
             extra["thinking"] = {"type": "disabled"}
         if lowered is not None:
             extra |= lowered.fields
-        arguments: dict[str, Any] = {"model": self._model, "max_tokens": sampling.max_tokens, "extra_body": extra}
+        most = sampling.max_tokens + (WRAPPING_TOKENS if wrapped else 0)
+        arguments: dict[str, Any] = {"model": self._model, "max_tokens": most, "extra_body": extra}
         if sent:
             arguments["stop_sequences"] = list(sent)
         return Composed(arguments, blocks, lead, here, wrapped)

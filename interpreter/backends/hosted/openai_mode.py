@@ -6,6 +6,7 @@ from ....lang.errors import CapabilityError
 from ....lang.protocol import Capabilities
 from .openai_constraints import Mode, kinds
 from .profiles import Profile
+from .strict_schema import WRAPPING_TOKENS
 
 AskedMode = Literal["auto", "chat", "completion"]
 
@@ -35,4 +36,6 @@ def capabilities_of(backend: str, model: str, profile: Profile, mode: Mode, max_
         thinking_tokens=profile.thinking_tokens,
         continues=profile.continues or mode == "completion",
         model=model,
+        wrapping_tokens=WRAPPING_TOKENS if mode == "chat" else 0,
+        most_n=profile.n,
     )

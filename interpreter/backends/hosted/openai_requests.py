@@ -13,6 +13,7 @@ from .conversation import Content, Message, PlainText, read, text_of
 from .openai_constraints import Fields, Lowered, Mode, lower
 from .pictures import encoded, media_type
 from .profiles import Profile
+from .strict_schema import WRAPPING_TOKENS
 
 _DEFAULTS = SamplingParams()
 _ROLES = ("system", "developer", "user", "assistant")
@@ -85,9 +86,11 @@ class Planner:
         lowered = self.lowered(request.constraint)
         # A stop inside a constrained text is a fact about the text that the answer does not tell, so it is found here.
         here = len(sampling.stop) > self.profile.stops or (lowered is not None and not self.profile.names_stop)
-        cuts = sampling.stop if here or (lowered is not None and lowered.wrapped) else ()
+        wrapped = lowered.wrapped if lowered is not None else ""
+        cuts = sampling.stop if here or wrapped else ()
+        most_tokens = sampling.max_tokens + (WRAPPING_TOKENS if wrapped else 0)
         prompt, continues_text = self._prompt(request.prompt)
-        body: Fields = {"model": self.model, **prompt, **self._choosing(sampling)}
+        body: Fields = {"model": self.model, **prompt, **self._choosing(sampling, most_tokens)}
         if sampling.stop and not cuts:
             body["stop"] = list(sampling.stop)
         if lowered is not None:
@@ -97,8 +100,7 @@ class Planner:
         if request.stream or cuts:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         path = "/chat/completions" if self.mode == "chat" else "/completions"
-        wrapped = lowered.wrapped if lowered is not None else ""
-        return Plan(path, {**body, **self.extra}, cuts, wrapped, sampling.n, sampling.max_tokens, continues_text)
+        return Plan(path, {**body, **self.extra}, cuts, wrapped, sampling.n, most_tokens, continues_text)
 
     def lowered(self, constraint: ConstraintSpec | None) -> Lowered | None:
         """Raises CapabilityError for a constraint that the server does not enforce."""
@@ -178,10 +180,10 @@ class Planner:
 
     # -------------------------------------------------------------------------------- sampling
 
-    def _choosing(self, sampling: SamplingParams) -> Fields:
+    def _choosing(self, sampling: SamplingParams, most_tokens: int) -> Fields:
         profile = self.profile
         name = profile.max_tokens if self.mode == "chat" else "max_tokens"
-        fields: Fields = {name: sampling.max_tokens}
+        fields: Fields = {name: most_tokens}
         for field in sorted(profile.sampling):
             value = getattr(sampling, field)
             if field in profile.always or value != getattr(_DEFAULTS, field):

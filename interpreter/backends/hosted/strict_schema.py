@@ -31,6 +31,7 @@ MOST_LEVELS = 10
 MOST_MEMBERS = 5000
 MOST_VALUES = 1000
 ANSWER = "answer"  # the member that holds what is no object itself
+WRAPPING_TOKENS = 16  # of that object, at most
 
 
 class NotStrict(Exception):
