@@ -24,17 +24,15 @@ from .lowering import lower
 from .outlook import Outlook
 from .places import ENDLESS, Place
 from .plain import plain_limit, plain_run
-from .splits import Kind, Move, Split, split
+from .splits import DEAD, UNKNOWN, Kind, Move, Split, split
 
-DEAD = -1
-UNKNOWN = -2
 ROW_BYTES = 256 * 4
 
 _STATE_BYTES = 500  # of one state beside its row: entries of lists and dictionaries; measured, as those below
 _POSITION_BYTES = 130
 _NODE_BYTES = 600
 _FRAME_BYTES = 300
-_SPLIT_BYTES = 2_000
+_SPLIT_BYTES = 3_000
 _FIRST_ROWS = 32
 _DOUBLED_ROWS = 4_096  # beyond, room for all states is reserved: copying tens of megabytes would stall whoever waits
 _WALKED_PER_STEP = 16  # what is looked at between bytes takes about a sixteenth of the time of a target
@@ -185,11 +183,7 @@ class Automaton:
             if known is None:
                 known = self._splits[places] = split(places)
             self._begun[state] = known
-            row = self.table[state]
-            row.fill(DEAD)
-            for move in known.moves:
-                for first, last in move.ranges:
-                    row[first : last + 1] = UNKNOWN
+            self.table[state] = known.first_row
         return known
 
     def _take(self, state: int, move: Move) -> int:

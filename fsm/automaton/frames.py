@@ -180,6 +180,17 @@ class Frames:
 
     def enter(self, node: Node, frame: Frame) -> Landing:
         """Where a text stands before `node`, with `frame` behind it. Raises LimitExceeded."""
+        start, above = node, frame
+        while start.shortest(above.room) < ENDLESS:  # down to a leaf that takes a byte: most nodes begin with one
+            if isinstance(start, Sequence):
+                above = self.rest(start, 1, above)
+                start = start.parts[0]
+            elif isinstance(start, Unfolding):
+                start = start.body()
+            elif isinstance(start, Leaf) and not (start.place.accepting or start.place.rests or start.place.terminal):
+                return Landing(((start.place, above),), False)
+            else:
+                break
         return self._walk(node, frame)
 
     def _walk(self, start: Node | None, above: Frame) -> Landing:

@@ -8,6 +8,7 @@ Opened       the rest of a part whose first text is written, and then what remai
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -35,12 +36,24 @@ class Unfolding(Node):
         raise NotImplementedError
 
 
+class Lengths(NamedTuple):
+    """Shortest lengths by depth, and the one that they all are; -1: they differ, or no end is reached."""
+
+    levels: tuple[int, ...]
+    steady: int
+
+    @classmethod
+    def of(cls, levels: Iterable[int]) -> Lengths:
+        found = tuple(min(level, ENDLESS) for level in levels)
+        return cls(found, found[0] if found[0] < ENDLESS and found.count(found[0]) == len(found) else -1)
+
+
 class Opening(NamedTuple):
-    """A part as its first text, b"" where that is not certain, and what follows it, with its lengths by depth."""
+    """A part as its first text, b"" where that is not certain, and what follows it, with its lengths."""
 
     data: bytes
     rest: tuple[Node, ...]
-    lengths: tuple[int, ...]
+    lengths: Lengths
 
 
 class Order:
@@ -55,7 +68,8 @@ class Order:
         self.made = 0  # nodes, beyond those that the grammar was lowered to
         self._known: dict[tuple[int, int], Remaining] = {}
         self._openings: dict[bool, list[Opening]] = {}
-        self._lengths: dict[int, tuple[int, ...]] = {}
+        self._lengths: dict[int, Lengths] = {}
+        self._required_only = arrangement.required_only
 
     def remaining(self, left: int, others: int) -> Remaining:
         known = self._known.get((left, others))
@@ -82,18 +96,17 @@ class Order:
         parts = _flat(whole)
         data = single_literal(parts[0]) or b""
         rest = parts[1:] if data else parts
-        return Opening(data, rest, tuple(sum(node.shortest(depth) for node in rest) for depth in self.depths))
+        return Opening(data, rest, Lengths.of(sum(node.shortest(depth) for node in rest) for depth in self.depths))
 
-    def lengths_behind(self, left: int, others: int) -> tuple[int, ...]:
-        """Of what is left behind some part, by depth."""
-        if not self.arrangement.required_only:
-            remaining = self.remaining(left, others)
-            return tuple(map(remaining.measure, self.depths))
+    def lengths_behind(self, left: int, others: int) -> Lengths:
+        """Of what is left behind some part."""
+        if not self._required_only:
+            return Lengths.of(map(self.remaining(left, others).measure, self.depths))
         required = left & self.arrangement.required
         found = self._lengths.get(required)
         if found is None:
             parts = [part for index, part in enumerate(self.parts) if required >> index & 1]
-            found = self._lengths[required] = tuple(
+            found = self._lengths[required] = Lengths.of(
                 sum(self.separator.shortest(depth) + part.shortest(depth) for part in parts) for depth in self.depths
             )
         return found
@@ -149,14 +162,14 @@ class Remaining(Unfolding):
         trie: list[Option] = []
         found: list[Node] = []
         for index, left, others in arrangement.following(self.left, self.others):
-            opening = openings[index]
-            behind = Opened(
-                order, opening.rest, left, others, _sums(opening.lengths, order.lengths_behind(left, others))
-            )
-            if opening.data and behind.steady:
-                trie.append((opening.data, behind, behind.shortest(0)))
+            data, rest, lengths = openings[index]
+            after = order.lengths_behind(left, others)
+            if data and lengths.steady >= 0 and after.steady >= 0:  # a trie knows of no depth
+                length = lengths.steady + after.steady
+                trie.append((data, Opened(order, rest, left, others, [length]), length))
             else:
-                whole = sequence((literal(opening.data), behind))
+                levels = [min(one + other, ENDLESS) for one, other in zip(lengths.levels, after.levels, strict=True)]
+                whole = sequence((literal(data), Opened(order, rest, left, others, levels)))
                 found.append(_measured(whole, order.depths))
         order.made += 2 * len(found) + len(trie)
         if trie:
@@ -169,27 +182,18 @@ class Remaining(Unfolding):
 
 
 class Opened(Unfolding):
-    """The rest of a part, and then what remains. lengths: by depth."""
+    """The rest of a part, and then what remains. levels: its lengths by depth."""
 
-    __slots__ = ("_left", "_lengths", "_order", "_others", "_rest")
+    __slots__ = ("_left", "_order", "_others", "_rest")
 
-    def __init__(self, order: Order, rest: tuple[Node, ...], left: int, others: int, lengths: tuple[int, ...]) -> None:
+    def __init__(self, order: Order, rest: tuple[Node, ...], left: int, others: int, levels: list[int]) -> None:
+        self._body = None
         self._order = order
         self._rest = rest
         self._left = left
         self._others = others
-        self._lengths = lengths
-        super().__init__(order.recursive)
-        if order.recursive:
-            self.levels = list(lengths)
-
-    @property
-    def steady(self) -> bool:
-        """As short at every depth: it may stand in a trie, which knows of no depth."""
-        return self._lengths[0] < ENDLESS and self._lengths.count(self._lengths[0]) == len(self._lengths)
-
-    def measure(self, depth: int) -> int:
-        return self._lengths[depth]
+        self.recursive = order.recursive
+        self.levels = levels
 
     def _unfolded(self) -> Node:
         remaining = _measured(self._order.remaining(self._left, self._others), self._order.depths)
@@ -199,10 +203,6 @@ class Opened(Unfolding):
 
 def _flat(node: Node) -> tuple[Node, ...]:
     return node.parts if type(node) is Sequence else (node,)
-
-
-def _sums(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple([min(one + other, ENDLESS) for one, other in zip(left, right, strict=True)])
 
 
 def _measured(node: Node, depths: range) -> Node:

@@ -12,7 +12,13 @@ from __future__ import annotations
 from enum import Enum
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .places import Place
+
+DEAD = -1
+UNKNOWN = -2
 
 Steps = tuple[tuple[int, Place], ...]  # (index of the place that is left, place that is reached)
 
@@ -44,15 +50,18 @@ class Move:
 
 
 class Split:
-    """only_byte: the one byte that leads on, or -1."""
+    """only_byte: the one byte that leads on, or -1. first_row: [256] of a table that knows the dead bytes only."""
 
-    __slots__ = ("moves", "only_byte")
+    __slots__ = ("first_row", "moves", "only_byte")
 
     def __init__(self, ranges: list[tuple[int, int, int]], moves: list[Move]) -> None:
         """ranges: (first byte, last byte, index of the move), ascending."""
         self.moves = moves
         for first, last, index in ranges:
             moves[index].ranges.append((first, last))
+        self.first_row: NDArray[np.int32] = np.full(256, DEAD, np.int32)
+        for first, last, _ in ranges:
+            self.first_row[first : last + 1] = UNKNOWN
         self.only_byte = ranges[0][0] if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else -1
 
     def move(self, byte: int) -> Move | None:

@@ -218,8 +218,8 @@ class _MaskWork:
             return max(1, automaton.steps - before)
         asked = self._left[:, 2] << 8 | self._masks.trie.nodes[self._left[:, 0], STEP] & 0xFF
         for question in (np.unique(asked) if len(asked) > FEW else asked).tolist():
-            state, byte = divmod(question, 256)
-            if automaton.table[state, byte] == UNKNOWN:
+            state, byte = question >> 8, question & 0xFF
+            if automaton.table.item(state, byte) == UNKNOWN:
                 if spent >= fuel:
                     break
                 automaton.step(state, byte)
