@@ -232,7 +232,18 @@ def _by_automaton(grammar: "Grammar") -> _Automaton:
 
 
 def _by_matcher(kind: Kind, source: str) -> _Matcher:
-    return _Matcher(_bytes_as_tokens().matcher(_source(kind, source)))
+    """Raises ConstraintRefused; what neither llguidance nor our automata honour, with our reason."""
+    from ..fsm.engines.selection import own_grammar
+    from ..fsm.errors import ConstraintRefused
+    from ..fsm.limits import Limits
+
+    read = _source(kind, source)
+    try:
+        return _Matcher(_bytes_as_tokens().matcher(read))
+    except ConstraintRefused:
+        if kind != "lark":
+            own_grammar(read, Limits())
+        raise
 
 
 def _along(place: _Automaton | _Matcher, text: str) -> Walk:

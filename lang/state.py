@@ -242,7 +242,12 @@ class State(BaseState):
 
         Of a constrained gen also `forced_tokens`, which were not sampled, and `guarantee`: "enforced"; "incomplete"
         for a text that a stop ended early; or, where `allow_unenforced` left something over (listed in `unenforced`),
-        "validated" or "violated" (then `violations` says how).
+        "validated" or "violated" (then `violations` says how). Where a hosted model's provider does not enforce the
+        constraint: "validated", or with `allow_best_effort` "best_effort" (`violations`). `tries` is the number of
+        calls that it took; the tokens are those of all of them.
+
+        A select on a model that scores nothing has these too, `choices_method` "generated", and no probabilities:
+        reading them raises CapabilityError.
         """
         return self._sink.meta(name, timeout)
 

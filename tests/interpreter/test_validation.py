@@ -74,6 +74,7 @@ def test_what_a_text_breaks_is_told(constraint: ConstraintSpec, text: str, probl
     ("constraint", "problem"),
     [
         (regex("(a"), r"regex: position \d"),
+        (regex(r"\bno\b"), r"regex: position 0: "),
         (regex("a" * 20_000), "regex: the expression has 20000 bytes"),
         (schema('{"type": "number", "minimum": "x"}'), "json_schema: "),
         (schema('{"pattern": "(a"}'), r"pattern '\(a': position"),
