@@ -18,6 +18,7 @@ from umbel.interpreter.fakes.anthropic_bodies import AnthropicFeatures
 from umbel.interpreter.fakes.openai import FakeOpenAI
 from umbel.lang.protocol import Backend
 
+from ... import conformance
 from ...test_examples import NAMES, load
 from .storyteller import Story, Storyteller, StorytellingEcho
 
@@ -283,3 +284,28 @@ def test_a_chat_gives_the_same_variables(hosted: Callable[[Story], Any]):
         assert of(interview.run(backend=backend), "name", "job", "colour") == expected
     with hosted(story) as backend:
         assert of(interview.run(backend=backend), "name", "job", "colour") == expected
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[dict[str, Callable[[], Backend]]]:
+    """Constructors of every hosted backend, whose providers say the prompt's own words again."""
+
+    def words(text: str) -> str:
+        return " ".join(text.split()[-12:]) + " and so on it goes, as it always has"
+
+    with FakeOpenAI(words) as openai, FakeAnthropic(words) as anthropic:
+        yield {
+            "chat": lambda: ul.OpenAI(
+                "gpt-4o-mini", base_url=openai.base_url, api_key=openai.api_key, profile="openai"
+            ),
+            "completion": lambda: ul.OpenAI(
+                "gpt-3.5-turbo-instruct", base_url=openai.base_url, api_key=openai.api_key, profile="openai"
+            ),
+            "claude": lambda: ul.Anthropic("claude-haiku-4-5", base_url=anthropic.base_url, api_key=anthropic.api_key),
+        }
+
+
+@pytest.mark.parametrize("name", ["chat", "completion", "claude"])
+@pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
+def test_conforms(case: conformance.Case, name: str, made: dict[str, Callable[[], Backend]]):
+    conformance.check(case, made[name])
