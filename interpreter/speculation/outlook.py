@@ -45,6 +45,11 @@ class Outlook:
     coming: tuple[Coming, ...]
     closed: bool
 
+    @property
+    def says(self) -> bool:
+        """Whether anything comes."""
+        return bool(self.literal or self.coming)
+
     def can_follow(self, field: Field) -> bool:
         """Whether what stands behind the end of `field` could be what the program says next. A stop string is no part
         of the field's text, so it is the beginning of what follows."""

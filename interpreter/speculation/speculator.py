@@ -274,9 +274,12 @@ class Speculator:
         return Field(sampling, op.constraint, sent is not None)
 
     async def _end(self, field: Field, reply: LongReply, start: int) -> End | None:
-        following = outlook.read(self._queue.upcoming(), self._sampling).literal
         if field.constraint is None and not field.sampling.stop_regex:
-            return end_of(field, reply, start, following)
+            return end_of(field, reply, start, "")
+        following = ""
+        if field.constraint is not None and not field.enforced:
+            seen = await outlook.look(self._queue, self._run, self._sampling, lambda seen: seen.closed or seen.says)
+            following = seen.literal
         return await asyncio.to_thread(end_of, field, reply, start, following)  # expressions may take long
 
 

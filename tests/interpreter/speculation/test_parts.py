@@ -91,7 +91,7 @@ TEXTS = st.text(alphabet="ab \n;.7é", max_size=30)
 EXPRESSIONS = st.sampled_from([(), (r"7[ab]",), (r"[;.]+", "b b")])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(TEXTS, st.data(), st.booleans(), st.booleans())
 def test_a_certain_end_is_that_of_a_call_of_its_own(whole, data, known, ended):
     start = data.draw(st.integers(0, len(whole)))
