@@ -1,15 +1,19 @@
 """Constraints compiled for the engine: kept, shared, bounded, and killed when they have to be."""
 
 import asyncio
+import os
+import subprocess
+import sys
 
+import msgspec
 import pytest
 from umbel.lang.errors import ConstraintError, OverloadedError
 from umbel.lang.protocol import ConstraintSpec
 from umbel.srt.compiler_process import CompilerProcess
-from umbel.srt.config import CompilerLimits
+from umbel.srt.config import CompilerLimits, compiler_environment
 from umbel.srt.constraint_compiler import MAX_COMPILED, Answer, Compiled, InlineCompiler, Refused, compile_constraint
 from umbel.srt.constraint_library import ConstraintLibrary
-from umbel.srt.constraint_worker import CompileJob, compile_within
+from umbel.srt.constraint_worker import HEADER, CompileJob, compile_within, frame
 
 from .patient_compiler import PatientCompiler
 
@@ -173,6 +177,38 @@ def test_a_process_that_is_killed_costs_one_answer() -> None:
         await compiler.close()
 
     asyncio.run(run())
+
+
+GREEDY_WORKER = """
+from umbel.srt import constraint_worker as worker
+
+compile_within = worker.compile_within
+def greedy(job, seconds):
+    wanted = len(bytearray(int(job.spec.source) << 20))
+    assert wanted, "the memory was there"
+    return compile_within(job, seconds)
+
+worker.compile_within = greedy
+worker.main()
+"""
+
+
+@pytest.mark.processes
+def test_a_constraint_that_wants_more_memory_than_there_is_ends_the_process() -> None:
+    arguments = [sys.executable, "-c", GREEDY_WORKER, str(os.getpid())]
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=compiler_environment()
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        for megabytes in ("100", "2000"):  # the second is above the limit, whatever the interpreter has taken
+            worker.stdin.write(frame(msgspec.msgpack.encode(CompileJob(regex(megabytes), "fsm"))))
+        worker.stdin.flush()
+        size = int.from_bytes(worker.stdout.read(HEADER), "little")
+        answer = msgspec.msgpack.decode(worker.stdout.read(size), type=Compiled | Refused)
+        assert isinstance(answer, Compiled)
+        assert worker.stdout.read() == b""
+        assert worker.wait(timeout=30) == 1
 
 
 @pytest.mark.processes
