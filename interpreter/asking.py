@@ -129,6 +129,8 @@ class _Validated:
             tries += 1
             final = await self._call(self._again(index, tries, completion.text, verdict))
             completion = final.completions[0]
+        if verdict.may_be_cut:
+            return verdict.completion, {"guarantee": "incomplete", "tries": tries}
         if self._op.allow_best_effort:
             facts: Meta = {"guarantee": "best_effort", "tries": tries, "violations": list(verdict.violations)}
             return verdict.completion, facts
@@ -165,9 +167,10 @@ class _Validated:
 
     def _sampling(self, sampling: SamplingParams, position: Position) -> SamplingParams:
         """A text that is gone on with may begin with a blank, at which a number would end before it has begun."""
+        if self._constraint.source not in OPEN_ENDED or (self._dialogue is not None and not self._dialogue.said):
+            return sampling
         text = position.prompt.text
-        answers = self._dialogue is not None and not self._dialogue.said
-        if self._constraint.source not in OPEN_ENDED or answers or not text or text[-1].isspace():
+        if not text or text[-1].isspace():
             return sampling
         return msgspec.structs.replace(sampling, stop=tuple(stop for stop in sampling.stop if stop != ENDINGS[0]))
 

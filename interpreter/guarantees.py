@@ -54,11 +54,14 @@ class Verdict:
         completion: with the text that is kept: what models put around an answer is taken off where that helps.
         guarantee: of an accepted one; "" otherwise.
         violations: of one that is not.
+        may_be_cut: one that is not accepted is the beginning of one that would be, and a stop of the program may have
+            ended it: the provider does not say.
     """
 
     completion: Completion
     guarantee: Literal["", "validated", "incomplete"]
     violations: tuple[str, ...] = ()
+    may_be_cut: bool = False
 
     @property
     def accepted(self) -> bool:
@@ -69,7 +72,6 @@ def judge(constraint: ConstraintSpec, completion: Completion, sampling: Sampling
     """Looks at a continuation. Raises as `validation.check`.
 
     A stop of the program may cut a text that satisfies the constraint, as it may where the constraint is enforced.
-    Providers that do not say which stop ended a text leave open whether one did.
     """
     text = validation.tidied(constraint, completion.text)
     if text != completion.text:
@@ -77,16 +79,12 @@ def judge(constraint: ConstraintSpec, completion: Completion, sampling: Sampling
     violations = validation.holds(constraint, text)
     if not violations:
         return Verdict(completion, "validated")
-    if _may_be_cut(constraint, completion, sampling) and validation.begins(constraint, text):
-        return Verdict(completion, "incomplete")
     if completion.finish_reason is FinishReason.LENGTH:
-        violations.append(f"it was cut off at max_tokens={sampling.max_tokens}")
-    return Verdict(completion, "", tuple(violations))
-
-
-def _may_be_cut(constraint: ConstraintSpec, completion: Completion, sampling: SamplingParams) -> bool:
+        return Verdict(completion, "", (*violations, f"it was cut off at max_tokens={sampling.max_tokens}"))
     own = ENDINGS if constraint.source in OPEN_ENDED else ()
     stops = (*(stop for stop in sampling.stop if stop not in own), *sampling.stop_regex)
-    if completion.finish_reason is not FinishReason.STOP or not stops:
-        return False
-    return completion.matched_stop is None or completion.matched_stop in stops
+    matched = completion.matched_stop
+    may_be_cut = bool(stops) and (matched is None or matched in stops) and validation.begins(constraint, text)
+    if may_be_cut and matched is not None:
+        return Verdict(completion, "incomplete")
+    return Verdict(completion, "", tuple(violations), may_be_cut)

@@ -110,6 +110,14 @@ def test_a_stop_of_the_program_may_end_a_text_early(text: str) -> None:
     assert state.meta("x")["guarantee"] == ("validated" if text.endswith(".") else "incomplete")
 
 
+def test_a_provider_that_does_not_name_its_stops_is_asked_whether_the_text_goes_on() -> None:
+    options: dict[str, Any] = {"regex": "[a-z ]+[.]", "stop": "!", "timeout": PATIENCE}
+    state = chat.run(backend=hosted(["hello the", "hello the end."]), **options)
+    assert (state["x"], state.meta("x")["guarantee"]) == ("hello the end.", "validated")
+    state = chat.run(backend=hosted(lambda prompt: "hello the"), **options)
+    assert (state["x"], state.meta("x")["guarantee"], state.meta("x")["tries"]) == ("hello the", "incomplete", 3)
+
+
 def test_what_no_stop_explains_is_not_a_beginning() -> None:
     echo = hosted(["hello the", "ok."])
     assert chat.run(backend=echo, regex="[a-z ]+[.]", timeout=PATIENCE)["x"] == "ok."
@@ -560,6 +568,34 @@ def test_gen_with_choices_passes_its_tries_on() -> None:
 
 
 # --------------------------------------------------------------------------------- with the rest of the language
+
+
+def test_branches_may_begin_inside_an_answer() -> None:
+    @ul.function
+    def program(s):
+        s += ul.user("Well?")
+        with s.assistant():
+            s += "Counts: "
+            forks = s.fork(2)
+            for branch in forks:
+                branch += ul.gen("n", dtype=int) + "; "
+            forks.join("concate_and_append")
+            s += ul.gen("last", dtype=int)
+
+    echo = hosted(lambda prompt: "7" if "cannot be used" in prompt else "seven")
+    state = program.run(backend=echo, timeout=PATIENCE)
+    assert state.messages()[-1]["content"] == "Counts: 7; 7; 7"
+    assert prompts(echo)[-1].endswith("<|im_start|>assistant\nCounts: 7; 7; ")
+
+
+def test_a_note_stands_behind_an_image() -> None:
+    @ul.function
+    def program(s):
+        s += ul.user(ul.image(b"\x89PNG\r\n\x1a\n" + b"a picture")) + ul.assistant(ul.gen("n", dtype=int))
+
+    echo = hosted(["7"], images=True)
+    program.run(backend=echo, timeout=PATIENCE).sync()
+    assert f"<image>\n\n{NOTE_INT}<|im_end|>" in prompts(echo)[0]
 
 
 def test_thinking_is_a_part_of_what_is_looked_at() -> None:
