@@ -78,20 +78,21 @@ class Provider:
             return self._of_status(status, headers, getattr(error, "body", None))
         body = getattr(error, "body", None)
         if body is not None:
-            return self.of_event(body, answered=answered)
+            return self.of_event(body)
         return self._of_connection(error, answered)
 
-    def of_event(self, body: object, *, answered: bool) -> UmbelError | Transient:
-        """What to raise for an error that came inside an answer. `body`: its `error` object."""
+    def of_event(self, body: object) -> UmbelError:
+        """What to raise for an error that came inside an answer. `body`: its `error` object.
+
+        Even where no text has come yet it is not tried again: the model may have been at work, and be paid for.
+        """
         said, code = _said(body), _code(body)
         message = f"{self.name}: {self.host} broke its answer off with an error: {self.scrub(said)}"
         if any(word in code for word in _OVERLOADED):
-            lost: UmbelError = OverloadedError(message)
-        elif any(word in code for word in _FAILED):
-            lost = EngineError(message)
-        else:
-            return BackendError(message)
-        return lost if answered else Transient(lost, "error event")
+            return OverloadedError(message)
+        if any(word in code for word in _FAILED):
+            return EngineError(message)
+        return BackendError(message)
 
     # -------------------------------------------------------------------------------- how
 

@@ -221,11 +221,9 @@ class OpenAI:
             if plan.streams:
                 events = await self._line.tried(lambda: begin(client, plan, answer, self._provider), deadline)
                 async with aclosing(events):
-                    given = events.first
-                    while given is not None:
+                    while (given := await self._line.once(events.next(), deadline)) is not None:
                         for each in given if request.stream else ():
                             yield Chunk(request.id, each.index, each.text, logprobs=each.logprobs)
-                        given = await self._line.once(events.next(), deadline)
             else:
                 await self._line.tried(lambda: whole(client, plan, answer, self._provider), deadline)
         answer.check_whole()

@@ -126,7 +126,6 @@ class Answer:
         self._texts = [_Growing(plan) for _ in range(plan.n)]
         self._usage: Counted | None = None
         self._pieces = 0
-        self.begun = False  # something of the answer itself has come
 
     @property
     def whole(self) -> bool:
@@ -170,7 +169,6 @@ class Answer:
                 raise self._broken(f"more text than max_tokens={self._plan.most_tokens} allows, and did not stop")
             if choice.finish_reason is not None:
                 released += growing.end(self._reason(choice.finish_reason), choice.stop_reason)
-            self.begun = self.begun or bool(text) or choice.finish_reason is not None
             if released:
                 given.append(Given(choice.index, released, logprobs))
         return given

@@ -18,29 +18,24 @@ async def whole(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Pro
 
 
 async def begin(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Provider) -> "Events":
-    """A streamed call, until something of the answer itself has come: so far it may be tried again."""
+    """A streamed call, until its answer begins: so far it may be tried again."""
     from openai import AsyncStream
 
     stream = await client.post(plan.path, cast_to=object, body=plan.body, stream=True, stream_cls=AsyncStream[object])
     events = Events(stream, answer, provider)
     try:
         events.check_kind()
-        given = await events.next()
-        while given is not None and not answer.begun:
-            given = await events.next()
-    except BaseException:
+    except BackendError:
         await events.aclose()
         raise
-    events.first = given
     return events
 
 
 class Events:
-    """The rest of a stream."""
+    """The events of a stream."""
 
     def __init__(self, stream: "AsyncStream[object]", answer: Answer, provider: Provider) -> None:
         self._stream, self._answer, self._provider = stream, answer, provider
-        self.first: list[Given] | None = None
 
     def check_kind(self) -> None:
         """Raises BackendError for what is no stream of events, such as a page of a web site."""
@@ -70,7 +65,7 @@ class Events:
             if data is None:
                 return None
             return _take(parsed(data, self._provider), self._answer, self._provider)
-        raise self._provider.of_event(told, answered=self._answer.begun)
+        raise self._provider.of_event(told)
 
     async def aclose(self) -> None:
         await self._stream.close()
@@ -79,7 +74,7 @@ class Events:
 def _take(piece: Piece, answer: Answer, provider: Provider) -> list[Given]:
     """Raises as Answer.take does, and as the server's own error inside an answer says."""
     if piece.error is not None:
-        raise provider.of_event(_object(piece.error), answered=answer.begun)
+        raise provider.of_event(_object(piece.error))
     return answer.take(piece)
 
 

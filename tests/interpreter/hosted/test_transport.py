@@ -1,6 +1,7 @@
 """What happens on the way to a provider: tries, waits, bounds, and errors that hold no key."""
 
 import gzip
+import json
 import traceback
 import zlib
 from email.utils import formatdate
@@ -23,7 +24,7 @@ from umbel.lang.errors import (
 )
 from umbel.lang.protocol import Origin
 
-from .wired import DONE, KEY, USAGE, Clock, Pieces, Wire, answer, asking, backend, event, failing, generate, streamed
+from .wired import DONE, KEY, Clock, Pieces, Wire, answer, asking, backend, event, failing, generate, streamed
 
 
 def refused(wire: Wire, clock: Clock | None = None, *, stream: bool = False, **options: object) -> UmbelError:
@@ -157,13 +158,14 @@ def test_silence_in_the_middle_is_an_error():
     assert "silent" in str(error)
 
 
-def test_an_error_event_before_any_text_is_tried_again():
-    error = b'data: {"error": {"message": "busy", "type": "server_error"}}\n\n'
-    wire = Wire(streamed(event(""), error), streamed(event("Paris."), event(None, "stop"), USAGE, DONE))
-    chunks, final = generate(backend(wire), asking(stream=True))
-    assert final.completions[0].text == "Paris."
-    assert [chunk.text for chunk in chunks] == ["Paris."]
-    assert len(wire.seen) == 2
+@pytest.mark.parametrize(("code", "kind"), [("server_error", EngineError), ("rate_limit_exceeded", OverloadedError)])
+def test_an_error_inside_an_answer_is_not_tried_again(code, kind):
+    told = {"error": {"message": "busy", "type": code}}
+    wire = Wire(streamed(event(""), b"data: " + json.dumps(told).encode() + b"\n\n"))
+    assert type(refused(wire, stream=True)) is kind
+    whole = Wire(httpx2.Response(200, json=told))
+    assert type(refused(whole)) is kind
+    assert len(wire.seen) == len(whole.seen) == 1
 
 
 @pytest.mark.parametrize("rest", [[], [b"data: {"], [httpx2.ReadError("reset")]])
