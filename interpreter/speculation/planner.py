@@ -12,21 +12,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from ...lang.sampling import SamplingParams
 from .outlook import Coming
 
-MOST_SITES = 1024  # of one program; names that are made up on the way do not fill the memory
+MOST_SITES = 1024  # and names, of one program; those that are made up on the way do not fill the memory
 # A beginning of two hits and a miss: programs that ask for speculation were mostly written for it.
 PRIOR_HITS, PRIOR_MISSES = 2.0, 1.0
 UNKNOWN_TOKENS = 48  # of a field that nobody has seen yet: those that end at a stop are short
-MARGIN = 1.25  # times the longest text seen at a place
+MARGIN = 1.25  # times the longest text seen
 BYTES_PER_TOKEN = 4  # of text that is given: an estimate for prices, never for what must hold
+MOST_REFUSALS = 3  # behind which a backend is asked for nothing more; one may have another reason
 
-
-MOST_REFUSALS = 3
-
+Key = TypeVar("Key")
 Extra = Literal["more tokens", "logprobs"]  # what speculation adds to a call
 
 
@@ -34,18 +33,19 @@ Extra = Literal["more tokens", "logprobs"]  # what speculation adds to a call
 class _Site:
     hits: float = PRIOR_HITS
     misses: float = PRIOR_MISSES
-    longest: int = 0  # tokens
 
 
 class Planner:
     """Of one program, for all of its runs on all threads.
 
-    A site is a gen by its name and that of the gen before it: (before, name).
+    Whether a text fits is learned by site: the name of a gen and that of the gen before it, (before, name). How long
+    texts are is learned by name.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sites: OrderedDict[tuple[str, str], _Site] = OrderedDict()
+        self._longest: OrderedDict[str, int] = OrderedDict()  # tokens
         self._refusals: dict[tuple[str, Extra], int] = {}
 
     # -------------------------------------------------------------------------------- learning
@@ -53,17 +53,18 @@ class Planner:
     def note(self, site: tuple[str, str], hit: bool) -> None:
         """Whether text at hand was what the gen at this site wanted."""
         with self._lock:
-            found = self._site(site)
+            found = self._sites.setdefault(site, _Site())
             if hit:
                 found.hits += 1
             else:
                 found.misses += 1
+            _bound(self._sites, site)
 
-    def note_length(self, site: tuple[str, str], tokens: int) -> None:
-        """How long a text was there."""
+    def note_length(self, name: str, tokens: int) -> None:
+        """How long a text was that the gen of this name got."""
         with self._lock:
-            found = self._site(site)
-            found.longest = max(found.longest, tokens)
+            self._longest[name] = max(self._longest.get(name, 0), tokens)
+            _bound(self._longest, name)
 
     def note_refusal(self, backend: str, what: Extra) -> None:
         """This backend refuses calls with something more, and takes the same without."""
@@ -81,20 +82,12 @@ class Planner:
             found = self._sites.get(site)
         return _share(found.hits, found.misses) if found is not None else _share(PRIOR_HITS, PRIOR_MISSES)
 
-    def tokens(self, site: tuple[str, str], sampling: SamplingParams) -> int:
-        """How many tokens to ask for so that a text at this site is whole."""
+    def tokens(self, name: str, sampling: SamplingParams) -> int:
+        """How many tokens to ask for so that the text of this gen is whole."""
         with self._lock:
-            found = self._sites.get(site)
-        expected = math.ceil(found.longest * MARGIN) + 1 if found is not None and found.longest else UNKNOWN_TOKENS
+            longest = self._longest.get(name, 0)
+        expected = math.ceil(longest * MARGIN) + 1 if longest else UNKNOWN_TOKENS
         return min(sampling.max_tokens, expected)
-
-    def _site(self, site: tuple[str, str]) -> _Site:
-        """With the lock held."""
-        found = self._sites.setdefault(site, _Site())
-        self._sites.move_to_end(site)
-        if len(self._sites) > MOST_SITES:
-            self._sites.popitem(last=False)
-        return found
 
     # -------------------------------------------------------------------------------- planning
 
@@ -112,7 +105,7 @@ class Planner:
         reached, before = 1.0, name
         for field in coming:
             site = (before, field.name)
-            literal, tokens = tokens_of(field.before), self.tokens(site, field.sampling)
+            literal, tokens = tokens_of(field.before), self.tokens(field.name, field.sampling)
             reached *= self.chance(site)
             saved += reached * (prompt_tokens + asked + literal)
             asked += literal + tokens
@@ -127,6 +120,13 @@ class Planner:
 def tokens_of(text: str) -> int:
     """About how many tokens a text has."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+
+def _bound(table: OrderedDict[Key, Any], key: Key) -> None:  # Any: whatever the table holds
+    """`key` was used last; what was not used for the longest time goes when there is too much."""
+    table.move_to_end(key)
+    if len(table) > MOST_SITES:
+        table.popitem(last=False)
 
 
 def _share(hits: float, misses: float) -> float:

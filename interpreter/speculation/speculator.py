@@ -105,7 +105,7 @@ class Speculator:
             return None
         self._surplus = replace(surplus, before=op.name or "")
         taken = surplus.reply.counted(start, end.read)
-        self._shared.planner.note_length(site, taken)
+        self._shared.planner.note_length(op.name or "", taken)
         self._run.ledger.note(
             Speculation(
                 calls_saved=1,
@@ -120,54 +120,40 @@ class Speculator:
     # -------------------------------------------------------------------------------- by a call
 
     async def _asked(self, op: Gen, plain: bool, request: GenRequest, position: Position, on_chunk: OnChunk) -> Reply:
+        capabilities, planner = self._run.backend.capabilities, self._shared.planner
         field = self._field(op, request.sampling)
         refused = False
-        extra = await self._extra(op, field, request) if plain else 0
-        if extra:
-            try:
-                reply = await self._long_call(op, field, request, position, extra, on_chunk)
-                if reply is not None:
-                    return reply
-            except _Refused:
-                refused = True  # perhaps for its length; the plain call says whether that was the reason
-            except BudgetError:
-                pass  # others have spent meanwhile what there was room for
-        capabilities = self._run.backend.capabilities
+        if plain and not field.enforced and field.ends_inside and not planner.refuses(capabilities.name, "more tokens"):
+            lead, anchor = "", position.prompt
+            if not capabilities.continues:
+                lead, anchor = lead_of(position, self._answered)
+            tokens = await self._tokens(op, field, request, lead, anchor)
+            if tokens:
+                try:
+                    reply = await self._long_call(op, field, request, lead, anchor, tokens, on_chunk)
+                    if reply is not None:
+                        return reply
+                except _Refused:
+                    refused = True  # perhaps for its length; the plain call says whether that was the reason
+                except BudgetError:
+                    pass  # others have spent meanwhile what there was room for
         reply = await asking.ask(self._run.calls, capabilities, op, request, on_chunk, position)
         if refused:
-            self._shared.planner.note_refusal(capabilities.name, "more tokens")
+            planner.note_refusal(capabilities.name, "more tokens")
+        planner.note_length(op.name or "", reply.final.usage.completion_tokens)
         for facts in reply.facts:
             facts["speculated"] = False
         return reply
 
-    async def _extra(self, op: Gen, field: Field, request: GenRequest) -> int:
-        """How many tokens to ask for beyond what the gen needs."""
-        sampling, capabilities = request.sampling, self._run.backend.capabilities
-        most = self._shared.setting.tokens
-        if most == 0 or field.enforced or not field.ends_inside:
-            return 0
-        if self._shared.planner.refuses(capabilities.name, "more tokens"):
-            return 0
-        extra = await self._wanted(op, field, request)
-        if not extra:
-            return 0
-        limits = [extra, MAX_TOKENS - sampling.max_tokens]
-        affordable = self._run.calls.affordable_tokens(request.prompt)
-        if affordable is not None:
-            limits.append(affordable - sampling.max_tokens)
-        if capabilities.max_context is not None:
-            prompt = self._run.backend.tokens_at_most(request.prompt)
-            limits.append(capabilities.max_context - prompt - sampling.max_tokens)
-        return max(0, min(limits))
-
-    async def _wanted(self, op: Gen, field: Field, request: GenRequest) -> int:
-        most = self._shared.setting.tokens
-        manner = manner_of(request.sampling)
+    async def _tokens(self, op: Gen, field: Field, request: GenRequest, lead: str, anchor: Prompt) -> int:
+        """How many tokens to ask for so that what follows is among them; 0 when the plain call will do."""
+        most, sampling = self._shared.setting.tokens, request.sampling
+        manner = manner_of(sampling)
 
         def takes(step: Step) -> SamplingParams | None:
-            sampling = self._sampling(step)
-            fits = sampling is not None and speaks_plainly(sampling) and manner_of(sampling) == manner
-            return sampling if fits else None
+            following = self._sampling(step)
+            fits = following is not None and speaks_plainly(following) and manner_of(following) == manner
+            return following if fits else None
 
         def enough(seen: Outlook) -> bool:
             return seen.closed or (most is not None and bool(seen.coming))
@@ -175,10 +161,26 @@ class Speculator:
         seen = await outlook.look(self._queue, self._run, takes, enough)
         if not seen.can_follow(field):
             return 0
-        if most is not None:
-            return most
-        prompt_tokens = tokens_of(text_of(list(request.prompt)))
-        return self._shared.planner.worthwhile(op.name or "", seen.coming, prompt_tokens, self._prices())
+        own, extra = sampling.max_tokens, most
+        if extra is None:
+            own = self._shared.planner.tokens(op.name or "", sampling)
+            prompt_tokens = tokens_of(text_of(list(request.prompt)))
+            extra = self._shared.planner.worthwhile(op.name or "", seen.coming, prompt_tokens, self._prices())
+        if not extra:
+            return 0
+        tokens = min(own + extra + 2 * tokens_of(lead), MAX_TOKENS, *self._limits(anchor))
+        return tokens if tokens > own else 0
+
+    def _limits(self, anchor: Prompt) -> list[int]:
+        """Tokens that a call may generate: by the budget, and by the context of the model."""
+        limits = []
+        affordable = self._run.calls.affordable_tokens(anchor.parts)
+        if affordable is not None:
+            limits.append(affordable)
+        context = self._run.backend.capabilities.max_context
+        if context is not None:
+            limits.append(context - self._run.backend.tokens_at_most(anchor.parts))
+        return limits
 
     def _prices(self) -> tuple[float, float]:
         price = self._run.ledger.price
@@ -187,17 +189,21 @@ class Speculator:
         return price.input, price.output
 
     async def _long_call(
-        self, op: Gen, field: Field, request: GenRequest, position: Position, extra: int, on_chunk: OnChunk
+        self,
+        op: Gen,
+        field: Field,
+        request: GenRequest,
+        lead: str,
+        anchor: Prompt,
+        tokens: int,
+        on_chunk: OnChunk,
     ) -> Reply | None:
-        """Raises _Refused, or BudgetError without a call."""
-        lead, anchor = "", position.prompt
-        if not self._run.backend.capabilities.continues:
-            lead, anchor = lead_of(position, self._answered)
+        """None when it was made in vain. Raises _Refused, or BudgetError without a call."""
         sampling = msgspec.structs.replace(
             request.sampling,
             stop=(),
             stop_regex=(),
-            max_tokens=min(MAX_TOKENS, request.sampling.max_tokens + extra + len(lead)),
+            max_tokens=tokens,
         )
         longer = msgspec.structs.replace(request, prompt=anchor.parts, sampling=sampling, constraint=None)
         final = await self._generate(longer, Pieces(field, lead, on_chunk))
@@ -217,6 +223,7 @@ class Speculator:
             return None
         own = reply.counted(0, end.read)
         beyond = reply.tokens - own
+        self._shared.planner.note_length(op.name or "", own)
         self._run.ledger.note(Speculation(output_tokens_wasted=beyond, tokens_speculated=beyond))
         self._surplus = Surplus(
             reply, anchor, manner_of(request.sampling), final.id, prompt_tokens, before=op.name or ""

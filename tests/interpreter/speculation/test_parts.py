@@ -229,7 +229,7 @@ def test_the_planner_learns_how_often_text_fits_and_how_long_it_is():
     for _ in range(50):
         planner.note(("job", "age"), False)
         planner.note(("name", "job"), True)
-        planner.note_length(("name", "job"), 4)
+        planner.note_length("job", 4)
     assert planner.chance(("job", "age")) < 0.1 < 0.9 < planner.chance(("name", "job"))
     assert planner.worthwhile("name", COMING, 100, (1.0, 4.0)) == 2 + 6  # the job alone, and no more than it needs
 
