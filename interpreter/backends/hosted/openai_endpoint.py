@@ -131,17 +131,13 @@ def _address(name: str, given: object, example: str) -> tuple[str, str]:
     """An address without a slash at its end, and its host."""
     if not isinstance(given, str) or given != given.strip() or not given:
         raise ParameterError(f"{name}={given!r} is no address; write one such as {example!r}")
+    if any(mark in given for mark in "@?#"):  # not shown: a key may be part of it
+        raise ParameterError(f"{name} must be an address alone; keys go into api_key=, all else into default_headers=")
     try:
         parts = urlsplit(given)
         host, _ = parts.hostname, parts.port
     except ValueError:
         raise ParameterError(f"{name}={given!r} is no address; write one such as {example!r}") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ParameterError(
-            f"{name}={given!r} must begin with https:// or http:// and name a host, as {example!r} does"
-        )
-    if parts.username is not None or parts.query or parts.fragment:
-        raise ParameterError(
-            f"{name} must be an address alone; give keys by api_key=, and the rest by default_headers="
-        )
+        raise ParameterError(f"{name}={given!r} must name a host behind https:// or http://, as {example!r} does")
     return given.rstrip("/"), host
