@@ -46,7 +46,9 @@ class Estimate:
 
     Attributes:
         calls: requests to the backend.
-        prompt_tokens: of them, by the backend's own bound; none of them taken from a cache.
+        prompt_tokens: of them, by the backend's own bound; none of them taken from a cache. Answers that are read again
+            count as the tokens that they were. A budget has less to go by where only the model's provider has the
+            tokenizer: there it counts their bytes, so it may need more room than this.
         completion_tokens: as many as `max_tokens` allows.
         dollars: by `umbel.prices`; 0 for a model that runs here, None for one without a price.
     """
@@ -58,7 +60,7 @@ class Estimate:
 
     @property
     def total_tokens(self) -> int:
-        """What `Budget(tokens=...)` has to have room for."""
+        """Of prompts and of what is generated."""
         return self.prompt_tokens + self.completion_tokens
 
 

