@@ -166,13 +166,17 @@ class _Validated:
         return final
 
     def _sampling(self, sampling: SamplingParams, position: Position) -> SamplingParams:
-        """A text that is gone on with may begin with a blank, at which a number would end before it has begun."""
-        if self._constraint.source not in OPEN_ENDED or (self._dialogue is not None and not self._dialogue.said):
+        """A text may begin with blanks, at which a number would end before it has begun: stops of which this would be
+        the first match are left to `validation.tidied`. An answer ends by itself; a text that is gone on with does not,
+        so there the end of the line stays."""
+        if self._constraint.source not in OPEN_ENDED:
             return sampling
         text = position.prompt.text
-        if not text or text[-1].isspace():
-            return sampling
-        return msgspec.structs.replace(sampling, stop=tuple(stop for stop in sampling.stop if stop != ENDINGS[0]))
+        kept: tuple[str, ...] = ENDINGS if text[-1:].isspace() else ENDINGS[1:]
+        if self._dialogue is not None and not self._dialogue.said:
+            kept = ()
+        stops = tuple(stop for stop in sampling.stop if stop in kept or stop not in ENDINGS)
+        return msgspec.structs.replace(sampling, stop=stops)
 
     def _failure(self, tries: int, completion: Completion, verdict: Verdict) -> str:
         cut = completion.finish_reason is FinishReason.LENGTH

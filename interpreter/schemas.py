@@ -33,7 +33,7 @@ def check(schema: str) -> None:
         schema: as JSON text.
 
     Raises:
-        ConstraintError: it is no schema, or has a pattern that is not honoured.
+        ConstraintError: it is no schema, has a pattern that is not honoured, or a reference to nothing in it.
         MissingExtraError: as `check_installed`.
     """
     check_installed()
@@ -47,12 +47,33 @@ def check(schema: str) -> None:
         raise ConstraintError(f"json_schema: {error.json_path}: {_shortened(error.message)}") from None
     except RecursionError:
         raise ConstraintError("json_schema: it is nested too deeply; write a flatter one") from None
+    _check_references(parsed)
     for pattern in _patterns(parsed):
         stands_in(pattern, "")
     if _uses(parsed, "unevaluatedProperties") and _uses(parsed, "patternProperties"):
         raise ConstraintError(
             "json_schema: unevaluatedProperties beside patternProperties is not looked at; write additionalProperties"
         )
+
+
+def _check_references(parsed: Json) -> None:
+    """Raises ConstraintError for one that leads nowhere: no text would ever satisfy the schema."""
+    import referencing
+    import referencing.jsonschema
+
+    if any(keyword == "$id" for inner in _inner(parsed) for keyword, _ in _keywords(inner)):
+        return  # what a reference is relative to is not seen from here
+    known = referencing.Resource.from_contents(parsed, default_specification=referencing.jsonschema.DRAFT202012)
+    resolver = referencing.Registry().resolver_with_root(known)
+    for keyword, reference in _keywords(parsed):
+        if keyword == "$ref" and isinstance(reference, str):
+            try:
+                resolver.lookup(reference)
+            except referencing.exceptions.Unresolvable:
+                raise ConstraintError(
+                    f"json_schema: $ref {reference!r} leads to nothing in the schema, and nothing is fetched from "
+                    "elsewhere; write the definition under $defs and refer to it as '#/$defs/name'"
+                ) from None
 
 
 def violations(schema: str, text: str) -> list[str]:
@@ -152,6 +173,10 @@ def _patterns(schema: Json) -> Iterator[str]:
 
 def _uses(schema: Json, keyword: str) -> bool:
     return any(found == keyword for found, _ in _keywords(schema))
+
+
+def _inner(schema: Json) -> Iterator[Json]:
+    return iter(schema.values()) if isinstance(schema, dict) else iter(())
 
 
 def _keywords(schema: Json) -> Iterator[tuple[str, Json]]:

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypedDict
 import pydantic
 import pytest
 import umbel as ul
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from umbel.interpreter import wording
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.echo_tokens import prompt_text
@@ -16,6 +18,8 @@ from umbel.lang.prompt import Text
 from umbel.lang.protocol import Capabilities, ConstraintSpec, GenRequest
 
 from .conftest import PATIENCE
+
+TRIES = st.integers(1, 4)
 
 
 class Colour(enum.Enum):
@@ -158,6 +162,19 @@ def test_every_call_is_counted() -> None:
     facts = state.meta("x")
     assert facts["tries"] == state.usage.calls == 3
     assert facts["prompt_tokens"] == state.usage.prompt_tokens
+
+
+@given(st.lists(st.sampled_from(["7", " 7\n", "seven", "", "7.5", "-", "12 or so"]), min_size=4, max_size=4), TRIES)
+@settings(max_examples=40, deadline=None)
+def test_the_first_answer_that_holds_is_the_value(answers: list[str], tries: int) -> None:
+    right = [index for index, answer in enumerate(answers[:tries]) if answer not in ("seven", "", "7.5", "-")]
+    echo = hosted(answers)
+    state = chat.run(backend=echo, dtype=int, max_tries=tries, timeout=PATIENCE)
+    if right:
+        assert (state.value("x"), state.meta("x")["tries"]) == (int(answers[right[0]].split()[0]), right[0] + 1)
+    else:
+        assert isinstance(state.error(), ul.GuaranteeError)
+    assert echo.calls == (right[0] + 1 if right else tries)
 
 
 # --------------------------------------------------------------------------------- what the model is told
@@ -348,7 +365,7 @@ def test_the_program_says_how_often_to_try(tries: int) -> None:
 def test_best_effort_keeps_the_last_text_and_tells() -> None:
     state = chat.run(backend=hosted(["a", "b", "c d"]), dtype=int, allow_best_effort=True, timeout=PATIENCE)
     facts = state.meta("x")
-    assert (state["x"], facts["guarantee"], facts["tries"]) == ("c", "best_effort", 3)
+    assert (state["x"], facts["guarantee"], facts["tries"]) == ("c d", "best_effort", 3)
     assert facts["violations"] == ["no such text begins with 'c'"]
     with pytest.raises(ul.ResultError, match="'x' holds no int"):
         state.value("x")

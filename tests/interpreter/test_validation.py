@@ -77,6 +77,8 @@ def test_what_a_text_breaks_is_told(constraint: ConstraintSpec, text: str, probl
         (regex(r"\bno\b"), r"regex: position 0: "),
         (regex("a" * 20_000), "regex: the expression has 20000 bytes"),
         (schema('{"type": "number", "minimum": "x"}'), "json_schema: "),
+        (schema('{"$ref": "http://127.0.0.1:9/s.json"}'), "leads to nothing in the schema, and nothing is fetched"),
+        (schema('{"items": {"$ref": "#/$defs/b"}, "$defs": {"a": {}}}'), r"\$ref '#/\$defs/b' leads to nothing"),
         (schema('{"pattern": "(a"}'), r"pattern '\(a': position"),
         (schema('{"patternProperties": {"a": {}}, "unevaluatedProperties": false}'), "write additionalProperties"),
         (ConstraintSpec("lark", "start: nobody"), "grammar: "),
@@ -85,6 +87,17 @@ def test_what_a_text_breaks_is_told(constraint: ConstraintSpec, text: str, probl
 def test_a_wrong_constraint_is_refused(constraint: ConstraintSpec, problem: str) -> None:
     with pytest.raises(ConstraintError, match=problem):
         validation.check(constraint)
+
+
+def test_references_inside_a_schema_are_followed() -> None:
+    for source in (
+        '{"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"type": "integer"}}}',
+        '{"$id": "http://x.y/s", "items": {"$ref": "#a"}, "$defs": {"b": {"$anchor": "a", "type": "integer"}}}',
+        '{"items": {"$ref": "inner"}, "$defs": {"b": {"$id": "inner", "type": "integer"}}}',
+    ):
+        validation.check(schema(source))
+        assert validation.holds(schema(source), "[1]") == []
+        assert len(validation.holds(schema(source), '["a"]')) == 1
 
 
 def test_data_in_a_schema_is_not_taken_for_patterns() -> None:
