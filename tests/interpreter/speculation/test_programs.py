@@ -295,6 +295,30 @@ def test_a_reply_that_begins_otherwise_is_dropped_and_the_turn_continued():
     assert cost.output_tokens_wasted >= 6
 
 
+TRIMMING = (
+    "{% for message in messages %}<{{ message['role'] }}>\n{{ message['content'] | trim }}</>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("capabilities", [PAID, ASKED])
+def test_templates_that_trim_leave_what_is_compared_as_it_is_written(capabilities):
+    @ul.function(temperature=0, stop="\n")
+    def program(s):
+        s += ul.user("Who?") + ul.assistant("  Name: " + ul.gen("name") + "\n" + "Job: " + ul.gen("job") + " \n")
+        s += ul.user("And?") + ul.assistant("Name: " + ul.gen("again"))
+
+    backend = Echo(
+        Follower("<assistant>\nName: Harry\nJob: wizard\n"),
+        capabilities=capabilities,
+        chat_template=ul.ChatTemplate(TRIMMING, name="trimming"),
+    )
+    state = ran(program, backend)
+    assert values(state) == {"name": "Harry", "job": "wizard", "again": "Harry"}
+    assert backend.calls == 2
+    assert state.text().startswith("<user>\nWho?</>\n<assistant>\nName: Harry\nJob: wizard</>\n<user>\n")
+
+
 # ------------------------------------------------------------------------------------------ streams, forks, batches
 
 
