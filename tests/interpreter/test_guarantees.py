@@ -366,7 +366,7 @@ def test_best_effort_keeps_the_last_text_and_tells() -> None:
     state = chat.run(backend=hosted(["a", "b", "c d"]), dtype=int, allow_best_effort=True, timeout=PATIENCE)
     facts = state.meta("x")
     assert (state["x"], facts["guarantee"], facts["tries"]) == ("c d", "best_effort", 3)
-    assert facts["violations"] == ["no such text begins with 'c'"]
+    assert facts["violations"] == ["no such text begins with 'c d'"]
     with pytest.raises(ul.ResultError, match="'x' holds no int"):
         state.value("x")
 
