@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+from umbel.fsm.boolean.resolution import resolve
 from umbel.fsm.engines.selection import Engines, TextState
 from umbel.fsm.engines.source import Source
 from umbel.fsm.errors import ConstraintRefused
+from umbel.fsm.limits import Limits
+from umbel.fsm.schema import SchemaOptions, compile_schema
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary
 
@@ -79,6 +82,20 @@ class Umbel:
     def compile(self, item: Item) -> Callable[[], Cursor]:
         try:
             constraint = self._engines.open(Source(item.kind, item.source), self._engine)  # type: ignore[arg-type]
+        except ConstraintRefused as error:
+            raise Refused(str(error)) from error
+        return lambda: OurCursor(constraint.begin())
+
+
+class UmbelAnyOrder(Umbel):
+    """Ours, with the keys of objects as they come: for schemas alone."""
+
+    def compile(self, item: Item) -> Callable[[], Cursor]:
+        if item.kind != "json_schema":
+            raise Refused("keys are of schemas")
+        try:
+            schema = compile_schema(item.source, SchemaOptions(key_order="any"))
+            constraint = self._engines.open_grammar(resolve(schema.grammar, Limits()))
         except ConstraintRefused as error:
             raise Refused(str(error)) from error
         return lambda: OurCursor(constraint.begin())
@@ -217,6 +234,7 @@ def subjects(names: list[str], masks: Masks, encode: Callable[[str], list[int]])
     """The engines that are installed, and a line about each that is not."""
     makers: dict[str, tuple[str, Callable[[], Subject]]] = {
         "umbel": ("numpy", lambda: Umbel("umbel", "fsm", masks, encode)),
+        "umbel-any-order": ("numpy", lambda: UmbelAnyOrder("umbel, any key order", "fsm", masks, encode)),
         "llguidance": ("llguidance", lambda: Llguidance(masks, encode)),
         "outlines-core": ("outlines_core", lambda: OutlinesCore(masks.vocabulary)),
         "xgrammar": ("xgrammar", lambda: Xgrammar(masks.vocabulary)),

@@ -124,6 +124,7 @@ class Compiler:
         self._names: dict[str, int] = {}
         self._languages: dict[Demands, Language] = {}
         self._clauses: dict[int, tuple[Clause, Language]] = {}  # by identity; the clause is kept so that it stays one
+        self._alternatives: dict[int, Objects] = {}  # by identity, likewise: objects beside which there are others
         self._scalars: dict[Hashable, Language] = {}
         self._pending: deque[tuple[str, Arrays | Objects]] = deque()
 
@@ -132,8 +133,10 @@ class Compiler:
         start = self.language((root,))
         while self._pending:
             name, part = self._pending.popleft()
-            builder = Items(self, part, name) if isinstance(part, Arrays) else Members(self, part, name)
-            self.add_rule(name, builder.language())
+            if isinstance(part, Arrays):
+                self.add_rule(name, Items(self, part, name).language())
+            else:
+                self.add_rule(name, Members(self, part, name, alone=id(part) not in self._alternatives).language())
         if start == NOTHING or (isinstance(start, Call) and self._rules[start.rule] == NOTHING):
             raise ConstraintRefused("the schema admits nothing; let its bounds, types and enums overlap", where="#")
         return Grammar(start, self._rules)
@@ -165,7 +168,10 @@ class Compiler:
         """The texts of the values that meet all demands."""
         found = self._languages.get(demands)
         if found is None:
-            found = union([self._clause(clause) for clause in self._ways(demands)])
+            ways = self._ways(demands)
+            if len(ways) > 1:
+                self._alternatives.update({id(way.objects): way.objects for way in ways if way.objects is not None})
+            found = union([self._clause(clause) for clause in ways])
             # Alternatives that call rules are one too: what is shared is called, and may come again inside itself.
             if isinstance(found, Union) and any(isinstance(option, Call) for option in found.options):
                 found = self.add_rule(self.rule_name(f"{demands[0].schema.path} any of"), found)

@@ -43,12 +43,17 @@ class Entry:
 
 
 class Members:
-    """The language of one clause's objects; its rules are named after `name`."""
+    """The language of one clause's objects; its rules are named after `name`.
 
-    def __init__(self, compiler: Compiler, objects: Objects, name: str) -> None:
+    alone: no other objects may come in their place. Alternatives begin alike, and have to be read together until they
+        part: what each of them has left out is not remembered then, and does not come late.
+    """
+
+    def __init__(self, compiler: Compiler, objects: Objects, name: str, *, alone: bool = True) -> None:
         self.compiler = compiler
         self.objects = objects
         self.name = name
+        self.alone = alone
         self.style = compiler.style
         self.declared = tuple(dict.fromkeys((*objects.properties, *objects.required)))
 
@@ -256,23 +261,34 @@ class Members:
     ) -> Language:
         """Other names may repeat, and count once for whoever parses the text: towards `least` they are one member."""
         required = tuple(index for index, entry in enumerate(entries) if entry.required)
-        keeps_order = self.compiler.key_order == "declared" and required
-        found = any_order(
-            AnyOrder(
-                tuple(entry.language for entry in entries),
-                self.style.comma,
-                None if other == NOTHING else other,
-                required,
-                required[-1] + 1 if keeps_order else 0,
-                max(1, self.objects.least) if counted else 1,
-                most if counted else None,
-                others_least,
+        ordered = required[-1] + 1 if self.compiler.key_order == "declared" and required else 0
+        least = self.objects.least if counted else 0
+        if ordered and not self.alone and least <= len(required) and not (counted and most) and not others_least:
+            late = self._in_any_order(entries[ordered:], other, None, 0, counted=False)
+            return concat([self._in_order(entries[:ordered]), optional(concat([self.style.comma, late]))])
+        if not entries:
+            found = self._others_alone(other, max(1, least), most if counted else None)
+        else:
+            found = any_order(
+                AnyOrder(
+                    tuple(entry.language for entry in entries),
+                    self.style.comma,
+                    None if other == NOTHING else other,
+                    required,
+                    ordered,
+                    max(1, least),
+                    most if counted else None,
+                    others_least,
+                )
             )
-        )
         if found == NOTHING and other != NOTHING and counted and self.objects.least > 1:
             self._refuse_count("counts members that may be repeated; declare them in properties")
             return self._in_any_order(entries, other, most, others_least, counted=False)
         return found
+
+    def _others_alone(self, other: Language, least: int, most: int | None) -> Language:
+        """Nothing is declared: a repeat remembers less."""
+        return NOTHING if least > 1 or most == 0 else self.style.members(1, most, other)
 
     def _refuse_count(self, why: str) -> None:
         keyword = "minProperties" if self.objects.least > 1 else "maxProperties"
