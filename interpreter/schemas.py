@@ -37,6 +37,12 @@ def check(schema: str) -> None:
         MissingExtraError: as `check_installed`.
     """
     check_installed()
+    _check(schema)
+
+
+@lru_cache(maxsize=256)
+def _check(schema: str) -> None:
+    """Remembered for schemas that are right: a program's are the same in every run."""
     import jsonschema  # type: ignore[import-untyped]
 
     parsed = json.loads(schema)
