@@ -58,7 +58,7 @@ _STATUSES = {
 _BEFORE = {*_STATUSES, Fault.DISCONNECT, Fault.SILENCE, Fault.HTML, Fault.GZIP_BOMB, Fault.REDIRECT}
 _SPLIT = 7  # bytes of a piece: shorter than "data: {"
 _BOMB_BLOCKS = 1024  # of a mebibyte each
-_BLANKS = b" " * 4096  # JSON may begin with any number of them
+_BLANKS = b" " * 65536  # JSON may begin with any number of them
 
 
 def at(faults: Faults, number: int) -> Fault | int | None:

@@ -149,24 +149,23 @@ class FakeOpenAI(FakeProvider):
         sampling = body.sampling(most, bool(body.logprobs), body.top_logprobs or 0)
         mode = ChatChoices(bool(body.logprobs))
         modes = [mode] * (body.n or 1)
-        form = _form(body)
-        return _Asking(meant, len(modes), self._cache, (sent,), sampling, form, body, modes, self.features.names_stop)
+        stops = self.features.names_stop
+        return _Asking(meant, len(modes), self._cache, sent, sampling, _form(body), body, modes, stops)
 
     def _completion(self, body: CompletionBody) -> Question:
         most = MAX_TOKENS if body.max_tokens is None else body.max_tokens
         sampling = body.sampling(most, body.logprobs is not None, body.logprobs or 0)
-        n = 0 if body.scores else body.n or 1
-        prompts = tuple((Text(prompt),) for prompt in body.prompts)
-        modes = [mode for prompt in body.prompts for mode in [self._text_choices(prompt, body)] * (n or 1)]
-        form = _form(body)
-        return _Asking(prompts[0], n, self._cache, prompts, sampling, form, body, modes, self.features.names_stop)
+        prompt = (Text(body.prompt),)
+        modes = [self._text_choices(body)] * (body.n or 1)
+        n = 0 if body.scores else len(modes)
+        return _Asking(prompt, n, self._cache, prompt, sampling, _form(body), body, modes, self.features.names_stop)
 
-    def _text_choices(self, prompt: str, body: CompletionBody) -> TextChoices:
+    def _text_choices(self, body: CompletionBody) -> TextChoices:
         echo = None
         if body.echo:
-            hashed = [token.logprob for token in hashed_logprobs(0, prompt_tokens([Text(prompt)]), 1)]
-            echo = prompt_logprobs(prompt, hashed, self._scores)
-        return TextChoices(prompt, echo, body.logprobs)
+            hashed = [token.logprob for token in hashed_logprobs(0, prompt_tokens([Text(body.prompt)]), 1)]
+            echo = prompt_logprobs(body.prompt, hashed, self._scores)
+        return TextChoices(body.prompt, echo, body.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ class _Asking(Question):
 
     Attributes:
         cache: of the server.
-        prompts: all that it says, for counting; several where only their numbers are asked for.
+        sent: all that it says, for counting.
         sampling: where answers end.
         form: what they must be.
         body: as it came.
@@ -184,7 +183,7 @@ class _Asking(Question):
     """
 
     cache: PrefixCache
-    prompts: tuple[tuple[Part, ...], ...]
+    sent: tuple[Part, ...]
     sampling: SamplingParams
     form: Form | None
     body: ChatBody | CompletionBody
@@ -193,12 +192,13 @@ class _Asking(Question):
 
     def answer(self, said: list[str]) -> Answered:
         continuations = [self._said(text) for text in said or [""] * len(self.modes)]
-        usage = Usage(0, 0, sum(len(one.completion.token_ids) for one in continuations), 1)
-        for prompt in self.prompts:
-            ids = [token for token, _ in prompt_tokens(prompt)]
-            usage += Usage(len(ids), self.cache.match(self.body.cache_salt or "", ids))
-            for one in continuations:
-                self.cache.insert(self.body.cache_salt or "", [*ids, *one.completion.token_ids])
+        salt = self.body.cache_salt or ""
+        ids = [token for token, _ in prompt_tokens(self.sent)]
+        cached = self.cache.match(salt, ids)
+        self.cache.insert(salt, ids)
+        for one in continuations:
+            self.cache.insert(salt, [*ids, *one.completion.token_ids])
+        usage = Usage(len(ids), cached, sum(len(one.completion.token_ids) for one in continuations), 1)
         options = self.body.stream_options
         include = options is not None and options.include_usage
         telling = Telling(self.body.model, self.modes, usage, include, self.names_stop)

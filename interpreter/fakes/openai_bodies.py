@@ -173,19 +173,15 @@ class ChatBody(_Sampled, kw_only=True):
 class CompletionBody(_Sampled, kw_only=True):
     """POST /v1/completions"""
 
-    prompt: str | Annotated[list[str], Meta(min_length=1)]
+    prompt: str
     best_of: Count | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = 16
 
     @property
-    def prompts(self) -> list[str]:
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
-
-    @property
     def scores(self) -> bool:
-        """The numbers of the prompts are all that is asked for; a token that must be generated is not looked at."""
+        """The numbers of the prompt are all that is asked for; a token that must be generated is not looked at."""
         return bool(self.echo) and self.logprobs is not None and self.max_tokens is not None and self.max_tokens <= 1
 
 

@@ -110,9 +110,6 @@ def read_completion(body: object, features: OpenAIFeatures, models: tuple[str, .
         raise Refused(400, f"Invalid 'logprobs': the maximum is {MOST_LOGPROBS}.", parameter="logprobs")
     if request.echo and request.logprobs is not None and not features.prompt_logprobs:
         raise Refused(400, "Setting 'echo' and 'logprobs' at the same time is not supported for this model.")
-    if isinstance(request.prompt, list) and not request.scores:
-        raise Refused(400, "FakeOpenAI takes several prompts only for their log-probabilities: echo, logprobs, and "
-                      "max_tokens 0 or 1", parameter="prompt")  # fmt: skip
     return request
 
 

@@ -190,7 +190,6 @@ class FakeProvider(ABC):
 
     async def _generate(self, request: HttpRequest, path: str, exchange: Exchange) -> None:
         self._number += 1
-        fault = broken.at(self._faults, self._number)
         try:
             body = msgspec.json.decode(request.body)
         except msgspec.DecodeError as error:
@@ -202,6 +201,7 @@ class FakeProvider(ABC):
             question = refused
         text = prompt_text(question.meant) if isinstance(question, Question) else ""
         self.requests.append(Asked(path, request.headers, body if isinstance(body, dict) else {}, text))
+        fault = broken.at(self._faults, self._number)  # it may look at the requests, this one the last
         if self._gate is not None:
             await self._gate.passes()
         scene = self._scene(request, exchange)

@@ -69,8 +69,9 @@ class Provider:
         Args:
             answered: the answer had begun. Nothing is tried again then.
         """
-        if isinstance(error, UmbelError):
-            return error
+        ours = next((each for each in _causes(error) if isinstance(each, UmbelError)), None)
+        if ours is not None:  # of the transport; an SDK may have wrapped it as one about the connection
+            return type(ours)(str(ours))
         status = getattr(error, "status_code", None)
         if isinstance(status, int) and status >= 300:
             response = getattr(error, "response", None)
