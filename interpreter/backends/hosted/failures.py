@@ -178,7 +178,8 @@ def _said(body: Any) -> str:  # Any: whatever a server puts there
         message = inner.get("message") if isinstance(inner, dict) else inner
         detail = message or body.get("detail") or body.get("message") or body
         return str(detail)
-    return str(body or "no reason given")
+    text = str(body or "no reason given")
+    return "a page of HTML" if text.lstrip().startswith("<") else text
 
 
 def _code(body: Any) -> str:  # Any: whatever a server puts there

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ....lang.chat_template import ChatTemplate, TemplateWarning
 from ....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
-from ....lang.prompt import Part, Text
+from ....lang.prompt import Part
 from ....lang.protocol import (
     Capabilities,
     Chunk,
@@ -28,7 +29,6 @@ from ....lang.protocol import (
     GenRequest,
     Hint,
     Scored,
-    ScoredChoice,
     ScoreRequest,
     Usage,
 )
@@ -43,7 +43,6 @@ from .openai_endpoint import endpoint
 from .openai_mode import AskedMode, capabilities_of, mode_of
 from .openai_models import listed
 from .openai_requests import Planner, checked_extra
-from .openai_wire import parsed
 from .profiles import Profile
 from .retries import Retries
 from .surroundings import Patience, Surroundings
@@ -166,7 +165,7 @@ class OpenAI:
         self._chat = template(self._name)
         self._count: Callable[[str], int] = token_bounds.count_bytes
         self._started = False
-        self._starting: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
+        self._starting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._warned = False
         self._calls = self._estimated = 0
         self._take(self._first_profile(profile), None)
@@ -241,24 +240,9 @@ class OpenAI:
                 f"{self._name} ({self._planner.profile.name}, {self._planner.mode} mode) cannot give {what}; "
                 'write select() with its default method, or method="token_length_normalized" on a server that scores'
             )
-        prompt = self._planner.text(request.prompt)
+        self._calls += len(request.choices)
         deadline = self._line.deadline(request.origin.timeout)
-        tasks = [asyncio.create_task(self._score(prompt, choice, deadline)) for choice in request.choices]
-        try:
-            scores = await asyncio.gather(*tasks)
-        finally:  # when one fails the others are of no use
-            for task in tasks:
-                task.cancel()
-        return Scored(request.id, tuple(choice for choice, _ in scores), sum((cost for _, cost in scores), Usage()))
-
-    async def _score(self, prompt: str, choice: str, deadline: float) -> tuple[ScoredChoice, Usage]:
-        body = {**openai_scores.body(prompt, choice, self.model), **self._extra}
-        self._calls += 1
-        async with self._line.place(deadline) as client:
-            data = await self._line.tried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
-        piece = parsed(data, self._provider)
-        bound = self.tokens_at_most((Text(prompt + choice),))
-        return openai_scores.scored(piece, prompt, choice, self._provider), openai_scores.usage(piece, bound)
+        return await openai_scores.score(self._line, self._planner, request, deadline, self.tokens_at_most)
 
     def hint(self, hint: Hint) -> None:
         """Nothing can be computed ahead at this API; `capabilities.hint` says so."""

@@ -49,7 +49,8 @@ class Endpoint:
 
     @property
     def is_openai(self) -> bool:
-        return self.host == _HOST
+        """Also its regional addresses, such as eu.api.openai.com."""
+        return self.host == _HOST or self.host.endswith(f".{_HOST}")
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ def endpoint(
         given_url = base_url if base_url is not None else environment.get("OPENAI_BASE_URL") or ADDRESS
         address, host = _address("base_url", given_url, ADDRESS)
         key = api_key or environment.get("OPENAI_API_KEY", "")
-        if not key and host == _HOST:
+        if not key and (host == _HOST or host.endswith(f".{_HOST}")):
             raise ParameterError(
                 "OpenAI() has no key; write api_key=..., set OPENAI_API_KEY, or give base_url= of a server without keys"
             )

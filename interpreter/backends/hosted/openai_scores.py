@@ -9,21 +9,62 @@ on the border belongs to the choice when it holds a character of it:
               ^ token that begins before the border and ends behind it: counted
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ....lang.errors import BackendError
-from ....lang.protocol import ScoredChoice, Usage
+from ....lang.prompt import Part, Text
+from ....lang.protocol import Scored, ScoredChoice, ScoreRequest, Usage
 from .failures import Provider
+from .line import Line
 from .openai_constraints import Fields
-from .openai_wire import Piece
+from .openai_requests import Planner
+from .openai_wire import Piece, parsed
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 
-def body(prompt: str, choice: str, model: str) -> Fields:
+async def score(
+    line: "Line[AsyncOpenAI]",
+    planner: Planner,
+    request: ScoreRequest,
+    deadline: float,
+    tokens_at_most: Callable[[tuple[Part, ...]], int],
+) -> Scored:
+    """All choices of a request, each by a call.
+
+    Raises:
+        CapabilityError: the prompt holds images.
+        BackendError: log-probabilities are missing, or a call failed.
+    """
+    prompt = planner.text(request.prompt)
+
+    async def one(choice: str) -> tuple[ScoredChoice, Usage]:
+        body = _body(prompt, choice, planner)
+        async with line.place(deadline) as client:
+            data = await line.tried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
+        piece = parsed(data, line.provider)
+        bound = tokens_at_most((Text(prompt + choice),))
+        return _scored(piece, prompt, choice, line.provider), _usage(piece, bound)
+
+    tasks = [asyncio.create_task(one(choice)) for choice in request.choices]
+    try:
+        scores = await asyncio.gather(*tasks)
+    finally:  # when one fails the others are of no use
+        for task in tasks:
+            task.cancel()
+    return Scored(request.id, tuple(choice for choice, _ in scores), sum((cost for _, cost in scores), Usage()))
+
+
+def _body(prompt: str, choice: str, planner: Planner) -> Fields:
     """One token is generated, as not every server can generate none; nobody looks at it."""
-    return {"model": model, "prompt": prompt + choice, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
+    asked = {"prompt": prompt + choice, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
+    return {"model": planner.model, **asked, **planner.extra}
 
 
-def scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> ScoredChoice:
+def _scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> ScoredChoice:
     """The answer to such a call → the numbers of its choice.
 
     Raises:
@@ -48,7 +89,7 @@ def scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> Scored
     return ScoredChoice((-1,) * len(values), tuple(values))
 
 
-def usage(piece: Piece, bound: int) -> Usage:
+def _usage(piece: Piece, bound: int) -> Usage:
     """What the call cost. `bound`: on the prompt's tokens, for a server that does not say."""
     counted = piece.usage
     if counted is None:
