@@ -72,6 +72,16 @@ UMBEL_INLINE void transpose(vf (&v)[VL]) {
     }
 }
 
+// All lanes become one value, of an operation whose order does not matter.
+template <int BIT = VL / 2, class Operation>
+UMBEL_INLINE float across(vf v, Operation&& operation) {
+    if constexpr (BIT == 0) {
+        return v[0];
+    } else {
+        return across<BIT / 2>(operation(v, pick(v, v, other_lanes<BIT>(Lanes{}))), operation);
+    }
+}
+
 UMBEL_INLINE vf spread(float x) { return x - vf{}; }  // one broadcast: x - 0 is x, where 0 + x is an addition
 
 // Keeps a value in a register: compilers rather load it anew for every product, and loads are what runs out.
