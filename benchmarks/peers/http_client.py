@@ -22,7 +22,7 @@ class JsonClient:
     """Talks to `http://127.0.0.1:port`."""
 
     def __init__(self, port: int, *, connections: int, seconds: float = 600) -> None:
-        self._port = port
+        self.port = port
         self._seconds = seconds
         self._threads = ThreadPoolExecutor(max_workers=connections, thread_name_prefix="peer")
         self._kept = threading.local()
@@ -36,7 +36,7 @@ class JsonClient:
 
     def answers(self, path: str) -> bool:
         """Whether a GET gives 200. No server, or none yet: False."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
             connection.request("GET", path)
             return connection.getresponse().status == 200
@@ -72,6 +72,6 @@ class JsonClient:
         if connection is None or renew:
             if connection is not None:
                 connection.close()
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self._seconds)
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self._seconds)
             self._kept.connection = connection
         return connection

@@ -75,6 +75,13 @@ class ServedPeer(ABC):
             client.close()
             server.stop()
 
+    @property
+    def base_url(self) -> str:
+        """Where a client of OpenAI's dialect finds the server, while it runs."""
+        if self._running is None:
+            raise PeerError(f"{self.name} is not started; call start() first")
+        return f"http://127.0.0.1:{self._running[1].port}/v1"
+
     def resident_bytes(self) -> int:
         return 0 if self._running is None else self._running[0].resident_bytes()
 

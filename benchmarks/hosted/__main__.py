@@ -1,0 +1,119 @@
+"""`python -m benchmarks.hosted`: programs on a server, as they are written and with speculative execution.
+
+Without `--base-url` the script serves the default model with a peer of the benchmark (vLLM's CPU build; see
+`benchmarks/peers/vllm_cpu.py` for what it needs). Every program runs one at a time in each form, greedily, so that the
+variables can be compared one by one.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import umbel as ul
+from umbel.srt.weights.source import open_model
+
+from ..peers.locate import NAMES, add_arguments, create, find
+from ..peers.peer import PeerError
+from ..peers.served import ServedPeer
+from .programs import CASES, Case
+
+FORMS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("plain", {}),
+    ("64 tokens", {"num_api_spec_tokens": 64}),
+    ("auto", {"speculate": "auto"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One program in one form: what all its runs cost."""
+
+    program: str
+    form: str
+    runs: int
+    equal: int  # variables that are what the plain form gave
+    variables: int
+    usage: ul.Usage
+    wasted: int  # tokens generated and not used
+    seconds: float  # median of a run
+
+
+def measure(case: Case, backend: ul.OpenAI) -> Iterator[Row]:
+    """The plain form first: the others are compared with it."""
+    plain: list[list[Any]] = []
+    for form, options in FORMS:
+        found, states, seconds = [], [], []
+        for arguments in case.arguments:
+            started = time.perf_counter()
+            state = case.program.run(**arguments, **options, backend=backend)
+            found.append([state[field] for field in case.fields])
+            seconds.append(time.perf_counter() - started)
+            states.append(state)
+        plain = plain or found
+        costs = [state.cost for state in states]
+        yield Row(
+            program=case.program.name,
+            form=form,
+            runs=len(found),
+            equal=sum(a == b for one, other in zip(found, plain, strict=True) for a, b in zip(one, other, strict=True)),
+            variables=len(found) * len(case.fields),
+            usage=sum((cost.usage for cost in costs), ul.Usage()),
+            wasted=sum(cost.speculation.output_tokens_wasted for cost in costs),
+            seconds=statistics.median(seconds),
+        )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown; tokens and calls per run."""
+    lines = [
+        "| program | form | calls | input tokens | output tokens | wasted | equal variables | s, median |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        usage = row.usage
+        figures = (usage.calls, usage.prompt_tokens, usage.completion_tokens, row.wasted)
+        cells = " | ".join(f"{figure / row.runs:.1f}" for figure in figures)
+        lines.append(f"| {row.program} | {row.form} | {cells} | {row.equal} of {row.variables} | {row.seconds:.2f} |")
+    return "\n".join(lines)
+
+
+@contextmanager
+def served(options: argparse.Namespace) -> Iterator[str]:
+    """The base URL of a server that runs for the length of the block."""
+    if options.base_url is not None:
+        yield options.base_url
+        return
+    found = find(options.peer_python, options.peer_model, os.environ, default_model=open_model("default").folder)
+    if options.peer not in found:
+        raise PeerError(
+            f"{options.peer} has no interpreter; write --peer-python {options.peer}=PATH, or --base-url URL"
+        )
+    peer = create(options.peer, found[options.peer])
+    if not isinstance(peer, ServedPeer):
+        raise PeerError(f"{options.peer} does not speak OpenAI's dialect; write --peer vllm_cpu")
+    peer.start()
+    try:
+        yield peer.base_url
+    finally:
+        peer.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosted", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--base-url", help="of a server that runs already, such as http://127.0.0.1:8000/v1")
+    parser.add_argument("--model", default="m", help="its name on that server")
+    parser.add_argument("--peer", default="vllm_cpu", choices=NAMES)
+    add_arguments(parser)
+    options = parser.parse_args()
+    with served(options) as base_url:
+        backend = ul.OpenAI(options.model, base_url=base_url, api_key="none", mode="completion")
+        print(table([row for case in CASES for row in measure(case, backend)]))
+
+
+if __name__ == "__main__":
+    main()
