@@ -61,6 +61,17 @@ def end_of(field: Field, reply: LongReply, start: int, following: str) -> End | 
         return None
 
 
+def reaches_end(field: Field, reply: LongReply, start: int) -> bool:
+    """Whether the end of a field is somewhere in the reply, though it may not be certain where. If the call of its own
+    gives the same text, what stands behind it is still good."""
+    if reply.ended or field.constraint is not None:
+        return True
+    try:
+        return first_stop(field, reply.text, start) is not None
+    except UmbelError:
+        return False
+
+
 def _plain_end(field: Field, reply: LongReply, start: int) -> End | None:
     found = first_stop(field, reply.text, start)
     end = len(reply.text) if found is None else found[1]

@@ -1,7 +1,7 @@
 """Speculation in one stream: what it has in hand, what it asks for, what it takes.
 
 gen ──► in the surplus? ──yes──► its text, no call
-          │ no: the surplus is dropped
+          │ no: it is dropped, unless the call below gives what it says
           ▼
         worth more text? ──yes──► one call without stops ──► its end is certain? ──yes──► text, and a new surplus
           │ no                                                 │ no: counted as waste
@@ -28,7 +28,7 @@ from ..position import Position, text_of
 from ..steps import Step
 from ..variables import Meta
 from . import outlook
-from .fields import End, Field, completion_of, end_of
+from .fields import End, Field, completion_of, end_of, reaches_end
 from .leads import lead_of
 from .manners import manner_of, speaks_plainly
 from .outlook import Outlook
@@ -95,13 +95,14 @@ class Speculator:
         if surplus is None:
             return None
         start = surplus.reached(position.prompt)
-        end = None
-        if start is not None and plain and manner_of(request.sampling) == surplus.manner:
-            end = await self._end(self._field(op, request.sampling), surplus.reply, start)
-        site = (surplus.before, op.name or "")
-        self._shared.planner.note(site, end is not None)
+        fits = plain and manner_of(request.sampling) == surplus.manner
+        field = self._field(op, request.sampling)
+        end = await self._end(field, surplus.reply, start) if fits and start is not None else None
+        self._shared.planner.note((surplus.before, op.name or ""), end is not None)
         if start is None or end is None:
             self._run.ledger.note(Speculation(misses=1))
+            if start is not None and (not fits or reaches_end(field, surplus.reply, start)):
+                self._surplus = surplus
             return None
         self._surplus = replace(surplus, before=op.name or "")
         taken = surplus.reply.counted(start, end.read)
@@ -123,7 +124,8 @@ class Speculator:
         capabilities, planner = self._run.backend.capabilities, self._shared.planner
         field = self._field(op, request.sampling)
         refused = False
-        if plain and not field.enforced and field.ends_inside and not planner.refuses(capabilities.name, "more tokens"):
+        eligible = plain and field.ends_inside and not field.enforced and self._surplus is None
+        if eligible and not planner.refuses(capabilities.name, "more tokens"):
             lead, anchor = "", position.prompt
             if not capabilities.continues:
                 lead, anchor = lead_of(position, self._answered)
@@ -209,8 +211,13 @@ class Speculator:
         final = await self._generate(longer, Pieces(field, lead, on_chunk))
         reply, usage = reply_of(final), final.usage
         prompt_tokens = usage.prompt_tokens or tokens_of(anchor.text)
-        end = await self._end(field, reply, len(lead)) if reply.text.startswith(lead) else None
+        begins = reply.text.startswith(lead)
+        end = await self._end(field, reply, len(lead)) if begins else None
+        manner = manner_of(request.sampling)
+        surplus = Surplus(reply, anchor, manner, final.id, prompt_tokens, before=op.name or "")
         if end is None:
+            if begins and reaches_end(field, reply, len(lead)):
+                self._surplus = surplus
             self._run.ledger.note(
                 Speculation(
                     calls_saved=-1,
@@ -225,9 +232,7 @@ class Speculator:
         beyond = reply.tokens - own
         self._shared.planner.note_length(op.name or "", own)
         self._run.ledger.note(Speculation(output_tokens_wasted=beyond, tokens_speculated=beyond))
-        self._surplus = Surplus(
-            reply, anchor, manner_of(request.sampling), final.id, prompt_tokens, before=op.name or ""
-        )
+        self._surplus = surplus
         answer = Final(final.id, (completion_of(reply, len(lead), end),), usage)
         return Reply(answer, [_facts(answer, end, own, calls=1)])
 

@@ -154,6 +154,24 @@ def test_a_gen_whose_own_end_is_not_certain_is_asked_for_again():
     assert backend.requests[1].sampling.stop == ("\n",)
 
 
+def test_a_text_that_a_call_of_its_own_confirms_is_gone_on_with():
+    @ul.function(temperature=0, stop="\n")
+    def program(s):
+        s += (
+            "Name:" + ul.gen("name", max_tokens=6) + "\nJob:" + ul.gen("job") + "\nMood:" + ul.gen("mood", max_tokens=9)
+        )
+        s += "\nAge:" + ul.gen("age")
+
+    text = "Name: Harry of Hogwarts\nJob: wizard\nMood: always in a hurry\nAge: 11\n"
+    backend = follower(text, BLIND)
+    state = ran(program, backend)
+    assert values(state) == values(ran(program, follower(text, FREE)))
+    assert [state.meta(name)["speculated"] for name in state.variables()] == [False, True, False, True]
+    assert backend.calls == 3  # for name and mood it is not certain that their texts are within max_tokens
+    cost = state.cost.speculation
+    assert (cost.calls_saved, cost.hits, cost.misses) == (1, 2, 2)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"temperature": 0.5}, {"top_k": 5, "temperature": 0.5}, {"n": 2}, {"min_tokens": 1}, {"stop_token_ids": [5]},
