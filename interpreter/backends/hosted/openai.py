@@ -5,12 +5,12 @@ local = umbel.OpenAI("Qwen/Qwen3-8B", base_url="http://127.0.0.1:8000/v1")
 """
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 
 _MOST_SECONDS_FOR_MODELS = 30.0  # that a start waits for the list of models
+_MOST_SECONDS_FOR_TOKENIZER = 10.0  # and for a tokenizer, whose package may have to fetch a file
 
 
 class OpenAI:
@@ -200,7 +201,9 @@ class OpenAI:
             if self._endpoint.azure is None:
                 await self._ask_models()
             if self._endpoint.is_openai:
-                self._count = await asyncio.to_thread(token_bounds.counter, self.model)
+                with contextlib.suppress(TimeoutError):  # bytes are a bound as well
+                    async with asyncio.timeout(_MOST_SECONDS_FOR_TOKENIZER):
+                        self._count = await asyncio.to_thread(token_bounds.counter, self.model)
             self._started = True
 
     async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
@@ -219,7 +222,7 @@ class OpenAI:
         async with self._line.place(deadline) as client:
             if plan.streams:
                 events = await self._line.tried(lambda: begin(client, plan, answer, self._provider), deadline)
-                async with aclosing(events):
+                async with contextlib.aclosing(events):
                     while (given := await self._line.once(events.next(), deadline)) is not None:
                         for each in given if request.stream else ():
                             yield Chunk(request.id, each.index, each.text, logprobs=each.logprobs)

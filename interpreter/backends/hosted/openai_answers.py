@@ -167,7 +167,7 @@ class Answer:
             released = growing.receive(text)
             if growing.length > _LONGEST_TOKEN * (self._plan.most_tokens + 1):
                 raise self._broken(f"more text than max_tokens={self._plan.most_tokens} allows, and did not stop")
-            if choice.finish_reason is not None:
+            if choice.finish_reason:  # some servers say "" until the end
                 released += growing.end(self._reason(choice.finish_reason), choice.stop_reason)
             if released:
                 given.append(Given(choice.index, released, logprobs))

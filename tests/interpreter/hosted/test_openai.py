@@ -10,23 +10,23 @@ import warnings
 import httpx2
 import pytest
 import umbel as ul
-from umbel.interpreter.fakes.openai_bodies import OPENAI, VLLM
+from umbel.interpreter import loop
+from umbel.interpreter.fakes.openai_bodies import LLAMA_CPP, OPENAI, REASONING, SGLANG, VLLM
 from umbel.lang.chat_template import TemplateWarning
 from umbel.lang.errors import (
     BackendError,
     CapabilityError,
     ConnectionLostError,
+    DeadlineError,
     MissingExtraError,
     ParameterError,
     RequestError,
 )
 from umbel.lang.prompt import Text
-from umbel.lang.protocol import ConstraintSpec, FinishReason, ScoreRequest
+from umbel.lang.protocol import ConstraintSpec, FinishReason, Origin, ScoreRequest
 from umbel.testing import FakeOpenAI
 
 from .wired import DONE, KEY, USAGE, Pieces, Wire, answer, asking, backend, conversation, event, generate, streamed
-
-MODELS = ("gpt-4o", "gpt-3.5-turbo-instruct", "o3")
 
 
 @ul.function
@@ -40,21 +40,61 @@ def speak(text: str) -> str:
     return {"Name: ": "Ada\nand more", "Job: ": "counts all the numbers"}[text[text.rfind("\n") + 1 :]]
 
 
-@pytest.mark.parametrize("features", [OPENAI, VLLM], ids=["openai", "vllm"])
+PLACES = [
+    (OPENAI, "gpt-4o", "chat"),
+    (OPENAI, "gpt-3.5-turbo-instruct", "completion"),
+    (REASONING, "o3", "chat"),
+    (VLLM, "Qwen/Qwen3-8B", "chat"),
+    (VLLM, "Qwen/Qwen3-8B", "completion"),
+    (SGLANG, "Qwen/Qwen3-8B", "chat"),
+    (LLAMA_CPP, "qwen3", "chat"),
+    (LLAMA_CPP, "qwen3", "completion"),
+]
+
+
+@pytest.mark.parametrize(("features", "model", "mode"), PLACES)
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_program_gives_the_same_in_both_modes(features, stream):
-    values = []
-    for mode, model in (("chat", "gpt-4o"), ("completion", "gpt-3.5-turbo-instruct")):
-        with FakeOpenAI(speak, features=features) as server:
-            chat_template = ul.ChatTemplate(CHATML) if mode == "completion" else None
-            model = ul.OpenAI(
-                model, base_url=server.base_url, api_key=server.api_key, mode=mode, chat_template=chat_template
-            )
-            state = introduce.run(question="Who are you?", backend=model, stream=stream)
-            values.append((state["name"], state["job"], state.usage.calls, state.text()))
+def test_one_program_gives_the_same_everywhere(features, model, mode, stream):
+    chat_template = ul.ChatTemplate(CHATML) if mode == "completion" else None
+    with FakeOpenAI(speak, features=features, models=[model]) as server:
+        backend = ul.OpenAI(
+            model, base_url=server.base_url, api_key=server.api_key, mode=mode, chat_template=chat_template
+        )
+        state = introduce.run(question="Who are you?", backend=backend, stream=stream)
+        assert (state["name"], state["job"]) == ("Ada", "counts all the")
+        assert state.text().endswith("assistant\nName: Ada\nJob: counts all the<|im_end|>\n")
+        assert state.usage.calls == server.calls == 2
+        if model != "o3":  # which takes no stops: its answers are left at one, before it says what they cost
             assert state.usage.prompt_tokens == server.usage.prompt_tokens
-    assert values[0] == values[1]
-    assert values[0][:3] == ("Ada", "counts all the", 2)
+        shutdown(backend)
+
+
+@ul.function
+def decide(s):
+    s += ul.user("Tea?")
+    s += ul.assistant(ul.gen("sure", regex="[a-z]+", max_tokens=8) + " " + ul.select("choice", ["yes", "no"]))
+
+
+@pytest.mark.parametrize(("features", "model", "mode"), PLACES)
+def test_a_constraint_holds_everywhere(features, model, mode):
+    chat_template = ul.ChatTemplate(CHATML) if mode == "completion" else None
+
+    def script(text: str) -> str:
+        return "no" if "surely" in text else "surely"
+
+    with FakeOpenAI(script, features=features, models=[model], scores={"no": -0.1, "yes": -3.0}) as server:
+        backend = ul.OpenAI(
+            model, base_url=server.base_url, api_key=server.api_key, mode=mode, chat_template=chat_template
+        )
+        state = decide.run(backend=backend)
+        assert (state["sure"], state["choice"]) == ("surely", "no")
+        expected = "enforced" if backend.enforces(ConstraintSpec("regex", "[a-z]+")) else "validated"
+        assert state.meta("sure")["guarantee"] == expected
+        shutdown(backend)
+
+
+def shutdown(backend: ul.OpenAI) -> None:
+    loop.streams.run(backend.close())
 
 
 CHATML = (
@@ -129,6 +169,12 @@ def test_a_server_that_does_not_count_is_counted_from_above():
     assert final.usage.prompt_tokens == model.tokens_at_most(conversation())
     assert final.usage.completion_tokens == 20  # four bytes for each character at most
     assert asyncio.run(model.control("info")).result["calls_with_estimated_usage"] == 1
+
+
+def test_an_empty_reason_is_none_yet():
+    stream = streamed(event("Par", ""), event("is.", ""), event(None, "stop"), USAGE, DONE)
+    _, final = generate(backend(Wire(stream)), asking(stream=True))
+    assert final.completions[0].text == "Paris."
 
 
 def test_nothing_is_asked_for_no_tokens():
@@ -377,6 +423,22 @@ def test_calls_at_once_are_bounded():
 
     asyncio.run(run())
     assert most == 3
+
+
+def test_a_deadline_holds_also_for_calls_that_wait_for_their_turn():
+    wire = Wire(lambda: streamed(event("One"), None))
+    model = backend(wire, max_concurrency=1)
+
+    async def run():
+        first = model.generate(asking(stream=True))
+        await anext(first)
+        with pytest.raises(DeadlineError, match="did not end in its time"):
+            await anext(model.generate(asking(origin=Origin(timeout=0.02))))
+        await first.aclose()
+        await model.close()
+
+    asyncio.run(run())
+    assert len(wire.seen) == 1
 
 
 def test_every_loop_has_a_client_of_its_own_and_a_closed_backend_opens_again():
