@@ -1,11 +1,16 @@
 """Providers for tests of your own programs: real HTTP servers on this machine, with answers from a script.
 
-from umbel.testing import FakeOpenAI, Fault
+    from umbel.testing import FakeOpenAI, Fault
 
-with FakeOpenAI({"capital of France?": "Paris."}, faults=[Fault.RATE_LIMIT]) as server:
-    backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
-    assert capital.run(country="France", backend=backend)["answer"] == "Paris."
-    assert len(server.requests) == 2 and server.calls == 1
+    with FakeOpenAI({"capital of France?": "Paris."}, faults=[Fault.SPLIT_JSON]) as server:
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        assert capital.run(country="France", backend=backend)["answer"] == "Paris."
+        assert server.calls == 1 and server.usage.completion_tokens == 2
+
+A server answers from `with` to the end of its block, which raises what went wrong with the script. Scripts are those of
+`Echo`: a dict, a list, or a function of the text. `Fault` says what a provider can do to its clients; `faults=` makes it
+do so at the requests that are named. `VLLM`, `SGLANG`, `LLAMA_CPP` and `REASONING` are features to play: other servers
+of the OpenAI dialect, and models that take few parameters.
 """
 
 import importlib.util
