@@ -11,14 +11,12 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from ....lang.chat_template import ChatTemplate
-from ....lang.errors import CapabilityError, MissingExtraError, ParameterError
+from ....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
 from ....lang.prompt import Part
 from ....lang.protocol import (
     Capabilities,
@@ -32,9 +30,10 @@ from ....lang.protocol import (
     ScoreRequest,
     Usage,
 )
-from .anthropic_answer import Answer, events_of, next_of
+from .anthropic_answer import Answer
 from .anthropic_blocks import Places
-from .anthropic_cache import Leaders, with_breakpoints
+from .anthropic_cache import with_breakpoints
+from .anthropic_client import Desk, close_desk, events_of, next_of, open_desk
 from .anthropic_constraints import lower
 from .anthropic_profiles import AnthropicProfile, Sampling, Thinking, profile_of
 from .anthropic_request import Composed, Composer, payload
@@ -46,21 +45,10 @@ from .strict_schema import WRAPPING_TOKENS
 from .surroundings import Patience, Surroundings
 from .token_bounds import at_most, count_bytes
 
-if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
-
 ADDRESS = "https://api.anthropic.com"
 _THINKING_TOKENS = 4096  # what a model that always thinks may need before a short answer
 MOST_IMAGE_TOKENS = 5000  # what the provider counts for its largest images, rounded up
 SURROUNDING_TOKENS = 64  # what it counts for the frame of a request
-
-
-@dataclass(frozen=True, slots=True)
-class _Desk:
-    """What one event loop has."""
-
-    client: "AsyncAnthropic"
-    leaders: Leaders
 
 
 class Anthropic:
@@ -104,7 +92,7 @@ class Anthropic:
 
     Raises:
         MissingExtraError: the `anthropic` package is not installed.
-        ParameterError: no key, or a wrong value.
+        ParameterError: no key, or a wrong value or option.
     """
 
     def __init__(
@@ -125,7 +113,11 @@ class Anthropic:
         may_ignore: Collection[str] = (),
         surroundings: Surroundings | None = None,
         environment: Mapping[str, str] = os.environ,
+        **unknown: object,
     ) -> None:
+        if unknown:
+            options = (name for name in Anthropic.__init__.__annotations__ if name not in ("unknown", "return"))
+            raise unknown_option("Anthropic()", next(iter(unknown)), options)
         if importlib.util.find_spec("anthropic") is None:
             raise MissingExtraError("anthropic", "anthropic")
         if not isinstance(model, str) or not model:
@@ -153,9 +145,9 @@ class Anthropic:
         self._concurrency = max_concurrency
         self._surroundings = surroundings or Surroundings()
         self._line = Line(
-            Provider(name, host, "api_key= or ANTHROPIC_API_KEY", (key, *self._headers.values())),
+            Provider(name, host, "api_key= or ANTHROPIC_API_KEY", (key, *_secrets(self._headers))),
             self._open,
-            _close,
+            close_desk,
             concurrency=max_concurrency,
             retries=Retries(max_retries),
             patience=self._patience,
@@ -282,20 +274,12 @@ class Anthropic:
             finally:
                 turn.over()
 
-    def _open(self) -> _Desk:
-        from anthropic import AsyncAnthropic
-
-        from .transport import open_client
-
-        client = AsyncAnthropic(
-            api_key=self._key,
-            base_url=self._address,
-            max_retries=0,  # ours know when an answer has begun
-            default_headers=self._headers,
-            http_client=open_client(self._patience, self._concurrency, self._surroundings.wire),
+    def _open(self) -> Desk:
+        return open_desk(
+            self._key, self._address, self._headers, self._patience, self._concurrency, self._surroundings, self._counts
         )
-        return _Desk(client, Leaders(self._counts))
 
 
-async def _close(desk: _Desk) -> None:
-    await desk.client.close()
+def _secrets(headers: Mapping[str, str]) -> list[str]:
+    """Values of the user's headers that may be keys; a short one is none, and its letters stand in other words."""
+    return [value for value in headers.values() if len(value) >= 8]

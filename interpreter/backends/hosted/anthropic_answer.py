@@ -1,16 +1,12 @@
 """The events of a Messages answer → pieces of text, and how it ended."""
 
-from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ....lang.errors import BackendError, ConnectionLostError, RequestError
 from ....lang.protocol import Completion, FinishReason, Usage
 from .anthropic_stops import Lead
 from .openai_constraints import beginning, unwrap
 from .stops import StopCutter
-
-if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
 
 LONGEST_TOKEN = 256  # characters; a server that says more for each token it may say does not stop at all
 MOST_EVENTS = 10_000  # of an answer, beside those that bring text
@@ -177,29 +173,3 @@ class Answer:
 def _is_thought(event: Any) -> bool:  # Any: the SDK's events
     kind = event.content_block.type if event.type == "content_block_start" else event.delta.type
     return str(kind).startswith(("thinking", "redacted_thinking", "signature"))
-
-
-async def events_of(
-    client: "AsyncAnthropic", arguments: Mapping[str, Any]
-) -> AsyncGenerator[Any]:  # Any: the SDK's events
-    """The SDK's events once the answer has begun; its whole Message, where no text is asked for (the provider does not
-    stream that)."""
-    if not arguments["max_tokens"]:
-        return _whole(await client.messages.create(stream=False, **arguments))
-    return _streamed(await client.messages.create(stream=True, **arguments))
-
-
-async def _whole(message: Any) -> AsyncGenerator[Any]:
-    yield message
-
-
-async def _streamed(stream: Any) -> AsyncGenerator[Any]:  # AsyncStream of events
-    try:
-        async for event in stream:
-            yield event
-    finally:
-        await stream.close()
-
-
-async def next_of(events: AsyncGenerator[Any]) -> Any:  # an event, or None
-    return await anext(events, None)

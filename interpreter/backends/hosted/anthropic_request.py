@@ -102,7 +102,7 @@ class Composer:
         lowered = self._lowered(request.constraint)
         wrapped = lowered.wrapped if lowered is not None else ""
         sent, here = ((), sampling.stop) if wrapped else sendable(sampling.stop, lead)
-        extra: dict[str, Any] = self._choosing(request)
+        extra: dict[str, Any] = self._choosing(sampling)
         if self._profile.thinking is Thinking.SWITCHED_OFF:
             extra["thinking"] = {"type": "disabled"}
         if lowered is not None:
@@ -187,13 +187,13 @@ class Composer:
 
     # -------------------------------------------------------------------------------- parameters
 
-    def _choosing(self, request: GenRequest) -> dict[str, Any]:
+    def _choosing(self, sampling: SamplingParams) -> dict[str, Any]:
         """temperature, top_p and top_k as far as they are given.
 
         Raises:
             CapabilityError: a parameter that the model does not take.
         """
-        sampling, default = request.sampling, SamplingParams()
+        default = SamplingParams()
         given = {name for name in SamplingParams.__struct_fields__ if getattr(sampling, name) != getattr(default, name)}
         given -= {"max_tokens", "n", "stop"}
         for name in sorted(given & _ABSENT.keys()):
@@ -201,8 +201,6 @@ class Composer:
         taken = sorted(given - _ABSENT.keys())
         match self._profile.sampling:
             case Sampling.NONE:
-                if request.constraint is not None and request.constraint.kind == "choices" and sampling.greedy:
-                    taken.remove("temperature")  # select() says so for "the best of them", which is what is asked
                 for name in taken:
                     self._without(name, sampling, "remove it; the model chooses its tokens in its own way")
                 return {}
