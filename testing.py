@@ -8,9 +8,9 @@
         assert server.calls == 1 and server.usage.completion_tokens == 2
 
 A server answers from `with` to the end of its block, which raises what went wrong with the script. Scripts are those of
-`Echo`: a dict, a list, or a function of the text. `Fault` says what a provider can do to its clients; `faults=` makes it
-do so at the requests that are named. `VLLM`, `SGLANG`, `LLAMA_CPP` and `REASONING` are features to play: other servers
-of the OpenAI dialect, and models that take few parameters.
+`Echo`: a dict, a list, or a function of the text. `Fault` says what a provider can do to its clients, and `faults=`
+makes it do so at the requests that are named. `VLLM`, `SGLANG`, `LLAMA_CPP` and `REASONING` are features to play: other
+servers of the OpenAI dialect, and models that take few parameters.
 """
 
 import importlib.util
