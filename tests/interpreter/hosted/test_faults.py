@@ -120,7 +120,7 @@ def check(outcome: tuple[str, Final | UmbelError]) -> bool:
 
 @pytest.fixture(autouse=True)
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds are met sooner; that they are 64 MiB is pinned elsewhere."""
+    """The bound on the bytes of an answer is met sooner: what happens there does not depend on its size."""
     monkeypatch.setattr(transport, "MOST_BYTES", 1 << 15)
 
 
