@@ -11,7 +11,7 @@ BLIND = Capabilities("blind", speculation=True, asks_again=True, stop_regex=True
 ASKED = Capabilities("asked", speculation=True, asks_again=True, stop_regex=True, continues=False)
 FREE = Capabilities("free", asks_again=True, stop_regex=True, logprobs=True)
 
-MOST = 300  # characters of one answer
+MOST = 900  # a text of so many characters, or twice, or three times as many, has an end
 _TAILS = (12, 8, 5, 3, 2, 1)
 _ODD = ("\n", " ", ";", "x", "", " and", ".", "\n\n", "7")
 
@@ -33,8 +33,8 @@ class Follower:
 
     def __call__(self, prompt: str) -> str:
         said: list[str] = []
-        tail, length = prompt[-40:], 0
-        while length < MOST and (piece := self._remembered(tail)):
+        tail, length = prompt[-40:], len(prompt)
+        while length % MOST and (piece := self._remembered(tail)):
             said.append(piece)
             tail, length = (tail + piece)[-40:], length + len(piece)
         return "".join(said)

@@ -12,6 +12,8 @@ pytest.importorskip("anthropic")
 from umbel.testing import VLLM, FakeAnthropic, FakeOpenAI
 
 from .models import Follower
+from .random_programs import Form
+from .test_random_forms import once
 
 EXAMPLES = "Describe a character.\n\nName: Ron\nJob: student\nAge: 11\n\nName: Dobby\nJob: elf\nAge: 30\n\n"
 FORM = "Name: Harry\nJob: wizard\nAge: 11\nMood: calm\n"
@@ -88,3 +90,22 @@ def test_a_chat_server_gets_one_call_instead_of_three(start, connect):
         assert (calls, server.calls - calls) == (3, 1)
     assert found == expected == {"name": "Harry", "job": "wizard", "age": "11"}
     assert state.cost.speculation.calls_saved == 2
+
+
+@pytest.mark.parametrize("mode", ["completion", "chat"])
+def test_servers_that_deviate_leave_variables_as_they_are(mode):
+    model = [Follower("")]
+    with FakeOpenAI(lambda text: model[0](text)) as server:
+        name = "gpt-4o" if mode == "chat" else "gpt-3.5-turbo-instruct"
+        backend = ul.OpenAI(name, base_url=server.base_url, api_key=server.api_key)
+        hits = 0
+        for seed in range(12):
+            form = Form(seed, chat=mode == "chat")
+            model[0] = Follower(form.text, 20, seed)
+            program = ul.function(temperature=0, stop="\n")(form.program())
+            plain = program.run(backend=backend)
+            state = program.run(backend=backend, num_api_spec_tokens=64)
+            if plain.error() is None and all(once(plain.meta(name)) for name in plain.variables()):
+                assert {name: state[name] for name in form.names} == {name: plain[name] for name in form.names}
+            hits += state.cost.speculation.hits
+    assert hits > 3
