@@ -200,7 +200,8 @@ class TiledItem {
         if (low > 0 || high < keys) hide(score, keys, low, high);
         vf highest[2] = {spread(maximum_[m]), spread(maximum_[m])};
         for (long k = 0; k < keys; k += PAIR)
-            UMBEL_UNROLL for (int i = 0; i < PAIR / VL; i++) highest[i % 2] = max(highest[i % 2], load(score + k + i * VL));
+            UMBEL_UNROLL for (int i = 0; i < PAIR / VL; i++)
+                highest[i % 2] = max(highest[i % 2], load(score + k + i * VL));
         float now = across(max(highest[0], highest[1]), [](vf a, vf b) { return max(a, b); });
         if (now == NEVER) {  // nothing seen yet, of this block nor before
             for (long k = 0; k < keys; k += VL) store(weight + k, vf{});
