@@ -248,6 +248,9 @@ class State(BaseState):
 
         A select on a model that scores nothing has these too, `choices_method` "generated", and no probabilities:
         reading them raises CapabilityError.
+
+        Where a run speculates also `speculated`: whether the text was there already, from the call with this `id`. Then
+        it took no call and no prompt tokens, and `completion_tokens` is its share.
         """
         return self._sink.meta(name, timeout)
 
