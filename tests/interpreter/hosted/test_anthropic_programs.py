@@ -4,9 +4,8 @@ import json
 
 import pytest
 import umbel as ul
-from umbel.interpreter.fakes.anthropic import FakeAnthropic
-from umbel.interpreter.fakes.anthropic_bodies import AnthropicFeatures
 from umbel.interpreter.fakes.faults import Faults
+from umbel.testing import AnthropicFeatures, FakeAnthropic
 
 from .storyteller import Storyteller, StorytellingEcho
 

@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 import umbel as ul
-from umbel.interpreter.fakes.anthropic import FakeAnthropic
-from umbel.interpreter.fakes.anthropic_bodies import AnthropicFeatures
-from umbel.interpreter.fakes.openai import FakeOpenAI
 from umbel.lang.protocol import Backend
+from umbel.testing import LLAMA_CPP, VLLM, AnthropicFeatures, FakeAnthropic, FakeOpenAI
 
 from ... import conformance
 from ...test_examples import NAMES, load
@@ -42,6 +40,22 @@ def openai_chat(story: Story) -> Iterator[Backend]:
 def openai_completion(story: Story) -> Iterator[Backend]:
     with FakeOpenAI(Storyteller(story)) as server:
         yield ul.OpenAI("gpt-3.5-turbo-instruct", base_url=server.base_url, api_key=server.api_key, profile="openai")
+
+
+@contextmanager
+def vllm_chat(story: Story) -> Iterator[Backend]:
+    """An open server: it goes on with an answer that has begun, and enforces expressions."""
+    with FakeOpenAI(Storyteller(story), features=VLLM) as server:
+        yield ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, profile="vllm", mode="chat")
+
+
+@contextmanager
+def llama_cpp(story: Story) -> Iterator[Backend]:
+    """One continuation a request, and grammars for choices."""
+    with FakeOpenAI(Storyteller(story), features=LLAMA_CPP) as server:
+        yield ul.OpenAI(
+            "gpt-4o", base_url=server.base_url, api_key=server.api_key, profile="llama.cpp", mode="completion"
+        )
 
 
 @contextmanager
@@ -73,7 +87,7 @@ def older_claude(story: Story) -> Iterator[Backend]:
         )  # fmt: skip
 
 
-HOSTED = (openai_chat, openai_completion, claude, newer_claude, older_claude)
+HOSTED = (openai_chat, openai_completion, vllm_chat, llama_cpp, claude, newer_claude, older_claude)
 
 
 @dataclass(frozen=True)
