@@ -87,7 +87,7 @@ class Composer:
         self._warned: set[str] = set()
 
     def compose(self, request: GenRequest) -> Composed:
-        """Raises CapabilityError for what the model does not do, RequestError for a prompt that says nothing."""
+        """Raises CapabilityError for what the model does not do, RequestError for a prompt that cannot be sent."""
         sampling = request.sampling
         if sampling.n > 1:
             raise CapabilityError(f"{self._name} gives one continuation a request; ask {sampling.n} times, or fork")
@@ -165,10 +165,20 @@ class Composer:
             told = [part for part in message.content if isinstance(part, Media) or part.text.strip()]
             into = system if role == "system" else others
             for number, part in enumerate(told):
-                content = part if isinstance(part, Media) else part.text
+                content = part if isinstance(part, Media) else self._sendable(part.text)
                 closes = number == len(told) - 1 and not (role == "assistant" and index == len(messages) - 1)
                 into.append(Block(role, content, opens=number == 0, closes=closes))
         return system + others
+
+    def _sendable(self, text: str) -> str:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt holds {text[error.start]!r}, half of a character, which cannot be sent to {self._name}; "
+                "decode its source with errors='replace'"
+            ) from None
+        return text
 
     def _role(self, message: Message) -> Role:
         match message.role:

@@ -116,6 +116,13 @@ def test_an_empty_prompt_is_refused():
         ask(ul.system("Be brief."), ul.assistant(ul.gen("a")))
 
 
+def test_half_a_character_is_refused():
+    wire = MessagesWire("ok")
+    with pytest.raises(ul.RequestError, match="half of a character"):
+        ask(ul.user("a\ud800b"), ul.assistant(ul.gen("a")), wire=wire)
+    assert wire.bodies == []
+
+
 def test_images_are_blocks():
     body = ask(ul.user("What is this? " + ul.image(PNG)), ul.assistant(ul.gen("a")))
     assert [block["type"] for block in body["messages"][0]["content"]] == ["text", "image"]
