@@ -10,18 +10,19 @@ from collections.abc import Sequence
 def sendable(stops: Sequence[str], lead: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Stops for the provider, and stops to be looked for here.
 
-    A stop of words stays here as well where the provider would find it before one of ours that ends earlier: one that
-    contains a blank stop, or begins with the end of one. `lead`: white space that the answer may begin with and that
-    is not part of the text, which no stop may reach into.
+    The provider cuts its stop away and all behind it. So a stop of words stays here as well when a stop of ours may end
+    inside it: when it contains that one, or begins with its end. `lead`: white space that the answer may begin with and
+    that is not part of the text, which no stop may reach into.
     """
-    blank = [stop for stop in stops if not stop.strip()]
-    sent = tuple(stop for stop in stops if stop.strip() and not any(_meet(stop, other) for other in (*blank, lead)))
-    return sent, tuple(stop for stop in stops if stop not in sent)
+    here = {stop for stop in stops if not stop.strip()}
+    while met := {stop for stop in stops if stop not in here and any(_meet(stop, each) for each in (*here, lead))}:
+        here |= met
+    return tuple(stop for stop in stops if stop not in here), tuple(stop for stop in stops if stop in here)
 
 
-def _meet(stop: str, blank: str) -> bool:
-    """Whether `blank` can end inside an occurrence of `stop`."""
-    return bool(blank) and (blank in stop or any(stop.startswith(blank[place:]) for place in range(len(blank))))
+def _meet(stop: str, ours: str) -> bool:
+    """Whether `ours` can end inside an occurrence of `stop`."""
+    return bool(ours) and (ours in stop or any(stop.startswith(ours[place:]) for place in range(len(ours))))
 
 
 class Lead:

@@ -272,7 +272,8 @@ def test_stops_of_white_space_stay_here_and_so_do_those_that_could_hide_one():
     assert sendable(["\n", "END"], "") == (("END",), ("\n",))
     assert sendable(["\n\n", "\nQ:"], "") == ((), ("\n\n", "\nQ:"))
     assert sendable(["\n", "a\nb"], "") == ((), ("\n", "a\nb"))
-    assert sendable([" Q", "Q"], " ") == (("Q",), (" Q",))
+    assert sendable([" Q", "Q"], " ") == ((), (" Q", "Q"))
+    assert sendable([" Q", "R"], " ") == (("R",), (" Q",))
 
 
 @pytest.mark.parametrize(

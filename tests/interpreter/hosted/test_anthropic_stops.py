@@ -1,6 +1,6 @@
 """Stops that the provider looks for and stops that are looked for here end a text as all of them together do."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.backends.echo_answers import cut
 from umbel.interpreter.backends.hosted.anthropic_stops import Lead, sendable
@@ -18,6 +18,7 @@ def ended(text: str, stops: tuple[str, ...]) -> tuple[str, object]:
 
 
 @given(TEXT, STOPS, BLANKS)
+@example("\na", ["a", "\na"], "\n")
 @settings(max_examples=400, deadline=None)
 def test_stops_of_both_sides_end_a_text_where_all_of_them_do(text: str, stops: list[str], lead: str):
     expected = ended(text, tuple(stops))
