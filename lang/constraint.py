@@ -45,7 +45,8 @@ def demand_of(given: Mapping[str, Any]) -> Demand | None:
     """Arguments of `gen` → its demand, or None when there is none.
 
     Args:
-        given: `KINDS` (choices are no demand of their own), json_whitespace, allow_unenforced and constraint_engine;
+        given: `KINDS` (choices are no demand of their own), json_whitespace, json_key_order,
+            allow_unenforced and constraint_engine;
             None means "not given".
 
     Raises:
@@ -57,6 +58,7 @@ def demand_of(given: Mapping[str, Any]) -> Demand | None:
     options: dict[str, Any] = {}
     for name, field, belongs_to in (
         ("json_whitespace", "whitespace", "json_schema"),
+        ("json_key_order", "key_order", "json_schema"),
         ("allow_unenforced", "allow_unenforced", "json_schema"),
         ("constraint_engine", "engine", "a constraint"),
     ):

@@ -7,7 +7,7 @@ from . import sampling
 from .constraint import demand_of
 from .errors import ParameterError, unknown_option
 from .ops import ChoicesMethod, Gen, Select, check_name, checked_tries, select
-from .protocol import ConstraintEngine, JsonWhitespace
+from .protocol import ConstraintEngine, JsonKeyOrder, JsonWhitespace
 
 
 def gen(
@@ -41,6 +41,7 @@ def gen(
     ebnf: str | None = None,
     grammar: str | None = None,
     json_whitespace: JsonWhitespace | None = None,
+    json_key_order: JsonKeyOrder | None = None,
     allow_unenforced: bool | None = None,
     constraint_engine: ConstraintEngine | None = None,
     token_healing: bool | None = None,
@@ -63,7 +64,8 @@ def gen(
     - `ebnf` or `grammar`: it is in the language of a Lark grammar.
     - `choices`: it is one of these, chosen as `select` does.
 
-    Further: `json_whitespace` is "spaced" (the default), "compact" or "flexible"; with `allow_unenforced` schema
+    Further: `json_whitespace` is "spaced" (the default), "compact" or "flexible"; `json_key_order="any"` leaves the
+    order of an object's members to the model (fewer of its tokens are known ahead); with `allow_unenforced` schema
     keywords that cannot be enforced are looked at when the text is there; `constraint_engine` says who enforces (see
     `RuntimeOptions`); `token_healing=False` keeps the first token from beginning inside the prompt's last one.
 
@@ -115,6 +117,7 @@ def gen(
             "grammar": grammar,
             "choices": choices,
             "json_whitespace": json_whitespace,
+            "json_key_order": json_key_order,
             "allow_unenforced": allow_unenforced,
             "constraint_engine": constraint_engine,
         }

@@ -65,6 +65,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 ConstraintKind = Literal["regex", "json_schema", "lark", "choices"]
 ConstraintEngine = Literal["auto", "fsm", "llguidance", "outlines-core", "interegular"]
 JsonWhitespace = Literal["spaced", "compact", "flexible"]
+JsonKeyOrder = Literal["declared", "any"]
 
 
 class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -78,6 +79,8 @@ class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         allow_unenforced: schema keywords that cannot be enforced are reported in `Completion.unenforced`, and the
             request is served; False refuses them.
         engine: who enforces it; None leaves it to the runtime's option.
+        key_order: of JSON objects: "declared" writes the members in the order of the schema (of objects that take
+            others, optional ones may come late), "any" as the model likes.
 
     Raises:
         ParameterError: a value that is none of those.
@@ -88,11 +91,13 @@ class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     whitespace: JsonWhitespace = "spaced"
     allow_unenforced: bool = False
     engine: ConstraintEngine | None = None
+    key_order: JsonKeyOrder = "declared"
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("kind", self.kind, get_args(ConstraintKind)),
             ("whitespace", self.whitespace, get_args(JsonWhitespace)),
+            ("key_order", self.key_order, get_args(JsonKeyOrder)),
             ("engine", self.engine, (None, *get_args(ConstraintEngine))),
         ):
             if value not in known:

@@ -123,7 +123,7 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     if spec.allow_unenforced and spec.kind == "json_schema" and engine in ("auto", "fsm"):
         grammar, unenforced = _lenient_grammar(spec, limits)
     else:
-        source = Source(_kind(spec), spec.source, spec.whitespace)
+        source = Source(_kind(spec), spec.source, spec.whitespace, spec.key_order)
         answer = compile_source(source, engine, limits)
         if answer == "llguidance":
             why = "" if engine == "llguidance" or spec.kind == "lark" else _our_refusal(source, limits)
@@ -142,7 +142,7 @@ def _lenient_grammar(spec: ConstraintSpec, limits: Limits) -> tuple[Grammar, tup
     from ..fsm.boolean.resolution import resolve
     from ..fsm.schema import SchemaOptions, compile_schema
 
-    compiled = compile_schema(spec.source, SchemaOptions(spec.whitespace, allow_unenforced=True), limits)
+    compiled = compile_schema(spec.source, SchemaOptions(spec.whitespace, allow_unenforced=True, key_order=spec.key_order), limits)
     return resolve(compiled.grammar, limits), tuple((keyword, path) for keyword, path in compiled.unenforced)
 
 

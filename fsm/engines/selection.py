@@ -81,6 +81,13 @@ def compile_source(
         ConstraintRefused: nobody who was asked honours it.
     """
     limits = limits or Limits()
+    if source.key_order == "any":
+        if engine not in ("auto", "fsm"):
+            raise Unsupported(
+                f"{engine} writes members in the order of the schema; leave json_key_order or constraint_engine out",
+                keyword="json_key_order",
+            )
+        engine = "fsm"
     match engine:
         case "fsm":
             return own_grammar(source, limits)
@@ -113,7 +120,8 @@ def own_grammar(source: Source, limits: Limits) -> Grammar:
         case "regex":
             grammar = Grammar(parse_regex(source.text, limits))
         case "json_schema":
-            grammar = compile_schema(source.text, SchemaOptions(whitespace=source.whitespace), limits).grammar
+            options = SchemaOptions(source.whitespace, key_order=source.key_order)
+            grammar = compile_schema(source.text, options, limits).grammar
         case "lark":
             raise Unsupported(
                 "umbel's automata read no Lark grammars; write constraint_engine='llguidance'", keyword="lark"

@@ -9,6 +9,7 @@ from ..errors import ConstraintRefused
 
 Kind = Literal["regex", "json_schema", "lark"]
 Whitespace = Literal["spaced", "compact", "flexible"]
+KeyOrder = Literal["declared", "any"]
 Engine = Literal["auto", "fsm", "llguidance", "outlines-core", "interegular"]
 
 
@@ -20,11 +21,13 @@ class Source:
         kind: how `text` is read: a regular expression that is matched as a whole, a JSON Schema as JSON text, or a
             Lark grammar.
         whitespace: of JSON.
+        key_order: of the members of JSON objects; see `schema.SchemaOptions`.
     """
 
     kind: Kind
     text: str
     whitespace: Whitespace = "spaced"
+    key_order: KeyOrder = "declared"
 
 
 class MissingEngine(ConstraintRefused):

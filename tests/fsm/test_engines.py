@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from umbel.fsm.automaton.automaton import DEAD, Automaton
 from umbel.fsm.engines.selection import Engines, TextState, compile_source
-from umbel.fsm.engines.source import MissingEngine, Source
+from umbel.fsm.engines.source import KeyOrder, MissingEngine, Source
 from umbel.fsm.errors import ConstraintRefused, Unsupported
 from umbel.fsm.language import Grammar
 from umbel.fsm.tokens.masks import Masks
@@ -228,3 +228,20 @@ def test_no_engine_allows_control_tokens_or_padding(engines: Engines) -> None:
         tokens = np.array(mask_of(state))
         assert set(VOCABULARY.eos_ids) <= set(tokens.tolist())
         assert not (tokens >= len(TABLE)).any()
+
+
+OPEN = '{"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"], "additionalProperties": false}'
+
+
+@pytest.mark.parametrize(("order", "reached"), [("declared", False), ("any", True)])
+def test_members_come_in_the_order_that_was_asked_for(order: KeyOrder, reached: bool) -> None:
+    compiled = compile_source(Source("json_schema", OPEN, key_order=order))
+    assert isinstance(compiled, Grammar)
+    automaton = Automaton(compiled)
+    assert automaton.accepting(automaton.run(automaton.start, b'{"a": 1, "b": 2}'))
+    assert (automaton.run(automaton.start, b'{"b": 2, "a": 1}') >= 0) == reached
+
+
+def test_engines_that_know_one_order_of_members_refuse_another() -> None:
+    with pytest.raises(Unsupported, match="leave json_key_order or constraint_engine out"):
+        compile_source(Source("json_schema", OPEN, key_order="any"), "llguidance")

@@ -95,6 +95,7 @@ def test_a_schema_travels_as_text_with_the_order_of_its_keys() -> None:
 def test_options_go_with_the_constraint() -> None:
     made = demand(json_schema={}, json_whitespace="flexible", allow_unenforced=True, constraint_engine="fsm")
     assert made.spec == ConstraintSpec("json_schema", "{}", "flexible", True, "fsm")
+    assert demand(json_schema={}, json_key_order="any").spec == ConstraintSpec("json_schema", "{}", key_order="any")
     assert demand(regex="a", constraint_engine="llguidance").spec.engine == "llguidance"
     assert demand(ebnf='start: "a"').spec == demand(grammar='start: "a"').spec == ConstraintSpec("lark", 'start: "a"')
 
@@ -125,6 +126,8 @@ WRONG: list[tuple[dict[str, object], type[UmbelError], str]] = [
     ({"json_whitespace": "compact"}, ParameterError, "needs json_schema="),
     ({"regex": "a", "allow_unenforced": True}, ParameterError, "needs json_schema="),
     ({"constraint_engine": "fsm"}, ParameterError, "needs a constraint"),
+    ({"json_key_order": "any"}, ParameterError, "needs json_schema="),
+    ({"json_schema": {}, "json_key_order": "sorted"}, ParameterError, "'declared', 'any'"),
     ({"json_schema": {}, "json_whitespace": "wide"}, ParameterError, "'spaced', 'compact', 'flexible'"),
     ({"regex": "a", "constraint_engine": "fast"}, ParameterError, "'fsm', 'llguidance'"),
     ({"json_schema": {}, "allow_unenforced": 1}, ParameterError, "True or False, got 1"),
