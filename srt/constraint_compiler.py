@@ -142,7 +142,8 @@ def _lenient_grammar(spec: ConstraintSpec, limits: Limits) -> tuple[Grammar, tup
     from ..fsm.boolean.resolution import resolve
     from ..fsm.schema import SchemaOptions, compile_schema
 
-    compiled = compile_schema(spec.source, SchemaOptions(spec.whitespace, allow_unenforced=True, key_order=spec.key_order), limits)
+    options = SchemaOptions(spec.whitespace, allow_unenforced=True, key_order=spec.key_order)
+    compiled = compile_schema(spec.source, options, limits)
     return resolve(compiled.grammar, limits), tuple((keyword, path) for keyword, path in compiled.unenforced)
 
 
