@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.gate import Gate as Gate
-    from .interpreter.backends.hosted.anthropic import Anthropic as Anthropic
-    from .interpreter.backends.hosted.openai import OpenAI as OpenAI
-    from .interpreter.backends.hosted.profiles import Profile as Profile
+    from .interpreter.backends.hosted.anthropic.backend import Anthropic as Anthropic
+    from .interpreter.backends.hosted.openai.backend import OpenAI as OpenAI
+    from .interpreter.backends.hosted.openai.profiles import Profile as Profile
     from .interpreter.backends.runtime import Runtime as Runtime
     from .interpreter.batch import Failure as Failure
     from .interpreter.budget import Budget as Budget
@@ -91,9 +91,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),
-    "interpreter.backends.hosted.anthropic": ("Anthropic",),
-    "interpreter.backends.hosted.openai": ("OpenAI",),
-    "interpreter.backends.hosted.profiles": ("Profile",),
+    "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),
+    "interpreter.backends.hosted.openai.backend": ("OpenAI",),
+    "interpreter.backends.hosted.openai.profiles": ("Profile",),
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
     "interpreter.budget": ("Budget",),

@@ -20,11 +20,11 @@ from .lang.errors import MissingExtraError
 if importlib.util.find_spec("h11") is None:
     raise MissingExtraError("h11", "testing")
 
-from .interpreter.fakes.anthropic import FakeAnthropic
-from .interpreter.fakes.anthropic_bodies import AnthropicFeatures
+from .interpreter.fakes.anthropic.bodies import AnthropicFeatures
+from .interpreter.fakes.anthropic.provider import FakeAnthropic
 from .interpreter.fakes.faults import Fault, Unreachable
-from .interpreter.fakes.openai import FakeOpenAI
-from .interpreter.fakes.openai_bodies import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
+from .interpreter.fakes.openai.bodies import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
+from .interpreter.fakes.openai.provider import FakeOpenAI
 
 __all__ = [
     "LLAMA_CPP",

@@ -10,7 +10,8 @@ import pytest
 import umbel as ul
 import umbel.testing
 from umbel.interpreter.backends.gate import Gate
-from umbel.interpreter.fakes import anthropic, openai
+from umbel.interpreter.fakes.anthropic import provider as anthropic
+from umbel.interpreter.fakes.openai import provider as openai
 from umbel.testing import FakeAnthropic, FakeOpenAI, Fault, Unreachable
 
 from .wire import PATIENCE, chat, chat_body, headers, message_body, post

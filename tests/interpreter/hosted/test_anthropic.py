@@ -6,7 +6,7 @@ import logging
 import httpx2
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted.anthropic import Anthropic
+from umbel.interpreter.backends.hosted.anthropic.backend import Anthropic
 
 from .messages_wire import Event, MessagesWire, events
 

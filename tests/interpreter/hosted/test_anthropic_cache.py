@@ -5,8 +5,8 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.backends.hosted.anthropic_blocks import Block, Places, Role, cut, prefix_hashes
-from umbel.interpreter.backends.hosted.anthropic_cache import MOST, Leaders, with_breakpoints
+from umbel.interpreter.backends.hosted.anthropic.blocks import Block, Places, Role, cut, prefix_hashes
+from umbel.interpreter.backends.hosted.anthropic.cache import MOST, Leaders, with_breakpoints
 
 LONG = "word " * 1000  # about 1,250 tokens
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted.anthropic_profiles import Sampling, Thinking, profile_of
-from umbel.interpreter.backends.hosted.anthropic_stops import Lead, sendable
+from umbel.interpreter.backends.hosted.anthropic.profiles import Sampling, Thinking, profile_of
+from umbel.interpreter.backends.hosted.anthropic.stops import Lead, sendable
 from umbel.interpreter.backends.hosted.continuation import CONTINUE_TEXT, CONTINUE_TURN
 from umbel.lang.protocol import ConstraintSpec
 

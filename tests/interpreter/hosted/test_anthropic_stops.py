@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.backends.echo_answers import cut
-from umbel.interpreter.backends.hosted.anthropic_stops import Lead, sendable
+from umbel.interpreter.backends.hosted.anthropic.stops import Lead, sendable
 from umbel.interpreter.backends.hosted.stops import StopCutter
 from umbel.lang.sampling import MAX_TOKENS, SamplingParams
 

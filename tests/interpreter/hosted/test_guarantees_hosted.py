@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted.anthropic import Anthropic
-from umbel.interpreter.backends.hosted.openai import OpenAI
-from umbel.interpreter.fakes.anthropic import FakeAnthropic
-from umbel.interpreter.fakes.anthropic_bodies import AnthropicFeatures
-from umbel.interpreter.fakes.openai import FakeOpenAI
-from umbel.interpreter.fakes.openai_bodies import REASONING, OpenAIFeatures
+from umbel.interpreter.backends.hosted.anthropic.backend import Anthropic
+from umbel.interpreter.backends.hosted.openai.backend import OpenAI
+from umbel.interpreter.fakes.anthropic.bodies import AnthropicFeatures
+from umbel.interpreter.fakes.anthropic.provider import FakeAnthropic
+from umbel.interpreter.fakes.openai.bodies import REASONING, OpenAIFeatures
+from umbel.interpreter.fakes.openai.provider import FakeOpenAI
 from umbel.lang.protocol import Backend
 
 from ..conftest import PATIENCE

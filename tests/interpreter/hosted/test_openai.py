@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import umbel as ul
 from umbel.interpreter import loop
-from umbel.interpreter.fakes.openai_bodies import LLAMA_CPP, OPENAI, REASONING, SGLANG, VLLM
+from umbel.interpreter.fakes.openai.bodies import LLAMA_CPP, OPENAI, REASONING, SGLANG, VLLM
 from umbel.lang.chat_template import TemplateWarning
 from umbel.lang.errors import (
     BackendError,
@@ -476,7 +476,7 @@ def test_leaving_early_closes_the_connection():
 
 def test_errors_of_ours_are_not_blamed_on_the_server(monkeypatch):
     model = backend(Wire(answer()))
-    monkeypatch.setattr("umbel.interpreter.backends.hosted.openai.whole", None)
+    monkeypatch.setattr("umbel.interpreter.backends.hosted.openai.backend.whole", None)
     with pytest.raises(TypeError):
         generate(model)
 

@@ -2,10 +2,10 @@
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted import profiles
 from umbel.interpreter.backends.hosted.continuation import CONTINUE_TEXT, CONTINUE_TURN
-from umbel.interpreter.backends.hosted.openai_requests import Planner
-from umbel.interpreter.backends.hosted.profiles import SERVERS, of_model, of_owner
+from umbel.interpreter.backends.hosted.openai import profiles
+from umbel.interpreter.backends.hosted.openai.profiles import SERVERS, of_model, of_owner
+from umbel.interpreter.backends.hosted.openai.requests import Planner
 from umbel.lang.errors import CapabilityError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Media, Text
 from umbel.lang.protocol import ConstraintSpec, Origin

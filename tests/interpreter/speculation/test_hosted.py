@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted.profiles import SERVERS
+from umbel.interpreter.backends.hosted.openai.profiles import SERVERS
 
 pytest.importorskip("openai")
 pytest.importorskip("anthropic")

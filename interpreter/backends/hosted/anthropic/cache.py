@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .anthropic_blocks import Block, Places, cut, prefix_hashes
+from .blocks import Block, Places, cut, prefix_hashes
 
 MOST = 4  # breakpoints that the provider takes
 LIFETIME = 240.0  # seconds for which a stored prefix is taken to be there; the provider keeps it for 300 at least

@@ -13,14 +13,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ....lang.errors import BackendError
-from ....lang.prompt import Part, Text
-from ....lang.protocol import Scored, ScoredChoice, ScoreRequest, Usage
-from .failures import Provider
-from .line import Line
-from .openai_constraints import Fields
-from .openai_requests import Planner
-from .openai_wire import Piece, parsed
+from .....lang.errors import BackendError
+from .....lang.prompt import Part, Text
+from .....lang.protocol import Scored, ScoredChoice, ScoreRequest, Usage
+from ..failures import Provider
+from ..line import Line
+from ..lowered import Fields
+from .requests import Planner
+from .wire import Piece, parsed
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

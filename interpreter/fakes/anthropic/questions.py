@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ...lang.prompt import Media, Part, Text
-from ..backends.echo_tokens import prompt_tokens
-from ..backends.hosted.conversation import Content, Message
-from .anthropic_bodies import AnthropicFeatures, CacheControl, ClaudeMessage, ImageBlock, MessagesBody, TextBlock
-from .prefix_store import Block
-from .provider import Refused
+from ....lang.prompt import Media, Part, Text
+from ...backends.echo_tokens import prompt_tokens
+from ...backends.hosted.conversation import Content, Message
+from ..prefix_store import Block
+from ..provider import Refused
+from .bodies import AnthropicFeatures, CacheControl, ClaudeMessage, ImageBlock, MessagesBody, TextBlock
 
 MOST_BREAKPOINTS = 4
 

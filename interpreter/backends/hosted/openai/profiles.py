@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ....lang.errors import ParameterError, unknown_option
+from .....lang.errors import ParameterError, unknown_option
 
 BASIC = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"})
 EXTENDED = BASIC | {"top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens"}

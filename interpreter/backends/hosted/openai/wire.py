@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ....lang.errors import BackendError
-from ....lang.protocol import TokenLogprob
-from .failures import Provider
+from .....lang.errors import BackendError
+from .....lang.protocol import TokenLogprob
+from ..failures import Provider
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -4,16 +4,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ....lang.errors import CapabilityError, ParameterError, RequestError
-from ....lang.prompt import Media, Part
-from ....lang.protocol import ConstraintSpec, GenRequest
-from ....lang.sampling import SamplingParams
-from . import continuation
-from .conversation import Content, Message, PlainText, read, text_of
-from .openai_constraints import Fields, Lowered, Mode, lower
-from .pictures import encoded, media_type
+from .....lang.errors import CapabilityError, ParameterError, RequestError
+from .....lang.prompt import Media, Part
+from .....lang.protocol import ConstraintSpec, GenRequest
+from .....lang.sampling import SamplingParams
+from .. import continuation
+from ..conversation import Content, Message, PlainText, read, text_of
+from ..lowered import Fields, Lowered
+from ..pictures import encoded, media_type
+from ..strict_schema import WRAPPING_TOKENS
+from .constraints import Mode, lower
 from .profiles import Profile
-from .strict_schema import WRAPPING_TOKENS
 
 _DEFAULTS = SamplingParams()
 _ROLES = ("system", "developer", "user", "assistant")

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ....lang.chat_template import ChatTemplate
-from ....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
-from ....lang.prompt import Part
-from ....lang.protocol import (
+from .....lang.chat_template import ChatTemplate
+from .....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
+from .....lang.prompt import Part
+from .....lang.protocol import (
     Capabilities,
     Chunk,
     ConstraintSpec,
@@ -30,20 +30,20 @@ from ....lang.protocol import (
     ScoreRequest,
     Usage,
 )
-from .anthropic_answer import Answer
-from .anthropic_blocks import Places
-from .anthropic_cache import with_breakpoints
-from .anthropic_client import Desk, close_desk, events_of, next_of, open_desk
-from .anthropic_constraints import lower
-from .anthropic_profiles import AnthropicProfile, Sampling, Thinking, profile_of
-from .anthropic_request import Composed, Composer, payload
-from .conversation import template
-from .failures import Provider
-from .line import Line
-from .retries import Retries
-from .strict_schema import WRAPPING_TOKENS
-from .surroundings import Patience, Surroundings
-from .token_bounds import at_most, count_bytes
+from ..conversation import template
+from ..failures import Provider
+from ..line import Line
+from ..retries import Retries
+from ..strict_schema import WRAPPING_TOKENS
+from ..surroundings import Patience, Surroundings
+from ..token_bounds import at_most, count_bytes
+from .answer import Answer
+from .blocks import Places
+from .cache import with_breakpoints
+from .client import Desk, close_desk, events_of, next_of, open_desk
+from .constraints import lower
+from .profiles import AnthropicProfile, Sampling, Thinking, profile_of
+from .request import Composed, Composer, payload
 
 ADDRESS = "https://api.anthropic.com"
 _THINKING_TOKENS = 4096  # what a model that always thinks may need before a short answer

@@ -9,20 +9,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ....lang.chat_template import TemplateWarning
-from ....lang.errors import CapabilityError, ParameterError, RequestError
-from ....lang.prompt import Media, Part, Text
-from ....lang.protocol import ConstraintSpec, GenRequest
-from ....lang.sampling import SamplingParams
-from . import continuation
-from .anthropic_blocks import Block, Role
-from .anthropic_constraints import lower
-from .anthropic_profiles import AnthropicProfile, Sampling, Thinking
-from .anthropic_stops import sendable
-from .conversation import Conversation, Message, PlainText, read
-from .openai_constraints import Lowered
-from .pictures import encoded, media_type
-from .strict_schema import WRAPPING_TOKENS
+from .....lang.chat_template import TemplateWarning
+from .....lang.errors import CapabilityError, ParameterError, RequestError
+from .....lang.prompt import Media, Part, Text
+from .....lang.protocol import ConstraintSpec, GenRequest
+from .....lang.sampling import SamplingParams
+from .. import continuation
+from ..conversation import Conversation, Message, PlainText, read
+from ..lowered import Lowered
+from ..pictures import encoded, media_type
+from ..strict_schema import WRAPPING_TOKENS
+from .blocks import Block, Role
+from .constraints import lower
+from .profiles import AnthropicProfile, Sampling, Thinking
+from .stops import sendable
 
 # Parameters that choose among tokens and that programs can do without: they may be left out when the user says so.
 IGNORABLE = (

@@ -3,27 +3,15 @@
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
-from ....lang.protocol import ConstraintKind, ConstraintSpec
+from .....lang.protocol import ConstraintKind, ConstraintSpec
+from ..lowered import Fields, Lowered
+from ..strict_schema import ANSWER, NotStrict, of_members, strict
 from .profiles import Profile
-from .strict_schema import ANSWER, NotStrict, of_members, strict
 
 Mode = Literal["chat", "completion"]
-Fields = dict[str, Any]  # of a request's body, as JSON
-
-_OPENING = re.compile(rf'\s*\{{\s*"{ANSWER}"\s*:\s*')
-_LONGEST_ESCAPE = len("\\ud83d\\ude0")
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """Fields that enforce a constraint. `wrapped`: the answer is the member "answer" of an object."""
-
-    fields: Fields
-    wrapped: Literal["", "text", "json"] = ""
 
 
 @lru_cache(maxsize=512)
@@ -123,35 +111,3 @@ def _quoted(text: str) -> str:
         for character in text
     )
     return f'"{written}"'
-
-
-def unwrap(text: str, how: Literal["text", "json"]) -> str | None:
-    """The answer inside an object; None where there is none, as in one that was cut off.
-
-    JSON is cut out as it was written; a text is what its string says.
-    """
-    try:
-        answer = json.loads(text)[ANSWER]
-        if how == "text":
-            return answer if isinstance(answer, str) else None
-        start = _OPENING.match(text)
-        if start is None:
-            return None
-        _, end = json.JSONDecoder().raw_decode(text, start.end())
-        return text[start.end() : end]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def beginning(text: str, how: Literal["text", "json"]) -> str:
-    """What an object that was cut off has said of its answer."""
-    start = _OPENING.match(text)
-    if start is None:
-        return ""
-    if how == "json":
-        return text[start.end() :]
-    for shorter in range(_LONGEST_ESCAPE + 1):  # it may end inside an escape, or between two that are one character
-        answer = unwrap(text[: len(text) - shorter] + '"}', "text")
-        if answer is not None and not "\ud800" <= answer[-1:] <= "\udbff":
-            return answer
-    return ""

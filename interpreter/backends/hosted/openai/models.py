@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ....lang.errors import RequestError
-from .failures import Provider
+from .....lang.errors import RequestError
+from ..failures import Provider
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

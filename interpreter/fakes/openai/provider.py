@@ -23,17 +23,21 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...lang.prompt import Part, Text
-from ...lang.protocol import ConstraintSpec, Usage
-from ...lang.sampling import MAX_TOKENS, SamplingParams
-from ..backends.echo_answers import cut, hashed_logprobs
-from ..backends.echo_script import Script
-from ..backends.echo_tokens import PrefixCache, prompt_tokens
-from ..backends.gate import Gate
-from ..backends.hosted.conversation import Conversation
-from . import transcript
-from .faults import Faults
-from .openai_bodies import (
+from ....lang.prompt import Part, Text
+from ....lang.protocol import ConstraintSpec, Usage
+from ....lang.sampling import MAX_TOKENS, SamplingParams
+from ...backends.echo_answers import cut, hashed_logprobs
+from ...backends.echo_script import Script
+from ...backends.echo_tokens import PrefixCache, prompt_tokens
+from ...backends.gate import Gate
+from ...backends.hosted.conversation import Conversation
+from .. import transcript
+from ..faults import Faults
+from ..provider import Answered, FakeProvider, Question, Refused
+from ..server import HttpRequest
+from ..sse import event
+from ..structured import Form, of_any_object, of_literals, of_schema
+from .bodies import (
     OPENAI,
     ChatBody,
     CompletionBody,
@@ -42,12 +46,8 @@ from .openai_bodies import (
     SchemaFormat,
     StructuredOutputs,
 )
-from .openai_questions import messages, read_chat, read_completion
-from .openai_replies import ChatChoices, Mode, Said, Scores, Telling, TextChoices, prompt_logprobs
-from .provider import Answered, FakeProvider, Question, Refused
-from .server import HttpRequest
-from .sse import event
-from .structured import Form, of_any_object, of_literals, of_schema
+from .questions import messages, read_chat, read_completion
+from .replies import ChatChoices, Mode, Said, Scores, Telling, TextChoices, prompt_logprobs
 
 _ROUTE = re.compile(r"/(?:v1|openai/v1|openai/deployments/[^/]+|openai)/(.*)")
 _KINDS = {401: "invalid_request_error", 429: "rate_limit_exceeded", 500: "server_error", 503: "server_error"}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ....lang.prompt import Media
+from .....lang.prompt import Media
 
 Role = Literal["system", "user", "assistant"]
 

@@ -17,22 +17,22 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...lang.protocol import Completion, FinishReason, Usage
-from ...lang.sampling import SamplingParams
-from ..backends.echo_answers import cut
-from ..backends.echo_script import Script
-from ..backends.echo_tokens import pieces
-from ..backends.gate import Gate
-from ..backends.hosted.conversation import Conversation
-from . import transcript
-from .anthropic_bodies import CLAUDE, AnthropicFeatures, MessagesBody
-from .anthropic_questions import blocks, conversation, read
-from .faults import Faults
-from .prefix_store import PrefixStore
-from .provider import Answered, FakeProvider, Question, Refused
-from .server import HttpRequest
-from .sse import Told, event
-from .structured import Form, of_schema
+from ....lang.protocol import Completion, FinishReason, Usage
+from ....lang.sampling import SamplingParams
+from ...backends.echo_answers import cut
+from ...backends.echo_script import Script
+from ...backends.echo_tokens import pieces
+from ...backends.gate import Gate
+from ...backends.hosted.conversation import Conversation
+from .. import transcript
+from ..faults import Faults
+from ..prefix_store import PrefixStore
+from ..provider import Answered, FakeProvider, Question, Refused
+from ..server import HttpRequest
+from ..sse import Told, event
+from ..structured import Form, of_schema
+from .bodies import CLAUDE, AnthropicFeatures, MessagesBody
+from .questions import blocks, conversation, read
 
 _KINDS = {
     400: "invalid_request_error",

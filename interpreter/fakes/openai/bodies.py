@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ...lang.sampling import SamplingParams
+from ....lang.sampling import SamplingParams
 
 Count = Annotated[int, Meta(ge=1)]
 Probability = Annotated[float, Meta(ge=0, le=1)]

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ....lang.errors import BackendError
-from .failures import Provider
-from .openai_answers import Answer, Given
-from .openai_requests import Plan
-from .openai_wire import Piece, parsed
+from .....lang.errors import BackendError
+from ..failures import Provider
+from .answers import Answer, Given
+from .requests import Plan
+from .wire import Piece, parsed
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ....lang.chat_template import ChatTemplate, TemplateWarning
-from ....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
-from ....lang.prompt import Part
-from ....lang.protocol import (
+from .....lang.chat_template import ChatTemplate, TemplateWarning
+from .....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
+from .....lang.prompt import Part
+from .....lang.protocol import (
     Capabilities,
     Chunk,
     Completion,
@@ -32,20 +32,22 @@ from ....lang.protocol import (
     ScoreRequest,
     Usage,
 )
-from . import continuation, openai_scores, profiles, token_bounds
-from .conversation import template
-from .failures import Provider
-from .line import Line
-from .openai_answers import Answer
-from .openai_calls import begin, whole
-from .openai_constraints import lower
-from .openai_endpoint import endpoint
-from .openai_mode import AskedMode, capabilities_of, mode_of
-from .openai_models import listed
-from .openai_requests import Planner, checked_extra
+from .. import continuation, token_bounds
+from ..conversation import template
+from ..failures import Provider
+from ..line import Line
+from ..retries import Retries
+from ..surroundings import Patience, Surroundings
+from . import profiles
+from . import scores as openai_scores
+from .answers import Answer
+from .calls import begin, whole
+from .constraints import lower
+from .endpoint import endpoint
+from .mode import AskedMode, capabilities_of, mode_of
+from .models import listed
 from .profiles import Profile
-from .retries import Retries
-from .surroundings import Patience, Surroundings
+from .requests import Planner, checked_extra
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -278,7 +280,7 @@ class OpenAI:
     # -------------------------------------------------------------------------------- how
 
     def _open(self, concurrency: int) -> "AsyncOpenAI":
-        from .transport import open_client  # late, with the SDK
+        from ..transport import open_client  # late, with the SDK
 
         return self._endpoint.open(open_client(self._patience, concurrency, self._surroundings.wire))
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
-from ..backends.echo_answers import scores_of
-from ..backends.echo_tokens import pieces
-from .sse import DONE, Told, event
+from ....lang.protocol import Completion, FinishReason, TokenLogprob, Usage
+from ...backends.echo_answers import scores_of
+from ...backends.echo_tokens import pieces
+from ..sse import DONE, Told, event
 
 Json = dict[str, object]
 Scores = Mapping[str, float | Sequence[float]]

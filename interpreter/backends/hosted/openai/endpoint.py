@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ....lang.errors import ParameterError
+from .....lang.errors import ParameterError
 
 if TYPE_CHECKING:
     import httpx2

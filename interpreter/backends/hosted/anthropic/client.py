@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .anthropic_cache import Leaders
-from .surroundings import Patience, Surroundings
+from ..surroundings import Patience, Surroundings
+from .cache import Leaders
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -32,7 +32,7 @@ def open_desk(
     """Imports the SDK. `counts`: of the desk's leaders."""
     from anthropic import AsyncAnthropic
 
-    from .transport import open_client
+    from ..transport import open_client
 
     client = AsyncAnthropic(
         api_key=key,

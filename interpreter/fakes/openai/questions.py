@@ -8,9 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
-from ...lang.prompt import Media, Text
-from ..backends.hosted.conversation import Content, Message
-from .openai_bodies import (
+from ....lang.prompt import Media, Text
+from ...backends.hosted.conversation import Content, Message
+from ..provider import Refused
+from ..structured import strictness
+from .bodies import (
     EXTRAS,
     ChatBody,
     ChatMessage,
@@ -21,8 +23,6 @@ from .openai_bodies import (
     SchemaFormat,
     TextPart,
 )
-from .provider import Refused
-from .structured import strictness
 
 B = TypeVar("B", ChatBody, CompletionBody)
 

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from ....lang.errors import CapabilityError
-from ....lang.protocol import Capabilities
-from .openai_constraints import Mode, kinds
+from .....lang.errors import CapabilityError
+from .....lang.protocol import Capabilities
+from ..strict_schema import WRAPPING_TOKENS
+from .constraints import Mode, kinds
 from .profiles import Profile
-from .strict_schema import WRAPPING_TOKENS
 
 AskedMode = Literal["auto", "chat", "completion"]
 

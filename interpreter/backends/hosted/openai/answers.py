@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ....lang.errors import BackendError, ConnectionLostError, RequestError, UmbelError
-from ....lang.protocol import Completion, FinishReason, TokenLogprob, Usage
-from .failures import Provider
-from .openai_constraints import beginning, unwrap
-from .openai_requests import Plan
-from .openai_wire import Choice, Counted, Piece, logprobs_of
-from .stops import StopCutter
+from .....lang.errors import BackendError, ConnectionLostError, RequestError, UmbelError
+from .....lang.protocol import Completion, FinishReason, TokenLogprob, Usage
+from ..failures import Provider
+from ..lowered import beginning, unwrap
+from ..stops import StopCutter
+from .requests import Plan
+from .wire import Choice, Counted, Piece, logprobs_of
 
 _LONGEST_TOKEN = 256  # characters; a server that says more than this for each token it may say does not stop at all
 

@@ -4,10 +4,10 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from ....lang.protocol import ConstraintSpec
-from .anthropic_profiles import AnthropicProfile
-from .openai_constraints import Lowered
-from .strict_schema import ANSWER, NotStrict, of_members, strict
+from .....lang.protocol import ConstraintSpec
+from ..lowered import Lowered
+from ..strict_schema import ANSWER, NotStrict, of_members, strict
+from .profiles import AnthropicProfile
 
 _DEFINITIONS = ("$defs", "definitions")
 

@@ -1,0 +1,1 @@
+"""Claude models through Anthropic's API."""

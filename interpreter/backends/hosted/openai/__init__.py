@@ -1,0 +1,1 @@
+"""OpenAI, Azure, and servers of the OpenAI dialect."""

@@ -1,0 +1,1 @@
+"""A provider of the Anthropic dialect, for tests."""

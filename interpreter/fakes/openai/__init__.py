@@ -1,0 +1,1 @@
+"""A provider of the OpenAI dialect, for tests."""
