@@ -41,7 +41,7 @@ class Words(ByteTokenizer):
     So the tokens of a text are those of its parts, wherever it is cut between two tokens.
     """
 
-    _MERGES = tuple(
+    _MERGES = tuple(  # type: ignore[assignment]  # of another length than there
         b" " + word
         for word in b"river cities letters umbel sings seven green walks behind under morning yes no".split()
     )
@@ -86,7 +86,7 @@ class Voice:
 
     Args:
         model: nobody else asks it while this is open; closed with it.
-        longest: tokens of an answer, at least as many as any program takes of it; its stops and `max_tokens` cut it later.
+        longest: tokens of an answer, no fewer than a program takes of it; its stops and `max_tokens` cut it later.
     """
 
     def __init__(self, model: Greedy, longest: int) -> None:
