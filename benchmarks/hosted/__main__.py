@@ -6,6 +6,7 @@ variables can be compared one by one.
 """
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -30,6 +31,21 @@ FORMS: tuple[tuple[str, Mapping[str, Any]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """A variable that is not what the plain form gave.
+
+    `margin`: log-probability of the plain form's token less that of the next likely one, where the two texts part. A
+    server computes the same position once in a long reply and once in a prompt, with other roundings.
+    """
+
+    name: str
+    field: str
+    plain: str
+    other: str
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One program in one form: what all its runs cost."""
 
@@ -38,6 +54,7 @@ class Row:
     runs: int
     equal: int  # variables that are what the plain form gave
     variables: int
+    differences: tuple["Difference", ...]
     usage: ul.Usage
     wasted: int  # tokens generated and not used
     seconds: float  # median of a run
@@ -45,7 +62,7 @@ class Row:
 
 def measure(case: Case, backend: ul.OpenAI) -> Iterator[Row]:
     """The plain form first: the others are compared with it."""
-    plain: list[list[Any]] = []
+    plain: list[list[str]] = []
     for form, options in FORMS:
         found, states, seconds = [], [], []
         for arguments in case.arguments:
@@ -60,12 +77,42 @@ def measure(case: Case, backend: ul.OpenAI) -> Iterator[Row]:
             program=case.program.name,
             form=form,
             runs=len(found),
-            equal=sum(a == b for one, other in zip(found, plain, strict=True) for a, b in zip(one, other, strict=True)),
+            equal=sum(a == b for one, other in zip(plain, found, strict=True) for a, b in zip(one, other, strict=True)),
             variables=len(found) * len(case.fields),
+            differences=tuple(differences(case, backend, plain, found)),
             usage=sum((cost.usage for cost in costs), ul.Usage()),
             wasted=sum(cost.speculation.output_tokens_wasted for cost in costs),
             seconds=statistics.median(seconds),
         )
+
+
+def differences(
+    case: Case, backend: ul.OpenAI, plain: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
+) -> Iterator[Difference]:
+    """The first of each run: what follows it stands behind another text."""
+    for arguments, ours, theirs in zip(case.arguments, plain, found, strict=True):
+        for field, one, other in zip(case.fields, ours, theirs, strict=True):
+            if one != other:
+                yield Difference(
+                    arguments["name"], field, one, other, margin(case, backend, arguments, field, one, other)
+                )
+                break
+
+
+def margin(case: Case, backend: ul.OpenAI, arguments: Mapping[str, str], field: str, one: str, other: str) -> float:
+    """Between the two most likely tokens where `other` leaves `one`, in the plain form."""
+    state = case.program.run(**arguments, backend=backend, return_logprob=True, top_logprobs_num=2)
+    facts = state.get_meta_info(field)
+    common = next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+    read = 0
+    for (_, _, text), top in zip(facts["output_token_logprobs"], facts["output_top_logprobs"], strict=True):
+        read += len(text)
+        if read > common:
+            first, second = sorted((logprob for logprob, _, _ in top), reverse=True)[:2]
+            return float(first - second)
+    return math.nan
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -79,6 +126,12 @@ def table(rows: Sequence[Row]) -> str:
         figures = (usage.calls, usage.prompt_tokens, usage.completion_tokens, row.wasted)
         cells = " | ".join(f"{figure / row.runs:.1f}" for figure in figures)
         lines.append(f"| {row.program} | {row.form} | {cells} | {row.equal} of {row.variables} | {row.seconds:.2f} |")
+    for row in rows:
+        for each in row.differences:
+            lines.append(
+                f"\n{row.program}({each.name!r}), {row.form}: {each.field} is {each.other!r}, not {each.plain!r}; "
+                f"{each.margin:.3f} nats between the two tokens"
+            )
     return "\n".join(lines)
 
 
