@@ -176,7 +176,7 @@ def test_a_schema_holds_the_script() -> None:
 
 
 def test_a_script_that_breaks_the_schema_is_told_to_the_test() -> None:
-    with (  # noqa: PT012 - the error is raised where the block ends
+    with (
         pytest.raises(AssertionError, match="the script breaks the form"),
         FakeOpenAI(["cow"]) as server,
     ):
