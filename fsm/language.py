@@ -53,8 +53,9 @@ class Repeat(_Node, frozen=True):
 class AnyOrder(_Node, frozen=True):
     """Parts in any order, each at most once, those that `required` lists exactly once; never none, and none is empty.
 
-    The first `ordered` of them keep their order until the last of these, a required one, has come: what was left out of
-    them may come after it. With it come the `others`, any number of times; `others_least` 1: at least once.
+    The first `ordered` of them keep their order until the last of these, a required one, has come: those of them that
+    are not required and were left out may come after it. With it come the `others`, any number of times;
+    `others_least` 1: at least once.
 
     `least` and `most` of all together; towards `least` the others are one part. No separator is a Call.
     """

@@ -137,6 +137,8 @@ class _Matcher:
             first = came[: came.index(node.ordered - 1) + 1]
             if list(first) != sorted(first) or first[0] < 0:
                 return False
+            if any(index not in first for index in node.required if index < node.ordered):
+                return False
         enough = len(parts) + min(others, 1) >= node.least and others >= node.others_least
         return enough and set(node.required) <= set(parts)
 

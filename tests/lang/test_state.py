@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from umbel.lang.cost import Cost
 from umbel.lang.errors import ParameterError
 from umbel.lang.generation import gen
 from umbel.lang.ops import Gen, Op, RoleBegin, RoleEnd, Sequence, Text, VarScopeBegin, VarScopeEnd
@@ -56,8 +57,8 @@ class Notebook:
     def error(self) -> BaseException | None:
         return None
 
-    def usage(self) -> Usage:
-        return Usage(1, 2, 3, 4)
+    def cost(self) -> Cost:
+        return Cost(Usage(1, 2, 3, 4))
 
     def iterate(self, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from [("a", {"place": 0}), (str(name), {"place": 1})]
