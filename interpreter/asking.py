@@ -32,6 +32,8 @@ from .guarantees import Verdict
 from .position import Position
 from .variables import Meta
 
+_CALLED = {"regex": "regex", "json_schema": "JSON Schema", "choices": "choices", "lark": "grammar"}
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -183,7 +185,7 @@ class _Validated:
         more = "max_tokens" if cut else f"max_tries={self._op.max_tries}"
         variable = f"variable {self._op.name!r}" if self._op.name else "a variable without a name"
         return (
-            f"{self._name} wrote no text for {variable} that satisfies its {self._constraint.kind} in {tries} "
+            f"{self._name} wrote no text for {variable} that satisfies its {_CALLED[self._constraint.kind]} in {tries} "
             f"{'try' if tries == 1 else 'tries'}; the last was {wording.shortened(completion.text)}: "
             f"{'; '.join(verdict.violations)}. Raise {more}, write allow_best_effort=True to keep such a text, or run "
             "the program on a Runtime"
