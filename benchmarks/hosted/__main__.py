@@ -23,6 +23,8 @@ from ..peers.peer import PeerError
 from ..peers.served import ServedPeer
 from .programs import CASES, Case
 
+Entry = tuple[float, int, str]  # log-probability, token, text
+
 FORMS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("plain", {}),
     ("64 tokens", {"num_api_spec_tokens": 64}),
@@ -93,26 +95,32 @@ def differences(
     for arguments, ours, theirs in zip(case.arguments, plain, found, strict=True):
         for field, one, other in zip(case.fields, ours, theirs, strict=True):
             if one != other:
-                yield Difference(
-                    arguments["name"], field, one, other, margin(case, backend, arguments, field, one, other)
-                )
+                yield Difference(arguments["name"], field, one, other, margin(case, backend, arguments, field, other))
                 break
 
 
-def margin(case: Case, backend: ul.OpenAI, arguments: Mapping[str, str], field: str, one: str, other: str) -> float:
+def margin(case: Case, backend: ul.OpenAI, arguments: Mapping[str, str], field: str, other: str) -> float:
     """Between the two most likely tokens where `other` leaves `one`, in the plain form."""
     state = case.program.run(**arguments, backend=backend, return_logprob=True, top_logprobs_num=2)
     facts = state.get_meta_info(field)
-    common = next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
-    read = 0
-    for (_, _, text), top in zip(facts["output_token_logprobs"], facts["output_top_logprobs"], strict=True):
-        read += len(text)
-        if read > common:
-            first, second = sorted((logprob for logprob, _, _ in top), reverse=True)[:2]
-            return float(first - second)
-    return math.nan
+    return parting(facts["output_token_logprobs"], facts["output_top_logprobs"], other)
+
+
+def parting(tokens: Sequence[Entry], tops: Sequence[Sequence[Entry]], other: str) -> float:
+    """How much more likely the tokens of one text were than those that lead to `other`, at the place nearest to where
+    they part; not a number where no likely token leads there.
+
+    A token of the one text may end inside a token of the other: a blank before digits, and a word with its blank.
+    """
+    read, margin = "", math.nan
+    for (taken, _, text), top in zip(tokens, tops, strict=True):
+        if not other.startswith(read):
+            break
+        rest = other[len(read) :]
+        others = [chance for chance, _, begun in top if begun and begun != text and rest.startswith(begun)]
+        margin = taken - max(others) if others else margin
+        read += text
+    return margin
 
 
 def table(rows: Sequence[Row]) -> str:
