@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from benchmarks.hosted.__main__ import parting
 
 
