@@ -18,12 +18,14 @@ from typing import Any
 import umbel as ul
 from umbel.srt.weights.source import open_model
 
-from ..peers.locate import NAMES, add_arguments, create, find
+from ..peers.locate import add_arguments, create, find
 from ..peers.peer import PeerError
 from ..peers.served import ServedPeer
 from .programs import CASES, Case
 
 Entry = tuple[float, int, str]  # log-probability, token, text
+
+DIALECT = ("vllm_cpu", "llama_cpp")  # peers whose own server speaks OpenAI's dialect
 
 FORMS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("plain", {}),
@@ -100,7 +102,7 @@ def differences(
 
 
 def margin(case: Case, backend: ul.OpenAI, arguments: Mapping[str, str], field: str, other: str) -> float:
-    """Between the two most likely tokens where `other` leaves `one`, in the plain form."""
+    """How near `other` is to what the plain form says; see `parting`."""
     state = case.program.run(**arguments, backend=backend, return_logprob=True, top_logprobs_num=2)
     facts = state.get_meta_info(field)
     return parting(facts["output_token_logprobs"], facts["output_top_logprobs"], other)
@@ -155,8 +157,7 @@ def served(options: argparse.Namespace) -> Iterator[str]:
             f"{options.peer} has no interpreter; write --peer-python {options.peer}=PATH, or --base-url URL"
         )
     peer = create(options.peer, found[options.peer])
-    if not isinstance(peer, ServedPeer):
-        raise PeerError(f"{options.peer} does not speak OpenAI's dialect; write --peer vllm_cpu")
+    assert isinstance(peer, ServedPeer), "those of DIALECT are servers"
     peer.start()
     try:
         yield peer.base_url
@@ -168,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hosted", description=__doc__.split("\n\n")[0])
     parser.add_argument("--base-url", help="of a server that runs already, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="m", help="its name on that server")
-    parser.add_argument("--peer", default="vllm_cpu", choices=NAMES)
+    parser.add_argument("--peer", default="vllm_cpu", choices=DIALECT)
     add_arguments(parser)
     options = parser.parse_args()
     with served(options) as base_url:
