@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .compiler.graph import Graph as Graph
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.gate import Gate as Gate
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from .lang.errors import ConstraintError as ConstraintError
     from .lang.errors import DeadlineError as DeadlineError
     from .lang.errors import EngineError as EngineError
+    from .lang.errors import GraphError as GraphError
     from .lang.errors import GuaranteeError as GuaranteeError
     from .lang.errors import MissingExtraError as MissingExtraError
     from .lang.errors import ModelError as ModelError
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from .lang.errors import RequestError as RequestError
     from .lang.errors import ResultError as ResultError
     from .lang.errors import TemplateError as TemplateError
+    from .lang.errors import TraceError as TraceError
     from .lang.errors import UmbelError as UmbelError
     from .lang.errors import VariableError as VariableError
     from .lang.generation import gen as gen
@@ -89,6 +92,7 @@ if TYPE_CHECKING:
 
 # Public name → the module it lives in. The block above says the same to type checkers; a test compares them.
 _HOMES = {
+    "compiler.graph": ("Graph",),
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),
@@ -112,6 +116,7 @@ _HOMES = {
         "ConstraintError",
         "DeadlineError",
         "EngineError",
+        "GraphError",
         "GuaranteeError",
         "MissingExtraError",
         "ModelError",
@@ -121,6 +126,7 @@ _HOMES = {
         "RequestError",
         "ResultError",
         "TemplateError",
+        "TraceError",
         "UmbelError",
         "VariableError",
     ),

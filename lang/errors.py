@@ -5,7 +5,9 @@
     │   ├── ParameterError        a parameter has a wrong type, range or combination        (ValueError)
     │   ├── VariableError         a variable was read that the program never sets           (LookupError)
     │   ├── TemplateError         a chat template is missing, broken or not prefix-stable
-    │   └── ConstraintError       a regex, schema or choice list that cannot be honoured
+    │   ├── ConstraintError       a regex, schema or choice list that cannot be honoured
+    │   ├── TraceError            the program does what no graph can say
+    │   └── GraphError            a graph, or the file of one, that is not whole
     ├── ResultError               a text is not the object that was asked for               (ValueError)
     ├── BackendError              the backend could not do what was asked
     │   ├── CapabilityError       this backend or model does not offer the feature
@@ -49,6 +51,14 @@ class TemplateError(ProgramError):
 
 class ConstraintError(ProgramError):
     """A regex, schema or choice list that cannot be honoured."""
+
+
+class TraceError(ProgramError):
+    """The program does what no graph can say: it looks at a value that is known only when it runs, say."""
+
+
+class GraphError(ProgramError):
+    """A graph that is not whole, a file that is none, or a node that no file can hold."""
 
 
 class ResultError(UmbelError, ValueError):
@@ -142,6 +152,7 @@ WIRE_ERRORS: dict[str, type[UmbelError]] = {
         ParameterError,
         TemplateError,
         ConstraintError,
+        GraphError,
         BackendError,
         CapabilityError,
         RequestError,

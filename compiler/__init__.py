@@ -1,0 +1,1 @@
+"""Programs as graphs: traced, looked at, rewritten, saved, and run without their Python."""

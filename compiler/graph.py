@@ -1,0 +1,226 @@
+"""The graph of a program (the paper's appendix D): what it says, in which order, and what depends on what.
+
+There is one kind of node: an operation, its inputs, and the line that said it. Nodes are immutable, and equal nodes of
+one graph are the same object, so a graph is rewritten by building another one.
+
+    s += "Tip: " + topic             Begin ─► Append ─────► Append ────► Fork ─► Append ──► Join
+    with s.fork(2) as tips:                   │             │            │       │           ▲ ▲
+        tips += gen("tip")              Constant       Argument          │    Variable       │ │
+    s += tips[0]["tip"]                                                  ├► GetForkItem 0 ─► Generate
+                                                                         └► GetForkItem 1 ─► Generate
+
+*Intra-stream* edges lead from a stream node to the one before it, its first input: what it says goes behind all that
+the stream said before. *Inter-stream* edges lead to another stream: from a branch to its fork, from a join to the ends of
+branches, and from text to the stream that generates it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from typing import Any, get_args
+
+import msgspec
+
+from .operations import Begin, Fork, GetForkItem, Operation, StreamOperation, ValueOperation
+
+STREAM_OPERATIONS: tuple[type, ...] = get_args(StreamOperation)
+VALUE_OPERATIONS: tuple[type, ...] = get_args(ValueOperation)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the user's source.
+
+    Attributes:
+        file: as Python names it.
+        number: counted from 1.
+        function: whose line it is.
+    """
+
+    file: str
+    number: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """Something a program says, or a value that it says it with. Made by a `Builder`.
+
+    Attributes:
+        op: what it is and its attributes.
+        inputs: see `operations.py` for what each operation takes.
+        line: where the program says it; None for what no line says (a stream's begin, what a pass made up).
+    """
+
+    op: Operation
+    inputs: tuple["Node", ...] = ()
+    line: Line | None = field(default=None, repr=False)
+
+    @property
+    def in_stream(self) -> bool:
+        return isinstance(self.op, STREAM_OPERATIONS)
+
+    @property
+    def before(self) -> "Node | None":
+        """What the same stream said before; None for values and where a stream begins."""
+        return self.inputs[0] if self.in_stream and not isinstance(self.op, Begin | GetForkItem) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What a run is given under `name`. Without `required`, `default` stands in for what is left out."""
+
+    name: str
+    required: bool = True
+    default: Any = None  # the user's
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A traced program.
+
+    Attributes:
+        name: of the program.
+        parameters: in the order of the function's signature, without static and bound ones.
+        nodes: inputs before what takes them; otherwise in the order of the program.
+        ends: the last node of every stream; the first is the program's own.
+        variables: of the program's own stream at its end: name → value node, in order of first use.
+        result: value node of what the function returned.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    nodes: tuple[Node, ...]
+    ends: tuple[Node, ...]
+    variables: tuple[tuple[str, Node], ...]
+    result: Node
+
+    @cached_property
+    def streams(self) -> tuple[tuple[Node, ...], ...]:
+        """The stream nodes of every stream, in order; streams in the order in which they begin."""
+        streams: dict[Node, list[Node]] = {}
+        first_of: dict[Node, Node] = {}
+        for node in self.nodes:
+            if node.in_stream:
+                before = node.before
+                first = first_of[node] = node if before is None else first_of[before]
+                streams.setdefault(first, []).append(node)
+        return tuple(map(tuple, streams.values()))
+
+    @cached_property
+    def stream_of(self) -> dict[Node, int]:
+        """The number of a stream node's stream in `streams`."""
+        return {node: number for number, stream in enumerate(self.streams) for node in stream}
+
+    @cached_property
+    def numbers(self) -> dict[Node, int]:
+        """Every node's place in `nodes`."""
+        return {node: number for number, node in enumerate(self.nodes)}
+
+    @cached_property
+    def users(self) -> dict[Node, tuple[Node, ...]]:
+        """Who has a node among its inputs."""
+        users: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for taken in dict.fromkeys(node.inputs):
+                users[taken].append(node)
+        return {node: tuple(found) for node, found in users.items()}
+
+    def parents(self, number: int) -> tuple[int, int] | None:
+        """The stream that a branch was forked off, and the branch's index; None for a stream of its own."""
+        first = self.streams[number][0]
+        if not isinstance(first.op, GetForkItem):
+            return None
+        fork = first.inputs[0]
+        assert isinstance(fork.op, Fork), "a branch begins at a fork"
+        return self.stream_of[fork], first.op.index
+
+
+class Builder:
+    """Makes nodes, each once. `line` is not part of what a node is: of equal ones the first line is kept."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[object, Node] = {}
+
+    def node(self, op: Operation, inputs: Iterable[Node] = (), line: Line | None = None) -> Node:
+        taken = tuple(inputs)
+        key = (type(op), frozen(op), tuple(map(id, taken)))
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = Node(op, taken, line)
+        return found
+
+    def graph(
+        self,
+        name: str,
+        parameters: Iterable[Parameter],
+        ends: Iterable[Node],
+        variables: Iterable[tuple[str, Node]],
+        result: Node,
+    ) -> Graph:
+        """The graph of what these need, in the order in which it was made. Nodes that nothing needs are left out."""
+        ends, variables = tuple(ends), tuple(variables)
+        needed = set(reachable((*ends, *(value for _, value in variables), result)))
+        nodes = tuple(node for node in self._nodes.values() if node in needed)
+        return Graph(name, tuple(parameters), nodes, ends, variables, result)
+
+
+Rewrite = Callable[[Builder, Node, tuple[Node, ...]], Node]
+
+
+def rebuilt(graph: Graph, rewrite: Rewrite) -> Graph:
+    """`graph` with every node put through `rewrite(builder, node, new inputs)`, inputs first.
+
+    A stream node that is left out is rewritten to the new node before it.
+    """
+    builder = Builder()
+    new: dict[Node, Node] = {}
+    for node in graph.nodes:
+        new[node] = rewrite(builder, node, tuple(new[taken] for taken in node.inputs))
+    return builder.graph(
+        graph.name,
+        graph.parameters,
+        (new[end] for end in graph.ends),
+        ((name, new[value]) for name, value in graph.variables),
+        new[graph.result],
+    )
+
+
+def kept(builder: Builder, node: Node, inputs: tuple[Node, ...]) -> Node:
+    """The rewrite that changes nothing."""
+    return builder.node(node.op, inputs, node.line)
+
+
+def reachable(roots: Iterable[Node]) -> Iterator[Node]:
+    """The roots and everything that they need, each once. No recursion: programs are long chains."""
+    seen: set[Node] = set()
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting.extend(node.inputs)
+
+
+def frozen(value: object) -> object:
+    """A hashable stand-in that is equal exactly where values are equal and of the same type."""
+    match value:
+        case dict():
+            return dict, tuple((key, frozen(member)) for key, member in value.items())
+        case list() | tuple():
+            return type(value), tuple(map(frozen, value))
+        case set() | frozenset():
+            return type(value), frozenset(map(frozen, value))
+        case msgspec.Struct():
+            return type(value), tuple(frozen(getattr(value, name)) for name in value.__struct_fields__)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), tuple(frozen(getattr(value, member.name)) for member in fields(value) if member.compare)
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), id(value)
+    return type(value), value

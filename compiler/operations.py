@@ -1,0 +1,179 @@
+"""What the nodes of a graph do. Frozen; the operations of the language itself stand here as they are in `lang.ops`.
+
+A *stream node* says something at a place of a stream; its first input is what the stream said before.
+
+    Begin                         a stream of its own: the program's, or that of a run inside of it
+    Append                        (before, text)                    text goes to the prompt
+    Generate                      (before)                          `gen`
+    Choose                        (before, choice, choice, ...)     `select`
+    Look                          (before, source)                  `image`, `video`
+    RoleBegin, RoleEnd            (before)                          as in `lang.ops`
+    VarScopeBegin, VarScopeEnd    (before)                          as in `lang.ops`
+    Fork                          (before)                          here branches begin
+    GetForkItem                   (fork)                            the beginning of one branch
+    Join                          (before, end, end, ...)           branches come back
+
+A *value node* is something that is known when its inputs are. It stands in no stream.
+
+    Constant                      ()                                text of the program, or an object it assigned
+    Argument                      ()                                what a run is given
+    Variable                      (setter)                          what a stream node bound to a name
+    Object                        (setter)                          `state.value(name)`
+    StreamText                    (place)                           `state.text()` at a place of a stream
+    Concat                        (text, text, ...)
+    Apply                         (value)                           a pure function of `text_functions.py`
+    Structure                     (value, ...)                      a list, tuple or dict with values inside
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..lang import ops
+from ..lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from ..lang.state import JoinMode
+
+Options = Mapping[str, Any]  # sampling fields as `lang.sampling.overrides` gives them
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Where a stream of its own begins.
+
+    Attributes:
+        program: its name, for people.
+        number: 0 for the program's own stream, then 1, 2, ... for runs inside of it, in the order in which they began.
+    """
+
+    program: str
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """`gen`.
+
+    Attributes:
+        gen: as the program wrote it.
+        defaults: sampling fields of the programs around it. Those of a run win over them, and `gen.options` over both.
+        tags: open and close of the thinking, inside `separate_reasoning`; None elsewhere.
+    """
+
+    gen: ops.Gen
+    defaults: Options = field(default_factory=dict)
+    tags: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """`select`. The choices are the inputs; `select.choices` is empty.
+
+    `defaults`: as of `Generate`; a draw takes its seed from them.
+    """
+
+    select: ops.Select
+    defaults: Options = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`image`, or with `num_frames` `video`."""
+
+    num_frames: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetForkItem:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    mode: JoinMode
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """`value` is a str in most places; bytes for a picture; else what a program assigned or returned."""
+
+    value: Any  # what the user's program holds
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What its input bound to `name`; with `index` one of several texts (n above 1)."""
+
+    name: str
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """The object that variable `name` stands for (`State.value`)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamText:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """`function` of `text_functions.FUNCTIONS` on its input, with constant arguments."""
+
+    function: str
+    arguments: tuple[Any, ...] = ()  # str, int, None, and tuples of them
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """In the template of a `Structure`: the input with this number."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Lists, tuples and dicts with `Leaf`s in them. What a join gathers is a list with None where nothing was set."""
+
+    template: Any  # nested list, tuple, dict of Leaf and constants
+
+
+StreamOperation = (
+    Begin
+    | Append
+    | Generate
+    | Choose
+    | Look
+    | RoleBegin
+    | RoleEnd
+    | VarScopeBegin
+    | VarScopeEnd
+    | Fork
+    | GetForkItem
+    | Join
+)
+ValueOperation = Constant | Argument | Variable | Object | StreamText | Concat | Apply | Structure
+Operation = StreamOperation | ValueOperation

@@ -1,0 +1,1 @@
+"""Rewrites of graphs, each with the law that it keeps."""
