@@ -10,8 +10,8 @@ one graph are the same object, so a graph is rewritten by building another one.
                                                                          └► GetForkItem 1 ─► Generate
 
 *Intra-stream* edges lead from a stream node to the one before it, its first input: what it says goes behind all that
-the stream said before. *Inter-stream* edges lead to another stream: from a branch to its fork, from a join to the ends of
-branches, and from text to the stream that generates it.
+the stream said before. *Inter-stream* edges lead to another stream: from a branch to its fork, from a join to the ends
+of branches, and from text to the stream that generates it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
