@@ -6,6 +6,7 @@ or grows can be ended. Umbel and llguidance are shown a second time in one warm 
 
     compile   until the first mask can be asked for        valid     texts of the constraint that are taken whole
     mask      of one token, forced ones included           invalid   other texts that are refused
+    jump      the look for tokens that are known without the model, where an engine has jumps; it comes before the mask
 
 Times are of the processor: on a machine with other work the clock on the wall shows that work too.
 """
@@ -42,6 +43,7 @@ class Outcome:
     refused: str = ""
     compile: float = 0.0
     masks: tuple[float, ...] = ()
+    jumps: tuple[float, ...] = ()
     forced: int = 0  # masks of tokens that the engine knew beforehand
     accepted: tuple[int, int] = (0, 0)  # valid texts, of so many
     rejected: tuple[int, int] = (0, 0)  # invalid texts, of so many
@@ -59,6 +61,7 @@ class Row:
         compiled = [outcome for outcome in self.outcomes if not outcome.refused]
         compiling = [outcome.compile * 1e3 for outcome in compiled] + [seconds * 1e3] * self.late
         masks = [1e6 * mask for outcome in compiled for mask in outcome.masks]
+        jumps = [1e6 * jump for outcome in compiled for jump in outcome.jumps]
         forced = sum(outcome.forced for outcome in compiled)
         return [
             self.name,
@@ -68,6 +71,7 @@ class Row:
             str(self.late),
             _percentiles(compiling, (50, 95, 100), 1),
             _percentiles(masks, (50, 90, 99, 100), 0),
+            _percentiles(jumps, (50, 90, 99, 100), 0) if forced else "-",
             f"{forced / len(masks):.0%}" if forced else "-",
             _of(outcome.accepted for outcome in compiled),
             _of(outcome.rejected for outcome in compiled),
@@ -76,7 +80,7 @@ class Row:
 
 COLUMNS = [
     *("engine", "n", "compiled", "refused", "late", "compile ms p50 / p95 / max"),
-    *("mask us p50 / p90 / p99 / max", "forced", "valid accepted", "invalid rejected"),
+    *("mask us p50 / p90 / p99 / max", "jump us", "forced", "valid accepted", "invalid rejected"),
 ]
 
 
@@ -89,13 +93,17 @@ def measure(subject: Subject, item: Item, encode: Encode) -> Outcome:
         return Outcome(refused=str(refusal) or "refused")
     compiling = time.process_time() - begun
     masks: list[float] = []
+    jumps: list[float] = []
     accepted = forced = 0
     for value in item.valid:
         cursor, good = begin(), True
         for token in encode(item.text(value, subject.separators)):
             begun = time.process_time()
-            forced += cursor.make_mask()
-            masks.append(time.process_time() - begun)
+            forced += cursor.look_ahead()
+            looked = time.process_time()
+            cursor.make_mask()
+            masks.append(time.process_time() - looked)
+            jumps.append(looked - begun)
             good = cursor.advance(token)
             if not good:
                 break
@@ -108,6 +116,7 @@ def measure(subject: Subject, item: Item, encode: Encode) -> Outcome:
     return Outcome(
         compile=compiling,
         masks=tuple(masks),
+        jumps=tuple(jumps),
         forced=forced,
         accepted=(accepted, len(item.valid)),
         rejected=(rejected, len(item.invalid)),

@@ -28,8 +28,11 @@ class Refused(Exception):
 class Cursor(Protocol):
     """Along one text."""
 
-    def make_mask(self) -> bool:
-        """The work that comes before a token can be sampled. Whether the token was forced instead."""
+    def look_ahead(self) -> bool:
+        """Whether the next token is known without the model; engines without jumps never know."""
+
+    def make_mask(self) -> None:
+        """The work that comes before a token can be sampled."""
 
     def advance(self, token: int) -> bool:
         """Whether the token was taken."""
@@ -52,10 +55,11 @@ class OurCursor:
     def __init__(self, state: TextState) -> None:
         self._state = state
 
-    def make_mask(self) -> bool:
-        forced = bool(self._state.forced_tokens())
+    def look_ahead(self) -> bool:
+        return bool(self._state.forced_tokens())
+
+    def make_mask(self) -> None:
         self._state.prepare(FUEL)
-        return forced
 
     def advance(self, token: int) -> bool:
         try:
@@ -126,9 +130,11 @@ class _LlguidanceCursor:
         self._matcher = matcher
         self._bits = np.zeros(words, np.uint32)
 
-    def make_mask(self) -> bool:
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+    def look_ahead(self) -> bool:
         return False
+
+    def make_mask(self) -> None:
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
 
     def advance(self, token: int) -> bool:
         return self._matcher.validate_tokens([token]) == 1 and bool(self._matcher.consume_token(token))
@@ -170,9 +176,11 @@ class _OutlinesCursor:
         self._end = end
         self._bits = np.zeros(words, np.int32)
 
-    def make_mask(self) -> bool:
-        self._guide.write_mask_into(self._bits.ctypes.data, self._bits.size, self._bits.itemsize)
+    def look_ahead(self) -> bool:
         return False
+
+    def make_mask(self) -> None:
+        self._guide.write_mask_into(self._bits.ctypes.data, self._bits.size, self._bits.itemsize)
 
     def advance(self, token: int) -> bool:
         if self._index.get_next_state(self._guide.get_state(), token) is None:
@@ -218,9 +226,11 @@ class _XgrammarCursor:
         self._matcher = library.GrammarMatcher(compiled, terminate_without_stop_token=False)
         self._bits = library.allocate_token_bitmask(1, size)
 
-    def make_mask(self) -> bool:
-        self._matcher.fill_next_token_bitmask(self._bits)
+    def look_ahead(self) -> bool:
         return False
+
+    def make_mask(self) -> None:
+        self._matcher.fill_next_token_bitmask(self._bits)
 
     def advance(self, token: int) -> bool:
         return bool(self._matcher.accept_token(token))

@@ -183,7 +183,7 @@ class Automaton:
             if known is None:
                 known = self._splits[places] = split(places)
             self._begun[state] = known
-            self.table[state] = known.first_row
+            known.begin(self.table[state])
         return known
 
     def _take(self, state: int, move: Move) -> int:

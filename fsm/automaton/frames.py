@@ -137,12 +137,13 @@ class Frames:
         self._rests: dict[tuple[Sequence, int, Frame], Rest] = {}
         self._agains: dict[tuple[Loop, int, int, Frame], Again] = {}
         self._returns: dict[frozenset[Frame], Return] = {}
+        self.unions: dict[tuple[Frame, ...], list[Frame]] = {}  # what `intervals.united` has found before
         self._work = 64 * limits.ambiguity  # steps of one walk without a byte: left recursion in disguise ends here
         self._ambiguity = limits.ambiguity
         self.walked = 0  # nodes and frames that were looked at without taking a byte
 
     def __len__(self) -> int:
-        return 1 + len(self._rests) + len(self._agains) + len(self._returns)
+        return 1 + len(self._rests) + len(self._agains) + len(self._returns) + len(self.unions)
 
     def rest(self, sequence: Sequence, index: int, parent: Frame) -> Frame:
         """Parts from `index` on are left; the parent itself when none is."""

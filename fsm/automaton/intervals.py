@@ -27,13 +27,16 @@ def united(frames: Frames, positions: tuple[Position, ...]) -> tuple[Position, .
     return tuple(
         (place, frame)
         for place, alike in groups.items()
-        for frame in (_united(frames, alike) if len(alike) > 1 else alike)
+        for frame in (_united(frames, tuple(alike)) if len(alike) > 1 else alike)
     )
 
 
-def _united(frames: Frames, given: Iterable[Frame]) -> list[Frame]:
-    """The same remaining texts from fewer frames."""
-    return _united_counts(frames, _joined_calls(frames, given))
+def _united(frames: Frames, given: tuple[Frame, ...]) -> list[Frame]:
+    """The same remaining texts from fewer frames. The same ones meet at byte after byte."""
+    found = frames.unions.get(given)
+    if found is None:
+        found = frames.unions[given] = _united_counts(frames, _joined_calls(frames, given))
+    return found
 
 
 def _joined_calls(frames: Frames, given: Iterable[Frame]) -> list[Frame]:
@@ -50,7 +53,7 @@ def _joined_calls(frames: Frames, given: Iterable[Frame]) -> list[Frame]:
         parents = dict.fromkeys(
             parent for frame in alike if isinstance(frame.base, Return) for parent in frame.base.parents
         )
-        base: Frame = frames.returning(tuple(_united(frames, parents)))
+        base: Frame = frames.returning(tuple(_united(frames, tuple(parents))))
         found.append(_rebuilt(frames, _above_base(alike[0]), base, []))
     return found
 

@@ -4,18 +4,20 @@
     ranges    a..j: 0       k..m: 1              n..z: 2
     moves     0: (P of 0)   1: (P of 0, Q of 1)  2: (Q of 1)
 
-It depends on the places alone, not on the frames above them: the states inside a repeat share one split.
+It depends on the places alone, not on the frames above them: the states inside a repeat share one split. Inside of
+literals, where most states have one place and are left for one byte, moves are made when they are asked for.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .places import Place
+from .places import Choice, Place, Text
 
 DEAD = -1
 UNKNOWN = -2
@@ -49,23 +51,40 @@ class Move:
             self.kind = Kind.PASS
 
 
-class Split:
-    """only_byte: the one byte that leads on, or -1. first_row: [256] of a table that knows the dead bytes only."""
+class Split(Protocol):
+    @property
+    def moves(self) -> list[Move]: ...
 
-    __slots__ = ("first_row", "moves", "only_byte")
+    @property
+    def only_byte(self) -> int:
+        """The one byte that leads on, or -1."""
+
+    def begin(self, row: NDArray[np.int32]) -> None:
+        """Writes the row of a table that knows the dead bytes only. row: [256]"""
+
+    def move(self, byte: int) -> Move | None:
+        """The move of a byte; None when it is dead."""
+
+
+class RangeSplit:
+    """A split whose moves are all known."""
+
+    __slots__ = ("_first_row", "moves", "only_byte")
 
     def __init__(self, ranges: list[tuple[int, int, int]], moves: list[Move]) -> None:
         """ranges: (first byte, last byte, index of the move), ascending."""
         self.moves = moves
         for first, last, index in ranges:
             moves[index].ranges.append((first, last))
-        self.first_row: NDArray[np.int32] = np.full(256, DEAD, np.int32)
+        self._first_row: NDArray[np.int32] = np.full(256, DEAD, np.int32)
         for first, last, _ in ranges:
-            self.first_row[first : last + 1] = UNKNOWN
+            self._first_row[first : last + 1] = UNKNOWN
         self.only_byte = ranges[0][0] if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else -1
 
+    def begin(self, row: NDArray[np.int32]) -> None:
+        row[:] = self._first_row
+
     def move(self, byte: int) -> Move | None:
-        """The move of a byte; None when it is dead."""
         for move in self.moves:
             for first, last in move.ranges:
                 if first <= byte <= last:
@@ -73,15 +92,47 @@ class Split:
         return None
 
 
+class LiteralSplit:
+    """The split of one place inside of literals: every edge is one byte and leads to a place of its own."""
+
+    __slots__ = ("_edges", "only_byte")
+
+    def __init__(self, place: Text | Choice) -> None:
+        self._edges = {byte: behind for byte, _, behind in place.edges}
+        self.only_byte = next(iter(self._edges)) if len(self._edges) == 1 else -1
+
+    @property
+    def moves(self) -> list[Move]:
+        return [_move_of(byte, behind) for byte, behind in self._edges.items()]
+
+    def begin(self, row: NDArray[np.int32]) -> None:
+        row.fill(DEAD)
+        for byte in self._edges:
+            row[byte] = UNKNOWN
+
+    def move(self, byte: int) -> Move | None:
+        behind = self._edges.get(byte)
+        return None if behind is None else _move_of(byte, behind)
+
+
+def _move_of(byte: int, behind: Place) -> Move:
+    move = Move(((0, behind),))
+    move.ranges.append((byte, byte))
+    return move
+
+
 def split(places: tuple[Place, ...]) -> Split:
     """The split of places that a state stands in together."""
-    return _split_one(places[0]) if len(places) == 1 else _split_several(places)
+    if len(places) != 1:
+        return _split_several(places)
+    place = places[0]
+    return LiteralSplit(place) if isinstance(place, Text | Choice) else _split_one(place)
 
 
 def _split_one(place: Place) -> Split:
     moves: dict[Place, int] = {}
     ranges = [(first, last, moves.setdefault(behind, len(moves))) for first, last, behind in place.edges]
-    return Split(ranges, [Move(((0, behind),)) for behind in moves])
+    return RangeSplit(ranges, [Move(((0, behind),)) for behind in moves])
 
 
 def _split_several(places: tuple[Place, ...]) -> Split:
@@ -103,7 +154,7 @@ def _split_several(places: tuple[Place, ...]) -> Split:
         if active:
             steps = tuple(sorted(active.items(), key=_index)) if len(active) > 1 else tuple(active.items())
             ranges.append((byte, following - 1, moves.setdefault(steps, len(moves))))
-    return Split(ranges, [Move(steps) for steps in moves])
+    return RangeSplit(ranges, [Move(steps) for steps in moves])
 
 
 def _index(item: tuple[int, Place]) -> int:
