@@ -72,9 +72,12 @@ def test_an_engine_that_hangs_is_ended_and_one_that_dies_has_refused() -> None:
 
 
 def test_the_table_counts_the_late_at_their_limit() -> None:
-    refused, fine = Outcome(refused="why"), Outcome(compile=0.5, masks=(1e-5,), accepted=(1, 2), rejected=(3, 3))
+    refused = Outcome(refused="why")
+    fine = Outcome(compile=0.5, masks=(1e-5,), jumps=(2e-5,), forced=1, accepted=(1, 2), rejected=(3, 3))
     lines = table([Row("one", [refused, fine], late=1)], 2.0).splitlines()
-    assert lines[2] == "| one | 3 | 1 | 1 | 1 | 1,250.0 / 1,925.0 / 2,000.0 | 10 / 10 / 10 / 10 | - | 1/2 | 3/3 |"
+    assert lines[2] == (
+        "| one | 3 | 1 | 1 | 1 | 1,250.0 / 1,925.0 / 2,000.0 | 10 / 10 / 10 / 10 | 20 / 20 / 20 / 20 | 100% | 1/2 | 3/3 |"
+    )
 
 
 def test_the_files_are_read(tmp_path: Path) -> None:
