@@ -23,6 +23,7 @@ from .protocol import (
     GenRequest,
     Hint,
     Origin,
+    Release,
     Scored,
     ScoreRequest,
     ToBackend,
@@ -131,6 +132,11 @@ class Exchange:
         """Sent when the channel is whole; a hint that is lost costs time only."""
         if self._broken is None:
             self._send(hint)
+
+    def release(self, pinned: str) -> None:
+        """As `hint`; a pin that is not released ends when its time is over."""
+        if self._broken is None:
+            self._send(Release(pinned))
 
     # ------------------------------------------------------------------ how
 

@@ -51,13 +51,18 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a request comes from, for scheduling and isolation."""
+    """Where a request comes from, for scheduling and isolation.
+
+    `ahead`: about how many tokens its program still has to generate one after the other from this call on. Among the
+    calls of one program that are equal otherwise the one with more ahead goes first; other programs lose nothing by it.
+    """
 
     program_id: str = ""
     fork_group: str = ""  # siblings of one fork share it
     salt: str = ""  # a namespace of the prefix cache, never shared with another
     priority: int = 0  # higher runs earlier
     timeout: float | None = None  # seconds left when the request was sent
+    ahead: int = 0
 
 
 # ---------------------------------------------------------------------------------------------- down
@@ -144,11 +149,22 @@ class ScoreRequest(_Wire, frozen=True):
 
 
 class Hint(_Wire, frozen=True):
-    """This prefix will be needed by several requests soon: compute it once. Never answered."""
+    """This prefix will be needed by several requests soon: compute it once. Never answered.
+
+    `pin`: seconds for which its keys are kept from eviction, or until the sender's `Release` of this id. A pin is no
+    promise: it gives way to a request that finds no room beside it, and ends with the connection.
+    """
 
     id: str
     prompt: tuple[Part, ...]
     origin: Origin = Origin()
+    pin: float | None = None
+
+
+class Release(_Wire, frozen=True):
+    """Nobody needs any more what the sender's Hint with exactly this id has pinned. Never answered."""
+
+    id: str
 
 
 class Abort(_Wire, frozen=True):
@@ -164,7 +180,7 @@ class Control(_Wire, frozen=True):
     verb: str
 
 
-ToBackend = GenRequest | ScoreRequest | Hint | Abort | Control
+ToBackend = GenRequest | ScoreRequest | Hint | Release | Abort | Control
 
 # ---------------------------------------------------------------------------------------------- back
 
@@ -290,6 +306,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     name: str  # for messages: "runtime gemma3-270m", "openai gpt-4o"
     score: bool = False  # log-probabilities of given choices
     hint: bool = False  # a prefix can be computed ahead
+    pins: bool = False  # ... and kept from eviction; the backend is a `Pinning`
     token_ids: bool = False  # accepts Generated parts by id
     images: bool = False
     logprobs: bool = False
@@ -341,3 +358,11 @@ class Backend(Protocol):
     async def control(self, verb: str) -> Done: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Pinning(Protocol):
+    """What a backend with the capability `pins` has beside the rest."""
+
+    def release(self, pinned: str) -> None:
+        """Lets go of what the hint with this id has pinned. Returns at once."""

@@ -50,6 +50,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         fairness: among requests with equally much cached the program that has been served least goes first.
         deadline_pressure: a request that would miss its deadline in its turn goes first.
         protect_waiting: prefixes that the next requests are about to read are evicted last.
+        pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1; requests that find no room beside
+            them take theirs.
         tree_attention: attend once to what sequences of a step share.
         screened_head: find the most likely token without computing every logit in full.
         incremental_tokenization: keep the tokens of earlier texts, and encode only what is new.
@@ -85,6 +87,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     fairness: bool = True
     deadline_pressure: bool = True
     protect_waiting: bool = True
+    pin_share: float = 0.5
     tree_attention: bool = True
     screened_head: bool = True
     incremental_tokenization: bool = True
@@ -124,6 +127,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _seconds("max_wait", self.max_wait, 0.0, 3600.0)
         _seconds("request_timeout", self.request_timeout, 0.001, 86400.0)
         _seconds("step_delay", self.step_delay, 0.0, 60.0)
+        share = self.pin_share
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ParameterError(f"pin_share={share!r} is out of range; write a part of the KV pool, 0 to 1")
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")

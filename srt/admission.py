@@ -120,7 +120,9 @@ class Admission:
     def hint(self, hint: Hint) -> EnginePrefill:
         """Raises an UmbelError when the prefix can never be used."""
         self._check(hint.id, hint.origin, hint.prompt)
-        return EnginePrefill(next(self._ids), self._encode(hint.prompt, hint.origin), _schedule(hint.origin))
+        if hint.pin is not None and not 0 < hint.pin <= self._limits.longest_pin:
+            raise ParameterError(f"pin={hint.pin} is out of range; write seconds, up to {self._limits.longest_pin:g}")
+        return EnginePrefill(next(self._ids), self._encode(hint.prompt, hint.origin), _schedule(hint.origin), hint.pin)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Models may have more rows than their tokenizer has tokens; the rest stand for nothing."""
@@ -268,7 +270,7 @@ def _check_text(what: str, text: str) -> None:
 
 def _schedule(origin: Origin) -> Schedule:
     """Without the timeout: it is filled in when the message is sent, with the time left then."""
-    return Schedule(origin.program_id, origin.fork_group, origin.salt, origin.priority)
+    return Schedule(origin.program_id, origin.fork_group, origin.salt, origin.priority, ahead=origin.ahead)
 
 
 def _is_plain_text(prompt: Sequence[Part]) -> bool:

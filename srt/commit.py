@@ -48,6 +48,7 @@ class Commit:
         self._space = space
         self._roster = roster
         self._counters = counters
+        self._clock = clock
         self._faults = faults
         self._token_bytes = token_bytes
         self._longest = longest
@@ -161,7 +162,9 @@ class Commit:
                     self._roster.end(request.message_id, score_ended(request.message_id, group))
             case Choosing():
                 self.searches.finish(request)
-            case Prefilling():
+            case Prefilling(pin=seconds):
+                if seconds is not None:
+                    self._space.pin(request, ends=self._clock.now() + seconds)
                 self._roster.end(request.message_id, None)
             case _:
                 assert_never(request.job)

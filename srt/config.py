@@ -19,6 +19,8 @@ class Limits:
     max_choice_length: int = 16_384  # characters
     max_prompt_parts: int = 100_000
     max_peers: int = 1024  # client sockets
+    max_pins: int = 1024  # of all clients together; a hint beyond them pins nothing
+    longest_pin: float = 86_400.0  # seconds
     max_label_length: int = 256  # characters of ids, programs and fork groups
     max_salt_length: int = 128
     max_priority: int = 1_000_000  # either side of 0

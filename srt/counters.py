@@ -50,6 +50,12 @@ class Counters:
     logit_rows: int = 0
     picked_rows: int = 0  # logit rows of which the runner gave the token, and not the logits
     evicted_tokens: int = 0
+    pins_placed: int = 0  # = those that hold + released + expired + given way + lost
+    pins_refused: int = 0  # longer than all pins together may be, or without a tree
+    pins_released: int = 0
+    pins_expired: int = 0
+    pins_given_way: int = 0  # to requests that found no room, or to newer pins
+    pins_lost: int = 0  # with a cache that was flushed, or given up after a failed step
     protected_prefixes: int = 0  # of waiting requests, at evictions that could have taken them
     pool_rebuilds: int = 0  # after failed steps and failed integrity checks
     integrity_failures: int = 0

@@ -26,6 +26,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True):
     salt: str = ""
     priority: int = 0
     timeout: float | None = None  # seconds from arrival at the engine
+    ahead: int = 0  # see lang.protocol.Origin
 
 
 # ---- to the engine
@@ -84,11 +85,18 @@ class EngineChoose(_Wire, frozen=True):
 
 
 class EnginePrefill(_Wire, frozen=True):
-    """A hint: compute this prefix and keep it. Never answered."""
+    """A hint: compute this prefix and keep it. Never answered. `pin`: seconds for which it is not evicted."""
 
     id: int
     token_ids: list[int]
     schedule: Schedule = Schedule()
+    pin: float | None = None
+
+
+class EngineRelease(_Wire, frozen=True):
+    """The end of what the EnginePrefill with this id has pinned, or is about to pin. Never answered."""
+
+    id: int
 
 
 class EngineAbort(_Wire, frozen=True):
@@ -102,7 +110,7 @@ class EngineControl(_Wire, frozen=True):
     verb: str
 
 
-ToEngine = EngineGenerate | EngineScore | EngineChoose | EnginePrefill | EngineAbort | EngineControl
+ToEngine = EngineGenerate | EngineScore | EngineChoose | EnginePrefill | EngineRelease | EngineAbort | EngineControl
 
 # ---- from the engine
 

@@ -33,6 +33,7 @@ from ..lang.protocol import (
     FromBackend,
     GenRequest,
     Hint,
+    Release,
     ScoreRequest,
     ToBackend,
 )
@@ -43,8 +44,9 @@ from .clock import Clock
 from .config import CompilerLimits, Limits
 from .constraint_compiler import Answer, Compiled, InlineCompiler, Refused
 from .constraint_library import ConstraintLibrary
-from .engine_protocol import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
+from .engine_protocol import EngineAbort, EngineControl, EngineFailed, EngineRelease, FromEngine, Heartbeat, ToEngine
 from .faults import FaultHook, no_faults
+from .pin_table import PinTable
 from .prompt_encoder import CACHE_BYTES, PromptEncoder
 from .tokenizer import Tokenizer
 
@@ -100,6 +102,7 @@ class Gateway:
             InlineCompiler(), "auto", entries=256, most_bytes=CompilerLimits().kept_bytes
         )
         self._calls = CallTable()
+        self._pins = PinTable(limits.max_pins)
         self._state = EngineState.STARTING
         self._cause = ""
         self._context_length: int | None = None
@@ -123,7 +126,9 @@ class Gateway:
             case GenRequest() | ScoreRequest() | Control():
                 self._accept(peer, message)
             case Hint():
-                self._hint(message)
+                self._hint(peer, message)
+            case Release(label):
+                self._release(self._pins.take(peer, label))
             case Abort(label):
                 for call in self._calls.of_label(peer, label):
                     self._abort(call)
@@ -145,6 +150,8 @@ class Gateway:
             self._abort_engine_requests(call)
             self._end(call, None)
             self.counters["orphaned"] += 1
+        for number in self._pins.take_all(peer):
+            self._release(number)
 
     # ------------------------------------------------------------------ from the engine
 
@@ -191,6 +198,7 @@ class Gateway:
         """The engine died: what it was computing ends now; what it has not seen waits for its successor."""
         self._state = EngineState.STARTING
         self._heartbeat = None
+        self._pins.clear()
         self.counters["engine_losses"] += 1
         for call in self._calls:
             if call.phase is Phase.DISPATCHED:
@@ -341,7 +349,7 @@ class Gateway:
         if self._context_length is not None and isinstance(call, GenCall | ScoreCall):
             self._admission.check_length(call, self._context_length, self._model)
 
-    def _hint(self, hint: Hint) -> None:
+    def _hint(self, peer: bytes, hint: Hint) -> None:
         """Hints are never answered: one that cannot be used costs nothing and is counted."""
         try:
             if self._state is not EngineState.READY:
@@ -351,12 +359,28 @@ class Gateway:
             if self._context_length is not None and len(message.token_ids) > self._context_length:
                 self.counters["hints_unused"] += 1
                 return
+            if hint.pin is not None:
+                now = self._clock.now()
+                if not self._pins.room(now):
+                    self.counters["hints_unused"] += 1
+                    return
+                self._release(self._pins.take(peer, hint.id))
+                self._pins.add(peer, hint.id, message.id, now + hint.pin)
             self._faults("gateway.send")
             self._to_engine(message)
             self.counters["hints"] += 1
         except Exception as error:
             self.counters["hints_unused"] += 1
             log.info("a hint was not used: %s", type(error).__name__)
+
+    def _release(self, number: int | None) -> None:
+        """A pin that is not released ends when its time is over."""
+        if number is None:
+            return
+        try:
+            self._to_engine(EngineRelease(number))
+        except Exception:
+            log.exception("the release of pin %d could not be sent", number)
 
     # ------------------------------------------------------------------ on the way and at the end
 

@@ -30,7 +30,7 @@ from ..lang.link import (
     Pong,
     ToGateway,
 )
-from ..lang.protocol import Abort, Failure, Hint
+from ..lang.protocol import Abort, Failure, Hint, Release
 from ..lang.runtime_options import CLIENTS_SOCKET, GatewayStart
 from . import lifeline
 from .arrivals import Arrivals
@@ -125,8 +125,8 @@ class GatewayServer:
                 self._lose(peer)
             case _ if self._arrivals is not None:
                 self._arrivals.receive(peer.identity, message)
-            case Hint() | Abort():
-                pass  # a hint is optional, and there is nothing yet to abort
+            case Hint() | Release() | Abort():
+                pass  # a hint is optional, and there is nothing yet to let go of or to abort
             case _:
                 reason = "the runtime is starting; send the request again when it is ready"
                 self._clients.say(peer.identity, Failure(message.id, OverloadedError.__name__, reason))

@@ -115,7 +115,7 @@ class Intake:
         tokens = self._tokens(message.token_ids, "the hinted prefix")
         if len(tokens) > self.longest:
             raise RequestError(f"the hinted prefix has {len(tokens)} tokens, more than {self._limit}")
-        return self._request(message.id, tokens, Prefilling(), message.schedule, now)
+        return self._request(message.id, tokens, Prefilling(message.pin), message.schedule, now)
 
     def _request(
         self,

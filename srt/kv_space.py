@@ -18,6 +18,7 @@ from .clock import Clock
 from .counters import Counters, Stopwatch
 from .faults import FaultHook
 from .memory import SlotPool, Slots
+from .pins import Pins
 from .radix_cache import RadixCache
 from .radix_node import Match
 from .request import Generation, Request
@@ -36,6 +37,7 @@ class KVSpace:
     ) -> None:
         self.pool = SlotPool(num_slots, faults)
         self.cache = RadixCache(self.pool)
+        self.pins = Pins(self.cache, counters, int(config.pin_share * self.pool.total))
         self.tree_time = Stopwatch(clock)
         self._counters = counters
         self._reuse = config.radix_cache
@@ -47,7 +49,7 @@ class KVSpace:
 
     @property
     def available(self) -> int:
-        """Slots that can be had at once: free ones and all that the cache can give."""
+        """Slots that can be had at once: free ones and all that the cache can give without its pins."""
         return self.pool.free + self.cache.evictable_tokens
 
     def begin_step(self) -> None:
@@ -152,6 +154,12 @@ class KVSpace:
         if self._share_in_step and follows_tree and not request.decoding:
             self.adopt(request, end)
 
+    def pin(self, request: Request, *, ends: float) -> None:
+        """Keeps the request's tokens in the tree until then. Its rows have run, and it is still open."""
+        assert request.match is not None, "what nobody holds may be gone already"
+        whole = request.tree_length == request.length  # without a tree nothing is
+        self.pins.put(request.message_id, request.match if whole else Match(request.match.node, 0), ends=ends)
+
     def take_back_spare(self, requests: Iterable[Request]) -> bool:
         """Frees the spare slots of all; False: there were none."""
         found = False
@@ -208,7 +216,8 @@ class KVSpace:
     # ------------------------------------------------------------------------------------------ whole
 
     def flush(self) -> int:
-        """Evicts everything that no running request holds."""
+        """Evicts everything that no running request holds; pins end."""
+        self.pins.drop()
         with self.tree_time:
             given = self.cache.clear()
         self._counters.evicted_tokens += given
@@ -218,13 +227,14 @@ class KVSpace:
         """Forgets everything; the caller detaches the running requests."""
         self.pool.clear()
         self.cache.forget()
+        self.pins.forget()
 
     def check(self, running: Sequence[Request]) -> None:
-        """free + tree + private = total, locks are those of the running requests.
+        """free + tree + private = total, locks are those of the running requests, pins those that were put.
 
         Raises:
             IntegrityError: what contradicts what.
         """
-        self.cache.check([request.match for request in running if request.match is not None])
+        self.cache.check([request.match for request in running if request.match is not None], self.pins.matches)
         in_tree = [node.slots for _, node in self.cache.walk()]
         self.pool.check(in_tree + [request.private_slots for request in running])

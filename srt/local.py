@@ -87,6 +87,7 @@ class LocalBackend:
             name=f"local {self._name}",
             score=True,
             hint=True,
+            pins=True,
             token_ids=True,
             logprobs=True,
             max_context=context,
@@ -136,6 +137,10 @@ class LocalBackend:
     def hint(self, hint: Hint) -> None:
         if self._exchange is not None:
             self._exchange.hint(hint)
+
+    def release(self, pinned: str) -> None:
+        if self._exchange is not None:
+            self._exchange.release(pinned)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return tokens_at_most(prompt)

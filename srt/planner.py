@@ -108,7 +108,7 @@ class Planner:
             if request.phase is not Phase.WAITING:
                 continue  # it ended with its message while this step was planned
             self._space.open(request)
-            if promised + self._space.missing(request, request.length) <= self._space.available:
+            if self._has_room(request, promised):
                 self._roster.admit(request)
                 admitted += 1
                 self._plan_rows(request)
@@ -125,6 +125,20 @@ class Planner:
                     self._held, self._held_at = _PATIENCE, self._roster.changes
                 break
         return admitted
+
+    def _has_room(self, request: Request, promised: int) -> bool:
+        """Whether an opened request fits. Pins keep their place while there will be room without them: they give way
+        when nobody runs, and when the request has waited too long."""
+        needed = promised + self._space.missing(request, request.length)
+        if needed <= self._space.available:
+            return True
+        aged = request.arrival <= self._clock.now() - self._config.max_wait
+        if isinstance(request.job, Prefilling) or (self._roster.running and not aged):
+            return False
+        while needed > self._space.available:
+            if not self._space.pins.give_way():
+                return False
+        return True
 
     def _promised(self) -> int:
         """Slots that the running requests still need, and some more that each of them will ask for.
@@ -202,7 +216,7 @@ class Planner:
         """
         count = self._space.missing(request, end)
         while not self._make_room(count):
-            if self._space.take_back_spare(self._roster.running.values()):
+            if self._space.take_back_spare(self._roster.running.values()) or self._space.pins.give_way():
                 continue
             planned = {rows.request.number for rows in self.current.planned}
             candidates = [other for other in self._roster.running.values() if other.number not in planned]

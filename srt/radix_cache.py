@@ -2,7 +2,8 @@
 
 A node owns a run of tokens and the slots of their keys and values; children are keyed by their first token.
 Locked nodes (lock count > 0) are never evicted; a lock covers the whole path, so ancestors have at least the
-locks of their children. Eviction takes least recently used leaves first.
+locks of their children. Pins are the same for whoever is no request, counted apart because they can be taken back
+(pins.py). Eviction takes least recently used leaves first.
 
     root(salt) ── "You are helpful." ─┬─ "Hello" ── "Hi!"          every salt has a root of its own:
                                       └─ "What is 2+2?"            two salts never share a node
@@ -11,7 +12,8 @@ locks of their children. Eviction takes least recently used leaves first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -42,7 +44,8 @@ class RadixCache:
         self._roots: dict[str, RadixNode] = {}
         self._queue: list[tuple[int, int, int, RadixNode]] = []  # (priority, last use, node id, node)
         self._tokens = 0
-        self._locked_tokens = 0
+        self._held_tokens = 0  # in nodes with a lock or a pin
+        self._pinned_tokens = 0
 
     @property
     def total_tokens(self) -> int:
@@ -50,8 +53,13 @@ class RadixCache:
 
     @property
     def evictable_tokens(self) -> int:
-        """Tokens in nodes without a lock: all of them can be had by evicting leaf after leaf."""
-        return self._tokens - self._locked_tokens
+        """Tokens in nodes without lock and pin: all of them can be had by evicting leaf after leaf."""
+        return self._tokens - self._held_tokens
+
+    @property
+    def pinned_tokens(self) -> int:
+        """Tokens in nodes with a pin, what pins share counted once."""
+        return self._pinned_tokens
 
     # ------------------------------------------------------------------------------------------ find
 
@@ -137,12 +145,12 @@ class RadixCache:
         node = match.node
         assert int(tokens[0]) not in node.children, "advance the match first: the tree knows this token"
         self._time += 1
-        if match.fresh and node.locks == 1 and not node.children:
+        if match.fresh and node.locks == 1 and not node.pins and not node.children:
             node.tokens = np.concatenate([node.tokens, tokens])
             node.slots = np.concatenate([node.slots, slots])
             node.last_use = self._time
             self._tokens += len(tokens)
-            self._locked_tokens += len(tokens)
+            self._held_tokens += len(tokens)
             return Match(node, match.length + len(tokens), fresh=True)
         leaf = self._node(node.salt, node, tokens.copy(), slots.copy())
         leaf.last_use = self._time
@@ -150,14 +158,14 @@ class RadixCache:
         node.children[int(tokens[0])] = leaf
         self._tokens += len(tokens)
         leaf.locks = 1  # the caller's lock reaches one node further; the ancestors have it already
-        self._locked_tokens += len(tokens)
+        self._held_tokens += len(tokens)
         return Match(leaf, match.length + len(tokens), fresh=True)
 
     def lock(self, match: Match) -> None:
         """Keeps the path from eviction until `unlock`."""
         for node in ascend(match.node):
-            if not node.locks:
-                self._locked_tokens += len(node.tokens)
+            if not node.held:
+                self._held_tokens += len(node.tokens)
             node.locks += 1
         self._root(match.node.salt).locks += 1
 
@@ -165,13 +173,32 @@ class RadixCache:
         for node in ascend(match.node):
             assert node.locks > 0, "unlock without lock"
             node.locks -= 1
-            if not node.locks:
-                self._locked_tokens -= len(node.tokens)
+            if not node.held:
+                self._held_tokens -= len(node.tokens)
                 self._enqueue(node)
         root = self._root(match.node.salt)
         assert root.locks > 0, "unlock without lock"
         root.locks -= 1
         self._drop_if_empty(root)
+
+    def pin(self, match: Match) -> None:
+        """Keeps the path from eviction until `unpin`."""
+        for node in ascend(match.node):
+            if not node.held:
+                self._held_tokens += len(node.tokens)
+            if not node.pins:
+                self._pinned_tokens += len(node.tokens)
+            node.pins += 1
+
+    def unpin(self, match: Match) -> None:
+        for node in ascend(match.node):
+            assert node.pins > 0, "unpin without pin"
+            node.pins -= 1
+            if not node.pins:
+                self._pinned_tokens -= len(node.tokens)
+            if not node.held:
+                self._held_tokens -= len(node.tokens)
+                self._enqueue(node)
 
     def move_lock(self, held: Match, wanted: Match) -> None:
         """The holder of `held` holds `wanted` instead; what both share stays locked throughout."""
@@ -180,7 +207,7 @@ class RadixCache:
             self.unlock(held)
 
     def evict(self, count: int) -> int:
-        """Gives at least `count` tokens' slots to the pool if so many are without a lock; says how many it gave.
+        """Gives at least `count` tokens' slots to the pool if so many are not held; says how many it gave.
 
         Whole leaves, of the lowest priority and least recently used first.
         """
@@ -190,7 +217,7 @@ class RadixCache:
             self.queue_operations += 1
             node.queued = False
             if not node.evictable:
-                continue  # locked, grown children or gone since; it is queued again when that ends
+                continue  # held, grown children or gone since; it is queued again when that ends
             if node.last_use != last_use:
                 self._enqueue(node)  # used since: at most once per use
                 continue
@@ -199,7 +226,7 @@ class RadixCache:
         return given
 
     def clear(self) -> int:
-        """Evicts all that is without a lock."""
+        """Evicts all that nobody holds."""
         return self.evict(self.evictable_tokens)
 
     # ---------------------------------------------------------------------------------------- inside
@@ -224,7 +251,8 @@ class RadixCache:
         assert node.parent is not None
         self.splits += 1
         upper = self._node(node.salt, node.parent, node.tokens[:length], node.slots[:length])
-        upper.locks, upper.last_use, upper.priority = node.locks, node.last_use, node.priority
+        upper.locks, upper.pins = node.locks, node.pins
+        upper.last_use, upper.priority = node.last_use, node.priority
         upper.children[int(node.tokens[length])] = node
         node.parent.children[int(node.tokens[0])] = upper
         node.parent = upper
@@ -234,7 +262,7 @@ class RadixCache:
     def _remove(self, leaf: RadixNode) -> int:
         parent = leaf.parent
         assert parent is not None, "a leaf that left the tree is never evictable"
-        assert not leaf.locks, "evicting a locked node frees slots in use"
+        assert not leaf.held, "evicting a locked node frees slots in use"
         del parent.children[int(leaf.tokens[0])]
         leaf.parent = None
         self._tokens -= len(leaf.tokens)
@@ -261,22 +289,22 @@ class RadixCache:
             yield depth, node
             stack.extend((depth + 1, child) for child in reversed(node.children.values()))
 
-    def check(self, holders: list[Match]) -> None:
-        """The tree is whole, its sums are true, and its locks are exactly those of `holders`.
+    def check(self, holders: list[Match], pinned: Iterable[Match] = ()) -> None:
+        """The tree is whole, its sums are true, and its locks and pins are exactly those of `holders` and `pinned`.
 
         Raises:
             IntegrityError: naming the node.
         """
-        locks: dict[int, int] = {}
-        for match in holders:
-            for node in ascend(match.node):
-                locks[node.id] = locks.get(node.id, 0) + 1
-        tokens = locked = 0
+        locks, pins = _counted(holders), _counted(pinned)
+        tokens = held = under_pins = 0
         for _, node in self.walk():
             tokens += len(node.tokens)
-            locked += len(node.tokens) if node.locks else 0
+            held += len(node.tokens) if node.held else 0
+            under_pins += len(node.tokens) if node.pins else 0
             if node.locks != locks.pop(node.id, 0):
                 raise IntegrityError(f"node {node.id} has {node.locks} locks that its holders do not explain")
+            if node.pins != pins.pop(node.id, 0):
+                raise IntegrityError(f"node {node.id} has {node.pins} pins that nobody has put there")
             if not 0 < len(node.tokens) == len(node.slots):
                 raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens and {len(node.slots)} slots")
             if node.evictable and not node.queued:
@@ -284,9 +312,15 @@ class RadixCache:
             for first, child in node.children.items():
                 if child.parent is not node or int(child.tokens[0]) != first or child.salt != node.salt:
                     raise IntegrityError(f"node {child.id} is in the wrong place under node {node.id}")
-        if locks:
-            raise IntegrityError(f"locked nodes {sorted(locks)} are not in the tree")
-        if (tokens, locked) != (self._tokens, self._locked_tokens):
+        if locks or pins:
+            raise IntegrityError(f"locked or pinned nodes {sorted({*locks, *pins})} are not in the tree")
+        if (tokens, held, under_pins) != (self._tokens, self._held_tokens, self._pinned_tokens):
             raise IntegrityError(
-                f"the tree holds {tokens} tokens ({locked} locked), its sums say {self._tokens} ({self._locked_tokens})"
+                f"the tree has {tokens} tokens, {held} held, {under_pins} pinned; its sums say {self._tokens}, "
+                f"{self._held_tokens}, {self._pinned_tokens}"
             )
+
+
+def _counted(matches: Iterable[Match]) -> dict[int, int]:
+    """Node id → how many of the matches go through the node."""
+    return Counter(node.id for match in matches for node in ascend(match.node))

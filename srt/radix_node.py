@@ -26,6 +26,7 @@ class RadixNode:
         "last_use",
         "locks",
         "parent",
+        "pins",
         "priority",
         "queued",
         "salt",
@@ -46,6 +47,7 @@ class RadixNode:
         self.slots = slots
         self.children: dict[int, RadixNode] = {}
         self.locks = 0
+        self.pins = 0
         self.last_use = 0
         self.priority = 0  # lower ones are evicted first
         self.queued = False  # has its one entry in the eviction queue
@@ -56,8 +58,13 @@ class RadixNode:
         return not len(self.tokens)
 
     @property
+    def held(self) -> bool:
+        """By a request or a pin."""
+        return bool(self.locks or self.pins)
+
+    @property
     def evictable(self) -> bool:
-        return not self.locks and not self.children and self.parent is not None
+        return not self.held and not self.children and self.parent is not None
 
 
 @dataclass(frozen=True, slots=True)

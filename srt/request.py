@@ -96,6 +96,8 @@ class Choosing:
 class Prefilling:
     """A hint: keys and values, no answer."""
 
+    pin: float | None = None  # seconds for which they are kept
+
 
 Job = Generation | Scoring | Choosing | Prefilling
 

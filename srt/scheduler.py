@@ -28,6 +28,7 @@ from .engine_protocol import (
     EngineControl,
     EngineGenerate,
     EnginePrefill,
+    EngineRelease,
     EngineScore,
     FromEngine,
     ToEngine,
@@ -39,7 +40,7 @@ from .memory import IntegrityError
 from .outcome import Outcome, read_outcome
 from .picks import picks_of
 from .planner import Planner
-from .request import Phase
+from .request import Phase, Prefilling
 from .roster import Roster
 from .sampler import Sampler
 from .scheduler_config import PolicyName, SchedulerConfig
@@ -126,6 +127,8 @@ class Scheduler:
                 self._aborts.append(message_id)
             case EngineControl():
                 self._controls.append(message)
+            case EngineRelease(id=message_id):
+                self._release(message_id)
             case EngineGenerate() | EngineScore() | EngineChoose() | EnginePrefill():
                 if message.id in self._roster.alive:
                     raise ParameterError(f"request id {message.id} is in use; give every request its own")
@@ -139,6 +142,7 @@ class Scheduler:
         self._answer_controls()
         self._end_aborted()
         self._end_expired()
+        self.space.pins.expire(started)
         self._constrained.begin_step()
         self._searches.begin_step()
         plan = self._planner.plan()
@@ -200,7 +204,7 @@ class Scheduler:
     # ------------------------------------------------------------------------------------- between steps
 
     def _accept(self, message: EngineGenerate | EngineScore | EngineChoose | EnginePrefill) -> None:
-        if isinstance(message, EnginePrefill) and not self.config.fork_hints:
+        if isinstance(message, EnginePrefill) and message.pin is None and not self.config.fork_hints:
             self._counters.dropped_hints += 1
             return
         now = self._clock.now()
@@ -235,6 +239,14 @@ class Scheduler:
         else:
             self._roster.add(message.id, requests)
 
+    def _release(self, message_id: int) -> None:
+        """Ends a pin, or the hint that would have placed it."""
+        requests = self._roster.alive.get(message_id)
+        if requests is None:
+            self.space.pins.release(message_id)
+        elif isinstance(requests[0].job, Prefilling):
+            self._roster.drop(requests[0])
+
     def _answer_controls(self) -> None:
         controls, self._controls = self._controls, []
         for control in controls:
@@ -258,6 +270,8 @@ class Scheduler:
             "waiting": self.waiting,
             "free_slots": self.space.pool.free,
             "cached_slots": self.space.cache.total_tokens,
+            "pinned_slots": self.space.cache.pinned_tokens,
+            "pins": len(self.space.pins),
             "total_slots": self.space.pool.total,
             "longest": self._intake.longest,
         }

@@ -35,6 +35,7 @@ class SchedulerConfig:
         fairness: among equals the program that has been served least goes first (lpm).
         deadline_pressure: a request that would miss its deadline in its turn goes first (lpm, dfs-weight).
         protect_waiting: what the head of the queue is about to read is evicted last.
+        pin_share: of the pool; pins together hold at most so much.
         max_wait: a request that has waited so many seconds goes before all cache-aware order; lanes.py says what
             that makes of its wait as a whole.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
@@ -58,6 +59,7 @@ class SchedulerConfig:
     fairness: bool = True
     deadline_pressure: bool = True
     protect_waiting: bool = True
+    pin_share: float = 0.5
     max_wait: float = 10.0
     headroom: int = 8
     partial_logits: bool = True
@@ -86,5 +88,7 @@ class SchedulerConfig:
         if not isinstance(self.policy, PolicyName):
             known = ", ".join(f"PolicyName.{name.name}" for name in PolicyName)
             raise ParameterError(f"policy={self.policy!r}; write one of {known}")
+        if not 0 <= self.pin_share <= 1:
+            raise ParameterError(f"pin_share={self.pin_share!r}; write a part of the pool, 0 to 1")
         if not math.isfinite(self.max_wait) or self.max_wait < 0:
             raise ParameterError(f"max_wait={self.max_wait!r}; write seconds, 0 or more")

@@ -102,6 +102,7 @@ class Runtime:
         fairness: bool = True,
         deadline_pressure: bool = True,
         protect_waiting: bool = True,
+        pin_share: float = 0.5,
         tree_attention: bool = True,
         screened_head: bool = True,
         incremental_tokenization: bool = True,
@@ -142,6 +143,7 @@ class Runtime:
             fairness=fairness,
             deadline_pressure=deadline_pressure,
             protect_waiting=protect_waiting,
+            pin_share=pin_share,
             tree_attention=tree_attention,
             screened_head=screened_head,
             incremental_tokenization=incremental_tokenization,
@@ -232,6 +234,12 @@ class Runtime:
         link = self._links.get(asyncio.get_running_loop())
         if link is not None and link.exchange is not None:
             link.exchange.hint(hint)
+
+    def release(self, pinned: str) -> None:
+        """On the loop that sent the hint: a pin belongs to its socket."""
+        link = self._links.get(asyncio.get_running_loop())
+        if link is not None and link.exchange is not None:
+            link.exchange.release(pinned)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return tokens_at_most(prompt)

@@ -14,6 +14,7 @@ from umbel.srt.engine_protocol import (
     EngineFailed,
     EngineGenerate,
     EnginePrefill,
+    EngineRelease,
     EngineScore,
     FromEngine,
     Schedule,
@@ -98,10 +99,13 @@ class Engine:
         self.scheduler.submit(EngineScore(message_id, wanted, start, Schedule(**schedule)))  # type: ignore[arg-type]
         return message_id
 
-    def hint(self, tokens: Iterable[int], **schedule: object) -> int:
+    def hint(self, tokens: Iterable[int], *, pin: float | None = None, **schedule: object) -> int:
         message_id = self._id()
-        self.scheduler.submit(EnginePrefill(message_id, list(tokens), Schedule(**schedule)))  # type: ignore[arg-type]
+        self.scheduler.submit(EnginePrefill(message_id, list(tokens), Schedule(**schedule), pin))  # type: ignore[arg-type]
         return message_id
+
+    def release(self, message_id: int) -> None:
+        self.scheduler.submit(EngineRelease(message_id))
 
     def _id(self) -> int:
         self._next_id += 1

@@ -1,0 +1,43 @@
+"""What clients have pinned: the name they gave it → the engine's.
+
+The engine knows no clients, so the gateway keeps who asked for what, and lets go for those that leave.
+"""
+
+
+class PinTable:
+    """Pins by peer and label.
+
+    Args:
+        most: that are kept; of all peers together.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pins: dict[tuple[bytes, str], tuple[int, float]] = {}  # → (engine's id, when the engine ends it)
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def room(self, now: float) -> bool:
+        """Whether one more may be added; those whose time is over are forgotten."""
+        if len(self._pins) >= self._most:
+            self._pins = {name: pin for name, pin in self._pins.items() if pin[1] > now}
+        return len(self._pins) < self._most
+
+    def add(self, peer: bytes, label: str, number: int, ends: float) -> None:
+        assert (peer, label) not in self._pins, "take the former one first"
+        self._pins[peer, label] = (number, ends)
+
+    def take(self, peer: bytes, label: str) -> int | None:
+        """The engine's id, which is forgotten here; None for a label that has pinned nothing."""
+        pin = self._pins.pop((peer, label), None)
+        return None if pin is None else pin[0]
+
+    def take_all(self, peer: bytes) -> list[int]:
+        """As `take`, for everything of one peer."""
+        labels = [label for owner, label in self._pins if owner == peer]
+        return [self._pins.pop((peer, label))[0] for label in labels]
+
+    def clear(self) -> None:
+        """The engine that had them is gone."""
+        self._pins.clear()
