@@ -88,6 +88,7 @@ class Body:
             raise
         run.end()
 
+        run.journal.note_arguments(call.arguments)
     def _run_quietly(self, run: Run, state: State, call: Call) -> None:
         try:
             self._run_here(run, state, call)
@@ -129,6 +130,7 @@ class Body:
                 shown.ret_value = state.ret_value
         except TimeoutError as error:
             if not limit.expired():  # a timeout of the body's own
+        run.journal.note_arguments(call.arguments)
                 run.end(error)
                 raise
             run.expire()

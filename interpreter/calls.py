@@ -52,6 +52,7 @@ class Calls:
         ledger, backend = self._run.ledger, self._run.backend
         if request.sampling.n > backend.capabilities.most_n:
             return await continuations.apart(self.generate, request, on_chunk)
+        asked = self._run.journal.begin(request)
         request, held = await self._allowed(request)
         final: Final | None = None
         generated = 0  # tokens that have come, or a bound of them
@@ -68,6 +69,7 @@ class Calls:
             raise
         finally:
             if final is not None:
+                self._run.journal.end(asked, final.usage, final.completions[0].text if final.completions else "")
                 ledger.settle(held, final.usage)
             else:
                 ledger.settle_unfinished(held, generated)
@@ -87,6 +89,7 @@ class Calls:
             As `generate`.
         """
         ledger, backend = self._run.ledger, self._run.backend
+        asked = self._run.journal.begin(request)
         request, held = await self._allowed(request)
         scored: Scored | None = None
         try:
@@ -96,6 +99,7 @@ class Calls:
             raise
         finally:
             if scored is not None:
+                self._run.journal.end(asked, scored.usage, "")
                 ledger.settle(held, scored.usage)
             else:
                 ledger.settle_unfinished(held, 0)

@@ -13,6 +13,7 @@ from ..lang.errors import CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
 from . import asking, media, meta, reasoning, requirements, selecting, starts
+from ..lang.source import Source, SourceKind
 from .asking import Reply
 from .calls import OnChunk
 from .position import Position, Reached, media_text, since, text_of
@@ -59,16 +60,16 @@ class Executor:
     # -------------------------------------------------------------------------------- text and roles
 
     async def text(self, op: ops.Text, step: Step) -> None:
-        self.spoken.append(self.position.say(op.text), {})
+        self.spoken.append(self.position.say(op.text, step.source), {})
 
     async def role_begin(self, op: ops.RoleBegin, step: Step) -> None:
         await self._start_backend()
         self._drop_surplus()
-        self._speak(self.position.open_turn(self._run.backend.chat_template, op.role))
+        self._speak(self.position.open_turn(self._run.backend.chat_template, op.role, step.source))
 
     async def role_end(self, op: ops.RoleEnd, step: Step) -> None:
         self._drop_surplus()
-        self._speak(self.position.close_turn(self._run.backend.chat_template))
+        self._speak(self.position.close_turn(self._run.backend.chat_template, step.source))
 
     async def scope_begin(self, op: ops.VarScopeBegin, step: Step) -> None:
         self.position.scopes = (*self.position.scopes, (op.name, self.position.prompt))
@@ -88,7 +89,7 @@ class Executor:
             )
         part = await asyncio.to_thread(media.load, op)
         self.spoken.append(self.position.settle(f"{kind}()"), {})
-        self.position.append(part)
+        self.position.append(part, step.source)
         self.spoken.append(media_text(part), {})
 
     # -------------------------------------------------------------------------------- calls
@@ -111,22 +112,27 @@ class Executor:
         delivery = _Delivery(self, step)
         reply = await self._ask(op, request, delivery.piece, thinks=step.tags is not None)
         delivery.finish(reply.final, reply.facts, capabilities)
+        intent = self._run.journal.intend(request.id, "gen", op.name, self.position.prompt, step.source)
 
     async def select(self, op: ops.Select, step: Step) -> None:
+        intent.settle()
         capabilities = await self._start_backend()
         requirements.check_choices(capabilities, op)
         self.spoken.append(self.position.settle("select()"), {})
         chosen, facts = await selecting.choose(
             self._run.calls,
             capabilities,
+        request_id = self._run.request_id()
+        intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source)
             op,
-            self._run.request_id(),
+            request_id,
             self._run.origin(self._queue.fork_group),
             self.position,
             step.sampling.seed if step.sampling is not None else None,
             self._ask,
         )
-        self.position.append(Text(chosen))
+        intent.settle()
+        self.position.append(Text(chosen), _written(SourceKind.CHOSEN, op.name, step))
         if self._speculator is not None:
             self._speculator.note_answer(self.position)
         self.spoken.append(chosen, facts)
@@ -165,8 +171,8 @@ class Executor:
     async def concatenate(self, op: Concatenate, step: Step) -> None:
         for mark in op.marks:
             reached = await self._reached(mark)
-            self.spoken.append(self.position.take_over(reached.parts, reached.turns), {})
-            self.spoken.append(text_of(reached.parts), {})
+            self.spoken.append(self.position.take_over(reached.said, reached.turns), {})
+            self.spoken.append(text_of([prompt.part for prompt in reached.said if prompt.part is not None]), {})
 
     async def _reached(self, mark: Binding) -> Reached:
         await wait_until_async(lambda: mark.done, (mark.settled,), None, "a branch")
@@ -245,10 +251,11 @@ class _Delivery:
         position = self._executor.position
         if capabilities.token_ids and completion.kept and text == completion.text:
             kept = completion.text[: len(completion.text) - len(completion.tail)]
-            position.append(Generated(kept, completion.token_ids[: completion.kept]))
+            position.append(Generated(kept, completion.token_ids[: completion.kept]), source)
             text = completion.tail
+        source = _written(SourceKind.GENERATED, cast(ops.Gen, self._step.op).name, self._step)
         if text:
-            position.append(Text(text))
+            position.append(Text(text), source)
 
     def _say(self, text: str, facts: Meta) -> None:
         self._said += len(text)
@@ -265,6 +272,11 @@ def _resolve(binding: Binding, values: list[str], facts: list[Meta]) -> None:
 def _given(binding: Binding | None) -> Binding:
     assert binding is not None, "this kind of step is submitted with its binding"
     return binding
+
+def _written(kind: SourceKind, name: str | None, step: Step) -> Source | None:
+    """The source of what a step made, beside what the program wrote."""
+    return None if step.source is None else step.source.of(kind, name or "")
+
 
 
 def _retrieve(start: "asyncio.Future[None]") -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from ..lang import ops
 from ..lang.errors import ProgramError
 from ..lang.sampling import SamplingParams
+from ..lang.source import Source
 from . import media
 from .steps import ReasoningTags, Step
 from .variables import Binding
@@ -27,46 +28,53 @@ class Grammar:
     open_role: str | None = None
     open_scopes: tuple[str, ...] = ()
 
-    def read(self, op: ops.Op, merge: Merge) -> tuple["Grammar", list[Step]]:
-        """`op` said here → what is open after it, and its steps.
+    def read(self, op: ops.Op, merge: Merge, source: Source | None = None) -> tuple["Grammar", list[Step]]:
+        """`op` said here → what is open after it, and its steps. `source`: where the program says it.
 
         Raises:
             ProgramError: a role or scope that does not fit.
             ParameterError: sampling parameters that do not fit together, an image that does not exist.
         """
         steps: list[Step] = []
-        return self._read(op, merge, None, steps), steps
+        return self._read(op, merge, source, None, steps), steps
 
-    def _read(self, op: ops.Op, merge: Merge, tags: ReasoningTags | None, steps: list[Step]) -> "Grammar":
+    def _read(
+        self,
+        op: ops.Op,
+        merge: Merge,
+        source: Source | None,
+        tags: ReasoningTags | None,
+        steps: list[Step],
+    ) -> "Grammar":
         grammar = self
         match op:
             case ops.Sequence(members):
                 for member in members:
-                    grammar = grammar._read(member, merge, tags, steps)
+                    grammar = grammar._read(member, merge, source, tags, steps)
             case ops.SeparateReasoning(inner, open_tag, close_tag):
-                grammar = grammar._read(inner, merge, ReasoningTags(open_tag, close_tag), steps)
+                grammar = grammar._read(inner, merge, source, ReasoningTags(open_tag, close_tag), steps)
             case ops.Gen(name, options, result=result):
                 thinking = Binding(name + REASONING_SUFFIX if name else "") if tags is not None else None
-                steps.append(Step(op, Binding(name or "", result), merge(options), thinking, tags))
+                steps.append(Step(op, Binding(name or "", result), merge(options), thinking, tags, source))
             case ops.Select(name, temperature=temperature):
-                steps.append(Step(op, Binding(name or ""), merge({}) if temperature else None))
+                steps.append(Step(op, Binding(name or ""), merge({}) if temperature else None, source=source))
             case ops.RoleBegin(role):
                 grammar = self._open_role(role)
-                steps.append(Step(op))
+                steps.append(Step(op, source=source))
             case ops.RoleEnd(role):
                 grammar = self._close_role(role)
-                steps.append(Step(op))
+                steps.append(Step(op, source=source))
             case ops.VarScopeBegin(name):
                 grammar = replace(self, open_scopes=(*self.open_scopes, name))
-                steps.append(Step(op))
+                steps.append(Step(op, source=source))
             case ops.VarScopeEnd(name):
                 grammar = self._close_scope(name)
-                steps.append(Step(op, Binding(name)))
+                steps.append(Step(op, Binding(name), source=source))
             case ops.Image() | ops.Video():
                 media.check(op)
-                steps.append(Step(op))
+                steps.append(Step(op, source=source))
             case _:
-                steps.append(Step(op))
+                steps.append(Step(op, source=source))
         return grammar
 
     def _open_role(self, role: str) -> "Grammar":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ..lang.chat_template import ChatTemplate, Turn
 from ..lang.errors import TemplateError
 from ..lang.prompt import EMPTY, Generated, Media, Part, Prompt, Text
+from ..lang.source import Source, SourceKind
 
 
 @dataclass(slots=True)
@@ -44,19 +45,18 @@ class Position:
 
     # -------------------------------------------------------------------------------- roles
 
-    def open_turn(self, template: ChatTemplate, role: str) -> tuple[Part, ...]:
+    def open_turn(self, template: ChatTemplate, role: str, source: Source | None = None) -> tuple[Part, ...]:
         """Begin a block; the scaffolding that was appended."""
         scaffolding = template.open(self.turns, role)
         deferred = not template.shows((*self.turns, Turn(role, ""))) if role != "assistant" else False
         if not deferred:
             self.owed = False
-        for part in scaffolding:
-            self.prompt = self.prompt.append(part)
+        self._scaffold(scaffolding, role, source)
         lead = template.lead(self.turns, role)
         self.turn = OpenTurn(role, self.prompt, [] if deferred else None, template.trims, lead)
         return scaffolding
 
-    def close_turn(self, template: ChatTemplate) -> tuple[Part, ...]:
+    def close_turn(self, template: ChatTemplate, source: Source | None = None) -> tuple[Part, ...]:
         """End the block; the scaffolding that was appended. White space at its end is dropped if the template trims."""
         turn = self.turn
         assert turn is not None, "the stream checks roles when they are submitted"
@@ -65,13 +65,17 @@ class Position:
         self.turn = None
         self.owed = turn.deferred is not None
         scaffolding = () if self.owed else template.close(self.turns)
-        for part in scaffolding:
-            self.prompt = self.prompt.append(part)
+        self._scaffold(scaffolding, turn.role, source)
         return scaffolding
+
+    def _scaffold(self, parts: tuple[Part, ...], role: str, source: Source | None) -> None:
+        written = None if source is None else source.of(SourceKind.SCAFFOLD, role)
+        for part in parts:
+            self.prompt = self.prompt.append(part, written)
 
     # -------------------------------------------------------------------------------- content
 
-    def say(self, text: str) -> str:
+    def say(self, text: str, source: Source | None = None) -> str:
         """Append constant text; what of it was appended now."""
         turn = self.turn
         if turn is None:
@@ -88,12 +92,12 @@ class Position:
         if turn is not None:
             if turn.blank and not text.startswith(turn.lead):
                 lead = turn.lead
-                self.prompt = turn.start = self.prompt.append(Text(lead))
+                self.prompt = turn.start = self.prompt.append(Text(lead), source)
             turn.blank = False
             if turn.deferred is not None:
                 turn.deferred.append(text)
                 return ""
-        self.prompt = self.prompt.append(Text(text))
+        self.prompt = self.prompt.append(Text(text), source)
         return lead + text
 
     def settle(self, what: str) -> str:
@@ -111,11 +115,12 @@ class Position:
             )
         return self._release()
 
-    def take_over(self, parts: list[Part], turns: tuple[Turn, ...]) -> str:
-        """Append what a branch said, and the turns it closed; what of it is text held back before."""
-        held = self._release() if parts else ""
-        for part in parts:
-            self.prompt = self.prompt.append(part)
+    def take_over(self, said: list[Prompt], turns: tuple[Turn, ...]) -> str:
+        """Append what a branch said, part by part, and the turns it closed; what of it is text held back before."""
+        held = self._release() if said else ""
+        for prompt in said:
+            assert prompt.part is not None, "what was said has a part"
+            self.prompt = self.prompt.append(prompt.part, prompt.source)
         self.turns += turns
         self.owed = self.owed and not turns
         return held
@@ -129,8 +134,8 @@ class Position:
             self.prompt = self.prompt.append(Text(held))
         return held
 
-    def append(self, part: Part) -> None:
-        self.prompt = self.prompt.append(part)
+    def append(self, part: Part, source: Source | None = None) -> None:
+        self.prompt = self.prompt.append(part, source)
 
     def _check_owed(self) -> None:
         if self.owed:
@@ -161,9 +166,9 @@ class Reached:
     position: Position
 
     @property
-    def parts(self) -> list[Part]:
-        """What the stream has said itself."""
-        return since(self.start, self.position.prompt)
+    def said(self) -> list[Prompt]:
+        """What the stream has said itself: the prompt after each part of it."""
+        return steps_since(self.start, self.position.prompt)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -173,15 +178,19 @@ class Reached:
 
 def since(start: Prompt, end: Prompt) -> list[Part]:
     """The parts that made `end` out of `start`."""
-    parts: list[Part] = []
-    node: Prompt | None = end
-    while node is not start:
-        assert node is not None, "end does not begin with start"
-        assert node.part is not None, "only the empty prompt has no part"
-        parts.append(node.part)
-        node = node.parent
-    parts.reverse()
-    return parts
+    return [prompt.part for prompt in steps_since(start, end) if prompt.part is not None]
+
+
+def steps_since(start: Prompt, end: Prompt) -> list[Prompt]:
+    """The prompts on the way from `start` to `end`, each with one part more than the one before."""
+    steps: list[Prompt] = []
+    prompt: Prompt | None = end
+    while prompt is not start:
+        assert prompt is not None, "end does not begin with start"
+        steps.append(prompt)
+        prompt = prompt.parent
+    steps.reverse()
+    return steps
 
 
 def text_of(parts: list[Part]) -> str:

@@ -19,6 +19,7 @@ from ..lang.errors import BudgetError, CancelledError, DeadlineError, ProgramErr
 from ..lang.protocol import Backend, Origin
 from . import loop
 from .budget import Allowance
+from .explaining.journal import Journal
 from .calls import Calls
 from .ledger import Ledger
 from .speculation.settings import Speculating
@@ -78,6 +79,7 @@ class Run:
         self.calls = Calls(self)
         self.ledger = Ledger(backend, allowance)
         self.reason: BaseException | None = None  # why everything was stopped
+        self.journal = Journal(backend)
         self.ended = False  # the body has returned or raised
         self.body: asyncio.Future[None] | None = None  # of a program that nobody awaits; asyncio does not hold it
         self.changed = Signal()  # fired when the body ends, and when the run falls idle

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..lang.ops import Op
 from ..lang.sampling import SamplingParams
 from .variables import Binding
+from ..lang.source import Source
 
 if TYPE_CHECKING:
     from .queue import StepQueue
@@ -67,6 +68,7 @@ class Step:
         match self.op:
             case BranchOff(branches):
                 for branch in branches:
+    source: Source | None = None  # where the program says it
                     branch.begin_failed(error)
             case Gather(_, columns):
                 for gathered, _ in columns:

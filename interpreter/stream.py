@@ -11,6 +11,7 @@ from typing import Any, cast
 from ..lang import sampling
 from ..lang.cost import Cost
 from ..lang.ops import Op
+from ..lang.source import Source, SourceKind, calling_place
 from ..lang.state import JoinMode, Sink, Value
 from .grammar import Grammar
 from .position import Reached
@@ -53,8 +54,9 @@ class Stream(Sink):
     # -------------------------------------------------------------------------------- saying
 
     def submit(self, op: Op) -> None:
+        source = Source(SourceKind.TEXT, calling_place())
         with self._queue.lock:
-            grammar, steps = self._grammar.read(op, self._sampling)  # raises before anything is queued
+            grammar, steps = self._grammar.read(op, self._sampling, source)  # raises before anything is queued
             self._grammar = grammar
             for step in steps:
                 self._queue_step(step)

@@ -11,6 +11,8 @@ from functools import cached_property
 
 import msgspec
 
+from .source import Source
+
 
 class Text(msgspec.Struct, frozen=True, tag="t", array_like=True):
     """Constant text. Only template scaffolding has `control=True` and may become special tokens."""
@@ -45,10 +47,11 @@ class Prompt:
     parent: "Prompt | None" = None
     part: Part | None = None
     length: int = field(default=0)  # parts from the root to here
+    source: Source | None = None  # of the part
 
-    def append(self, part: Part) -> "Prompt":
+    def append(self, part: Part, source: Source | None = None) -> "Prompt":
         """This prompt with one more part; the receiver is unchanged."""
-        return Prompt(self, part, self.length + 1)
+        return Prompt(self, part, self.length + 1, source)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

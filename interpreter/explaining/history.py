@@ -1,0 +1,125 @@
+"""Prompts that a backend was asked for, as far back as they are worth remembering: what a miss is compared with.
+
+One history for each backend of this process, bounded in prompts and in characters; the oldest goes first. A call stands
+in it from its beginning, so that what was asked at the same time is known as well.
+"""
+
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+from ...lang.prompt import Generated, Part, Prompt, Text
+from ...lang.protocol import Backend, Usage
+from ...lang.source import Source
+
+PROMPTS = 512
+CHARACTERS = 8 * 2**20
+
+
+@dataclass(slots=True, eq=False)
+class Intent:
+    """A `gen` or `select` of a program, when it is its turn.
+
+    Attributes:
+        kind: "gen" or "select".
+        prompt: what stands before it.
+    """
+
+    kind: str
+    name: str
+    prompt: Prompt
+    source: Source | None
+
+    def settle(self) -> None:
+        """It has its answer. A journal lives as long as its state, and a history longer: they hold the links of the
+        prompt, which branches share, not the text that was joined of them."""
+        prompt = self.prompt
+        self.prompt = Prompt(prompt.parent, prompt.part, prompt.length, prompt.source)
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """One call.
+
+    Attributes:
+        intent: what it was made for.
+        parts: its prompt where that is not the intent's; None where it is.
+        salt: of the cache.
+        began, ended: when, counted in beginnings and ends of calls; `ended` None while it runs, or when it failed.
+        usage: by the backend.
+        answer: what was generated.
+        characters: of its prompt.
+    """
+
+    intent: Intent
+    parts: tuple[Part, ...] | None
+    salt: str
+    began: int
+    characters: int
+    ended: int | None = None
+    usage: Usage | None = None
+    answer: str = ""
+
+
+class History:
+    """Calls to one backend, the oldest first.
+
+    Args:
+        prompts, characters: most of them that are kept; the latest call always is.
+    """
+
+    def __init__(self, prompts: int = PROMPTS, characters: int = CHARACTERS) -> None:
+        self._most_prompts = prompts
+        self._most_characters = characters
+        self._lock = threading.Lock()  # several loops may ask one backend
+        self._calls: deque[Asked] = deque()
+        self._characters = 0
+        self._time = 0
+        self.forgotten = 0  # calls that are remembered no more
+
+    def begin(self, intent: Intent, parts: tuple[Part, ...], salt: str, *, own: bool) -> Asked:
+        """A call begins. `own`: its prompt is the intent's."""
+        characters = 0
+        for part in parts:
+            if isinstance(part, Text | Generated):
+                characters += len(part.text)
+        with self._lock:
+            self._time += 1
+            asked = Asked(intent, None if own else parts, salt, self._time, characters)
+            self._calls.append(asked)
+            self._characters += characters
+            while len(self._calls) > self._most_prompts or (
+                self._characters > self._most_characters and len(self._calls) > 1
+            ):
+                self._characters -= self._calls.popleft().characters
+                self.forgotten += 1
+        return asked
+
+    def end(self, asked: Asked, usage: Usage, answer: str) -> None:
+        """A call has ended well."""
+        with self._lock:
+            self._time += 1
+            asked.ended = self._time
+        asked.usage, asked.answer = usage, answer
+
+    def before(self, asked: Asked) -> list[Asked]:
+        """Calls that began before this one, the latest first."""
+        with self._lock:
+            return [call for call in reversed(self._calls) if call.began < asked.began]
+
+
+_histories: "weakref.WeakKeyDictionary[Backend, History]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def history_of(backend: Backend) -> History:
+    """Of all runs on this backend. One that cannot be held weakly has a history for each run."""
+    try:
+        history = _histories.get(backend)
+        if history is None:
+            with _lock:
+                history = _histories.setdefault(backend, History())
+    except TypeError:
+        return History()
+    return history

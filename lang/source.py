@@ -1,0 +1,93 @@
+"""Where the text of a prompt comes from: the line that said it, kept for whoever asks later.
+
+Operations are submitted far more often than anybody asks where they were written, so a place is kept as a code object
+and an instruction; file, line and columns are looked up when they are read.
+"""
+
+import sys
+from enum import StrEnum
+from itertools import islice
+from types import CodeType
+from typing import Protocol
+
+import msgspec
+
+# Frames of these modules are ours: what the user wrote is further out. `with s.user():` goes through contextlib.
+_ROOT = __name__.partition(".")[0]
+_OURS = (f"{_ROOT}.lang.", f"{_ROOT}.interpreter.", f"{_ROOT}.compiler.", "contextlib")
+
+
+class Place(Protocol):
+    """A line of the user's program: `compiler.graph.Line`, or a CodePlace."""
+
+    @property
+    def file(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def function(self) -> str: ...
+
+
+class CodePlace(msgspec.Struct, frozen=True, gc=False):
+    """An instruction of a function that runs."""
+
+    code: CodeType
+    instruction: int  # offset in bytes
+
+    @property
+    def file(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def number(self) -> int:
+        """Of the line, counted from 1. A statement of several lines has the one on which it begins."""
+        return self.span[0] or self.code.co_firstlineno
+
+    @property
+    def function(self) -> str:
+        return self.code.co_name
+
+    @property
+    def span(self) -> tuple[int | None, int | None]:
+        """First and last line of what is being computed there; None where Python keeps no positions."""
+        found = next(islice(self.code.co_positions(), self.instruction // 2, None), None)
+        return (None, None) if found is None else found[:2]
+
+
+def calling_place() -> CodePlace | None:
+    """Where the user's program is just now: the innermost frame that is none of ours."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith(_OURS):
+        outer = frame.f_back
+        if outer is None:
+            return None
+        frame = outer
+    return CodePlace(frame.f_code, frame.f_lasti)
+
+
+class SourceKind(StrEnum):
+    TEXT = "text"  # of the program
+    SCAFFOLD = "scaffold"  # what a chat template writes around a turn
+    GENERATED = "generated"
+    CHOSEN = "chosen"
+
+
+class Source(msgspec.Struct, frozen=True, gc=False):
+    """Who put a piece of text into a prompt.
+
+    Attributes:
+        place: the line; None where no line of a program said it.
+        name: the role of a scaffold, the variable of a generated or chosen text.
+        argument: the run's argument that the text is, where that is known for certain.
+    """
+
+    kind: SourceKind
+    place: Place | None
+    name: str = ""
+    argument: str = ""
+
+    def of(self, kind: SourceKind, name: str) -> "Source":
+        """The same line as the source of something else."""
+        return Source(kind, self.place, name)
