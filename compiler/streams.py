@@ -1,117 +1,193 @@
-"""The streams of a graph: chains that begin once, branch at forks, and come back where they left."""
+"""The nodes of a stream → its actions. Text that stands together is said at once, where that changes no prompt."""
 
-from ..interpreter.grammar import Grammar
-from ..lang import sampling
-from ..lang.errors import GraphError, ProgramError
-from ..lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from ..interpreter.steps import ReasoningTags, Step
+from ..lang import ops
+from . import actions
+from .actions import Action
 from .graph import Graph, Node
-from .operations import Begin, GetForkItem, Join
+from .operations import Append, Choose, Constant, Fork, Generate, Join, Look, Options
+from .slots import Slots
+
+List = tuple[int, tuple[int | None, ...]]  # the slot of a list, and those of what each branch found
 
 
-def check_streams(graph: Graph) -> None:
-    """Looks at a graph whose nodes are in order and have the inputs that they need.
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Sampling fields of a `gen`, or of a `select` that draws: those around it and its own. `nested`: in a run inside
+    of the program, which the options of the run around it do not reach."""
 
-    Raises:
-        GraphError: two nodes behind one, a stream that begins twice, an end that is none, a branch of another stream,
-            or a turn or scope that does not fit; with the node and the line.
+    defaults: Options
+    given: Options
+    nested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What all walks of a graph share.
+
+    Attributes:
+        sources: value node → slots of the bindings that it needs, in the order of the program.
+        lists: of every join.
+        assigned: of every join, slots of variables that branches gave values themselves.
+        layers: of every call, in the order in which the walks came to it.
     """
-    _check_chains(graph)
-    _check_ends(graph)
-    _check_grammar(graph)
-    _check_joins(graph)
+
+    graph: Graph
+    slots: Slots
+    sources: Mapping[Node, tuple[int, ...]]
+    lists: Mapping[Node, list[List]]
+    assigned: Mapping[Node, list[int]]
+    layers: list[Layer] = field(default_factory=list)
+    turns: dict[Node, "Turn"] = field(default_factory=dict)  # at every fork: what its branches begin with
 
 
-def _check_chains(graph: Graph) -> None:
-    first: dict[object, Node] = {}
-    for node in graph.nodes:
-        key: object
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whether a turn is open, and has content for certain. What comes first in a turn may be trimmed or led in by its
+    template, which looks at one piece of text."""
+
+    open: bool = False
+    begun: bool = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether text said here in two pieces is the same text as in one."""
+        return not self.open or self.begun
+
+
+class Walk:
+    """Along one stream; the streams of a graph are walked in the order in which they begin."""
+
+    def __init__(self, layout: Layout, number: int) -> None:
+        self._layout = layout
+        self._nested = _root(layout.graph, number) > 0
+        parents = layout.graph.parents(number)
+        nodes = layout.graph.streams[number]
+        self._turn = Turn() if parents is None else layout.turns[nodes[0].inputs[0]]
+        self._texts: list[Node] = []  # to be said at once
+        self._texts_join = False
+        self._actions: list[Action] = []
+        for node in nodes:
+            self._add(node)
+        self._flush()
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return tuple(self._actions)
+
+    def _add(self, node: Node) -> None:
+        if isinstance(node.op, Append):
+            self._append(node.inputs[1])
+        else:
+            action = self._action(node)
+            if action is not None:
+                self._flush()
+                self._actions.append(action)
+        place = self._layout.slots.marks.get(node)
+        if place is not None:
+            self._flush()
+            self._actions.append(actions.Arrive(place))
+
+    # -------------------------------------------------------------------------------- text
+
+    def _append(self, text: Node) -> None:
+        if self._is_late(text):
+            self._flush()
+            self._actions.append(actions.SayLater(text))
+            return
+        if not self._texts_join:
+            self._flush()
+            self._texts_join = self._turn.joins
+        self._texts.append(text)
+        if isinstance(text.op, Constant) and isinstance(text.op.value, str) and text.op.value.strip():
+            self._turn = replace(self._turn, begun=True)
+
+    def _flush(self) -> None:
+        if not self._texts:
+            return
+        constants = [text.op.value for text in self._texts if isinstance(text.op, Constant)]
+        if len(constants) == len(self._texts) and all(isinstance(constant, str) for constant in constants):
+            self._actions.append(actions.Fixed(Step(ops.Text("".join(constants)))))
+        else:
+            self._actions.append(actions.Say(tuple(self._texts)))
+        self._texts = []
+        self._texts_join = False
+
+    def _is_late(self, *values: Node) -> bool:
+        return any(self._layout.sources[value] for value in values)
+
+    # -------------------------------------------------------------------------------- anything else
+
+    def _action(self, node: Node) -> Action | None:
+        """None for what begins a stream."""
+        slots = self._layout.slots
         match node.op:
-            case Begin(_, number):
-                key, what = ("begin", number), f"stream {number} has begun"
-            case GetForkItem(index):
-                key, what = (node.inputs[0], index), f"branch {index} of the fork has begun"
-            case _ if node.before is not None:
-                key, what = ("behind", node.before), f"the stream goes on from node {graph.numbers[node.before]}"
-            case _:
-                continue
-        other = first.setdefault(key, node)
-        if other is not node:
-            raise _error(graph, node, f"{what} already, with node {graph.numbers[other]}")
+            case Generate():
+                self._turn = replace(self._turn, begun=True)
+                return self._ask(node, node.op)
+            case Choose():
+                self._turn = replace(self._turn, begun=True)
+                return self._choose(node, node.op)
+            case Look(num_frames):
+                self._turn = replace(self._turn, begun=True)
+                source = node.inputs[1]
+                return actions.Show(source, num_frames, self._is_late(source))
+            case ops.RoleBegin():
+                self._turn = Turn(open=True)
+                return actions.Fixed(Step(node.op))
+            case ops.RoleEnd():
+                self._turn = Turn()
+                return actions.Fixed(Step(node.op))
+            case ops.VarScopeBegin():
+                return actions.Fixed(Step(node.op))
+            case ops.VarScopeEnd(name):
+                return actions.EndScope(node.op, slots.variable(node, name))
+            case Fork(size):
+                self._layout.turns[node] = self._turn
+                return actions.Branch(size, self._branches(node))
+            case Join(mode):
+                ends = tuple(slots.marks[end] for end in node.inputs[1:])
+                if mode == "concate_and_append":
+                    return actions.TakeOver(ends)
+                assigned = tuple(self._layout.assigned.get(node, ()))
+                return actions.Collect(ends + assigned, tuple(self._layout.lists.get(node, ())))
+        return None
+
+    def _ask(self, node: Node, op: Generate) -> Action:
+        slots, name = self._layout.slots, op.gen.name
+        tags = None if op.tags is None else ReasoningTags(*op.tags)
+        thinking = None if tags is None else slots.thinking(node, name)
+        return actions.Ask(
+            op.gen, self._layer(op.defaults, op.gen.options), slots.variable(node, name), thinking, tags
+        )
+
+    def _choose(self, node: Node, op: Choose) -> Action:
+        choices = node.inputs[1:]
+        values = tuple(choice.op.value for choice in choices if isinstance(choice.op, Constant))
+        layer = self._layer(op.defaults, {}) if op.select.temperature else None
+        chosen = actions.Choose(op.select, layer, self._layout.slots.variable(node, op.select.name))
+        if len(values) == len(choices):
+            return replace(chosen, select=replace(op.select, choices=cast(tuple[str, ...], values)))
+        return actions.ChooseAmong(chosen, choices, self._is_late(*choices))
+
+    def _layer(self, defaults: Options, given: Options) -> int:
+        self._layout.layers.append(Layer(defaults, given, self._nested))
+        return len(self._layout.layers) - 1
+
+    def _branches(self, fork: Node) -> tuple[int, ...]:
+        stream_of = self._layout.graph.stream_of
+        return tuple(stream_of[item] for item in self._layout.graph.users[fork] if item.before is None)
 
 
-def _check_ends(graph: Graph) -> None:
-    last = {stream[-1] for stream in graph.streams}
-    seen: set[Node] = set()
-    for end in graph.ends:
-        if end not in last or end in seen:
-            raise _error(
-                graph, end, "it is among the graph's ends" + (" twice" if end in seen else " and ends nothing")
-            )
-        seen.add(end)
-    for stream in graph.streams:
-        if stream[-1] not in seen:
-            raise _error(graph, stream[-1], "it ends a stream and is not among the graph's ends")
-    begin = graph.streams[graph.stream_of[graph.ends[0]]][0].op if graph.ends else None
-    if not isinstance(begin, Begin) or begin.number != 0:
-        raise GraphError("the first end of a graph is that of the program's own stream, which begins with Begin 0")
-
-
-def _check_grammar(graph: Graph) -> None:
-    """What is open goes on into branches: one that leaves inside of a turn begins inside of it."""
-    behind: dict[Node, Grammar] = {}
-    for node in graph.nodes:
-        if not node.in_stream:
-            continue
-        grammar = behind[node.inputs[0]] if node.inputs else Grammar()
-        try:
-            match node.op:
-                case RoleBegin() | RoleEnd() | VarScopeBegin() | VarScopeEnd():
-                    grammar, _ = grammar.read(node.op, sampling.merge)
-                case Join(mode) if mode == "concate_and_append":
-                    for index, end in enumerate(node.inputs[1:]):
-                        behind[end].check_same_turn(grammar, index)
-        except ProgramError as error:
-            raise _error(graph, node, str(error)) from None
-        behind[node] = grammar
-
-
-def _check_joins(graph: Graph) -> None:
-    family = _Family(graph)
-    for node in graph.nodes:
-        if isinstance(node.op, Join):
-            for index, end in enumerate(node.inputs[1:]):
-                if not family.descends(graph.stream_of[end], graph.stream_of[node]):
-                    raise _error(
-                        graph, node, f"what it joins as branch {index}, node {graph.numbers[end]}, left another stream"
-                    )
-
-
-class _Family:
-    """Who was forked off whom. A walk down the tree comes to a stream as number `entered`; what was forked off it, and
-    off its branches, follows up to `left`."""
-
-    def __init__(self, graph: Graph) -> None:
-        count = len(graph.streams)
-        children: list[list[int]] = [[] for _ in range(count)]
-        waiting: list[int] = []
-        for number in range(count):
-            parents = graph.parents(number)
-            (waiting if parents is None else children[parents[0]]).append(number)
-        order: list[int] = []
-        while waiting:
-            order.append(waiting.pop())
-            waiting.extend(children[order[-1]])
-        self._entered = [0] * count
-        for when, number in enumerate(order):
-            self._entered[number] = when
-        self._left = [when + 1 for when in self._entered]
-        for number in reversed(order):
-            self._left[number] = max((self._left[number], *(self._left[child] for child in children[number])))
-
-    def descends(self, stream: int, ancestor: int) -> bool:
-        return self._entered[ancestor] < self._entered[stream] < self._left[ancestor]
-
-
-def _error(graph: Graph, node: Node, what: str) -> GraphError:
-    at = f" at {node.line}" if node.line is not None else ""
-    return GraphError(f"node {graph.numbers[node]} ({type(node.op).__name__}){at}: {what}")
+def _root(graph: Graph, number: int) -> int:
+    """The number of the run inside the program that a stream belongs to; 0 for the program's own."""
+    parents = graph.parents(number)
+    while parents is not None:
+        number = parents[0]
+        parents = graph.parents(number)
+    begin = graph.streams[number][0].op
+    return getattr(begin, "number", 0)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from ..lang.errors import GraphError
 from . import attributes, inputs
+from .chains import check_streams
 from .graph import Graph, Node, Parameter, frozen, reachable
 from .operations import Argument
-from .streams import check_streams
 
 
 def verify(graph: Graph) -> None:
