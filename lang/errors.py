@@ -149,16 +149,21 @@ def unknown_option(owner: str, name: str, known: Iterable[str]) -> ParameterErro
 WIRE_ERRORS: dict[str, type[UmbelError]] = {
     error.__name__: error
     for error in (
+        ProgramError,
         ParameterError,
+        VariableError,
         TemplateError,
         ConstraintError,
         GraphError,
+        ResultError,
         BackendError,
         CapabilityError,
+        GuaranteeError,
         RequestError,
         OverloadedError,
         EngineError,
         ConnectionLostError,
+        BudgetError,
         DeadlineError,
         CancelledError,
         ModelError,

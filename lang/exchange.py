@@ -7,11 +7,14 @@ it lives on one event loop.
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
+import msgspec
+
 from .errors import BackendError, DeadlineError, ParameterError, UmbelError
+from .programs import FromPrograms, GraphWanted, ProgramEnded, ProgramEvent, RunProgram
 from .protocol import (
     Abort,
     Chunk,
@@ -34,25 +37,30 @@ GRACE = 5.0  # seconds
 LONGEST = 600.0  # seconds for a request without a deadline of its own; the gateway's limit is the same
 
 T = TypeVar("T")
+LONGEST_PROGRAM = 86_400.0  # seconds for a program without a deadline; its calls have the limit above, each for itself
+KNOWN_GRAPHS = 1024  # digests of graphs that the other side was sent; one that it forgot it asks for again
 
 
 class _Box:
+Incoming = FromBackend | FromPrograms
+Outgoing = ToBackend | RunProgram
+
     """The mailbox of one request: any number of messages, one reader. Cheaper than a queue and a timeout per message,
     of which a stream would need one for every token."""
 
     __slots__ = ("_messages", "_reader", "alarm")
 
     def __init__(self) -> None:
-        self._messages: deque[FromBackend | UmbelError] = deque()
+        self._messages: deque[Incoming | UmbelError] = deque()
         self._reader: asyncio.Future[None] | None = None
         self.alarm: asyncio.TimerHandle | None = None
 
-    def put(self, message: FromBackend | UmbelError) -> None:
+    def put(self, message: Incoming | UmbelError) -> None:
         self._messages.append(message)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def get(self) -> FromBackend:
+    async def get(self) -> Incoming:
         """The next message; raises it if it is an error."""
         while not self._messages:
             self._reader = asyncio.get_running_loop().create_future()
@@ -75,13 +83,23 @@ class Exchange:
             program that starts thousands of requests at once is slowed down, not refused.
         longest: seconds after which a request without a timeout is given up.
     """
+        programs: most programs in flight, likewise.
 
-    def __init__(self, send: Callable[[ToBackend], None], *, window: int = 1024, longest: float = LONGEST) -> None:
+    def __init__(
+        self,
+        send: Callable[[Outgoing], None],
+        *,
+        window: int = 1024,
+        programs: int = 64,
+        longest: float = LONGEST,
+    ) -> None:
         self._send = send
         self._longest = longest
         self._slots = asyncio.Semaphore(window)
         self._boxes: dict[str, _Box] = {}
         self._controls = 0
+        self._places = asyncio.Semaphore(programs)
+        self._graphs: OrderedDict[str, None] = OrderedDict()  # digests that were sent with their bytes, oldest first
         self._broken: Callable[[], UmbelError] | None = None
 
     @property
@@ -91,7 +109,7 @@ class Exchange:
 
     # ------------------------------------------------------------------ what the other side says
 
-    def deliver(self, message: FromBackend) -> None:
+    def deliver(self, message: Incoming) -> None:
         """An event of the other side. Events of requests nobody waits for any more are late, not wrong."""
         box = self._boxes.get(message.id)
         if box is not None:
@@ -121,6 +139,29 @@ class Exchange:
 
     async def score(self, request: ScoreRequest) -> Scored:
         message = await self._ask(request, request.origin)
+    async def program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
+        """Events, then one ProgramEnded; closing the iterator early aborts the program.
+
+        `request` has its graph. The bytes travel once; afterwards their digest does.
+        """
+        async with self._places:
+            box = self._open(request.id, request.origin, LONGEST_PROGRAM)
+            ended = False
+            try:
+                known = request.digest in self._graphs
+                self._send(msgspec.structs.replace(request, graph=b"") if known else request)
+                self._note_graph(request.digest)
+                while not ended:
+                    message = await box.get()
+                    if known and isinstance(message, GraphWanted):
+                        known = False
+                        self._send(request)
+                        continue
+                    ended = not isinstance(message, ProgramEvent) or isinstance(message, ProgramEnded)
+                    yield _told(message)
+            finally:
+                self._close(request.id, ended)
+
         return _expect(message, Scored)
 
     async def control(self, verb: str) -> Done:
@@ -152,13 +193,20 @@ class Exchange:
             finally:
                 self._close(request.id, ended)
 
-    def _open(self, id: str, origin: Origin) -> _Box:
+    def _note_graph(self, digest: str) -> None:
+        self._graphs[digest] = None
+        self._graphs.move_to_end(digest)
+        if len(self._graphs) > KNOWN_GRAPHS:
+            self._graphs.popitem(last=False)
+
+    def _open(self, id: str, origin: Origin, longest: float | None = None) -> _Box:
         if self._broken is not None:
             raise self._broken()
         if id in self._boxes:
             raise ParameterError(f"request id {id!r} is in use; give every request its own id")
         box = self._boxes[id] = _Box()
-        seconds = self._longest if origin.timeout is None else min(origin.timeout, self._longest)
+        most = self._longest if longest is None else longest
+        seconds = most if origin.timeout is None else min(origin.timeout, most)
         late = DeadlineError(f"request {id!r}: no answer by its deadline")
         box.alarm = asyncio.get_running_loop().call_later(seconds + GRACE, box.put, late)
         return box
@@ -171,7 +219,7 @@ class Exchange:
             self._send(Abort(id))
 
 
-def _expect(message: FromBackend, kind: type[T]) -> T:
+def _expect(message: Incoming, kind: type[T]) -> T:
     if isinstance(message, kind):
         return message
     if isinstance(message, Failure):
@@ -179,5 +227,9 @@ def _expect(message: FromBackend, kind: type[T]) -> T:
     raise BackendError(f"request {message.id!r} was answered by a {type(message).__name__}")
 
 
-def _generated(message: FromBackend) -> Chunk | Final:
+def _generated(message: Incoming) -> Chunk | Final:
     return message if isinstance(message, Chunk) else _expect(message, Final)
+
+
+def _told(message: Incoming) -> ProgramEvent:
+    return message if isinstance(message, ProgramEvent) else _expect(message, ProgramEnded)

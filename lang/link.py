@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from .errors import ParameterError
+from .programs import GraphWanted, ProgramEvent, RunProgram
 from .protocol import FromBackend, ToBackend
 
 MAX_FRAME = 32 * 2**20  # bytes
@@ -38,7 +39,7 @@ class Bye(_Link, frozen=True):
     """I leave: abort my requests. Never answered, and nothing depends on its arrival."""
 
 
-ToGateway = ToBackend | Hello | Ping | Bye
+ToGateway = ToBackend | RunProgram | Hello | Ping | Bye
 
 # ---- from the gateway
 
@@ -60,6 +61,7 @@ class Welcome(_Link, frozen=True):
     request_timeout: float
     chat_template: str | None
     template_tokens: dict[str, str]
+    max_programs: int
 
 
 class StartFailed(_Link, frozen=True):
@@ -73,7 +75,7 @@ class Pong(_Link, frozen=True):
     pass
 
 
-FromGateway = FromBackend | Progress | Welcome | StartFailed | Pong
+FromGateway = FromBackend | GraphWanted | ProgramEvent | Progress | Welcome | StartFailed | Pong
 
 # ---- frames
 

@@ -355,6 +355,7 @@ class Backend(Protocol):
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         """A bound on the tokens of a prompt: exact where it is cheap, else never less than they are."""
 
+    programs: bool = False  # runs whole programs, see `lang.programs`
     async def control(self, verb: str) -> Done: ...
 
     async def close(self) -> None: ...

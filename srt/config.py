@@ -28,6 +28,15 @@ class Limits:
     deadline_grace: float = 1.0
     # A client that says nothing for so long has gone without a word; its requests are aborted.
     peer_silence: float = 60.0
+    max_programs: int = 256  # at once: each is some tasks of the gateway's loop; more wait at their client
+    program_timeout: float = 86_400.0  # seconds; its calls end by request_timeout, each for itself
+    # Of the places in max_queue, this part is for the calls of programs: they never shut out those of clients.
+    program_share: float = 0.5
+    max_argument_bytes: int = 256 << 20  # of all programs in flight; one frame holds at most 32 MiB
+    max_graph_bytes: int = 8 << 20  # of one graph: some fifty thousand nodes
+    kept_graphs: int = 128  # read, checked and planned; the least recently used goes first
+    kept_graph_bytes: int = 32 << 20  # of their files; in memory a graph takes some ten times as much
+    long_graph: int = 32_768  # bytes; reading more takes longer than a turn of the loop may, so a thread does it
 
 
 @dataclass(frozen=True, slots=True)

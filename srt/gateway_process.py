@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from ..lang.chat_template import ChatTemplate
 from ..lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
 from ..lang.link import (
     Bye,
@@ -30,7 +31,8 @@ from ..lang.link import (
     Pong,
     ToGateway,
 )
-from ..lang.protocol import Abort, Failure, Hint, Release
+from ..lang.programs import RunProgram
+from ..lang.protocol import Abort, Failure, FromBackend, Hint, Release, ToBackend
 from ..lang.runtime_options import CLIENTS_SOCKET, GatewayStart
 from . import lifeline
 from .arrivals import Arrivals
@@ -43,6 +45,8 @@ from .constraint_library import ConstraintLibrary
 from .engine_child import EngineChild
 from .engine_protocol import Heartbeat, ToEngine
 from .gateway import Gateway
+from .program_backend import PROGRAMS_PEER, capabilities_of
+from .programs import Programs
 from .prompt_encoder import CACHE_BYTES
 from .startup import Startup
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
@@ -77,6 +81,7 @@ class GatewayServer:
         )
         self._core: Gateway | None = None  # from when the tokenizer is known
         self._arrivals: Arrivals | None = None  # with the core
+        self._programs: Programs | None = None  # with the core
         self._compiler = CompilerProcess(CompilerLimits(), self._flush)
         self._startup = Startup(self._clients, self._limits)
         self._engine: EngineChild | None = None
@@ -123,13 +128,28 @@ class GatewayServer:
                 self._startup.greet(peer)
             case Bye():
                 self._lose(peer)
-            case _ if self._arrivals is not None:
+            case RunProgram() if self._programs is not None:
+                self._programs.receive(peer.identity, message)
+            case Abort(label) if self._programs is not None and self._programs.abort(peer.identity, label):
+                pass
+            case _ if self._arrivals is not None and not isinstance(message, RunProgram):
                 self._arrivals.receive(peer.identity, message)
             case Hint() | Release() | Abort():
                 pass  # a hint is optional, and there is nothing yet to let go of or to abort
             case _:
                 reason = "the runtime is starting; send the request again when it is ready"
                 self._clients.say(peer.identity, Failure(message.id, OverloadedError.__name__, reason))
+
+    def _hear_programs(self, message: ToBackend) -> None:
+        assert self._arrivals is not None, "programs come with the core"
+        self._arrivals.receive(PROGRAMS_PEER, message)
+
+    def _to_peer(self, peer: bytes, message: FromBackend) -> None:
+        if peer == PROGRAMS_PEER:
+            assert self._programs is not None, "only programs have asked as it"
+            self._programs.deliver(message)
+        else:
+            self._clients.say(peer, message)
 
     def _flush(self) -> None:
         """Everything that was said to anyone since the last time, one frame each."""
@@ -142,8 +162,9 @@ class GatewayServer:
 
     def _lose(self, peer: Peer) -> None:
         self._clients.forget(peer)
-        if self._arrivals is not None:
+        if self._arrivals is not None and self._programs is not None:
             self._arrivals.peer_lost(peer.identity)
+            self._programs.peer_lost(peer.identity)
 
     # ------------------------------------------------------------------ the start
 
@@ -162,7 +183,7 @@ class GatewayServer:
             tokenizer,
             model=model,
             to_engine=self._to_engine,
-            to_peer=self._clients.say,
+            to_peer=self._to_peer,
             clock=self._clock,
             limits=self._limits,
             faults=fault_hook(),
@@ -176,6 +197,15 @@ class GatewayServer:
             ),
         )
         self._arrivals = Arrivals(self._core, after=self._flush)
+        self._programs = Programs(
+            capabilities_of(f"runtime {model}", hint=self._options.fork_hints, max_context=None),
+            lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model),
+            to_gateway=self._hear_programs,
+            to_peer=self._clients.say,
+            limits=self._limits,
+            after=self._flush,
+            counters=self._core.counters,
+        )
         if self._startup.engine is not None:
             self._core.engine_ready(self._startup.engine.context_length)
         elif self._startup.failure is not None:

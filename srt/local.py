@@ -11,11 +11,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import get_args
 
+import msgspec
+
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
-from ..lang.exchange import Exchange
+from ..lang.exchange import Exchange, Outgoing
+from ..lang.programs import FromPrograms, ProgramEvent, RunProgram
 from ..lang.prompt import Part, tokens_at_most
 from ..lang.protocol import (
+    Abort,
     Capabilities,
     Chunk,
     ConstraintKind,
@@ -26,7 +30,6 @@ from ..lang.protocol import (
     Hint,
     Scored,
     ScoreRequest,
-    ToBackend,
 )
 from ..lang.runtime_options import ORACLE, RuntimeOptions
 from .assembly import Engine, open_engine, open_tokenizer
@@ -37,9 +40,12 @@ from .constraint_library import ConstraintLibrary
 from .constraint_shelf import OPENING_POLL
 from .engine_protocol import ToEngine
 from .faults import FaultHook, no_faults
+from .delay import Delay
 from .gateway import Gateway
 from .prompt_encoder import CACHE_BYTES
 
+from .program_backend import PROGRAMS_PEER
+from .programs import Programs
 _PEER = b"local"
 
 
@@ -52,6 +58,9 @@ class LocalBackend:
         clock, faults: for tests.
         options: those of `RuntimeOptions`. With the oracle every step is checked unless said otherwise.
     """
+        latency: seconds that a message takes between caller and gateway, each way.
+        step_seconds: of the loop's time that a step of the oracle takes; with a loop whose time is virtual, a
+            simulation of a slow model far away.
 
     def __init__(
         self,
@@ -62,19 +71,26 @@ class LocalBackend:
         faults: FaultHook = no_faults,
         **options: object,
     ) -> None:
+        latency: float = 0.0,
+        step_seconds: float = 0.0,
         if model == ORACLE:
             options.setdefault("check_every_step", True)
         self.options = RuntimeOptions(model=model, **options)  # type: ignore[arg-type]  # checked by RuntimeOptions
         self._clock = clock or SystemClock()
         self._faults = faults
+        self._limits = Limits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout)
         self._given_template = chat_template
         self._template: ChatTemplate | None = None
+        self._step_seconds = step_seconds
+        self.down: Delay[Outgoing] = Delay(latency, self._receive)
+        self.up: Delay[FromBackend | FromPrograms] = Delay(latency, self._deliver)
         self._name = model
         self._engine: Engine | None = None
         self._gateway: Gateway | None = None
         self._exchange: Exchange | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[ToEngine] = deque()
+        self._programs: Programs | None = None  # with the exchange
         self._pump: asyncio.Task[None] | None = None
         self._opening: asyncio.Future[None] | None = None
 
@@ -96,6 +112,7 @@ class LocalBackend:
             stop_regex=True,
         )
 
+            programs=True,
     @property
     def chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -122,7 +139,14 @@ class LocalBackend:
             assert self._gateway is not None
             self._gateway.peer_lost(_PEER)
             self._loop, self._pump = loop, None
-            self._exchange = Exchange(self._send, window=self.options.max_queue, longest=self.options.request_timeout)
+            self._exchange = Exchange(
+                self.down.put,
+                window=self.options.max_queue,
+                programs=self._limits.max_programs,
+                longest=self.options.request_timeout,
+            )
+            self._programs = self._new_programs(self._gateway)
+            self._gateway.peer_lost(PROGRAMS_PEER)
 
     async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         await self.start()
@@ -132,6 +156,12 @@ class LocalBackend:
 
     async def score(self, request: ScoreRequest) -> Scored:
         await self.start()
+    async def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
+        await self.start()
+        async with aclosing(self._calls.program(request)) as events:
+            async for event in events:
+                yield event
+
         return await self._calls.score(request)
 
     def hint(self, hint: Hint) -> None:
@@ -151,7 +181,7 @@ class LocalBackend:
 
     async def close(self) -> None:
         """Ends what is running; the next `start` begins anew."""
-        if self._gateway is not None:
+        if self._gateway is not None and self._programs is not None:
             self._gateway.peer_lost(_PEER)
         if self._exchange is not None:
             self._exchange.fail(lambda: BackendError("the backend was closed"))
@@ -159,7 +189,8 @@ class LocalBackend:
         if pump is not None:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-        self._engine = self._gateway = self._exchange = self._loop = None
+            self._programs.peer_lost(_PEER)
+        self._engine = self._gateway = self._exchange = self._programs = self._loop = None
         self._inbox.clear()
 
     # ------------------------------------------------------------------ how
@@ -180,7 +211,7 @@ class LocalBackend:
             to_engine=self._to_engine,
             to_peer=self._to_peer,
             clock=self._clock,
-            limits=Limits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout),
+            limits=self._limits,
             faults=self._faults,
             seed=self.options.seed,
             token_cache_bytes=CACHE_BYTES if self.options.incremental_tokenization else 0,
@@ -193,9 +224,28 @@ class LocalBackend:
         )
         self._gateway.engine_ready(self._engine.runner.context_length)
 
-    def _send(self, message: ToBackend) -> None:
-        assert self._gateway is not None, "start() made it"
-        self._gateway.receive(_PEER, message)
+    def _new_programs(self, gateway: Gateway) -> Programs:
+        return Programs(
+            msgspec.structs.replace(self.capabilities, programs=False, pins=False),
+            lambda: self.chat_template,
+            to_gateway=lambda message: gateway.receive(PROGRAMS_PEER, message),
+            to_peer=lambda _, message: self.up.put(message),
+            limits=self._limits,
+            after=lambda: None,
+            counters=gateway.counters,
+        )
+
+    def _receive(self, message: Outgoing) -> None:
+        gateway, programs = self._gateway, self._programs
+        if gateway is None or programs is None:  # closed while the message was on its way
+            return
+        match message:
+            case RunProgram():
+                programs.receive(_PEER, message)
+            case Abort(label) if programs.abort(_PEER, label):
+                pass
+            case _:
+                gateway.receive(_PEER, message)
 
     def _to_peer(self, peer: bytes, message: FromBackend) -> None:
         if self._exchange is not None:
@@ -204,6 +254,12 @@ class LocalBackend:
     def _to_engine(self, message: ToEngine) -> None:
         self._inbox.append(message)
         if self._loop is not None and (self._pump is None or self._pump.done()):
+        if peer != PROGRAMS_PEER:
+            self.up.put(message)
+        elif self._programs is not None:
+            self._programs.deliver(message)
+
+    def _deliver(self, message: FromBackend | FromPrograms) -> None:
             self._pump = self._loop.create_task(self._run(), name="local engine")
 
     async def _run(self) -> None:
@@ -218,7 +274,7 @@ class LocalBackend:
                     scheduler.submit(self._inbox.popleft())
                 if self.options.model == ORACLE:
                     events = scheduler.step()
-                    await asyncio.sleep(0)  # others run between two steps
+                    await asyncio.sleep(self._step_seconds)  # others run between two steps
                 else:
                     events = await asyncio.to_thread(scheduler.step)
                     if scheduler.opening:

@@ -68,6 +68,7 @@ class Startup:
                 request_timeout=self._limits.request_timeout,
                 chat_template=self._tokenizer.chat_template,
                 template_tokens=self._tokenizer.template_tokens,
+                max_programs=self._limits.max_programs,
             )
         else:
             return

@@ -20,6 +20,7 @@ from ...lang.chat_template import ChatTemplate
 from ...lang.errors import BackendError, DeadlineError, MissingExtraError, ParameterError, unknown_option
 from ...lang.exchange import Exchange
 from ...lang.link import Welcome
+from ...lang.programs import ProgramEvent, RunProgram
 from ...lang.prompt import Part, Text, tokens_at_most
 from ...lang.protocol import (
     Capabilities,
@@ -166,6 +167,8 @@ class Runtime:
         self._template = self._given(chat_template)
         self._show: Show = _print_phase if (_on_terminal() if progress is None else progress) else _say_nothing
         self._lock = threading.Lock()  # over the process and the links: loops of several threads may start us
+        # The gateway knows the model's own template only, so programs that need another one stay here.
+        self._ships_programs = chat_template is None and not template_options
         self._processes: list[GatewayProcess] = []  # none or one; outlives us in the finalizer
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._welcome: Welcome | None = None
@@ -189,6 +192,7 @@ class Runtime:
             stop_regex=True,
             max_context=welcome.context_length if welcome else None,
             constraints=get_args(ConstraintKind),
+            programs=self._ships_programs,
         )
 
     @property
@@ -228,6 +232,13 @@ class Runtime:
 
     async def score(self, request: ScoreRequest) -> Scored:
         return await (await self._connect()).score(request)
+    async def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
+        """See `lang.programs`. Closing the generator early aborts the program."""
+        exchange = await self._connect()
+        async with aclosing(exchange.program(request)) as events:
+            async for event in events:
+                yield event
+
 
     def hint(self, hint: Hint) -> None:
         """Sent when this loop has a socket; a hint never starts anything."""

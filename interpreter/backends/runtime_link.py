@@ -184,7 +184,12 @@ class Link:
                 self._show(phase)
             case Welcome():
                 self.welcome = message
-                self.exchange = Exchange(self._send, window=message.max_queue, longest=message.request_timeout)
+                self.exchange = Exchange(
+                    self._send,
+                    window=message.max_queue,
+                    programs=message.max_programs,
+                    longest=message.request_timeout,
+                )
                 self._decided.set()
             case StartFailed(kind, text):
                 self.break_off(lambda: _start_error(kind, text))

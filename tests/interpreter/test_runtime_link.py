@@ -80,7 +80,7 @@ def play(monkeypatch: pytest.MonkeyPatch, story: Callable[[Link, Gateway], Await
         try:
             async with asyncio.timeout(10):
                 assert await gateway.next_frames() == [[Hello()]]
-                gateway.say(Welcome("toy", 100, 300, 100, 8, 60.0, None, {}))
+                gateway.say(Welcome("toy", 100, 300, 100, 8, 60.0, None, {}, 8))
                 await link.ready()
                 await story(link, gateway)
         finally:

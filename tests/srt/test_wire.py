@@ -85,7 +85,7 @@ FROM_GATEWAY = [
     Scored("s", (ScoredChoice((1,), (-1.0,), (), -1.0, -0.5),), Usage(), 7),
     Done("c", {"a": 1, "b": "x", "c": 1.5, "d": None, "e": True, "f": [1, "x"]}),
     Failure("a", "EngineError", "no"),
-    Welcome("m", 1, 2, 3, 4, 5.0, None, {"bos_token": "<s>"}),
+    Welcome("m", 1, 2, 3, 4, 5.0, None, {"bos_token": "<s>"}, 6),
     StartFailed("ModelError", "no"),
 ]
 TO_ENGINE = [
