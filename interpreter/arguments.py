@@ -64,7 +64,7 @@ class Arguments:
 
     Args:
         name: of the program, for messages.
-        function: the user's function.
+        function: the user's function, or the signature of one.
         leading: how many parameters come before the program's own: the state, and `self` for a method.
         bound: values fixed by `bind`; a call may give others.
 
@@ -103,6 +103,11 @@ class Arguments:
         own: dict[str, Any] = {}
         options: dict[str, Any] = {}
         for name, value in keywords.items():
+        own, options = self.divide(keywords)
+        return own, run_options(options)
+
+    def divide(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`split`, with the options as they were given."""
             if name in self._named:
                 own[name] = value
             elif name in RUN_OPTIONS or name in sampling.OPTIONS or name == "sampling":
@@ -112,7 +117,12 @@ class Arguments:
             else:
                 known = {*self._named, *RUN_OPTIONS, *sampling.OPTIONS, "sampling"}
                 raise ParameterError(f"{self} has no parameter {name!r}, and neither has run(); {remedy(name, known)}")
-        return own, run_options(options)
+        return own, options
+
+    def unbound(self) -> list[inspect.Parameter]:
+        """The parameters that a call has to say or may say, by name: without bound ones, `*args` and `**kwargs`."""
+        collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return [p for p in self._parameters if p.name not in self.bound and p.kind not in collecting]
 
     def bind(self, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> inspect.BoundArguments:
         """The arguments of the user's function behind its state. Positions count the parameters not bound.

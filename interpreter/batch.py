@@ -10,7 +10,7 @@ programs that are finished and not given out count too, so a slow reader slows t
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -101,13 +101,12 @@ class Job:
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
             raise ParameterError(f"run_batch() takes a list of dicts or tuples, got {type(items).__name__}")
         self._host = host
-        self._arguments = arguments
         self._options = options
         self._limit = _checked_limit(num_threads)
         self._threads = MAX_THREADS if num_threads == "auto" else self._limit
         self._keeps_going = on_error == "return"
         self.total = len(items) if isinstance(items, Sized) else None
-        calls = (self._call(index, item) for index, item in enumerate(items))
+        calls = calls_of(arguments, items)
         self._calls = calls if self.total is None else iter(list(calls))  # a list is checked before anything runs
         self._allowance: Allowance | None = None  # one for all
         self._window: dict[int, Member] = {}  # started, not given out
@@ -216,12 +215,19 @@ class Job:
             if not member.finished:
                 member.run.cancel()
 
-    def _call(self, index: int, item: Item) -> tuple[int, Item, inspect.BoundArguments]:
+
+def calls_of(arguments: Arguments, items: Iterable[Item]) -> Iterator[tuple[int, Item, inspect.BoundArguments]]:
+    """The calls of a batch, as they are asked for: number, arguments as given, arguments of the function.
+
+    Raises:
+        ParameterError: an item that is no dict and no tuple, or that does not fit.
+    """
+    for index, item in enumerate(items):
         match item:
             case Mapping():
-                return index, item, self._arguments.bind((), item)
+                yield index, item, arguments.bind((), item)
             case tuple() | list():
-                return index, item, self._arguments.bind(tuple(item), {})
+                yield index, item, arguments.bind(tuple(item), {})
             case _:
                 raise ParameterError(
                     f"run_batch() item {index} is {item!r}; write a dict of keywords or a tuple of positions"

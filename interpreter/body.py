@@ -10,8 +10,9 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast
 
 from ..lang.errors import BudgetError, CancelledError, DeadlineError, ParameterError, ProgramError
 from ..lang.state import AsyncState, BaseState, State
@@ -26,6 +27,13 @@ from .stream import Stream
 from .waiting import seconds_left
 
 Call = inspect.BoundArguments  # the arguments behind the state
+
+
+class Speaker(Protocol):
+    """What the sink of a program's state is beside a `Sink`, whether it runs the program or records it."""
+
+    def options(self, program_options: Mapping[str, Any], /) -> AbstractContextManager[None]:
+        """Around a nested program: its own sampling defaults go before those of the program around it."""
 
 
 @dataclass(frozen=True)
@@ -166,15 +174,14 @@ class Body:
                 f"{self.name} is an async program and cannot run inside the sync program that owns this state; "
                 f"make that one async def too, or call {self.name}.run(...)"
             )
-        if not isinstance(state._sink, Stream):  # being recorded, not run
-            return self.invoke(state, call)
+        speaker = cast(Speaker, state._sink)
         if self.is_async:
-            return self._run_inside_async(state, state._sink, call)
-        with state._sink.options(self.options):
+            return self._run_inside_async(state, speaker, call)
+        with speaker.options(self.options):
             return self.invoke(state, call)
 
-    async def _run_inside_async(self, state: BaseState, stream: Stream, call: Call) -> Any:
-        with stream.options(self.options):
+    async def _run_inside_async(self, state: BaseState, speaker: Speaker, call: Call) -> Any:
+        with speaker.options(self.options):
             return await self.invoke(state, call)
 
     # -------------------------------------------------------------------------------- in a batch

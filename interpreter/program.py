@@ -5,6 +5,7 @@ def program(s, x): ...           program.run(x, stream=True)    ... in a thread 
                                  await program.run_async(x)     an async body runs on the caller's loop
                                  program.run_batch([...])       many; see batch.py
                                  program.estimate(x)            what it may cost; asks no model
+                                 program.trace()                what it says, as a graph; see compiler/
                                  program(s, x)                  inside another program, in its state
 """
 
@@ -12,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..lang.errors import BudgetError, ParameterError
 from ..lang.state import AsyncState, BaseState, State
@@ -22,7 +23,11 @@ from .body import Body
 from .budget import allowance_of
 from .default import default_backend
 from .estimate import Estimate, StandIn
+from .recording import Recording, recording
 from .speculation.settings import setting_of
+
+if TYPE_CHECKING:
+    from ..compiler.graph import Graph
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
 
@@ -100,6 +105,9 @@ class Program:
             BudgetError: the body read what the budget has no room for; its `state` has what there was room for.
             Whatever the body raises.
         """
+        recorder = recording()
+        if recorder is not None:
+            return recorder.run(self._body, *self._recorded(arguments, keywords))
         call, options = self._prepare(arguments, keywords)
         run, state = self._body.open(options, allowance_of(options.budget))
         try:
@@ -114,6 +122,9 @@ class Program:
 
         Cancelling the awaiting task cancels the run.
         """
+        recorder = recording()
+        if recorder is not None:
+            return await recorder.run_async(self._body, *self._recorded(arguments, keywords))
         call, options = self._prepare(arguments, keywords)
         run, state = self._body.open(options, allowance_of(options.budget))
         shown = AsyncState(state._sink)
@@ -199,6 +210,9 @@ class Program:
         Raises:
             ParameterError: arguments that do not fit, before anything runs.
         """
+        recorder = recording()
+        if recorder is not None:
+            return self._recorded_batch(recorder, batch_arguments, num_threads, generator_style, on_error, options)
         checked = run_options(options)
         if checked.stream or checked.verbose:
             raise ParameterError("run_batch() takes no stream and no verbose; generator_style=True gives early results")
@@ -234,6 +248,9 @@ class Program:
             ParameterError: arguments that do not fit.
             Whatever the body raises, with a note that the answers were made up.
         """
+        recorder = recording()
+        if recorder is not None:
+            raise recorder.refuse("estimate() asks what a run costs, and a graph is none", "it outside of the program")
         call, options = self._prepare(arguments, keywords)
         if options.stream or options.verbose:
             raise ParameterError("estimate() takes no stream and no verbose: the answers are made up")
@@ -250,6 +267,53 @@ class Program:
             error.add_note("estimate(): no model was asked; the answers that the body read were made up")
             raise
         return stand_in.estimate()
+
+    # -------------------------------------------------------------------------------- compiling
+
+    def trace(self, *, static_args: Mapping[str, Any] | None = None) -> "Graph":
+        """What the program says, as a graph. The function runs once, and no model is asked.
+
+            graph = ask.trace()
+            graph = sample.trace(static_args={"n": 3})     # n decides how often the program forks
+
+        Arguments are symbols then, except bound and static ones; so are variables. Putting them into text, slicing
+        and stripping them is recorded. What looks at them (`if s["x"] == "yes"`, `for _ in range(n)`) cannot be, and
+        raises TraceError with the line. What the function does beside saying things (it prints, it asks the time) is
+        done once, now, and never by a run of the graph: a `TraceWarning` names the lines.
+
+        Raises:
+            TraceError: the program does what no graph can say.
+            ParameterError: `static_args` that the program has no parameter for.
+            Whatever the function raises.
+        """
+        from ..compiler.trace import trace
+
+        return trace(self._body, self._arguments.bound, static_args).graph
+
+    # -------------------------------------------------------------------------------- inside a program that is traced
+
+    def _recorded(
+        self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> tuple[inspect.BoundArguments, dict[str, Any]]:
+        """`_prepare` without a backend: nothing runs."""
+        own, options = self._arguments.divide(keywords)
+        return self._arguments.bind(arguments, own), options
+
+    def _recorded_batch(
+        self,
+        recorder: Recording,
+        items: Iterable[_batch.Item],
+        num_threads: object,
+        generator_style: bool,
+        on_error: object,
+        options: Mapping[str, Any],
+    ) -> list[State] | Iterator[State]:
+        for name, given, usual in (("num_threads", num_threads, "auto"), ("on_error", on_error, "raise")):
+            if given != usual:
+                raise recorder.refuse(f"{self.name}.run_batch({name}={given!r}) in a graph", f"{name}={usual!r}")
+        calls = _batch.calls_of(self._arguments, items)
+        states = [recorder.run(self._body, call, options) for _, _, call in calls]
+        return iter(states) if generator_style else states
 
     def _prepare(
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]

@@ -1,0 +1,189 @@
+"""Tracing: the user's function runs once, with symbols for what is not known, and what it says is the graph.
+
+This works for programs whose course does not depend on the values. Loops over constants and ranges unroll; what looks
+at an argument or at an answer raises TraceError with its line (`symbols.py`), and so does what a graph cannot say.
+"""
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..interpreter.arguments import RUN_OPTIONS, Arguments, sampling_defaults
+from ..interpreter.body import Body, Call
+from ..interpreter.recording import recorded, recording
+from ..lang.errors import ParameterError, ProgramError, TraceError
+from ..lang.state import AsyncState, BaseState, State, StateGroup
+from . import awaiting
+from .graph import Graph, Node, Parameter
+from .lines import raising_line
+from .operations import Argument, Begin, Options
+from .recorder import Recorder
+from .tape import Tape, describe
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What tracing a program gives."""
+
+    graph: Graph
+
+
+def trace(body: Body, bound: Mapping[str, Any], static_args: Mapping[str, Any] | None = None) -> Trace:
+    """Run the user's function once and record what it says.
+
+    Args:
+        bound: arguments fixed by `bind`. They and static ones are given as they are; all others are symbols.
+        static_args: values of arguments that the course of the program depends on.
+
+    Raises:
+        TraceError: the program does what no graph can say; the message has the line.
+        ParameterError: `static_args` has what the program has no parameter for.
+        Whatever else the function raises.
+    """
+    outer = recording()
+    if outer is not None:
+        raise outer.refuse("a program that is being traced traces another", "the trace outside of the program")
+    known = {**bound, **_checked_static(static_args)}
+    arguments = Arguments(body.name, body.function, len(body.instance) + 1, known)
+    recorder = _Tracer(body, arguments)
+    return Trace(recorder.graph())
+
+
+class _Tracer:
+    """One trace: its tape, its streams, and the runs that are opened inside of it. A `Recording`."""
+
+    def __init__(self, body: Body, arguments: Arguments) -> None:
+        self._body = body
+        self._arguments = arguments
+        self._tape = Tape(body.name)
+        self._streams: list[Recorder] = []
+        self._runs = 0
+
+    def graph(self) -> Graph:
+        parameters, call = self._symbolic_call()
+        with recorded(self), self._explaining():
+            own = self._open(self._body, {})
+            if self._body.is_async:
+                result = awaiting.finish(self._body.invoke(AsyncState(own), call), self._tape)
+            else:
+                result = self._body.invoke(State(own), call)
+            returned = self._result(result)
+            variables = own.variables()
+        self._tape.closed = True
+        ends = (stream.last for stream in self._streams)
+        return self._tape.builder.graph(self._body.name, parameters, ends, variables, returned)
+
+    def _symbolic_call(self) -> tuple[list[Parameter], Call]:
+        """The parameters of the graph, and the call with symbols for them."""
+        parameters: list[Parameter] = []
+        given: dict[str, Any] = {}
+        positional: list[Any] = []
+        for parameter in self._arguments.unbound():
+            parameters.append(_described(parameter))
+            symbol = self._tape.symbol(self._tape.builder.node(Argument(parameter.name)))
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                positional.append(symbol)
+            else:
+                given[parameter.name] = symbol
+        return parameters, self._arguments.bind(tuple(positional), given)
+
+    def _open(self, body: Body, run_options: Options) -> Recorder:
+        """A stream for a run of `body`."""
+        begin = self._tape.builder.node(Begin(body.name, self._runs))
+        self._runs += 1
+        return Recorder(self._tape, begin, body.options, run_options, self._streams)
+
+    def _result(self, value: object) -> Node:
+        if isinstance(value, BaseState | StateGroup):
+            raise self._tape.refuse("the program returns a state", 'return s["x"], or nothing: a run gives its state')
+        if _is_lazy(value):
+            raise self._tape.refuse(f"the program returns {_named(value)}", "return list(...)")
+        return self._tape.value(value, "what the program returns")
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Errors say their line, and what symbols have to do with them; a refusal that was caught is raised again."""
+        try:
+            yield
+        except TraceError:
+            raise
+        except Exception as error:
+            fault = self._tape.fault
+            if fault is not None:
+                raise fault from error
+            source = self._tape.found_in(str(error))
+            line = raising_line(error)
+            if source is not None:
+                raise TraceError(
+                    f"{line}: {type(error).__name__}: {describe(source)} is known only when the program runs, and "
+                    f"what stands here has to be known now. Write static_args={{...}} to trace for one value of an "
+                    f"argument, or {self._body.name}.run(...) to run the program with the interpreter"
+                ) from error
+            if isinstance(error, ProgramError) and line is not None:
+                error.add_note(f"{line}, while {self._body.name} was traced")
+            elif line is not None:
+                error.add_note(f"{line}, while {self._body.name} was traced: arguments and variables are symbols then")
+            raise
+        if self._tape.fault is not None:
+            raise self._tape.fault
+
+    # -------------------------------------------------------------------------------- runs inside of the program
+
+    def run(self, body: Body, call: Call, options: Mapping[str, Any]) -> State:
+        if body.is_async:
+            raise self.refuse(f"{body.name} is an async program", f"await {body.name}.run_async(...)")
+        state = State(self._open(body, self._run_options(body, options)))
+        state.ret_value = body.invoke(state, call)
+        return state
+
+    async def run_async(self, body: Body, call: Call, options: Mapping[str, Any]) -> AsyncState:
+        state = AsyncState(self._open(body, self._run_options(body, options)))
+        if body.is_async:
+            state.ret_value = await body.invoke(state, call)
+        else:
+            state.ret_value = body.invoke(State(state._sink), call)
+        return state
+
+    def _run_options(self, body: Body, options: Mapping[str, Any]) -> Options:
+        inner = options.get("sampling") or {}
+        given = {name: value for name, value in options.items() if name != "sampling"} | dict(inner)
+        for name in RUN_OPTIONS:
+            if given.pop(name, None):
+                raise self.refuse(
+                    f"{body.name}.run({name}=...) inside of the program: a graph runs as a whole",
+                    f"{body.name}.run(...) without it, and {name} where the graph is run",
+                )
+        self._tape.check_constant(given, f"an option of {body.name}.run()")
+        return sampling_defaults(given)
+
+    def refuse(self, what: str, instead: str) -> TraceError:
+        return self._tape.refuse(what, instead)
+
+
+def _checked_static(static_args: Mapping[str, Any] | None) -> dict[str, Any]:
+    if static_args is None:
+        return {}
+    if not isinstance(static_args, Mapping):
+        raise ParameterError(f'static_args={static_args!r}; write a dict such as static_args={{"n": 3}}')
+    for name, value in static_args.items():
+        if _is_lazy(value):
+            raise TraceError(
+                f"static_args[{name!r}] is {_named(value)}, which can be read only once; write list(...) around it"
+            )
+    return dict(static_args)
+
+
+def _is_lazy(value: object) -> bool:
+    return isinstance(value, Iterator | AsyncIterator) or inspect.isawaitable(value)
+
+
+def _named(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _described(parameter: inspect.Parameter) -> Parameter:
+    if parameter.default is parameter.empty:
+        return Parameter(parameter.name)
+    return Parameter(parameter.name, False, parameter.default)
