@@ -14,6 +14,7 @@ the stream said before. *Inter-stream* edges lead to another stream: from a bran
 of branches, and from text to the stream that generates it.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
@@ -128,6 +129,17 @@ class Graph:
             for taken in dict.fromkeys(node.inputs):
                 users[taken].append(node)
         return {node: tuple(found) for node, found in users.items()}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file of the graph, all of it or nothing; `umbel.load(path)` gives a program that runs it.
+
+        Raises:
+            GraphError: the graph holds what no file can: objects and result types of classes of yours.
+            OSError: the file cannot be written.
+        """
+        from .serialise import save
+
+        save(self, path)
 
     def parents(self, number: int) -> tuple[int, int] | None:
         """The stream that a branch was forked off, and the branch's index; None for a stream of its own."""

@@ -7,13 +7,13 @@ import enum
 import json
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import ConstraintError, ParameterError
 from .protocol import ConstraintKind, ConstraintSpec
-from .result import Result
+from .result import Members, Result
 from .typed import name_of, typed
 
 # An open end: after a digit a model has to be able to say that the number is over, and few say so with end-of-sequence.
@@ -196,18 +196,9 @@ def _of_members(dtype: Any, members: list[tuple[Any, Any]]) -> Demand:
     if not named:
         raise ParameterError(f"dtype={name_of(dtype)} has no members; give it at least one")
     choices = json.dumps(list(named), ensure_ascii=False)
-    return Demand(_spec("choices", choices), Result(name_of(dtype), _member_of(named)))
+    return Demand(_spec("choices", choices), Result(name_of(dtype), Members(named).parse))
 
 
 def alternatives(texts: Iterable[str]) -> str:
     """The regular expression of exactly these texts."""
     return "|".join(re.sub(r"[\\.^$*+?{}\[\]|()]", r"\\\g<0>", text) for text in texts)
-
-
-def _member_of(named: Mapping[str, Any]) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        if text not in named:
-            raise ValueError(f"it is none of {', '.join(map(repr, named))}")
-        return named[text]
-
-    return parse

@@ -34,6 +34,19 @@ class Result:
             raise ResultError(f"variable {name!r} holds no {self.wanted}{_ending(facts)}: {shown}: {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """How a text becomes one of some objects. `named`: the text of each → the object."""
+
+    named: Mapping[str, Any]
+
+    def parse(self, text: str) -> Any:
+        """Raises ValueError for a text that is none of them."""
+        if text not in self.named:
+            raise ValueError(f"it is none of {', '.join(map(repr, self.named))}")
+        return self.named[text]
+
+
 def _ending(facts: Mapping[str, Any]) -> str:
     """Why a text may be incomplete."""
     match facts.get("finish_reason"):
