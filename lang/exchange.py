@@ -35,16 +35,16 @@ from .protocol import (
 # The other side ends every request by its deadline; this much later we stop believing that it will.
 GRACE = 5.0  # seconds
 LONGEST = 600.0  # seconds for a request without a deadline of its own; the gateway's limit is the same
-
-T = TypeVar("T")
 LONGEST_PROGRAM = 86_400.0  # seconds for a program without a deadline; its calls have the limit above, each for itself
 KNOWN_GRAPHS = 1024  # digests of graphs that the other side was sent; one that it forgot it asks for again
 
+T = TypeVar("T")
 
-class _Box:
 Incoming = FromBackend | FromPrograms
 Outgoing = ToBackend | RunProgram
 
+
+class _Box:
     """The mailbox of one request: any number of messages, one reader. Cheaper than a queue and a timeout per message,
     of which a stream would need one for every token."""
 
@@ -81,9 +81,9 @@ class Exchange:
         send: hands one message to the other side; must not block.
         window: most requests in flight; more of them wait here in the order of their calls, so that a
             program that starts thousands of requests at once is slowed down, not refused.
+        programs: most programs in flight, likewise.
         longest: seconds after which a request without a timeout is given up.
     """
-        programs: most programs in flight, likewise.
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class Exchange:
         self._send = send
         self._longest = longest
         self._slots = asyncio.Semaphore(window)
-        self._boxes: dict[str, _Box] = {}
-        self._controls = 0
         self._places = asyncio.Semaphore(programs)
         self._graphs: OrderedDict[str, None] = OrderedDict()  # digests that were sent with their bytes, oldest first
+        self._boxes: dict[str, _Box] = {}
+        self._controls = 0
         self._broken: Callable[[], UmbelError] | None = None
 
     @property
@@ -137,8 +137,6 @@ class Exchange:
             finally:
                 self._close(request.id, ended)
 
-    async def score(self, request: ScoreRequest) -> Scored:
-        message = await self._ask(request, request.origin)
     async def program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
         """Events, then one ProgramEnded; closing the iterator early aborts the program.
 
@@ -162,6 +160,8 @@ class Exchange:
             finally:
                 self._close(request.id, ended)
 
+    async def score(self, request: ScoreRequest) -> Scored:
+        message = await self._ask(request, request.origin)
         return _expect(message, Scored)
 
     async def control(self, verb: str) -> Done:
@@ -181,7 +181,7 @@ class Exchange:
 
     # ------------------------------------------------------------------ how
 
-    async def _ask(self, request: ScoreRequest | Control, origin: Origin) -> FromBackend:
+    async def _ask(self, request: ScoreRequest | Control, origin: Origin) -> Incoming:
         async with self._slots:
             box = self._open(request.id, origin)
             ended = False

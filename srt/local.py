@@ -38,14 +38,14 @@ from .config import CompilerLimits, Limits
 from .constraint_compiler import InlineCompiler
 from .constraint_library import ConstraintLibrary
 from .constraint_shelf import OPENING_POLL
+from .delay import Delay
 from .engine_protocol import ToEngine
 from .faults import FaultHook, no_faults
-from .delay import Delay
 from .gateway import Gateway
-from .prompt_encoder import CACHE_BYTES
-
 from .program_backend import PROGRAMS_PEER
 from .programs import Programs
+from .prompt_encoder import CACHE_BYTES
+
 _PEER = b"local"
 
 
@@ -56,11 +56,11 @@ class LocalBackend:
         model: as for `Runtime`; "oracle" by default.
         chat_template: Jinja source that replaces the model's own.
         clock, faults: for tests.
-        options: those of `RuntimeOptions`. With the oracle every step is checked unless said otherwise.
-    """
         latency: seconds that a message takes between caller and gateway, each way.
         step_seconds: of the loop's time that a step of the oracle takes; with a loop whose time is virtual, a
             simulation of a slow model far away.
+        options: those of `RuntimeOptions`. With the oracle every step is checked unless said otherwise.
+    """
 
     def __init__(
         self,
@@ -69,28 +69,28 @@ class LocalBackend:
         chat_template: str | None = None,
         clock: Clock | None = None,
         faults: FaultHook = no_faults,
-        **options: object,
-    ) -> None:
         latency: float = 0.0,
         step_seconds: float = 0.0,
+        **options: object,
+    ) -> None:
         if model == ORACLE:
             options.setdefault("check_every_step", True)
         self.options = RuntimeOptions(model=model, **options)  # type: ignore[arg-type]  # checked by RuntimeOptions
+        self._limits = Limits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout)
         self._clock = clock or SystemClock()
         self._faults = faults
-        self._limits = Limits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout)
-        self._given_template = chat_template
-        self._template: ChatTemplate | None = None
         self._step_seconds = step_seconds
         self.down: Delay[Outgoing] = Delay(latency, self._receive)
         self.up: Delay[FromBackend | FromPrograms] = Delay(latency, self._deliver)
+        self._given_template = chat_template
+        self._template: ChatTemplate | None = None
         self._name = model
         self._engine: Engine | None = None
         self._gateway: Gateway | None = None
         self._exchange: Exchange | None = None
+        self._programs: Programs | None = None  # with the exchange
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[ToEngine] = deque()
-        self._programs: Programs | None = None  # with the exchange
         self._pump: asyncio.Task[None] | None = None
         self._opening: asyncio.Future[None] | None = None
 
@@ -110,9 +110,9 @@ class LocalBackend:
             constraints=get_args(ConstraintKind),
             probability=True,
             stop_regex=True,
+            programs=True,
         )
 
-            programs=True,
     @property
     def chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -138,6 +138,7 @@ class LocalBackend:
         if self._loop is not loop:  # a new loop, such as the next asyncio.run of a test
             assert self._gateway is not None
             self._gateway.peer_lost(_PEER)
+            self._gateway.peer_lost(PROGRAMS_PEER)
             self._loop, self._pump = loop, None
             self._exchange = Exchange(
                 self.down.put,
@@ -146,7 +147,6 @@ class LocalBackend:
                 longest=self.options.request_timeout,
             )
             self._programs = self._new_programs(self._gateway)
-            self._gateway.peer_lost(PROGRAMS_PEER)
 
     async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         await self.start()
@@ -154,14 +154,14 @@ class LocalBackend:
             async for event in events:
                 yield event
 
-    async def score(self, request: ScoreRequest) -> Scored:
-        await self.start()
     async def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
         await self.start()
         async with aclosing(self._calls.program(request)) as events:
             async for event in events:
                 yield event
 
+    async def score(self, request: ScoreRequest) -> Scored:
+        await self.start()
         return await self._calls.score(request)
 
     def hint(self, hint: Hint) -> None:
@@ -183,13 +183,13 @@ class LocalBackend:
         """Ends what is running; the next `start` begins anew."""
         if self._gateway is not None and self._programs is not None:
             self._gateway.peer_lost(_PEER)
+            self._programs.peer_lost(_PEER)
         if self._exchange is not None:
             self._exchange.fail(lambda: BackendError("the backend was closed"))
         pump, self._pump = self._pump, None
         if pump is not None:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-            self._programs.peer_lost(_PEER)
         self._engine = self._gateway = self._exchange = self._programs = self._loop = None
         self._inbox.clear()
 
@@ -248,18 +248,18 @@ class LocalBackend:
                 gateway.receive(_PEER, message)
 
     def _to_peer(self, peer: bytes, message: FromBackend) -> None:
-        if self._exchange is not None:
-            self._exchange.deliver(message)
-
-    def _to_engine(self, message: ToEngine) -> None:
-        self._inbox.append(message)
-        if self._loop is not None and (self._pump is None or self._pump.done()):
         if peer != PROGRAMS_PEER:
             self.up.put(message)
         elif self._programs is not None:
             self._programs.deliver(message)
 
     def _deliver(self, message: FromBackend | FromPrograms) -> None:
+        if self._exchange is not None:
+            self._exchange.deliver(message)
+
+    def _to_engine(self, message: ToEngine) -> None:
+        self._inbox.append(message)
+        if self._loop is not None and (self._pump is None or self._pump.done()):
             self._pump = self._loop.create_task(self._run(), name="local engine")
 
     async def _run(self) -> None:

@@ -165,10 +165,10 @@ class Runtime:
         self._startup_timeout = startup_timeout
         self._template_options = dict(template_options or {})
         self._template = self._given(chat_template)
-        self._show: Show = _print_phase if (_on_terminal() if progress is None else progress) else _say_nothing
-        self._lock = threading.Lock()  # over the process and the links: loops of several threads may start us
         # The gateway knows the model's own template only, so programs that need another one stay here.
         self._ships_programs = chat_template is None and not template_options
+        self._show: Show = _print_phase if (_on_terminal() if progress is None else progress) else _say_nothing
+        self._lock = threading.Lock()  # over the process and the links: loops of several threads may start us
         self._processes: list[GatewayProcess] = []  # none or one; outlives us in the finalizer
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._welcome: Welcome | None = None
@@ -190,9 +190,9 @@ class Runtime:
             logprobs=True,
             probability=True,
             stop_regex=True,
+            programs=self._ships_programs,
             max_context=welcome.context_length if welcome else None,
             constraints=get_args(ConstraintKind),
-            programs=self._ships_programs,
         )
 
     @property
@@ -230,8 +230,6 @@ class Runtime:
             async for event in events:
                 yield event
 
-    async def score(self, request: ScoreRequest) -> Scored:
-        return await (await self._connect()).score(request)
     async def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
         """See `lang.programs`. Closing the generator early aborts the program."""
         exchange = await self._connect()
@@ -239,6 +237,8 @@ class Runtime:
             async for event in events:
                 yield event
 
+    async def score(self, request: ScoreRequest) -> Scored:
+        return await (await self._connect()).score(request)
 
     def hint(self, hint: Hint) -> None:
         """Sent when this loop has a socket; a hint never starts anything."""
