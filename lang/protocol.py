@@ -323,6 +323,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     thinking_tokens: int = 0  # that it may need, out of max_tokens, before it answers
     wrapping_tokens: int = 0  # that a constrained text may cost beside its own, for what a provider wraps it in
     most_n: int = MAX_N  # continuations of one request; the interpreter asks for more of them one by one
+    programs: bool = False  # runs whole programs, see `lang.programs`
 
 
 @runtime_checkable
@@ -355,7 +356,6 @@ class Backend(Protocol):
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         """A bound on the tokens of a prompt: exact where it is cheap, else never less than they are."""
 
-    programs: bool = False  # runs whole programs, see `lang.programs`
     async def control(self, verb: str) -> Done: ...
 
     async def close(self) -> None: ...
