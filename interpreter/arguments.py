@@ -73,16 +73,19 @@ class Arguments:
     """
 
     def __init__(
-        self, name: str, function: Callable[..., Any], leading: int, bound: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        function: Callable[..., Any] | inspect.Signature,
+        leading: int = 0,
+        bound: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.bound = dict(bound or {})
-        parameters = list(inspect.signature(function).parameters.values())
+        signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
+        parameters = list(signature.parameters.values())
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if len(positional) < leading:
-            raise ParameterError(
-                f"program {name}{inspect.signature(function)} has no parameter for the state; write def {name}(s, ...)"
-            )
+            raise ParameterError(f"program {name}{signature} has no parameter for the state; write def {name}(s, ...)")
         self._parameters = parameters[leading:]
         self._signature = inspect.Signature(self._parameters)
         self._named = {p.name for p in self._parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -100,14 +103,14 @@ class Arguments:
         Raises:
             ParameterError: a keyword that is neither, or an option with a wrong value.
         """
-        own: dict[str, Any] = {}
-        options: dict[str, Any] = {}
-        for name, value in keywords.items():
         own, options = self.divide(keywords)
         return own, run_options(options)
 
     def divide(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """`split`, with the options as they were given."""
+        own: dict[str, Any] = {}
+        options: dict[str, Any] = {}
+        for name, value in keywords.items():
             if name in self._named:
                 own[name] = value
             elif name in RUN_OPTIONS or name in sampling.OPTIONS or name == "sampling":

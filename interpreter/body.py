@@ -88,6 +88,7 @@ class Body:
             self._run_here(run, state, call)
 
     def _run_here(self, run: Run, state: BaseState, call: Call) -> None:
+        run.journal.note_arguments(call.arguments)
         try:
             with run.inside():
                 state.ret_value = self.invoke(state, call)
@@ -96,7 +97,6 @@ class Body:
             raise
         run.end()
 
-        run.journal.note_arguments(call.arguments)
     def _run_quietly(self, run: Run, state: State, call: Call) -> None:
         try:
             self._run_here(run, state, call)
@@ -130,6 +130,7 @@ class Body:
 
     async def _run_on_this_loop(self, run: Run, state: AsyncState, call: Call, *, shown: State | None = None) -> None:
         """Until the run's deadline. `shown` is what sync code sees of the same run."""
+        run.journal.note_arguments(call.arguments)
         try:
             with run.inside():
                 async with asyncio.timeout(seconds_left(run.deadline)) as limit:
@@ -138,7 +139,6 @@ class Body:
                 shown.ret_value = state.ret_value
         except TimeoutError as error:
             if not limit.expired():  # a timeout of the body's own
-        run.journal.note_arguments(call.arguments)
                 run.end(error)
                 raise
             run.expire()
