@@ -115,6 +115,7 @@ class Echo:
             "Echo",
             score=True,
             hint=True,
+            pins=True,
             token_ids=True,
             images=True,
             logprobs=True,
@@ -175,7 +176,13 @@ class Echo:
     def hint(self, hint: Hint) -> None:
         self._visit("hint")
         self.requests.append(hint)
-        self._cache.insert(hint.origin.salt, [token for token, _ in prompt_tokens(hint.prompt)])
+        ids = [token for token, _ in prompt_tokens(hint.prompt)]
+        if hint.pin is not None:
+            self._cache.pin(hint.id, hint.origin.salt, ids)
+        self._cache.insert(hint.origin.salt, ids)
+
+    def release(self, pinned: str) -> None:
+        self._cache.unpin(pinned)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return len(prompt_tokens(prompt))

@@ -48,7 +48,8 @@ def prompt_tokens(parts: Iterable[Part]) -> list[tuple[int, str]]:
 
 
 class PrefixCache:
-    """Which prefixes have been seen: a tree of tokens as one dict. When it is full it is emptied.
+    """Which prefixes have been seen: a tree of tokens as one dict. When it is full it is emptied, but for what is
+    pinned. There is no clock here, so pins hold until they are released.
 
     (node, token) → node; the root of a salt is a negative node of its own
     """
@@ -57,6 +58,7 @@ class PrefixCache:
         self.capacity = capacity
         self._next: dict[tuple[int, int], int] = {}
         self._roots: dict[str, int] = {}
+        self._pins: dict[str, tuple[str, list[int]]] = {}  # name → salt and tokens
 
     def __len__(self) -> int:
         return len(self._next)
@@ -73,12 +75,28 @@ class PrefixCache:
 
     def insert(self, salt: str, ids: list[int]) -> None:
         if len(self._next) + len(ids) > self.capacity:
-            self.clear()
+            self._empty()
+            for pinned_salt, pinned in self._pins.values():
+                self._add(pinned_salt, pinned)
+        self._add(salt, ids)
+
+    def pin(self, name: str, salt: str, ids: list[int]) -> None:
+        """From now on the tokens stay when the cache is emptied."""
+        self._pins[name] = (salt, ids)
+
+    def unpin(self, name: str) -> None:
+        self._pins.pop(name, None)
+
+    def clear(self) -> None:
+        self._pins.clear()
+        self._empty()
+
+    def _add(self, salt: str, ids: list[int]) -> None:
         node = self._root(salt)
         for token in ids[: self.capacity]:
             node = self._next.setdefault((node, token), len(self._next) + 1)
 
-    def clear(self) -> None:
+    def _empty(self) -> None:
         self._next.clear()
         self._roots.clear()
 
