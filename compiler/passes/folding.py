@@ -1,0 +1,159 @@
+"""Folding: what can be computed now is, and text is written as its pieces. The prompts stay the same, part by part."""
+
+from typing import Any
+
+from ..graph import Builder, Graph, Node
+from ..operations import Append, Apply, Concat, Constant, Leaf, Structure
+from ..text_functions import FUNCTIONS
+from .outcome import Outcome
+from .places import may_begin_answer
+from .rules import Instead, Rule, Site, applied
+
+_MOST = 1 << 20  # a number in a call that would fold, and characters of what comes out: files hold what they hold
+
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+def fold(graph: Graph) -> Outcome:
+    """Law: every prompt has the same parts, every variable the same value, every call stays."""
+    return Outcome(*applied(graph, (*_VALUES, _text_rule(graph))))
+
+
+# ------------------------------------------------------------------------------------------ values
+
+
+def _compute(site: Site) -> Node | None:
+    """A function of a constant is a constant. One that raises is left to raise when the program runs."""
+    op, (value,) = site.node.op, site.inputs
+    assert isinstance(op, Apply), "the pattern says so"
+    if not isinstance(value.op, Constant) or not _is_small(op, value.op.value):
+        return None
+    try:
+        result = FUNCTIONS[op.function](value.op.value, *op.arguments)
+    except Exception:  # whatever the function says of this value
+        return None
+    return site.builder.node(Constant(result), (), site.node.line) if isinstance(result, _PLAIN) else None
+
+
+def _is_small(op: Apply, value: object) -> bool:
+    """Whether computing it takes no more room than it is worth: a file may ask for a text of any width."""
+    if not isinstance(value, str | int | float | bool | None):
+        return False
+    length = len(value) if isinstance(value, str) else 1
+    for argument in op.arguments:
+        if isinstance(argument, int) and abs(argument) * max(length, 1) > _MOST:
+            return False
+        if isinstance(argument, str) and op.function == "format" and any(map(str.isdigit, argument)):
+            return len(argument) < 6
+        if isinstance(argument, str) and len(argument) * max(length, 1) > _MOST:
+            return False
+    return True
+
+
+def _pick(site: Site) -> Node | None:
+    """A member of a list, tuple or dict that the graph builds is that member."""
+    op, (value,) = site.node.op, site.inputs
+    assert isinstance(op, Apply), "the pattern says so"
+    if op.function != "item" or not isinstance(value.op, Structure):
+        return None
+    try:
+        member = value.op.template[op.arguments[0]]
+    except (LookupError, TypeError):
+        return None
+    if isinstance(member, Leaf):
+        return value.inputs[member.index]
+    return site.builder.node(Constant(member), (), site.node.line) if isinstance(member, _PLAIN) else None
+
+
+def _join_text(site: Site) -> Node | None:
+    """Texts in texts are taken out, constants side by side are one, empty ones are none. A text of one that may be
+    anything stays: it is what says that the one has to be text."""
+    pieces: list[Node] = []
+    for taken in site.inputs:
+        for piece in taken.inputs if isinstance(taken.op, Concat) else (taken,):
+            text = _text(piece)
+            if text is not None and pieces and (before := _text(pieces[-1])) is not None:
+                pieces[-1] = site.builder.node(Constant(before + text), (), pieces[-1].line)
+            else:
+                pieces.append(piece)
+    if len(pieces) > 1:
+        pieces = [piece for piece in pieces if _text(piece) != ""]
+    if all(_text(piece) is not None for piece in pieces):
+        return pieces[0] if pieces else site.builder.node(Constant(""), (), site.node.line)
+    return None if tuple(pieces) == site.inputs else site.builder.node(site.node.op, pieces, site.node.line)
+
+
+def _write_out(site: Site) -> Node | None:
+    """Constants in a list, tuple or dict are written in it. One without anything that could be changed is a constant;
+    lists and dicts are built anew in every run, as the program did."""
+    op = site.node.op
+    assert isinstance(op, Structure), "the pattern says so"
+    inputs: list[Node] = []
+    template = _filled(op.template, site.inputs, inputs)
+    if not inputs and _is_fixed(template):
+        return site.builder.node(Constant(template), (), site.node.line)
+    if len(inputs) == len(site.inputs):
+        return None
+    return site.builder.node(Structure(template), inputs, site.node.line)
+
+
+def _filled(template: Any, values: tuple[Node, ...], inputs: list[Node]) -> Any:  # Any: see Structure.template
+    """The template with plain constants at their leaves; `inputs` gets what stays a leaf."""
+    match template:
+        case Leaf(index):
+            value = values[index]
+            if isinstance(value.op, Constant) and isinstance(value.op.value, _PLAIN):
+                return value.op.value
+            if value not in inputs:
+                inputs.append(value)
+            return Leaf(inputs.index(value))
+        case list():
+            return [_filled(member, values, inputs) for member in template]
+        case tuple():
+            return tuple(_filled(member, values, inputs) for member in template)
+        case dict():
+            return {key: _filled(member, values, inputs) for key, member in template.items()}
+    return template
+
+
+def _is_fixed(template: object) -> bool:
+    if isinstance(template, tuple):
+        return all(map(_is_fixed, template))
+    return isinstance(template, _PLAIN)
+
+
+def _text(node: Node) -> str | None:
+    return node.op.value if isinstance(node.op, Constant) and isinstance(node.op.value, str) else None
+
+
+_VALUES = (
+    Rule("computed", (Apply,), _compute),
+    Rule("picked", (Apply,), _pick),
+    Rule("joined", (Concat,), _join_text),
+    Rule("written out", (Structure,), _write_out),
+)
+
+
+# ------------------------------------------------------------------------------------------ text that is said
+
+
+def _text_rule(graph: Graph) -> Rule:
+    first = may_begin_answer(graph)
+
+    def say_pieces(site: Site) -> Instead | None:
+        """A text that is put together is said piece by piece. Where an answer may begin, only if its first piece shows
+        what it begins with: templates may lead a first text in, and look at all of it."""
+        before, text = site.inputs
+        if not isinstance(text.op, Concat) or not text.inputs:
+            return None
+        if site.node.before in first and not (_text(text.inputs[0]) or "").strip():
+            return None
+        return _said(site.builder, before, site.node, text.inputs)
+
+    return Rule("taken apart", (Append,), say_pieces)
+
+
+def _said(builder: Builder, place: Node, node: Node, pieces: tuple[Node, ...]) -> Instead:
+    for piece in pieces:
+        place = builder.node(node.op, (place, piece), node.line)
+    return Instead(place, place)

@@ -1,0 +1,120 @@
+"""Rules: what a pass looks for, and what it writes instead. A pass is a table of them.
+
+    Rule("join constants", (Append,), joined)      nodes of these operations are shown to `joined`,
+                                                   which gives what stands there instead, or None
+
+A graph is walked once, inputs first. A stream node may be replaced by two: the one that says or sets something, which
+values read, and the one behind which the stream goes on.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ..graph import Builder, Graph, Node
+from ..operations import Join
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """What stands in the place of a stream node.
+
+    Attributes:
+        node: read by values: what sets the variables, and whose text it is.
+        place: behind which the stream goes on, and where joins and ends find it.
+    """
+
+    node: Node
+    place: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node of the old graph, about to be made anew.
+
+    Attributes:
+        builder: of the new graph.
+        node: the old one.
+        inputs: what its inputs became.
+        nodes, places: what the nodes before it became, old → new; see `Instead`.
+    """
+
+    builder: Builder
+    node: Node
+    inputs: tuple[Node, ...]
+    nodes: Mapping[Node, Node]
+    places: Mapping[Node, Node]
+
+    def kept(self) -> Node:
+        """The node with its new inputs."""
+        return self.builder.node(self.node.op, self.inputs, self.node.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Shows nodes whose operation is one of `pattern` to `rewrite`. `name` is what reports call it."""
+
+    name: str
+    pattern: tuple[type, ...]
+    rewrite: Callable[[Site], Node | Instead | None]
+
+
+def applied(
+    graph: Graph,
+    rules: Iterable[Rule],
+    *,
+    ends: Iterable[Node] | None = None,
+    variables: Iterable[tuple[str, Node]] | None = None,
+) -> tuple[Graph, Counter[str]]:
+    """`graph` rewritten by the first rule that does so at each node, and how often each rule did.
+
+    Args:
+        ends: streams that are kept for their own sake; the graph's own without it.
+        variables: those that are kept; the graph's own without it.
+
+    A graph that no rule changes is given back as it is.
+    """
+    table: dict[type, list[Rule]] = {}
+    for rule in rules:
+        for operation in rule.pattern:
+            table.setdefault(operation, []).append(rule)
+    builder = Builder()
+    nodes: dict[Node, Node] = {}
+    places: dict[Node, Node] = {}
+    counts: Counter[str] = Counter()
+    for node in graph.nodes:
+        site = Site(builder, node, _new_inputs(node, nodes, places), nodes, places)
+        for rule in table.get(type(node.op), ()):
+            found = rule.rewrite(site)
+            if found is not None:
+                counts[rule.name] += 1
+                break
+        else:
+            found = site.kept()
+        instead = found if isinstance(found, Instead) else Instead(found, found)
+        nodes[node], places[node] = instead.node, instead.place
+    if not counts:
+        return graph, counts
+    rewritten = builder.graph(
+        graph.name,
+        graph.parameters,
+        (places[end] for end in (graph.ends if ends is None else ends)),
+        ((name, nodes[value]) for name, value in (graph.variables if variables is None else variables)),
+        nodes[graph.result],
+    )
+    return _ended(rewritten), counts
+
+
+def _new_inputs(node: Node, nodes: Mapping[Node, Node], places: Mapping[Node, Node]) -> tuple[Node, ...]:
+    if isinstance(node.op, Join):
+        return tuple(places[taken] for taken in node.inputs)
+    if node.before is None:
+        return tuple(nodes[taken] for taken in node.inputs)
+    return places[node.inputs[0]], *(nodes[taken] for taken in node.inputs[1:])
+
+
+def _ended(graph: Graph) -> Graph:
+    """With the ends of all its streams, the program's own first: a rewrite makes streams, and takes some away."""
+    own = graph.stream_of[graph.ends[0]]
+    others = (number for number in range(len(graph.streams)) if number != own)
+    return replace(graph, ends=tuple(graph.streams[number][-1] for number in (own, *others)))

@@ -1,0 +1,88 @@
+"""Merging of text: constants that are said one behind the other are one constant, and nothing is not said.
+
+    Append "Q: " ─► Append "why" ─► Append "" ─► Generate        Append "Q: why" ─► Generate
+
+Only between operations that append: whatever else stands in a stream (a scope, a fork, a turn) is a border, and so is
+a place that a value looks at.
+"""
+
+from itertools import zip_longest
+
+from ..graph import Graph, Node
+from ..operations import Append, Constant
+from .outcome import Outcome
+from .places import may_begin_answer, takes_text
+from .rules import Instead, Rule, Site, applied
+
+
+def merge_text(graph: Graph) -> Outcome:
+    """Law: every prompt has the same parts (neighbouring text is one part anyway), every variable the same value.
+
+    White space at the end of a turn and the beginning of an answer is the template's affair. It looks at all the text
+    of a turn, in whatever pieces it comes, but for one case: it may lead the first text of an answer in, unless that
+    text begins with the same white space. So a text of white space alone stays what it is there.
+    """
+    runs = _runs(graph)
+    swallowed = {node for run in runs.values() for node in run[:-1]}
+    takes = takes_text(graph)
+
+    def swallow(site: Site) -> Instead | None:
+        return Instead(site.inputs[0], site.inputs[0]) if site.node in swallowed else None
+
+    def join(site: Site) -> Node | None:
+        run = runs.get(site.node)
+        if run is None:
+            return None
+        text = "".join(_text(node) or "" for node in run)
+        constant = site.builder.node(Constant(text), (), run[0].inputs[1].line)
+        return site.builder.node(Append(), (site.inputs[0], constant), run[0].line)
+
+    def leave_out(site: Site) -> Instead | None:
+        """Where nothing would be refused: saying nothing behind a turn that is owed is an error, and stays one."""
+        if _text(site.node) != "" or site.node.before not in takes:
+            return None
+        return Instead(site.inputs[0], site.inputs[0])
+
+    graph, counts = applied(
+        graph,
+        (
+            Rule("merged into the next", (Append,), swallow),
+            Rule("merged", (Append,), join),
+            Rule("left out", (Append,), leave_out),
+        ),
+    )
+    del counts["merged"]  # the same thing seen from its other end
+    return Outcome(graph, counts)
+
+
+def _runs(graph: Graph) -> dict[Node, list[Node]]:
+    """Constants that can be said at once, at least two, under the last of them."""
+    first = may_begin_answer(graph)
+    runs: dict[Node, list[Node]] = {}
+    for stream in graph.streams:
+        run: list[Node] = []
+        for node, following in zip_longest(stream, stream[1:]):
+            text = _text(node)
+            if text is None:
+                continue
+            run.append(node)
+            leads = text.isspace() and node.before in first
+            if (
+                following is not None
+                and _text(following) is not None
+                and graph.users[node] == (following,)
+                and not leads
+            ):
+                continue
+            if len(run) > 1:
+                runs[node] = run
+            run = []
+    return runs
+
+
+def _text(node: Node | None) -> str | None:
+    """The constant that a node appends."""
+    if node is None or not isinstance(node.op, Append):
+        return None
+    said = node.inputs[1].op
+    return said.value if isinstance(said, Constant) and isinstance(said.value, str) else None
