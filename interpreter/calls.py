@@ -14,7 +14,6 @@ from ..lang.prompt import Part
 from ..lang.protocol import Backend, Chunk, Final, GenRequest, Scored, ScoreRequest
 from . import continuations
 from .charges import Charge
-from .waiting import seconds_left
 
 if TYPE_CHECKING:
     from .run import Run
@@ -52,8 +51,8 @@ class Calls:
         ledger, backend = self._run.ledger, self._run.backend
         if request.sampling.n > backend.capabilities.most_n:
             return await continuations.apart(self.generate, request, on_chunk)
-        asked = self._run.journal.begin(request)
         request, held = await self._allowed(request)
+        asked = self._run.journal.begin(request)
         final: Final | None = None
         generated = 0  # tokens that have come, or a bound of them
         try:
@@ -69,8 +68,8 @@ class Calls:
             raise
         finally:
             if final is not None:
-                self._run.journal.end(asked, final.usage, final.completions[0].text if final.completions else "")
                 ledger.settle(held, final.usage)
+                self._run.journal.end(asked, final.usage, final.completions[0].text if final.completions else "")
             else:
                 ledger.settle_unfinished(held, generated)
         if final is None:
@@ -89,8 +88,8 @@ class Calls:
             As `generate`.
         """
         ledger, backend = self._run.ledger, self._run.backend
-        asked = self._run.journal.begin(request)
         request, held = await self._allowed(request)
+        asked = self._run.journal.begin(request)
         scored: Scored | None = None
         try:
             scored = await backend.score(request)
@@ -99,8 +98,8 @@ class Calls:
             raise
         finally:
             if scored is not None:
-                self._run.journal.end(asked, scored.usage, "")
                 ledger.settle(held, scored.usage)
+                self._run.journal.end(asked, scored.usage, "")
             else:
                 ledger.settle_unfinished(held, 0)
         if len(scored.choices) != len(request.choices):
@@ -123,7 +122,7 @@ class Calls:
         """The request when its budget has room for it, and what is held of the budget."""
         held = await self._run.ledger.hold(request)
         if self._run.deadline is not None:  # the wait took some of its time
-            origin = msgspec.structs.replace(request.origin, timeout=seconds_left(self._run.deadline))
+            origin = msgspec.structs.replace(request.origin, timeout=self._run.seconds_left)
             request = msgspec.structs.replace(request, origin=origin)
         return request, held
 

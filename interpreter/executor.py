@@ -6,22 +6,22 @@ Each kind of operation has one method; an operation without one is an error, nev
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..lang import ops
 from ..lang.errors import CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
-from . import asking, media, meta, reasoning, requirements, selecting, starts
 from ..lang.source import Source, SourceKind
+from . import asking, media, meta, reasoning, requirements, selecting, starts
 from .asking import Reply
 from .calls import OnChunk
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .speculation.speculator import Speculator
-from .steps import BranchOff, Concatenate, Gather, Mark, Step
+from .steps import BranchOff, Concatenate, Gather, Late, Mark, Step
 from .variables import Binding, Meta
-from .waiting import wait_until_async
 
 if TYPE_CHECKING:
     from .queue import StepQueue
@@ -56,6 +56,9 @@ class Executor:
         if method is None:
             raise ProgramError(f"the interpreter cannot run {type(step.op).__name__}; its operations are in umbel.lang")
         await method(self, step.op, step)
+
+    async def late(self, op: Late, step: Step) -> None:
+        await self.execute(replace(step, op=await op.known()))
 
     # -------------------------------------------------------------------------------- text and roles
 
@@ -109,21 +112,21 @@ class Executor:
             constraint=op.constraint,
             token_healing=op.token_healing,
         )
+        intent = self._run.journal.intend(request.id, "gen", op.name, self.position.prompt, step.source)
         delivery = _Delivery(self, step)
         reply = await self._ask(op, request, delivery.piece, thinks=step.tags is not None)
+        intent.settle()
         delivery.finish(reply.final, reply.facts, capabilities)
-        intent = self._run.journal.intend(request.id, "gen", op.name, self.position.prompt, step.source)
 
     async def select(self, op: ops.Select, step: Step) -> None:
-        intent.settle()
         capabilities = await self._start_backend()
         requirements.check_choices(capabilities, op)
         self.spoken.append(self.position.settle("select()"), {})
+        request_id = self._run.request_id()
+        intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source)
         chosen, facts = await selecting.choose(
             self._run.calls,
             capabilities,
-        request_id = self._run.request_id()
-        intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source)
             op,
             request_id,
             self._run.origin(self._queue.fork_group),
@@ -164,7 +167,8 @@ class Executor:
 
     async def gather(self, op: Gather, step: Step) -> None:
         for mark in op.marks:
-            await self._reached(mark)
+            await mark.settled_here()
+            mark.value()
         for gathered, branches in op.columns:
             gathered.resolve_gathered(branches)
 
@@ -175,7 +179,7 @@ class Executor:
             self.spoken.append(text_of([prompt.part for prompt in reached.said if prompt.part is not None]), {})
 
     async def _reached(self, mark: Binding) -> Reached:
-        await wait_until_async(lambda: mark.done, (mark.settled,), None, "a branch")
+        await mark.settled_here()
         return cast(Reached, mark.value())
 
     # -------------------------------------------------------------------------------- helpers
@@ -249,11 +253,11 @@ class _Delivery:
     def _append(self, completion: Completion, text: str, capabilities: Capabilities) -> None:
         """Text that the backend still has the tokens of goes back to it as tokens."""
         position = self._executor.position
+        source = _written(SourceKind.GENERATED, cast(ops.Gen, self._step.op).name, self._step)
         if capabilities.token_ids and completion.kept and text == completion.text:
             kept = completion.text[: len(completion.text) - len(completion.tail)]
             position.append(Generated(kept, completion.token_ids[: completion.kept]), source)
             text = completion.tail
-        source = _written(SourceKind.GENERATED, cast(ops.Gen, self._step.op).name, self._step)
         if text:
             position.append(Text(text), source)
 
@@ -269,14 +273,14 @@ def _resolve(binding: Binding, values: list[str], facts: list[Meta]) -> None:
         binding.resolve(values, facts)
 
 
-def _given(binding: Binding | None) -> Binding:
-    assert binding is not None, "this kind of step is submitted with its binding"
-    return binding
-
 def _written(kind: SourceKind, name: str | None, step: Step) -> Source | None:
     """The source of what a step made, beside what the program wrote."""
     return None if step.source is None else step.source.of(kind, name or "")
 
+
+def _given(binding: Binding | None) -> Binding:
+    assert binding is not None, "this kind of step is submitted with its binding"
+    return binding
 
 
 def _retrieve(start: "asyncio.Future[None]") -> None:
@@ -302,5 +306,6 @@ _METHODS = cast(
         Mark: Executor.mark,
         Gather: Executor.gather,
         Concatenate: Executor.concatenate,
+        Late: Executor.late,
     },
 )

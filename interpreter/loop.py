@@ -11,10 +11,11 @@ import concurrent.futures
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..lang.errors import ProgramError
 
@@ -24,8 +25,36 @@ _Call = tuple[Context, Callable[..., object], tuple[object, ...]]
 _SHUTDOWN_SECONDS = 2.0
 
 
+class Home(Protocol):
+    """The event loop that the streams of a run live on, as any thread may use it."""
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run a plain function on the loop, soon and in order."""
+
+    def call_later(self, seconds: float, function: Callable[..., object], *arguments: object) -> None: ...
+
+    def time(self) -> float:
+        """Seconds of the clock that deadlines are on."""
+
+
+class RunningLoop:
+    """The loop that runs where this is made, as a home: that of a server, say, whose programs need no thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def call_later(self, seconds: float, function: Callable[..., object], *arguments: object) -> None:
+        self.call(self._loop.call_later, seconds, function, *arguments)
+
+    def time(self) -> float:
+        return self._loop.time()
+
+
 class LoopThread:
-    """An event loop in a daemon thread, started when it is first needed."""
+    """An event loop in a daemon thread, started when it is first needed. A home."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -58,6 +87,12 @@ class LoopThread:
             except RuntimeError:  # the loop was closed meanwhile
                 self._woken = False
                 raise
+
+    def call_later(self, seconds: float, function: Callable[..., object], *arguments: object) -> None:
+        self.call(self.loop.call_later, seconds, function, *arguments)
+
+    def time(self) -> float:
+        return time.monotonic()
 
     def _run_calls(self, loop: asyncio.AbstractEventLoop, calls: "deque[_Call]") -> None:
         self._woken = False

@@ -9,10 +9,10 @@ and later steps do nothing else. The queue of a branch waits until its parent co
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Iterable
 from types import TracebackType
 
 from ..lang.errors import CancelledError
-from . import loop
 from .executor import Executor
 from .position import Position, Reached
 from .run import Run
@@ -68,7 +68,14 @@ class StepQueue:
         if not self.active:
             self.active = True
             self._run.begin_work()
-            loop.streams.call(self._start)
+            self._run.home.call(self.launch)
+
+    def load(self, steps: Iterable[Step]) -> None:
+        """All steps that are known ahead, before anybody else knows the queue. `launch` begins them, or the parent."""
+        self._steps.extend(steps)
+        if not self.active:
+            self.active = True
+            self._run.begin_work()
 
     def upcoming(self) -> tuple[Step, ...]:
         """Steps that wait for the one that runs."""
@@ -107,11 +114,12 @@ class StepQueue:
             if self.active:
                 self._run.begin_work()
         if self.active:
-            self._start()
+            self.launch()
         else:
             self.spoken.changed.fire()
 
-    def _start(self) -> None:
+    def launch(self) -> None:
+        """Begin the task; the queue is active, and its run counts it."""
         task = asyncio.get_running_loop().create_task(self._drain())
         self._run.track(task)
         task.add_done_callback(self._drained)

@@ -8,7 +8,6 @@ import itertools
 import os
 import secrets
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +18,8 @@ from ..lang.errors import BudgetError, CancelledError, DeadlineError, ProgramErr
 from ..lang.protocol import Backend, Origin
 from . import loop
 from .budget import Allowance
-from .explaining.journal import Journal
 from .calls import Calls
+from .explaining.journal import Journal
 from .ledger import Ledger
 from .speculation.settings import Speculating
 from .waiting import Signal, earliest, seconds_left
@@ -52,6 +51,7 @@ class Run:
         streaming: requests ask for chunks, and readers may wait for names that are not set yet.
         salt, priority: of every request.
         speculation: how calls go beyond what they are made for; None: they do not.
+        home: the loop that its streams live on, and whose clock its deadline is on; None: that of all programs.
     """
 
     def __init__(
@@ -64,8 +64,10 @@ class Run:
         salt: str = "",
         priority: int = 0,
         speculation: Speculating | None = None,
+        home: loop.Home | None = None,
     ) -> None:
         self.id = f"{_process_name[0]}-{next(_numbers):x}"
+        self.home: loop.Home = loop.streams if home is None else home
         self.backend = backend
         self.streaming = streaming
         self.salt = salt
@@ -73,13 +75,13 @@ class Run:
         self.speculation = speculation
         self.timeout = timeout
         ends = allowance.ends if allowance is not None else None
-        self.deadline = earliest(timeout, ends)
+        self.deadline = earliest(timeout, ends, self.home.time)
         # The budget whose seconds end the run, before its timeout does.
         self._late_budget = allowance if ends is not None and ends == self.deadline else None
         self.calls = Calls(self)
+        self.journal = Journal(backend)
         self.ledger = Ledger(backend, allowance)
         self.reason: BaseException | None = None  # why everything was stopped
-        self.journal = Journal(backend)
         self.ended = False  # the body has returned or raised
         self.body: asyncio.Future[None] | None = None  # of a program that nobody awaits; asyncio does not hold it
         self.changed = Signal()  # fired when the body ends, and when the run falls idle
@@ -89,7 +91,8 @@ class Run:
         self._busy = 0  # streams with work
         self._tasks: set[asyncio.Task[None]] = set()  # touched on the streams' loop only
         if self.deadline is not None:
-            loop.streams.call(_set_alarm, weakref.ref(self), seconds_left(self.deadline))
+            # The reference is weak: a run that nobody holds any more is not kept until its deadline.
+            self.home.call_later(self.deadline - self.home.time(), _ring, weakref.ref(self))
 
     # -------------------------------------------------------------------------------- requests
 
@@ -97,7 +100,12 @@ class Run:
         return f"{self.id}-{next(self._requests)}"
 
     def origin(self, fork_group: str) -> Origin:
-        return Origin(self.id, fork_group, self.salt, self.priority, seconds_left(self.deadline))
+        return Origin(self.id, fork_group, self.salt, self.priority, self.seconds_left)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the deadline, not below 0; None without one."""
+        return seconds_left(self.deadline, self.home.time)
 
     # -------------------------------------------------------------------------------- the body
 
@@ -134,7 +142,7 @@ class Run:
             if self.reason is not None or (self.ended and self._busy == 0):
                 return
             self.reason = reason
-        loop.streams.call(self._cancel_tasks)
+        self.home.call(self._cancel_tasks)
 
     def cancel(self) -> None:
         self.stop(CancelledError("the run was cancelled"))
@@ -148,7 +156,7 @@ class Run:
 
     @property
     def is_late(self) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline
+        return self.deadline is not None and self.home.time() >= self.deadline
 
     def lateness(self) -> DeadlineError | BudgetError:
         """The error of a run whose deadline has passed: that of its timeout, or of the seconds of its budget."""
@@ -230,11 +238,6 @@ class Run:
             raise ProgramError(
                 "this state belongs to the parent process; read it before forking, or run the program in the child"
             )
-
-
-def _set_alarm(reference: "weakref.ref[Run]", timeout: float) -> None:
-    """On the streams' loop. The reference is weak: a run that nobody holds any more is not kept until its deadline."""
-    asyncio.get_running_loop().call_later(timeout, _ring, reference)
 
 
 def _ring(reference: "weakref.ref[Run]") -> None:

@@ -1,16 +1,17 @@
 """Steps: what waits in a stream's queue. An operation of the program together with the bindings it resolves.
 
-Beside the operations of the language there are four of the interpreter's own, which tie streams
+Beside the operations of the language there are five of the interpreter's own, which tie streams
 together. A stream runs its steps in order, so "everything said so far" is a place in the queue.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..lang.ops import Op
 from ..lang.sampling import SamplingParams
-from .variables import Binding
 from ..lang.source import Source
+from .variables import Binding
 
 if TYPE_CHECKING:
     from .queue import StepQueue
@@ -44,6 +45,13 @@ class Concatenate(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Late(Op):
+    """An operation of the language that is known later: a text or choices with values of other steps in it."""
+
+    known: Callable[[], Awaitable[Op]]
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningTags:
     """How the model marks its thinking, inside `separate_reasoning`."""
 
@@ -60,6 +68,7 @@ class Step:
     sampling: SamplingParams | None = None  # of a Gen, and a Select that draws: all layers merged
     reasoning: Binding | None = None  # of a Gen inside separate_reasoning
     tags: ReasoningTags | None = None
+    source: Source | None = None  # where the program says it
 
     def fail(self, error: BaseException) -> None:
         for binding in (self.binding, self.reasoning):
@@ -68,7 +77,6 @@ class Step:
         match self.op:
             case BranchOff(branches):
                 for branch in branches:
-    source: Source | None = None  # where the program says it
                     branch.begin_failed(error)
             case Gather(_, columns):
                 for gathered, _ in columns:

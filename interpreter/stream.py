@@ -4,7 +4,7 @@ submit(op)  → check, bind names, queue → StepQueue → Executor, on the stre
 read(name)  ← binding ←───────────────────────────────────────────────────────────────┘
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -125,6 +125,14 @@ class Stream(Sink):
             if binding is not None and binding.name:
                 self.table.bind(binding)
         self._queue.push(step)
+
+    def preload(self, steps: Iterable[Step], variables: Iterable[tuple[str, Binding]], grammar: Grammar) -> StepQueue:
+        """Before anything is said: all that a compiled program says, the variables that it leaves, and what is open at
+        its end. The queue that is given back is to be launched."""
+        self._grammar = grammar
+        self.table.own.update(variables)
+        self._queue.load(steps)
+        return self._queue
 
     # -------------------------------------------------------------------------------- reading
 

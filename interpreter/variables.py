@@ -5,8 +5,10 @@ thread. So a read finds the binding that the program text means, also when a loo
 and again, and it cannot miss a value that is computed later. The streams' loop resolves the binding.
 """
 
+import asyncio
 import difflib
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -98,6 +100,17 @@ class Binding:
         self.settled.fire()
         self.feed.changed.fire()  # readers of pieces wait there
 
+    async def settled_here(self) -> None:
+        """Wait until it is resolved or failed, on the loop that does that: nothing has to be woken from elsewhere."""
+        while not self.done:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            wake = partial(_set, future)
+            self.settled.add(wake)
+            try:
+                await future
+            finally:
+                self.settled.discard(wake)
+
     @property
     def error(self) -> BaseException | None:
         return self._error
@@ -166,3 +179,8 @@ class VariableTable:
         else:
             hint = "it has set none so far"
         return VariableError(f"the program sets no variable {name!r}; {hint}")
+
+
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():  # its waiter may have been cancelled
+        future.set_result(None)

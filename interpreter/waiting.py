@@ -43,8 +43,10 @@ class Signal:
             wake()
 
 
-def earliest(timeout: float | None, deadline: float | None) -> float | None:
-    """A timeout in seconds from now and a deadline on `time.monotonic` → the nearer point in time.
+def earliest(
+    timeout: float | None, deadline: float | None, clock: Callable[[], float] = time.monotonic
+) -> float | None:
+    """A timeout in seconds from now and a deadline on `clock` → the nearer point in time.
 
     Raises:
         ParameterError: the timeout is no number.
@@ -53,13 +55,13 @@ def earliest(timeout: float | None, deadline: float | None) -> float | None:
         return deadline
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise ParameterError(f"timeout={timeout!r}; write seconds, or None to wait for the run's own deadline")
-    limit = time.monotonic() + timeout
+    limit = clock() + timeout
     return limit if deadline is None else min(limit, deadline)
 
 
-def seconds_left(deadline: float | None) -> float | None:
-    """A deadline on `time.monotonic` → seconds from now, not below 0."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+def seconds_left(deadline: float | None, clock: Callable[[], float] = time.monotonic) -> float | None:
+    """A deadline on `clock` → seconds from now, not below 0."""
+    return None if deadline is None else max(0.0, deadline - clock())
 
 
 def wait_until(ready: Callable[[], bool], signals: tuple[Signal, ...], limit: float | None, what: str) -> None:
