@@ -6,13 +6,13 @@ from typing import cast
 
 from ..interpreter.steps import ReasoningTags, Step
 from ..lang import ops
+from ..lang.source import Source, SourceKind
 from . import actions
 from .actions import Action
+from .gathering import Gathered
 from .graph import Graph, Node
 from .operations import Append, Choose, Constant, Fork, Generate, Join, Look, Options
 from .slots import Slots
-
-List = tuple[int, tuple[int | None, ...]]  # the slot of a list, and those of what each branch found
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,17 @@ class Layout:
 
     Attributes:
         sources: value node → slots of the bindings that it needs, in the order of the program.
-        lists: of every join.
-        assigned: of every join, slots of variables that branches gave values themselves.
-        layers: of every call, in the order in which the walks came to it.
+        joins: what joins bring back.
+        layers: of every call; walks add theirs.
+        turns: at every fork, what its branches begin with; walks add theirs.
     """
 
     graph: Graph
     slots: Slots
     sources: Mapping[Node, tuple[int, ...]]
-    lists: Mapping[Node, list[List]]
-    assigned: Mapping[Node, list[int]]
+    joins: Mapping[Node, Gathered]
     layers: list[Layer] = field(default_factory=list)
-    turns: dict[Node, "Turn"] = field(default_factory=dict)  # at every fork: what its branches begin with
+    turns: dict[Node, "Turn"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,7 @@ class Walk:
         self._turn = Turn() if parents is None else layout.turns[nodes[0].inputs[0]]
         self._texts: list[Node] = []  # to be said at once
         self._texts_join = False
+        self._source: Source | None = None  # of these texts: the same line
         self._actions: list[Action] = []
         for node in nodes:
             self._add(node)
@@ -81,7 +81,7 @@ class Walk:
 
     def _add(self, node: Node) -> None:
         if isinstance(node.op, Append):
-            self._append(node.inputs[1])
+            self._append(node, node.inputs[1])
         else:
             action = self._action(node)
             if action is not None:
@@ -94,13 +94,14 @@ class Walk:
 
     # -------------------------------------------------------------------------------- text
 
-    def _append(self, text: Node) -> None:
+    def _append(self, node: Node, text: Node) -> None:
         if self._is_late(text):
             self._flush()
-            self._actions.append(actions.SayLater(text))
+            self._actions.append(actions.SayLater(text, _source(node)))
             return
-        if not self._texts_join:
+        if not self._texts_join or _source(node) != self._source:
             self._flush()
+            self._source = _source(node)
             self._texts_join = self._turn.joins
         self._texts.append(text)
         if isinstance(text.op, Constant) and isinstance(text.op.value, str) and text.op.value.strip():
@@ -111,9 +112,9 @@ class Walk:
             return
         constants = [text.op.value for text in self._texts if isinstance(text.op, Constant)]
         if len(constants) == len(self._texts) and all(isinstance(constant, str) for constant in constants):
-            self._actions.append(actions.Fixed(Step(ops.Text("".join(constants)))))
+            self._actions.append(actions.Fixed(Step(ops.Text("".join(constants)), source=self._source)))
         else:
-            self._actions.append(actions.Say(tuple(self._texts)))
+            self._actions.append(actions.Say(tuple(self._texts), self._source))
         self._texts = []
         self._texts_join = False
 
@@ -135,13 +136,13 @@ class Walk:
             case Look(num_frames):
                 self._turn = replace(self._turn, begun=True)
                 source = node.inputs[1]
-                return actions.Show(source, num_frames, self._is_late(source))
+                return actions.Show(source, num_frames, self._is_late(source), _source(node))
             case ops.RoleBegin():
                 self._turn = Turn(open=True)
-                return actions.Fixed(Step(node.op))
+                return actions.Fixed(Step(node.op, source=_source(node)))
             case ops.RoleEnd():
                 self._turn = Turn()
-                return actions.Fixed(Step(node.op))
+                return actions.Fixed(Step(node.op, source=_source(node)))
             case ops.VarScopeBegin():
                 return actions.Fixed(Step(node.op))
             case ops.VarScopeEnd(name):
@@ -153,8 +154,8 @@ class Walk:
                 ends = tuple(slots.marks[end] for end in node.inputs[1:])
                 if mode == "concate_and_append":
                     return actions.TakeOver(ends)
-                assigned = tuple(self._layout.assigned.get(node, ()))
-                return actions.Collect(ends + assigned, tuple(self._layout.lists.get(node, ())))
+                gathered = self._layout.joins[node]
+                return actions.Collect((*ends, *gathered.given), tuple(gathered.columns))
         return None
 
     def _ask(self, node: Node, op: Generate) -> Action:
@@ -162,14 +163,14 @@ class Walk:
         tags = None if op.tags is None else ReasoningTags(*op.tags)
         thinking = None if tags is None else slots.thinking(node, name)
         return actions.Ask(
-            op.gen, self._layer(op.defaults, op.gen.options), slots.variable(node, name), thinking, tags
+            op.gen, self._layer(op.defaults, op.gen.options), slots.variable(node, name), thinking, tags, _source(node)
         )
 
     def _choose(self, node: Node, op: Choose) -> Action:
         choices = node.inputs[1:]
         values = tuple(choice.op.value for choice in choices if isinstance(choice.op, Constant))
         layer = self._layer(op.defaults, {}) if op.select.temperature else None
-        chosen = actions.Choose(op.select, layer, self._layout.slots.variable(node, op.select.name))
+        chosen = actions.Choose(op.select, layer, self._layout.slots.variable(node, op.select.name), _source(node))
         if len(values) == len(choices):
             return replace(chosen, select=replace(op.select, choices=cast(tuple[str, ...], values)))
         return actions.ChooseAmong(chosen, choices, self._is_late(*choices))
@@ -191,3 +192,7 @@ def _root(graph: Graph, number: int) -> int:
         parents = graph.parents(number)
     begin = graph.streams[number][0].op
     return getattr(begin, "number", 0)
+
+
+def _source(node: Node) -> Source | None:
+    return None if node.line is None else Source(SourceKind.TEXT, node.line)
