@@ -48,6 +48,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             tree would (an ablation).
         fork_hints: the prefix of a fork is computed ahead, and its branches are admitted together.
         fairness: among requests with equally much cached the program that has been served least goes first.
+        critical_path: among the calls of one program that are equal otherwise, the one that has most ahead of it goes
+            first, where the program says what that is.
         deadline_pressure: a request that would miss its deadline in its turn goes first.
         protect_waiting: prefixes that the next requests are about to read are evicted last.
         pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1; requests that find no room beside
@@ -85,6 +87,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     partial_match: bool = True
     fork_hints: bool = True
     fairness: bool = True
+    critical_path: bool = True
     deadline_pressure: bool = True
     protect_waiting: bool = True
     pin_share: float = 0.5

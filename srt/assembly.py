@@ -84,6 +84,7 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         partial_match=options.partial_match,
         fork_hints=options.fork_hints,
         fairness=options.fairness,
+        critical_path=options.critical_path,
         deadline_pressure=options.deadline_pressure,
         protect_waiting=options.protect_waiting,
         pin_share=options.pin_share,

@@ -8,7 +8,7 @@ has cached.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,8 @@ from .siblings import Siblings
 
 Peek = Callable[[Request], int]  # cached tokens of a waiting request
 
-# (lane's key …, oldest of the salt, turn of a called sibling, −cached, service of the program, number)
-_Key = tuple[LaneKey, int, int, int, int, int]
+# (lane's key …, oldest of the salt, turn of a called sibling, −cached, service of the program, place, number)
+_Key = tuple[LaneKey, int, int, int, int, int, int]
 
 
 class LongestPrefix:
@@ -33,6 +33,7 @@ class LongestPrefix:
         waiting: oldest first.
         behind: those behind the window, oldest first: they come last, by arrival.
         siblings, service: None leaves them out of account.
+        places: number → place in the order of arrival, of those that have another's.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class LongestPrefix:
         *,
         siblings: Siblings | None,
         service: Service | None,
+        places: Mapping[int, int],
     ) -> None:
         self._behind = list(reversed(behind))
         self._lanes = lanes
         self._counters = counters
         self._siblings = siblings
         self._service = service
+        self._places = places
         self._oldest_of_salt: dict[tuple[int, str], int] = {}
         self._left = {request.number: request for request in waiting}
         self._cached: dict[int, int] = {}  # by number
@@ -125,12 +128,12 @@ class LongestPrefix:
     def _key(self, request: Request) -> _Key:
         lane, number = self._lanes.key(request), request.number
         if lane[1] is not Lane.ORDERED:
-            return (lane, 0, 0, 0, 0, number)
+            return (lane, 0, 0, 0, 0, number, number)
         schedule = request.schedule
         salt = self._oldest_of_salt[schedule.priority, schedule.salt]
         turn = self._siblings.turn(request) if self._siblings else 0
         service = self._service.of(request) if self._service else 0
-        return (lane, salt, turn, -self._cached[number], service, number)
+        return (lane, salt, turn, -self._cached[number], service, self._places.get(number, number), number)
 
     def _bring_forward(self, salt: str, tokens: NDArray[np.int32]) -> None:
         """Those that share more with `tokens` than they had cached have that cached now."""
@@ -143,5 +146,6 @@ class LongestPrefix:
         """An older request would have been next if programs were not told apart by their service."""
         if self._service is None:
             return False
-        equal, number = key[:4], key[-1]
-        return any(other < number and self._pushed[other][:4] == equal for other in self._left)
+        equal, place = key[:4], key[-2]
+        entries = (self._pushed[other] for other in self._left)
+        return any(other[-2] < place and other[:4] == equal for other in entries)

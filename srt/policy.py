@@ -1,7 +1,8 @@
 """The order in which waiting requests are admitted.
 
     policy       order inside a lane (lanes.py: age and deadlines go before; fcfs and random know no deadlines)
-    lpm          longest cached prefix first; called siblings of a fork before; programs with less service among equals
+    lpm          longest cached prefix first; called siblings of a fork before; programs with less service among equals;
+                 among the equal calls of one program the one with most ahead of it (critical_path.py)
     dfs-weight   depth first through the tree of the waiting requests, the subtree with most of them first
     fcfs         arrival; ageing changes nothing
     random       by a number drawn for each request from the seed, the same in every step
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from typing import Protocol, assert_never
 
 from .counters import Counters
+from .critical_path import CriticalPath
 from .lanes import Lane, LaneKey, Lanes
 from .longest_prefix import LongestPrefix, Peek
 from .pace import Pace
@@ -71,6 +73,7 @@ class Arranger:
         self._peek = peek
         self._counters = counters
         self._siblings = Siblings() if config.fork_hints else None
+        self._critical_path = CriticalPath()
         self._begun: dict[str, Tokens] = {}  # of the last admitted request, by salt
 
     def arrange(self, waiting: Sequence[Request], now: float) -> Order:
@@ -97,6 +100,7 @@ class Arranger:
                     self._counters,
                     siblings=self._siblings,
                     service=self.service if self._config.fairness else None,
+                    places=self._critical_path.arrange(window) if self._config.critical_path else {},
                 )
                 if self._config.deadline_pressure and self._somebody_may_be_late(window, now):
                     order.press(lanes.press(order.upcoming(len(window)), self.pace, now))

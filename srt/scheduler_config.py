@@ -33,6 +33,7 @@ class SchedulerConfig:
             table of sequences would give them, and so nothing of the same step.
         fork_hints: hints are computed, and waiting branches follow the first of them (lpm).
         fairness: among equals the program that has been served least goes first (lpm).
+        critical_path: among equal calls of one program the one with most ahead of it goes first (lpm).
         deadline_pressure: a request that would miss its deadline in its turn goes first (lpm, dfs-weight).
         protect_waiting: what the head of the queue is about to read is evicted last.
         pin_share: of the pool; pins together hold at most so much.
@@ -57,6 +58,7 @@ class SchedulerConfig:
     partial_match: bool = True
     fork_hints: bool = True
     fairness: bool = True
+    critical_path: bool = True
     deadline_pressure: bool = True
     protect_waiting: bool = True
     pin_share: float = 0.5

@@ -224,7 +224,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(events, st.sampled_from([22, 30, 120]), st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([2, 16, None]))
 def test_whatever_is_pinned_every_request_ends_right_and_every_slot_has_one_owner(
     history: list[tuple[str, list[int], int, str]], pool: int, share: float, step_tokens: int | None
