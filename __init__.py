@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .compiler.compiled import CompiledProgram as CompiledProgram
+    from .compiler.compiled import load as load
+    from .compiler.effects import TraceWarning as TraceWarning
     from .compiler.graph import Graph as Graph
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
@@ -92,6 +95,8 @@ if TYPE_CHECKING:
 
 # Public name → the module it lives in. The block above says the same to type checkers; a test compares them.
 _HOMES = {
+    "compiler.effects": ("TraceWarning",),
+    "compiler.compiled": ("CompiledProgram", "load"),
     "compiler.graph": ("Graph",),
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),

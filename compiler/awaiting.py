@@ -10,7 +10,9 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVarTuple, Unpack
 
-from .lines import line_of
+from ..lang.errors import TraceError
+from .graph import Line
+from .lines import line_of, raising_line
 from .tape import Tape
 
 Ts = TypeVarTuple("Ts")
@@ -30,17 +32,34 @@ def finish(coroutine: Coroutine[Any, Any, Any], tape: Tape) -> Any:
         loop.run_ready()
         if not task.done():
             frames = task.get_stack()
-            line = line_of(frames[-1]) if frames else None
+            refusal = _refusal(tape, line_of(frames[-1]) if frames else None)
             task.cancel()
             loop.run_ready()
-            raise tape.refuse_at(
-                line,
-                "the program awaits what is not its own: a timer, a thread or a connection",
-                "await only variables of the state, and programs that are run",
-            )
-        return task.result()
+            raise refusal
+        try:
+            return task.result()
+        except NotImplementedError as error:
+            if _is_of_the_loop(error):
+                raise _refusal(tape, raising_line(error)) from None
+            raise
     finally:
         asyncio._set_running_loop(running)
+
+
+def _refusal(tape: Tape, line: Line | None) -> TraceError:
+    return tape.refuse_at(
+        line,
+        "the program awaits what is not its own: a timer, a thread or a connection",
+        "await in front of variables of the state and of programs that are run, and of nothing else",
+    )
+
+
+def _is_of_the_loop(error: BaseException) -> bool:
+    """Whether the loop was asked for a thread or a connection, which the class that it is made of refuses."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_globals.get("__name__") == asyncio.events.__name__
 
 
 class _ReadyLoop(asyncio.AbstractEventLoop):

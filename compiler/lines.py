@@ -11,6 +11,7 @@ from .graph import Line
 _PACKAGE = __name__.partition(".")[0]
 _PARTS = tuple(f"{_PACKAGE}.{part}" for part in ("compiler", "fsm", "interpreter", "lang", "srt"))
 _STANDARD = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")})
+BOUNDARY = "body_result"  # the function of trace.py that calls the body
 _INSTALLED = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib")})
 
 
@@ -29,13 +30,32 @@ def is_users(frame: FrameType) -> bool:
     return not is_standard(frame.f_code.co_filename) and not is_ours(frame)
 
 
-def line_of(frame: FrameType | None) -> Line | None:
-    """The innermost line of the user's from `frame` outwards; None where there is none."""
-    while frame is not None and not is_users(frame):
+def is_traced(frame: FrameType | None) -> bool:
+    """Whether the frame is inside of the body that is traced, and not in a module that it imports."""
+    while frame is not None and frame.f_code.co_name != "<module>":
+        if _is_boundary(frame):
+            return True
         frame = frame.f_back
-    if frame is None:
-        return None
-    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return False
+
+
+def _is_boundary(frame: FrameType) -> bool:
+    """Whether the frame is the one that calls the traced body: frames around it have nothing to do with it."""
+    return frame.f_code.co_name == BOUNDARY and frame.f_globals.get("__name__") == f"{_PACKAGE}.compiler.trace"
+
+
+def line_of(frame: FrameType | None) -> Line | None:
+    """The innermost line of the user's from `frame` outwards; None where there is none. A line of what is installed
+    counts where no other is: a program may be installed, and a library that a program calls is not the program."""
+    installed = None
+    while frame is not None and not _is_boundary(frame):
+        if is_users(frame):
+            line = Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            if not line.file.startswith(_INSTALLED):
+                return line
+            installed = installed or line
+        frame = frame.f_back
+    return installed
 
 
 def current_line() -> Line | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..interpreter.grammar import REASONING_SUFFIX, Grammar
@@ -10,6 +10,7 @@ from ..interpreter.variables import Binding, VariableTable
 from ..lang import ops, sampling
 from ..lang.cost import Cost
 from ..lang.state import JoinMode, Sink, Value
+from .bound import Assigned, Bound, Gathered, Generated
 from .graph import Line, Node
 from .lines import current_line
 from .operations import (
@@ -29,33 +30,6 @@ from .operations import (
 from .tape import Tape
 
 Tags = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """A name that a stream node binds. `count`: of texts. `typed`: the text stands for an object that is none."""
-
-    name: str
-    setter: Node
-    count: int = 1
-    typed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """A name that the program binds to what it has."""
-
-    value: Any  # the user's
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """A name that a join brings back: of every branch what it had bound, None where it had not."""
-
-    branches: "tuple[Bound | None, ...]"
-
-
-Bound = Generated | Assigned | Gathered
 
 
 class Recorder(Sink):

@@ -8,34 +8,46 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..interpreter.arguments import RUN_OPTIONS, Arguments, sampling_defaults
 from ..interpreter.body import Body, Call
 from ..interpreter.recording import recorded, recording
 from ..lang.errors import ParameterError, ProgramError, TraceError
-from ..lang.state import AsyncState, BaseState, State, StateGroup
+from ..lang.state import AsyncState, BaseState, Sink, State, StateGroup
 from . import awaiting
+from .effects import Effect, Watch
 from .graph import Graph, Node, Parameter
 from .lines import raising_line
 from .operations import Argument, Begin, Options
 from .recorder import Recorder
 from .tape import Tape, describe
 
+if TYPE_CHECKING:
+    from ..interpreter.program import Program
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What tracing a program gives."""
+    """What tracing a program gives.
+
+    Attributes:
+        graph: what the program says.
+        effects: what it does beside that, in the order in which it did; see `effects.py`.
+        watched: False where another profiler kept effects from being noticed.
+    """
 
     graph: Graph
+    effects: tuple[Effect, ...] = ()
+    watched: bool = True
 
 
-def trace(body: Body, bound: Mapping[str, Any], static_args: Mapping[str, Any] | None = None) -> Trace:
-    """Run the user's function once and record what it says.
+def trace(program: "Program", *, static_args: Mapping[str, Any] | None = None) -> Trace:
+    """Run the user's function once and record what it says. See `Program.trace`, which warns of effects as well.
 
     Args:
-        bound: arguments fixed by `bind`. They and static ones are given as they are; all others are symbols.
-        static_args: values of arguments that the course of the program depends on.
+        static_args: values of arguments that the course of the program depends on. They are given as they are, as
+            those fixed by `bind` are; all others are symbols.
 
     Raises:
         TraceError: the program does what no graph can say; the message has the line.
@@ -45,10 +57,9 @@ def trace(body: Body, bound: Mapping[str, Any], static_args: Mapping[str, Any] |
     outer = recording()
     if outer is not None:
         raise outer.refuse("a program that is being traced traces another", "the trace outside of the program")
-    known = {**bound, **_checked_static(static_args)}
-    arguments = Arguments(body.name, body.function, len(body.instance) + 1, known)
-    recorder = _Tracer(body, arguments)
-    return Trace(recorder.graph())
+    body = program.body
+    known = {**program.bound, **_checked_static(static_args)}
+    return _Tracer(body, Arguments(body.name, body.function, len(body.instance) + 1, known)).trace()
 
 
 class _Tracer:
@@ -60,20 +71,25 @@ class _Tracer:
         self._tape = Tape(body.name)
         self._streams: list[Recorder] = []
         self._runs = 0
+        self._watch = Watch()
 
-    def graph(self) -> Graph:
+    def trace(self) -> Trace:
         parameters, call = self._symbolic_call()
         with recorded(self), self._explaining():
             own = self._open(self._body, {})
-            if self._body.is_async:
-                result = awaiting.finish(self._body.invoke(AsyncState(own), call), self._tape)
-            else:
-                result = self._body.invoke(State(own), call)
-            returned = self._result(result)
+            returned = self._result(self.body_result(own, call))
             variables = own.variables()
         self._tape.closed = True
         ends = (stream.last for stream in self._streams)
-        return self._tape.builder.graph(self._body.name, parameters, ends, variables, returned)
+        graph = self._tape.builder.graph(self._body.name, parameters, ends, variables, returned)
+        return Trace(graph, self._watch.effects, self._watch.watching)
+
+    def body_result(self, own: Recorder, call: Call) -> object:
+        """What the body returns. Frames around this one are none of the program's: `lines.BOUNDARY` names it."""
+        with self._watch.watched():
+            if self._body.is_async:
+                return awaiting.finish(self._body.invoke(AsyncState(own), call), self._tape)
+            return self._body.invoke(State(own), call)
 
     def _symbolic_call(self) -> tuple[list[Parameter], Call]:
         """The parameters of the graph, and the call with symbols for them."""
@@ -157,6 +173,9 @@ class _Tracer:
                 )
         self._tape.check_constant(given, f"an option of {body.name}.run()")
         return sampling_defaults(given)
+
+    def owns(self, sink: Sink) -> bool:
+        return isinstance(sink, Recorder) and sink.tape is self._tape
 
     def refuse(self, what: str, instead: str) -> TraceError:
         return self._tape.refuse(what, instead)

@@ -19,6 +19,7 @@ from ..lang.state import AsyncState, BaseState, State
 from . import loop, transcript
 from .arguments import RunOptions
 from .budget import Allowance
+from .recording import recording
 from .run import Run
 from .speculation.planner import Planner
 from .speculation.rest import Rest
@@ -93,7 +94,7 @@ class Body:
             with run.inside():
                 state.ret_value = self.invoke(state, call)
         except BaseException as error:
-            run.end(_ending(error))
+            run.end(ending(error))
             raise
         run.end()
 
@@ -146,7 +147,7 @@ class Body:
             run.end(late)
             raise late from error
         except BaseException as error:
-            run.end(_ending(error))
+            run.end(ending(error))
             raise
         run.end()
 
@@ -168,7 +169,13 @@ class Body:
 
         Raises:
             ParameterError: an async body inside a sync program.
+            TraceError: the program around it is being traced, and the state is of another one.
         """
+        recorder = recording()
+        if recorder is not None and not recorder.owns(state._sink):
+            raise recorder.refuse(
+                "the state is of another program, which runs", f"{self.name}(s, ...) with its own state"
+            )
         if self.is_async and not isinstance(state, AsyncState):
             raise ParameterError(
                 f"{self.name} is an async program and cannot run inside the sync program that owns this state; "
@@ -233,7 +240,7 @@ async def _quietly(work: Coroutine[Any, Any, None]) -> None:
         return
 
 
-def _ending(error: BaseException) -> BaseException:
+def ending(error: BaseException) -> BaseException:
     """What reads of the run raise after its body ended with `error`."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
         ending = CancelledError(f"the run was interrupted by {type(error).__name__}")

@@ -6,6 +6,7 @@ def program(s, x): ...           program.run(x, stream=True)    ... in a thread 
                                  program.run_batch([...])       many; see batch.py
                                  program.estimate(x)            what it may cost; asks no model
                                  program.trace()                what it says, as a graph; see compiler/
+                                 program.compile()              that graph, ready to run
                                  program(s, x)                  inside another program, in its state
 """
 
@@ -27,6 +28,7 @@ from .recording import Recording, recording
 from .speculation.settings import setting_of
 
 if TYPE_CHECKING:
+    from ..compiler.compiled import CompiledProgram
     from ..compiler.graph import Graph
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
@@ -48,6 +50,16 @@ class Program:
     @property
     def name(self) -> str:
         return self._body.name
+
+    @property
+    def body(self) -> Body:
+        """The user's function with its name and options."""
+        return self._body
+
+    @property
+    def bound(self) -> Mapping[str, Any]:
+        """Arguments fixed by `bind`."""
+        return self._arguments.bound
 
     @property
     def options(self) -> dict[str, Any]:
@@ -286,9 +298,41 @@ class Program:
             ParameterError: `static_args` that the program has no parameter for.
             Whatever the function raises.
         """
+        from ..compiler.effects import warn
         from ..compiler.trace import trace
 
-        return trace(self._body, self._arguments.bound, static_args).graph
+        traced = trace(self, static_args=static_args)
+        warn(self.name, traced.effects)
+        return traced.graph
+
+    def compile(
+        self,
+        *,
+        static_args: Mapping[str, Any] | None = None,
+        passes: str | Iterable[str] = "default",
+        keep: Iterable[str] | None = None,
+        independent: Iterable[str] | None = None,
+    ) -> "CompiledProgram":
+        """The program as its graph, made ready to run: the same variables, without running the function again.
+
+            compiled = ask.compile()
+            state = compiled.run("Why?", backend=model)
+
+        Args:
+            static_args: as of `trace`.
+            passes, keep, independent: how the graph is rewritten, see `compiler.passes.rewrite`. By default in ways
+                only that nobody can see.
+
+        Raises:
+            TraceError: the program does what no graph can say.
+            ParameterError: `static_args` that the program has no parameter for, passes that do not exist.
+            Whatever the function raises.
+        """
+        from ..compiler.compiled import CompiledProgram
+        from ..compiler.passes import rewrite
+
+        rewritten = rewrite(self.trace(static_args=static_args), passes, keep=keep, independent=independent)
+        return CompiledProgram(rewritten.graph, report=rewritten.report, speculation=self._body.speculation)
 
     # -------------------------------------------------------------------------------- inside a program that is traced
 

@@ -7,19 +7,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from inspect import BoundArguments
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..lang.state import AsyncState, State
-from .body import Body
+from ..lang.state import AsyncState, Sink, State
+
+if TYPE_CHECKING:
+    from .body import Body
 
 
 class Recording(Protocol):
     """What a program asks while its caller is being recorded."""
 
-    def run(self, body: Body, call: BoundArguments, options: Mapping[str, Any]) -> State:
+    def run(self, body: "Body", call: BoundArguments, options: Mapping[str, Any]) -> State:
         """`program.run(...)`: a stream of its own. `options`: keywords of the run as they were given."""
 
-    async def run_async(self, body: Body, call: BoundArguments, options: Mapping[str, Any]) -> AsyncState: ...
+    async def run_async(self, body: "Body", call: BoundArguments, options: Mapping[str, Any]) -> AsyncState: ...
+
+    def owns(self, sink: Sink) -> bool:
+        """Whether the sink is one of its own streams."""
 
     def refuse(self, what: str, instead: str) -> Exception:
         """The error for what cannot be recorded: what it was, and what to write instead."""
