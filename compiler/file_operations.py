@@ -4,6 +4,7 @@ Attributes are written by their kind: plain ones as they are, values as `file_va
 objects of their own. Whether what was read can be meant is for `verify` to say.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, cast
@@ -56,7 +57,7 @@ def _written_fields(owner: Any) -> dict[str, Json]:
 def _read_fields(kind: type, value: dict[str, Json], at: str) -> Any:
     usual = {field.name: _usual(kind, field) for field in fields(kind)}
     required = {name: object for name, value in usual.items() if value is MISSING}
-    given = members(value, at, required, dict.fromkeys(usual, object))
+    given = members(value, at, required, {name: object for name in usual if name not in required})
     made = {
         name: _CODECS.get((kind, name), _PLAIN)[1](given[name], f"{at}.{name}") if name in given else standing
         for name, standing in usual.items()
@@ -96,7 +97,7 @@ def _written_tuple(value: tuple[Any, ...]) -> Json:
 
 
 def _written_sampling(options: Mapping[str, Any]) -> Json:
-    return {name: _written_parameter(options[name]) for name in sorted(options)}
+    return {name: _written_parameter(value) for name, value in options.items()}
 
 
 def _written_parameter(value: Any) -> Json:
@@ -104,7 +105,7 @@ def _written_parameter(value: Any) -> Json:
         case tuple():
             return list(value)
         case dict():
-            return [[token, value[token]] for token in sorted(value)]
+            return {str(token): bias for token, bias in value.items()}
         case _:
             return value
 
@@ -117,13 +118,10 @@ def _read_parameter(name: str, value: Json, at: str) -> Any:
     if name in ("stop", "stop_regex", "stop_token_ids"):
         return tuple(_read_plain(member, at) for member in expect(value, list, at))
     if name == "logit_bias":
-        pairs = [expect(pair, list, at) for pair in expect(value, list, at)]
-        if any(len(pair) != 2 for pair in pairs):
-            raise GraphError(f"{at}: expected pairs of a token and its bias")
-        bias = {_read_plain(token, at): _read_plain(number, at) for token, number in pairs}
-        if len(bias) < len(pairs):
-            raise GraphError(f"{at}: a token stands there twice")
-        return bias
+        bias = expect(value, dict, at)
+        if not all(re.fullmatch("[0-9]{1,18}", token) for token in bias):
+            raise GraphError(f"{at}: expected ids of tokens as keys")
+        return {int(token): _read_plain(number, at) for token, number in bias.items()}
     return _read_plain(value, at)
 
 

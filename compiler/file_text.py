@@ -23,12 +23,13 @@ _ESCAPED = re.compile("\0(.{0,4})", re.DOTALL)
 Json = Any  # what json.loads gives
 
 
-def written(value: Json) -> str:
+def written(value: Json, *, sort_keys: bool = False) -> str:
     """JSON on one line, with every character that UTF-8 has as it is."""
-    text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "), allow_nan=False)
+    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
+    text = encoder.encode(value)
     if "\\u0000" not in text and not _UNWRITABLE.search(text):
         return text
-    return json.dumps(_mapped(value, _escaped), ensure_ascii=False, separators=(", ", ": "), allow_nan=False)
+    return encoder.encode(_mapped(value, _escaped))
 
 
 def read(data: bytes) -> Json:

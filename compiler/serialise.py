@@ -91,10 +91,10 @@ def digest(graph: Graph) -> str:
     """
     verify(graph)
     numbers = {node: number for number, node in enumerate(_in_order_of_need(graph))}
-    hashed = hashlib.sha256(file_text.written([VERSION, _head(graph)]).encode())
-    for node in numbers:
-        hashed.update(file_text.written(_written_node(graph, node, numbers, None)).encode() + b"\n")
-    hashed.update(file_text.written(_foot(graph, numbers)).encode())
+    nodes = (_written_node(graph, node, numbers, None) for node in numbers)
+    hashed = hashlib.sha256()
+    for part in ({"version": VERSION, **_head(graph)}, *nodes, _foot(graph, numbers)):
+        hashed.update(file_text.written(part, sort_keys=True).encode() + b"\n")
     return hashed.hexdigest()
 
 
