@@ -82,6 +82,11 @@ class Execution:
             if stream.own:
                 queue.launch()
 
+    def go(self, ended: Ended) -> None:
+        """Begin the streams; `ended` is told when the program has ended."""
+        self.launch()
+        self.follow(ended)
+
     def follow(self, ended: Ended) -> None:
         """Have the run end where the body of the program would, and `ended` called there."""
         self._ended = ended

@@ -14,7 +14,20 @@ from .graph import Graph, Node
 from .operations import Constant, Join, Leaf, Object, Structure, Variable
 from .slots import Slots
 
-Column = tuple[int, tuple[int | None, ...]]  # the slot of a list, and those of what each branch found
+Slotted = tuple[int, tuple[int | None, ...]]  # the slot of a list, and those of what each branch found
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`join` makes the list `value`, or a list inside of it."""
+
+    join: Node
+    value: Node
+
+
+def columns(graph: Graph) -> list[Column]:
+    """The lists of all joins of a graph."""
+    return Gathering(graph, Slots(graph)).columns
 
 
 @dataclass(slots=True)
@@ -22,11 +35,11 @@ class Gathered:
     """What a join brings back.
 
     Attributes:
-        columns: its lists. Those of branches come before the lists that have them inside.
+        lists: those of branches come before the lists that have them inside.
         given: slots of what the branches themselves assigned.
     """
 
-    columns: list[Column] = field(default_factory=list)
+    lists: list[Slotted] = field(default_factory=list)
     given: list[int] = field(default_factory=list)
 
 
@@ -35,11 +48,13 @@ class Gathering:
 
     Attributes:
         joins: join → what it brings back.
+        columns: which list is of which join.
         assigned: value → its slot, of what branches assigned. Constants among them are in no graph.
     """
 
     def __init__(self, graph: Graph, slots: Slots) -> None:
         self.joins: dict[Node, Gathered] = {}
+        self.columns: list[Column] = []
         self.assigned: list[tuple[Node, int]] = []
         self._graph = graph
         self._slots = slots
@@ -99,16 +114,19 @@ class Gathering:
                 case _:
                     branches.append(Node(Constant(entry)))
         certain = [branch for branch in branches if isinstance(branch, int)]
-        return self._column(join, branches, self._slots.bindings[certain[0]][0]) if certain else None
+        if not certain:
+            return None
+        self.columns.append(Column(join, node))
+        return self._list(join, branches, self._slots.bindings[certain[0]][0])
 
-    def _column(self, join: Node, branches: list[int | Node | None], name: str) -> int:
+    def _list(self, join: Node, branches: list[int | Node | None], name: str) -> int:
         gathered = self.joins[join]
         slots = tuple(self._given(gathered, each, name) if isinstance(each, Node) else each for each in branches)
-        for slot, known in gathered.columns:
+        for slot, known in gathered.lists:
             if known == slots:
                 return slot
         slot = self._slots.add(name)
-        gathered.columns.append((slot, slots))
+        gathered.lists.append((slot, slots))
         return slot
 
     def _given(self, gathered: Gathered, value: Node, name: str) -> int:

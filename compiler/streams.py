@@ -155,7 +155,7 @@ class Walk:
                 if mode == "concate_and_append":
                     return actions.TakeOver(ends)
                 gathered = self._layout.joins[node]
-                return actions.Collect((*ends, *gathered.given), tuple(gathered.columns))
+                return actions.Collect((*ends, *gathered.given), tuple(gathered.lists))
         return None
 
     def _ask(self, node: Node, op: Generate) -> Action:

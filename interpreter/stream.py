@@ -4,15 +4,19 @@ submit(op)  → check, bind names, queue → StepQueue → Executor, on the stre
 read(name)  ← binding ←───────────────────────────────────────────────────────────────┘
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 from ..lang import sampling
+from ..lang.cache_report import CacheReport
 from ..lang.cost import Cost
 from ..lang.ops import Op
 from ..lang.source import Source, SourceKind, calling_place
 from ..lang.state import JoinMode, Sink, Value
+from . import loop
+from .explaining.report import report_of
 from .grammar import Grammar
 from .position import Reached
 from .queue import StepQueue
@@ -39,13 +43,13 @@ class Stream(Sink):
         self.run = run
         self.table = VariableTable()
         self._program_options: Options = program_options or {}
-        self._run_options: Options = run_options or {}
+        self.run_options: Options = run_options or {}
         self._grammar = Grammar()
         self._queue = StepQueue(run)
 
     def _branch(self, base: Mapping[str, Binding], fork_group: str) -> "Stream":
         """A stream that begins when this one comes to the place of the fork."""
-        branch = Stream(self.run, self._program_options, self._run_options)
+        branch = Stream(self.run, self._program_options, self.run_options)
         branch.table = VariableTable(base)
         branch._grammar = self._grammar
         branch._queue = StepQueue(self.run, fork_group=fork_group, waits=True)
@@ -99,7 +103,7 @@ class Stream(Sink):
             self._program_options = outer
 
     def _sampling(self, given: Options) -> sampling.SamplingParams:
-        return sampling.merge(self._program_options, self._run_options, given)
+        return sampling.merge(self._program_options, self.run_options, given)
 
     def _mark(self) -> tuple[Binding, dict[str, Binding]]:
         """A mark behind everything submitted so far, and the names this stream itself has bound by then. A stream that
@@ -187,6 +191,24 @@ class Stream(Sink):
 
     def cost(self) -> Cost:
         return self.run.ledger.cost
+
+    def explain_cache(self, timeout: float | None) -> CacheReport:
+        """Of a run that failed the calls that it has made."""
+        try:
+            self.sync(timeout)
+        except Exception:
+            if self.error() is None:
+                raise
+        return loop.streams.run(report_of(self.run.backend, self.run.journal), timeout)
+
+    async def explain_cache_async(self, timeout: float | None) -> CacheReport:
+        try:
+            await self.sync_async(timeout)
+        except Exception:
+            if self.error() is None:
+                raise
+        work = loop.streams.spawn(report_of(self.run.backend, self.run.journal))
+        return await asyncio.wait_for(asyncio.wrap_future(work), timeout)
 
     def cancel(self) -> None:
         self.run.cancel()
