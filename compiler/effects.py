@@ -120,9 +120,14 @@ def _kind_of_builtin(function: Any) -> Kind | None:
 
 
 class Watch:
-    """Effects in the order in which they came, each line and function once."""
+    """Effects in the order in which they came, each line and function once.
 
-    def __init__(self) -> None:
+    Args:
+        check: called with the frame of every function in Python that is called; what it raises, the call raises.
+    """
+
+    def __init__(self, check: Callable[[FrameType], None]) -> None:
+        self._check = check
         self._found: dict[Effect, None] = {}
         self.watching = False
 
@@ -162,6 +167,7 @@ class Watch:
             kind = _PYTHON.get(key)
             if kind is not None:
                 self._note(frame, "", kind)
+            self._check(frame)
 
     def _note(self, frame: FrameType | None, what: str, kind: Kind) -> None:
         """`what` the user has called: the outermost function between the user's line and the call."""

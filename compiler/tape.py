@@ -2,10 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
-
-import msgspec
 
 from ..lang.errors import TraceError
 from .graph import Builder, Line, Node
@@ -16,13 +13,11 @@ from .operations import (
     Concat,
     Constant,
     Leaf,
-    Object,
     Operation,
-    StreamText,
     Structure,
-    Variable,
 )
 from .placeholders import Mangled, Placeholders
+from .sources import describe, is_of_object, members, sources
 from .symbols import Opaque, Symbol, node_of, tape_of
 
 _MAX_DEPTH = 64  # of a value that a program builds; deeper ones refer to themselves
@@ -33,10 +28,12 @@ class Tape:
 
     Args:
         program: its name, for messages.
+        defaults: of its parameters, for messages too.
     """
 
-    def __init__(self, program: str) -> None:
-        self.program = program
+    def __init__(self, program: str, defaults: Mapping[str, Any]) -> None:
+        self._program = program
+        self._defaults = defaults
         self.builder = Builder()
         self.closed = False
         self.fault: TraceError | None = None  # the first refusal, also when the program catches it
@@ -74,14 +71,14 @@ class Tape:
     def item(self, node: Node, key: str | int) -> Symbol | Opaque:
         """Of an argument it is taken for text; of an object it is an object."""
         applied = self.node(Apply("item", (key,)), (node,))
-        return self.opaque(applied) if _of_object(node) else self.symbol(applied)
+        return self.opaque(applied) if is_of_object(node) else self.symbol(applied)
 
     def concat(self, parts: Iterable[str]) -> Symbol:
         nodes = [piece for part in parts for piece in self.pieces(part)]
         return self.symbol(nodes[0] if len(nodes) == 1 else self.node(Concat(), nodes))
 
     def is_constant(self, value: object) -> bool:
-        return next(self._inside(value), None) is None
+        return self.inside(value) is None
 
     def looked_at(self, node: Node, how: str) -> NoReturn:
         raise self.refusal(
@@ -172,7 +169,7 @@ class Tape:
 
     def check_constant(self, value: object, what: str) -> None:
         """Raises TraceError for a symbol anywhere in what has to be known now."""
-        found = next(self._inside(value), None)
+        found = self.inside(value)
         if found is not None:
             raise self.refusal(
                 f"{what} has {describe(found)} inside, which is known only when the program runs", self._remedy(found)
@@ -194,12 +191,23 @@ class Tape:
                     continue
                 case _ if id(value) not in seen:
                     seen.add(id(value))
-                    waiting.extend(_members(value))
+                    waiting.extend(members(value))
 
-    def found_in(self, text: str) -> Node | None:
-        """What a placeholder in a message stands for."""
-        number = self._placeholders.number(text)
-        return self._numbered[number] if number is not None and number < len(self._numbered) else None
+    def is_argument(self, value: object) -> bool:
+        """Whether it is a symbol that is made of an argument, which may be of any type; variables are text."""
+        return isinstance(value, Symbol) and any(isinstance(source.op, Argument) for source in sources(node_of(value)))
+
+    def inside(self, value: object) -> Node | None:
+        """What a symbol in `value` stands for; None where there is none."""
+        return next(self._inside(value), None)
+
+    def shown(self, text: str) -> str:
+        """A message with placeholders said in words."""
+        try:
+            parts = self._placeholders.split(text)
+        except Mangled:
+            return "a text that was cut or changed"
+        return "".join(part if isinstance(part, str) else f"<{describe(self._numbered[part])}>" for part in parts)
 
     # -------------------------------------------------------------------------------- refusing
 
@@ -220,6 +228,10 @@ class Tape:
         """The error, with the user's line."""
         return self.refuse_at(current_line(), what, instead)
 
+    def unknown(self, line: Line | None, node: Node, what: str) -> TraceError:
+        """The error for a value that has to be known while tracing."""
+        return self.refuse_at(line, what, self._remedy(node))
+
     def refuse_at(self, line: Line | None, what: str, instead: str) -> TraceError:
         error = TraceError(f"{line}: {what}. Write {instead}" if line is not None else f"{what}. Write {instead}")
         if self.fault is None:
@@ -237,62 +249,10 @@ class Tape:
     def _remedy(self, node: Node | None) -> str:
         found = [] if node is None else [source.op for source in sources(node)]
         argument = next((op.name for op in found if isinstance(op, Argument)), None)
-        given = f'static_args={{"{argument}": ...}} to trace for one value of it; or ' if argument is not None else ""
-        return given + self._interpreter()
+        if argument is None:
+            return self._interpreter()
+        value = repr(self._defaults[argument]) if argument in self._defaults else "..."
+        return f'static_args={{"{argument}": {value}}} to trace for one value of it; or {self._interpreter()}'
 
     def _interpreter(self) -> str:
-        return f"{self.program}.run(...) to run the program with the interpreter"
-
-
-def sources(node: Node) -> list[Node]:
-    """The arguments and variables that a value is made of, each once."""
-    found: dict[Node, None] = {}
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node.op, Apply | Concat | Structure):
-            waiting.extend(reversed(node.inputs))
-        elif not isinstance(node.op, Constant):
-            found[node] = None
-    return list(found)
-
-
-def describe(node: Node) -> str:
-    """What a value comes from, for messages."""
-    found = [_called(source) for source in sources(node)]
-    return " and ".join(dict.fromkeys(found)) or "a value that was changed"
-
-
-def _called(node: Node) -> str:
-    match node.op:
-        case Argument(name):
-            return f"argument {name!r}"
-        case Variable(name) | Object(name):
-            return f"variable {name!r}"
-        case StreamText():
-            return "the text of the state"
-        case _:
-            return type(node.op).__name__
-
-
-def _of_object(node: Node) -> bool:
-    while isinstance(node.op, Apply) and node.op.function == "item":
-        node = node.inputs[0]
-    return isinstance(node.op, Object)
-
-
-def _members(value: object) -> Iterable[object]:
-    """What a value holds, as far as it can be looked into."""
-    match value:
-        case Mapping():
-            return [member for pair in value.items() for member in pair]
-        case list() | tuple() | set() | frozenset():
-            return value
-        case msgspec.Struct():
-            return [getattr(value, name) for name in value.__struct_fields__]
-        case _ if is_dataclass(value) and not isinstance(value, type):
-            return [getattr(value, member.name) for member in fields(value)]
-        case _ if isinstance(value, type):
-            return ()
-        case _:
-            return list(getattr(value, "__dict__", {}).values())
+        return f"{self._program}.run(...) to run the program with the interpreter"

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..interpreter.arguments import RUN_OPTIONS, Arguments, sampling_defaults
@@ -15,13 +16,14 @@ from ..interpreter.body import Body, Call
 from ..interpreter.recording import recorded, recording
 from ..lang.errors import ParameterError, ProgramError, TraceError
 from ..lang.state import AsyncState, BaseState, Sink, State, StateGroup
-from . import awaiting
+from . import awaiting, hidden_looks
 from .effects import Effect, Watch
 from .graph import Graph, Node, Parameter
 from .lines import raising_line
 from .operations import Argument, Begin, Options
 from .recorder import Recorder
-from .tape import Tape, describe
+from .sources import describe
+from .tape import Tape
 
 if TYPE_CHECKING:
     from ..interpreter.program import Program
@@ -68,15 +70,17 @@ class _Tracer:
     def __init__(self, body: Body, arguments: Arguments) -> None:
         self._body = body
         self._arguments = arguments
-        self._tape = Tape(body.name)
+        unbound = arguments.unbound()
+        self._tape = Tape(body.name, {p.name: p.default for p in unbound if p.default is not p.empty})
         self._streams: list[Recorder] = []
         self._runs = 0
-        self._watch = Watch()
+        self._watch = Watch(partial(hidden_looks.check_call, self._tape))
 
     def trace(self) -> Trace:
         parameters, call = self._symbolic_call()
         with recorded(self), self._explaining():
             own = self._open(self._body, {})
+            self.enter(self._body, call, own)
             returned = self._result(self.body_result(own, call))
             variables = own.variables()
         self._tape.closed = True
@@ -129,14 +133,11 @@ class _Tracer:
             fault = self._tape.fault
             if fault is not None:
                 raise fault from error
-            source = self._tape.found_in(str(error))
             line = raising_line(error)
+            source = self._tape.inside(str(error))
             if source is not None:
-                raise TraceError(
-                    f"{line}: {type(error).__name__}: {describe(source)} is known only when the program runs, and "
-                    f"what stands here has to be known now. Write static_args={{...}} to trace for one value of an "
-                    f"argument, or {self._body.name}.run(...) to run the program with the interpreter"
-                ) from error
+                message = f"{describe(source)} stands where a value has to be known now"
+                raise self._tape.unknown(line, source, f"{message}: {self._tape.shown(str(error))}") from error
             if isinstance(error, ProgramError) and line is not None:
                 error.add_note(f"{line}, while {self._body.name} was traced")
             elif line is not None:
@@ -151,11 +152,13 @@ class _Tracer:
         if body.is_async:
             raise self.refuse(f"{body.name} is an async program", f"await {body.name}.run_async(...)")
         state = State(self._open(body, self._run_options(body, options)))
+        self.enter(body, call, state._sink)
         state.ret_value = body.invoke(state, call)
         return state
 
     async def run_async(self, body: Body, call: Call, options: Mapping[str, Any]) -> AsyncState:
         state = AsyncState(self._open(body, self._run_options(body, options)))
+        self.enter(body, call, state._sink)
         if body.is_async:
             state.ret_value = await body.invoke(state, call)
         else:
@@ -174,8 +177,11 @@ class _Tracer:
         self._tape.check_constant(given, f"an option of {body.name}.run()")
         return sampling_defaults(given)
 
-    def owns(self, sink: Sink) -> bool:
-        return isinstance(sink, Recorder) and sink.tape is self._tape
+    def enter(self, body: Body, call: Call, sink: Sink) -> None:
+        if not isinstance(sink, Recorder) or sink.tape is not self._tape:
+            raise self.refuse("the state is of another program, which runs", f"{body.name}(s, ...) with its own state")
+        symbolic = [name for name, value in call.arguments.items() if self._tape.is_argument(value)]
+        hidden_looks.check_source(self._tape, body.function, symbolic)
 
     def refuse(self, what: str, instead: str) -> TraceError:
         return self._tape.refuse(what, instead)

@@ -172,10 +172,8 @@ class Body:
             TraceError: the program around it is being traced, and the state is of another one.
         """
         recorder = recording()
-        if recorder is not None and not recorder.owns(state._sink):
-            raise recorder.refuse(
-                "the state is of another program, which runs", f"{self.name}(s, ...) with its own state"
-            )
+        if recorder is not None:
+            recorder.enter(self, call, state._sink)
         if self.is_async and not isinstance(state, AsyncState):
             raise ParameterError(
                 f"{self.name} is an async program and cannot run inside the sync program that owns this state; "

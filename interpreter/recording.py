@@ -23,8 +23,8 @@ class Recording(Protocol):
 
     async def run_async(self, body: "Body", call: BoundArguments, options: Mapping[str, Any]) -> AsyncState: ...
 
-    def owns(self, sink: Sink) -> bool:
-        """Whether the sink is one of its own streams."""
+    def enter(self, body: "Body", call: BoundArguments, sink: Sink) -> None:
+        """`program(s, ...)`, in a state of the program around it. Raises TraceError for a state of another one."""
 
     def refuse(self, what: str, instead: str) -> Exception:
         """The error for what cannot be recorded: what it was, and what to write instead."""
