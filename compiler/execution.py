@@ -15,6 +15,7 @@ from typing import Any
 
 from ..interpreter.queue import StepQueue
 from ..interpreter.run import Run
+from ..interpreter.steps import Step
 from ..interpreter.stream import Stream
 from ..interpreter.variables import Binding
 from .operations import Options
@@ -67,12 +68,7 @@ class Execution:
         self.values = Values(plan.slots.values, plan.sources, self.bindings, arguments)
         self._assign_known()
         self.queues = self._opened()
-        loaded = [[action.step(self) for action in stream.actions] for stream in plan.streams]  # all or nothing
-        for number, (queue, steps) in enumerate(zip(self.queues, loaded, strict=True)):
-            if number != plan.root:
-                queue.load(steps)
-        variables = [(name, self.bindings[slot]) for name, slot in plan.variables]
-        self.queues[plan.root] = self.stream.preload(loaded[plan.root], variables, plan.grammar)
+        self._load()
 
     # -------------------------------------------------------------------------------- on the loop
 
@@ -123,6 +119,21 @@ class Execution:
     def _assign_known(self) -> None:
         for read in self._plan.known:
             self.bindings[read.slot].resolve(self.values.value(read.value))
+
+    def _load(self) -> None:
+        """Give every stream its steps; or, where an argument does not fit, none of them any."""
+        plan = self._plan
+        loaded = [[action.step(self) for action in stream.actions] for stream in plan.streams]
+        for number, (queue, steps) in enumerate(zip(self.queues, loaded, strict=True)):
+            if number != plan.root:
+                queue.load(steps)
+        self._load_own(loaded[plan.root])
+
+    def _load_own(self, steps: list[Step]) -> None:
+        """The program's own stream, with the variables that it leaves."""
+        plan = self._plan
+        variables = [(name, self.bindings[slot]) for name, slot in plan.variables]
+        self.queues[plan.root] = self.stream.preload(steps, variables, plan.grammar)
 
     def _opened(self) -> list[StepQueue]:
         """A queue for every stream; that of the program's own is replaced by that of its `Stream`."""

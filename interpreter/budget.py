@@ -111,6 +111,16 @@ class Allowance:
         self._spent += cost
         self._serve()
 
+    def hold_rest(self) -> Charge:
+        """Take all that is free: for calls that somebody else makes, who is told so. `settle` ends it."""
+        budget, used = self.budget, self._spent + self._held
+        rest = Charge(
+            prompt_tokens=0 if budget.tokens is None else max(0, budget.tokens - used.tokens),
+            calls=0 if budget.calls is None else max(0, budget.calls - used.calls),
+        )
+        self._held += rest
+        return rest
+
     def late(self) -> BudgetError:
         """The error for a run that took too long."""
         return BudgetError(f"the run did not end within the seconds of its {self.budget}; raise seconds")

@@ -20,7 +20,7 @@ from .calls import OnChunk
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .speculation.speculator import Speculator
-from .steps import BranchOff, Concatenate, Gather, Late, Mark, Step
+from .steps import BranchOff, Concatenate, Elsewhere, Gather, Late, Mark, Step
 from .variables import Binding, Meta
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ class Executor:
 
     async def late(self, op: Late, step: Step) -> None:
         await self.execute(replace(step, op=await op.known()))
+
+    async def elsewhere(self, op: Elsewhere, step: Step) -> None:
+        await self._start_backend()
+        await op.play(self)
 
     # -------------------------------------------------------------------------------- text and roles
 
@@ -307,5 +311,6 @@ _METHODS = cast(
         Gather: Executor.gather,
         Concatenate: Executor.concatenate,
         Late: Executor.late,
+        Elsewhere: Executor.elsewhere,
     },
 )

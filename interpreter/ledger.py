@@ -5,6 +5,7 @@ Written on the streams' loop. `cost` is replaced as a whole, so other threads ma
 
 from ..lang.cost import Cost, Speculation
 from ..lang.errors import BudgetError
+from ..lang.programs import ProgramBudget
 from ..lang.prompt import Part
 from ..lang.protocol import Backend, GenRequest, ScoreRequest, Usage
 from . import charges
@@ -70,6 +71,30 @@ class Ledger:
             return
         cost = charges.at_most(held.prompt_tokens, generated, held.calls, self.price) if generated else charges.NOTHING
         self._allowance.settle(held, cost)
+
+    # -------------------------------------------------------------------------------- calls that others make
+
+    def hold_rest(self) -> tuple[Charge, ProgramBudget | None]:
+        """All that is left of the budget, held until `settle_rest`, and what of it whoever makes the calls has to
+        know. Such calls cost no dollars: runtimes make them."""
+        if self._allowance is None:
+            return charges.NOTHING, None
+        budget, rest = self._allowance.budget, self._allowance.hold_rest()
+        if budget.tokens is None and budget.calls is None:
+            return rest, None
+        return rest, ProgramBudget(
+            None if budget.tokens is None else rest.prompt_tokens, None if budget.calls is None else rest.calls
+        )
+
+    def note_others(self, before: Cost, usage: Usage) -> None:
+        """Those calls have taken so much up to now; `before` is what the run had cost when they began."""
+        price = self.price
+        self.cost = before + Cost(usage, None if price is None else price.dollars(usage))
+
+    def settle_rest(self, held: Charge, usage: Usage) -> None:
+        """They are over, and this is what they took."""
+        if self._allowance is not None:
+            self._allowance.settle(held, charges.of_usage(usage, self.price))
 
     # -------------------------------------------------------------------------------- speculation
 

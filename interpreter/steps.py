@@ -1,6 +1,6 @@
 """Steps: what waits in a stream's queue. An operation of the program together with the bindings it resolves.
 
-Beside the operations of the language there are five of the interpreter's own, which tie streams
+Beside the operations of the language there are six of the interpreter's own, which tie streams
 together. A stream runs its steps in order, so "everything said so far" is a place in the queue.
 """
 
@@ -14,6 +14,7 @@ from ..lang.source import Source
 from .variables import Binding
 
 if TYPE_CHECKING:
+    from .executor import Executor
     from .queue import StepQueue
 
 
@@ -52,6 +53,19 @@ class Late(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere(Op):
+    """Everything that the stream says is said by somebody else.
+
+    Attributes:
+        play: goes on until that is over, and brings the stream's executor to where it then stands.
+        failed: is told why it did not come to that.
+    """
+
+    play: Callable[["Executor"], Awaitable[None]]
+    failed: Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningTags:
     """How the model marks its thinking, inside `separate_reasoning`."""
 
@@ -81,3 +95,5 @@ class Step:
             case Gather(_, columns):
                 for gathered, _ in columns:
                     gathered.fail(error)
+            case Elsewhere(_, failed):
+                failed(error)

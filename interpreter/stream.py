@@ -280,6 +280,10 @@ class Stream(Sink):
         await self._until_async(lambda: mark.done, (mark.settled,), earliest(timeout, self.run.deadline), None)
         return cast(Reached, mark.value())
 
+    async def reached(self) -> Reached:
+        """Where the stream stands when everything submitted so far has run. Raises its error."""
+        return await self._reach_async(None)
+
     # -------------------------------------------------------------------------------- pieces
 
     def iterate(self, name: str | None) -> Iterator[Piece]:

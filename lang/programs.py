@@ -4,9 +4,11 @@ A `RunProgram` is the graph of a program, what this run gives it, and nothing el
 ends exactly once, with `ProgramEnded` or `Failure`. Before that, in the order in which they become known:
 
     ProgramPiece    more text of a variable, or of the program's own stream (when `stream`)
-    ProgramValue    what a node of the graph bound to a name, or why it did not
+    ProgramValue    what a variable is, or why it is not
 
-A node is named by its place in the graph's list of nodes, which both sides read from the same bytes.
+A variable is named by its slot among the bindings of a run, which both sides find in the same way from the same graph;
+`compiler/reporting.py` says which are told of. What a program assigns and what it returns is made of these, so it is
+computed by its sender, in whose process its objects are.
 """
 
 import hashlib
@@ -16,9 +18,11 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from .errors import WIRE_ERRORS, BackendError, UmbelError
-from .protocol import Backend, Failure, Origin, Usage, _Wire
+from .prompt import Part
+from .protocol import Failure, Origin, Usage, _Wire
 
-OWN_STREAM = -1  # in the place of a node: the text of the program's own stream
+MAX_GRAPH_BYTES = 8 << 20  # of one graph: some fifty thousand nodes
+OWN_STREAM = -1  # in the place of a slot: the text of the program's own stream
 
 
 def digest_of(graph: bytes) -> str:
@@ -40,6 +44,7 @@ class RunProgram(_Wire, frozen=True):
         digest: of the graph's bytes.
         graph: the bytes, as `compiler.serialise` writes them; empty when the receiver is believed to have them. One
             that has not asks with `GraphWanted`, and the message is sent once more, whole.
+        slots: how many bindings a run has, as the sender counts them: they have to be as many here.
         arguments: name → value, packed by `plain.pack`. Pictures are bytes.
         sampling: defaults of the run, as `sampling.overrides` gives them, packed.
         stream: pieces are told as they come.
@@ -48,6 +53,7 @@ class RunProgram(_Wire, frozen=True):
 
     id: str
     digest: str
+    slots: int = 0
     graph: bytes = b""
     arguments: bytes = b""
     sampling: bytes = b""
@@ -92,23 +98,24 @@ class GraphWanted(_Wire, frozen=True):
 
 
 class ProgramPiece(_Wire, frozen=True):
-    """More text. `node` and `name`: of the variable; `OWN_STREAM`: of the program's own stream. `facts`: packed."""
+    """More text of the variable in a slot; of the program's own stream, for `OWN_STREAM`. `facts`: packed."""
 
     id: str
-    node: int
+    slot: int
     name: str
     text: str
     facts: bytes = b""
 
 
 class ProgramValue(_Wire, frozen=True):
-    """What a node has bound to a name: one text, or with n above 1 several; or, with `error`, none.
+    """What is in a slot now: one text, or with n above 1 several; or, with `error`, none. Of the lists that joins make
+    only that they are known.
 
     `facts`: about the call, packed; of several texts a list. `usage`: of the run so far.
     """
 
     id: str
-    node: int
+    slot: int
     name: str
     value: str | tuple[str, ...] = ""
     facts: bytes = b""
@@ -117,14 +124,19 @@ class ProgramValue(_Wire, frozen=True):
 
 
 class ProgramEnded(_Wire, frozen=True):
-    """The end of a program: where its own stream stands, and what it cost.
+    """The end of a program: where its own stream stands, and what all of it cost.
 
-    `error`: why the program's own stream did not come to its end; then text and messages are empty.
+    Attributes:
+        prompt: of the own stream.
+        turns: role and content of those that it has closed.
+        owed: the last of them is not in the prompt yet.
+        error: why the own stream did not come to its end; then the others are empty.
     """
 
     id: str
-    text: str = ""
-    messages: tuple[dict[str, str], ...] = ()
+    prompt: tuple[Part, ...] = ()
+    turns: tuple[tuple[str, str | None], ...] = ()
+    owed: bool = False
     usage: Usage = Usage()
     error: Trouble | None = None
 
@@ -134,8 +146,8 @@ FromPrograms = GraphWanted | ProgramEvent | Failure
 
 
 @runtime_checkable
-class ProgramBackend(Backend, Protocol):
-    """A backend that runs whole programs. `Capabilities.programs` says whether it does now."""
+class ProgramRunner(Protocol):
+    """What a backend with the capability `programs` has beside the rest."""
 
     def run_program(self, request: RunProgram) -> AsyncIterator[ProgramEvent]:
         """Events, the last of which is a `ProgramEnded`. Raises an UmbelError instead of it.

@@ -6,6 +6,7 @@ Every number is pinned by tests/srt/test_gateway.py and test_supervisor.py: chan
 import os
 from dataclasses import dataclass
 
+from ..lang.programs import MAX_GRAPH_BYTES
 from .faults import FaultHook, no_faults
 
 
@@ -33,7 +34,7 @@ class Limits:
     # Of the places in max_queue, this part is for the calls of programs: they never shut out those of clients.
     program_share: float = 0.5
     max_argument_bytes: int = 256 << 20  # of all programs in flight; one frame holds at most 32 MiB
-    max_graph_bytes: int = 8 << 20  # of one graph: some fifty thousand nodes
+    max_graph_bytes: int = MAX_GRAPH_BYTES
     kept_graphs: int = 128  # read, checked and planned; the least recently used goes first
     kept_graph_bytes: int = 32 << 20  # of their files; in memory a graph takes some ten times as much
     long_graph: int = 32_768  # bytes; reading more takes longer than a turn of the loop may, so a thread does it
