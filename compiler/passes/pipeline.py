@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from ..graph import Graph
 from ..verify import verify
 from .choice import Choice, chosen
+from .equal_calls import merge_equal
 from .folding import fold
+from .independence import check_declared, fork_independent
 from .outcome import Outcome
 from .report import PassReport, Report, Rewritten
+from .samples import merge_samples
 from .text import merge_text
+from .unused import drop_unused
 
 _MOST_ROUNDS = 20  # each makes a graph smaller, or moves something to where it stays, so few are ever needed
 
@@ -53,10 +57,11 @@ def rewrite(
     choice = chosen(passes, keep, independent)
     done = {name: _Done() for name in choice.names}
     verify(graph)
+    check_declared(graph, choice.independent)
     for _ in range(_MOST_ROUNDS):
         before = graph
         for name in choice.names:
-            graph = done[name].add(_PASSES[name](graph, choice))
+            graph = done[name].add(graph, _PASSES[name](graph, choice))
         if graph is before:
             break
     else:
@@ -72,11 +77,12 @@ class _Done:
         self._calls = 0
         self._notes: dict[str, None] = {}
 
-    def add(self, outcome: Outcome) -> Graph:
+    def add(self, graph: Graph, outcome: Outcome) -> Graph:
+        """The pass made `outcome` of `graph`."""
         self._counts.update(outcome.counts)
         self._calls += outcome.calls
         self._notes.update(dict.fromkeys(outcome.notes))
-        if outcome.counts:
+        if outcome.graph is not graph:
             verify(outcome.graph)
         return outcome.graph
 
@@ -86,5 +92,9 @@ class _Done:
 
 _PASSES: Mapping[str, Callable[[Graph, Choice], Outcome]] = {
     "fold": lambda graph, _: fold(graph),
+    "drop_unused": lambda graph, choice: drop_unused(graph, choice.keep),
+    "merge_equal": lambda graph, _: merge_equal(graph),
+    "merge_samples": lambda graph, _: merge_samples(graph),
+    "fork_independent": lambda graph, choice: fork_independent(graph, choice.independent),
     "merge_text": lambda graph, _: merge_text(graph),
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ..graph import Builder, Graph, Node
-from ..operations import Join
+from ..operations import Join, StreamText
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Instead:
     """What stands in the place of a stream node.
 
     Attributes:
-        node: read by values: what sets the variables, and whose text it is.
-        place: behind which the stream goes on, and where joins and ends find it.
+        node: what sets variables, for values that read them.
+        place: behind which the stream goes on; where joins, ends and reads of the text find it.
     """
 
     node: Node
@@ -72,7 +72,7 @@ def applied(
         ends: streams that are kept for their own sake; the graph's own without it.
         variables: those that are kept; the graph's own without it.
 
-    A graph that no rule changes is given back as it is.
+    A graph that no rule changes is given back as it is, unless ends or variables were given.
     """
     table: dict[type, list[Rule]] = {}
     for rule in rules:
@@ -93,7 +93,7 @@ def applied(
             found = site.kept()
         instead = found if isinstance(found, Instead) else Instead(found, found)
         nodes[node], places[node] = instead.node, instead.place
-    if not counts:
+    if not counts and ends is None and variables is None:
         return graph, counts
     rewritten = builder.graph(
         graph.name,
@@ -106,7 +106,7 @@ def applied(
 
 
 def _new_inputs(node: Node, nodes: Mapping[Node, Node], places: Mapping[Node, Node]) -> tuple[Node, ...]:
-    if isinstance(node.op, Join):
+    if isinstance(node.op, Join | StreamText):
         return tuple(places[taken] for taken in node.inputs)
     if node.before is None:
         return tuple(nodes[taken] for taken in node.inputs)
