@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from .interpreter.prices import prices as prices
     from .interpreter.program import Program as Program
     from .interpreter.program import function as function
+    from .lang.cache_report import CacheCause as CacheCause
+    from .lang.cache_report import CacheReport as CacheReport
     from .lang.chat_template import ChatTemplate as ChatTemplate
     from .lang.chat_template import TemplateWarning as TemplateWarning
     from .lang.cost import Cost as Cost
@@ -110,6 +112,7 @@ _HOMES = {
     "interpreter.estimate": ("Estimate",),
     "interpreter.prices": ("Price", "prices"),
     "interpreter.program": ("Program", "function"),
+    "lang.cache_report": ("CacheCause", "CacheReport"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),
     "lang.cost": ("Cost", "Speculation"),
     "lang.errors": (

@@ -25,6 +25,8 @@ from .protocol import (
     FromBackend,
     GenRequest,
     Hint,
+    Locate,
+    Located,
     Origin,
     Release,
     Scored,
@@ -169,6 +171,10 @@ class Exchange:
         message = await self._ask(Control(f"control-{self._controls}", verb), Origin())
         return _expect(message, Done)
 
+    async def locate(self, question: Locate) -> Located:
+        message = await self._ask(question, question.origin)
+        return _expect(message, Located)
+
     def hint(self, hint: Hint) -> None:
         """Sent when the channel is whole; a hint that is lost costs time only."""
         if self._broken is None:
@@ -181,7 +187,7 @@ class Exchange:
 
     # ------------------------------------------------------------------ how
 
-    async def _ask(self, request: ScoreRequest | Control, origin: Origin) -> Incoming:
+    async def _ask(self, request: ScoreRequest | Control | Locate, origin: Origin) -> Incoming:
         async with self._slots:
             box = self._open(request.id, origin)
             ended = False

@@ -180,7 +180,24 @@ class Control(_Wire, frozen=True):
     verb: str
 
 
-ToBackend = GenRequest | ScoreRequest | Hint | Release | Abort | Control
+class Locate(_Wire, frozen=True):
+    """Where do tokens of this prompt begin in its text, and how many does it begin with that others begin with too?
+
+    Asked when a person wants to know, never on the way of a call. Answered by `Located`.
+
+    Attributes:
+        tokens: their indices, counted from 0.
+        beside: the other prompts.
+    """
+
+    id: str
+    prompt: tuple[Part, ...]
+    tokens: tuple[int, ...]
+    beside: tuple[tuple[Part, ...], ...] = ()
+    origin: Origin = Origin()
+
+
+ToBackend = GenRequest | ScoreRequest | Hint | Release | Abort | Control | Locate
 
 # ---------------------------------------------------------------------------------------------- back
 
@@ -283,6 +300,21 @@ class Done(_Wire, frozen=True):
     result: Facts = {}
 
 
+class Located(_Wire, frozen=True):
+    """The end of a Locate.
+
+    Attributes:
+        characters: of the prompt's text where each of the tokens begins; its length for a token behind the last one.
+        tokens: how many the prompt has.
+        shared: how many it has in common with the beginning of each of the others.
+    """
+
+    id: str
+    characters: tuple[int, ...]
+    tokens: int
+    shared: tuple[int, ...] = ()
+
+
 class Failure(_Wire, frozen=True):
     """The end of any request that could not be served. `kind` names a class of `errors.WIRE_ERRORS`."""
 
@@ -294,7 +326,7 @@ class Failure(_Wire, frozen=True):
         return WIRE_ERRORS.get(self.kind, BackendError)(self.message)
 
 
-Ending = Final | Scored | Done | Failure
+Ending = Final | Scored | Done | Located | Failure
 FromBackend = Chunk | Ending
 
 # ------------------------------------------------------------------------------------------- the seam
@@ -308,6 +340,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     hint: bool = False  # a prefix can be computed ahead
     pins: bool = False  # ... and kept from eviction; the backend is a `Pinning`
     token_ids: bool = False  # accepts Generated parts by id
+    prefix_cache: bool = True  # keeps what it has computed of prompts
+    cache_minimum: int = 0  # tokens of the shortest prompt that it keeps something of
     images: bool = False
     logprobs: bool = False
     max_context: int | None = None  # tokens
@@ -367,3 +401,10 @@ class Pinning(Protocol):
 
     def release(self, pinned: str) -> None:
         """Lets go of what the hint with this id has pinned. Returns at once."""
+
+
+@runtime_checkable
+class Locating(Protocol):
+    """What a backend that knows its tokens has beside the rest."""
+
+    async def locate(self, question: Locate) -> Located: ...

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
+from .cache_report import CacheReport
 from .cost import Cost
 from .errors import ParameterError, ProgramError
 from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, check_name, expression, role
@@ -70,6 +71,13 @@ class Sink(Protocol):
         """The first error so far; does not wait."""
 
     def cost(self) -> Cost: ...
+
+    def explain_cache(self, timeout: float | None) -> CacheReport:
+        """Sinks that make no calls have nothing to explain."""
+        raise ProgramError("explain_cache() is about calls that were made, and here none are; ask after program.run()")
+
+    async def explain_cache_async(self, timeout: float | None) -> CacheReport:
+        return self.explain_cache(timeout)
 
     def cancel(self) -> None: ...
 
@@ -281,6 +289,19 @@ class State(BaseState):
                 raise
         return self._sink.error()
 
+    def explain_cache(self, timeout: float | None = None) -> CacheReport:
+        """Why calls of this run found no more of their prompts in the cache. Waits for what was appended.
+
+            state = program.run(question)
+            print(state.explain_cache())
+
+        Each call of the run, branches included, has its numbers of tokens and the place where the cached part of its
+        prompt ends: the text there, what earlier prompts have instead, the line that says it, and the argument it comes
+        from. Compared are the latest prompts of this process to the same backend. What providers do not tell is
+        estimated from their counts, and said to be.
+        """
+        return self._sink.explain_cache(timeout)
+
     @overload
     def text_iter(self, var_name: str | None = None, return_meta_data: Literal[False] = False) -> Iterator[str]: ...
 
@@ -322,6 +343,10 @@ class AsyncState(BaseState):
 
     def sync(self, timeout: float | None = None) -> Awaitable[None]:
         return self._sink.sync_async(timeout)
+
+    def explain_cache(self, timeout: float | None = None) -> Awaitable[CacheReport]:
+        """As `State.explain_cache`."""
+        return self._sink.explain_cache_async(timeout)
 
     async def error(self, timeout: float | None = None) -> BaseException | None:
         try:

@@ -11,7 +11,7 @@ import msgspec
 
 from ..lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError
 from ..lang.prompt import Generated, Part, Text
-from ..lang.protocol import GenRequest, Hint, Origin, ScoreRequest
+from ..lang.protocol import GenRequest, Hint, Locate, Located, Origin, ScoreRequest
 from ..lang.sampling import SamplingParams
 from .calls import GenCall, ScoreCall
 from .config import Limits
@@ -19,6 +19,7 @@ from .constraint_compiler import Compiled
 from .engine_protocol import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
 from .prompt_encoder import PromptEncoder
 from .stops import StopShelf
+from .token_places import text_of, token_places
 from .tokenizer import Tokenizer
 
 _SALT = re.compile(r"[A-Za-z0-9_-]*")
@@ -146,6 +147,18 @@ class Admission:
                     f"{what} has {length} tokens and the context of {model} holds {context_length}; "
                     f"shorten it to at most {context_length - room} tokens or load a model with a longer context"
                 )
+
+    def locate(self, question: Locate) -> Located:
+        """Raises as `generate`; ParameterError for a token index below 0."""
+        prompts = (question.prompt, *question.beside)
+        for prompt in prompts:
+            self._check(question.id, question.origin, prompt)
+        if min(question.tokens, default=0) < 0:
+            raise ParameterError(f"tokens={question.tokens} holds {min(question.tokens)}; tokens are counted from 0")
+        token_ids, *others = (self._encode(prompt, question.origin) for prompt in prompts)
+        places = token_places(self._tokenizer, text_of(question.prompt), token_ids, question.tokens)
+        shared = tuple(_common(token_ids, other) for other in others)
+        return Located(question.id, tuple(places), len(token_ids), shared)
 
     # ------------------------------------------------------------------ tokens
 

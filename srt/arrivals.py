@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from ..lang.protocol import GenRequest, Hint, ScoreRequest, ToBackend
+from ..lang.protocol import GenRequest, Hint, Locate, ScoreRequest, ToBackend
 from .gateway import Gateway
 
 log = logging.getLogger("umbel.gateway")
@@ -63,7 +63,7 @@ class Arrivals:
 
     async def _prepare(self, message: ToBackend) -> None:
         """Whatever fails here fails again when the gateway receives the message, and is answered there."""
-        if not isinstance(message, GenRequest | ScoreRequest | Hint) or not self._gateway.is_long(message):
+        if not isinstance(message, GenRequest | ScoreRequest | Hint | Locate) or not self._gateway.is_long(message):
             return
         encoder = self._gateway.encoder.salted(message.origin.salt)
         try:

@@ -33,6 +33,8 @@ from ..lang.protocol import (
     FromBackend,
     GenRequest,
     Hint,
+    Locate,
+    Located,
     Release,
     ScoreRequest,
     ToBackend,
@@ -125,6 +127,8 @@ class Gateway:
         match message:
             case GenRequest() | ScoreRequest() | Control():
                 self._accept(peer, message)
+            case Locate():
+                self._locate(peer, message)
             case Hint():
                 self._hint(peer, message)
             case Release(label):
@@ -137,7 +141,7 @@ class Gateway:
 
     def is_long(self, message: ToBackend) -> bool:
         """Whether its new text is better tokenized beside the loop first (see arrivals.py)."""
-        if not isinstance(message, GenRequest | ScoreRequest | Hint):
+        if not isinstance(message, GenRequest | ScoreRequest | Hint | Locate):
             return False
         try:
             return self.encoder.salted(message.origin.salt).is_long(message.prompt)
@@ -381,6 +385,18 @@ class Gateway:
             self._to_engine(EngineRelease(number))
         except Exception:
             log.exception("the release of pin %d could not be sent", number)
+
+    def _locate(self, peer: bytes, question: Locate) -> None:
+        """Answered at once: the tokenizer knows it, and no call depends on it."""
+        try:
+            answer: Located | Failure = self._admission.locate(question)
+        except UmbelError as error:
+            answer = _failure(question.id, error)
+        except Exception:
+            log.exception("tokens could not be located")
+            self.counters["internal_errors"] += 1
+            answer = _failure(question.id, BackendError("internal error while locating tokens; see the log"))
+        self._to_peer(peer, answer)
 
     # ------------------------------------------------------------------ on the way and at the end
 

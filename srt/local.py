@@ -28,6 +28,8 @@ from ..lang.protocol import (
     FromBackend,
     GenRequest,
     Hint,
+    Locate,
+    Located,
     Scored,
     ScoreRequest,
 )
@@ -105,6 +107,7 @@ class LocalBackend:
             hint=True,
             pins=True,
             token_ids=True,
+            prefix_cache=self.options.radix_cache,
             logprobs=True,
             max_context=context,
             constraints=get_args(ConstraintKind),
@@ -174,6 +177,10 @@ class LocalBackend:
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return tokens_at_most(prompt)
+
+    async def locate(self, question: Locate) -> Located:
+        await self.start()
+        return await self._calls.locate(question)
 
     async def control(self, verb: str) -> Done:
         await self.start()

@@ -32,6 +32,8 @@ from ...lang.protocol import (
     Final,
     GenRequest,
     Hint,
+    Locate,
+    Located,
     Scored,
     ScoredChoice,
     ScoreRequest,
@@ -39,7 +41,7 @@ from ...lang.protocol import (
 )
 from .echo_answers import bounds_of, chunks, completed, hashed_logprobs, scores_of
 from .echo_script import Script, ScriptReader
-from .echo_tokens import PrefixCache, pieces, prompt_text, prompt_tokens, token_id
+from .echo_tokens import PrefixCache, located, pieces, prompt_text, prompt_tokens, token_id
 from .gate import Gate
 
 Scores = Mapping[str, float | Sequence[float]]
@@ -186,6 +188,9 @@ class Echo:
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return len(prompt_tokens(prompt))
+
+    async def locate(self, question: Locate) -> Located:
+        return located(question)
 
     async def control(self, verb: str) -> Done:
         self._visit("control")

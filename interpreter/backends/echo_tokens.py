@@ -7,8 +7,10 @@ so that the same text has the same ids in every process.
 import re
 import zlib
 from collections.abc import Iterable
+from itertools import accumulate, takewhile
 
 from ...lang.prompt import Generated, Media, Part
+from ...lang.protocol import Locate, Located
 
 _TOKEN = re.compile(r" ?\w+|\n|.", re.DOTALL)
 _MEDIA_TOKENS = 4
@@ -45,6 +47,21 @@ def prompt_tokens(parts: Iterable[Part]) -> list[tuple[int, str]]:
             case _:
                 tokens.extend((token_id(piece), piece) for piece in pieces(part.text))
     return tokens
+
+
+def located(question: Locate) -> Located:
+    """Where tokens begin, counted in characters, and what prompts have in common."""
+    tokens = prompt_tokens(question.prompt)
+    places = [0, *accumulate(len(text) for _, text in tokens)]
+    shared = tuple(
+        sum(
+            1 for _ in takewhile(lambda pair: pair[0][0] == pair[1][0], zip(tokens, prompt_tokens(other), strict=False))
+        )
+        for other in question.beside
+    )
+    return Located(
+        question.id, tuple(places[min(token, len(tokens))] for token in question.tokens), len(tokens), shared
+    )
 
 
 class PrefixCache:

@@ -32,6 +32,8 @@ from ...lang.protocol import (
     Final,
     GenRequest,
     Hint,
+    Locate,
+    Located,
     Scored,
     ScoreRequest,
 )
@@ -189,6 +191,7 @@ class Runtime:
             score=True,
             hint=self.options.fork_hints,
             token_ids=True,
+            prefix_cache=self.options.radix_cache,
             logprobs=True,
             probability=True,
             stop_regex=True,
@@ -256,6 +259,10 @@ class Runtime:
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return tokens_at_most(prompt)
+
+    async def locate(self, question: Locate) -> Located:
+        """Where tokens of a prompt stand in its text; for `State.explain_cache`."""
+        return await (await self._connect()).locate(question)
 
     async def control(self, verb: str) -> Done:
         return await (await self._connect()).control(verb)

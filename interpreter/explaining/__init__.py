@@ -1,1 +1,1 @@
-"""Why a call found no more of its prompt in the cache: what is noted while programs run, and the answer to the question."""
+"""Why a call found no more of its prompt in the cache: what is noted while programs run, and the answer."""

@@ -24,17 +24,19 @@ class Intent:
     Attributes:
         kind: "gen" or "select".
         prompt: what stands before it.
+        settled: it has its answer.
     """
 
     kind: str
     name: str
     prompt: Prompt
     source: Source | None
+    settled: bool = False
 
     def settle(self) -> None:
         """It has its answer. A journal lives as long as its state, and a history longer: they hold the links of the
         prompt, which branches share, not the text that was joined of them."""
-        prompt = self.prompt
+        prompt, self.settled = self.prompt, True
         self.prompt = Prompt(prompt.parent, prompt.part, prompt.length, prompt.source)
 
 
@@ -50,6 +52,7 @@ class Asked:
         usage: by the backend.
         answer: what was generated.
         characters: of its prompt.
+        sequences: how often its tokens are counted: once for every choice of a select that is scored.
     """
 
     intent: Intent
@@ -57,6 +60,7 @@ class Asked:
     salt: str
     began: int
     characters: int
+    sequences: int = 1
     ended: int | None = None
     usage: Usage | None = None
     answer: str = ""
@@ -78,7 +82,7 @@ class History:
         self._time = 0
         self.forgotten = 0  # calls that are remembered no more
 
-    def begin(self, intent: Intent, parts: tuple[Part, ...], salt: str, *, own: bool) -> Asked:
+    def begin(self, intent: Intent, parts: tuple[Part, ...], salt: str, *, own: bool, sequences: int = 1) -> Asked:
         """A call begins. `own`: its prompt is the intent's."""
         characters = 0
         for part in parts:
@@ -86,7 +90,7 @@ class History:
                 characters += len(part.text)
         with self._lock:
             self._time += 1
-            asked = Asked(intent, None if own else parts, salt, self._time, characters)
+            asked = Asked(intent, None if own else parts, salt, self._time, characters, sequences)
             self._calls.append(asked)
             self._characters += characters
             while len(self._calls) > self._most_prompts or (

@@ -57,7 +57,8 @@ class Journal:
         if intent is None:
             return None
         own = request.prompt is intent.prompt.parts
-        asked = self._history.begin(intent, request.prompt, request.origin.salt, own=own)
+        sequences = len(request.choices) if isinstance(request, ScoreRequest) and not request.probability else 1
+        asked = self._history.begin(intent, request.prompt, request.origin.salt, own=own, sequences=sequences)
         self.calls.append(asked)
         return asked
 

@@ -156,6 +156,8 @@ class Anthropic:
         self._capabilities = Capabilities(
             name,
             hint=cache,
+            prefix_cache=cache,
+            cache_minimum=self.profile.cache_minimum,
             images=self.profile.images,
             max_context=self.profile.max_context,
             constraints=("json_schema", "choices") if self.profile.structured else (),

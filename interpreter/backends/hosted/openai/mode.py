@@ -28,6 +28,7 @@ def capabilities_of(backend: str, model: str, profile: Profile, mode: Mode, max_
         images=profile.images and mode == "chat",
         logprobs=profile.top_logprobs >= 0,
         max_context=max_context or profile.max_context,
+        cache_minimum=profile.cache_minimum,
         constraints=kinds(profile, mode),
         asks_again=True,
         speculation=True,

@@ -45,6 +45,7 @@ class Profile:
         salts: it keeps its prefix cache apart by `cache_salt`.
         thinking_tokens: tokens that it may need to think before a short answer, out of max_tokens.
         max_context: tokens, where it is known.
+        cache_minimum: tokens of the shortest prompt of which its prefix cache keeps something.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Profile:
     salts: bool = False
     thinking_tokens: int = 0
     max_context: int | None = None
+    cache_minimum: int = 0
 
 
 COMPATIBLE = Profile("compatible", always=frozenset({"temperature", "top_p"}), images=True)
@@ -107,7 +109,7 @@ _LLAMA_CPP = Profile(
     n=1,
     stops=16,
 )
-_CHAT = Profile("openai chat", completion=False, images=True)
+_CHAT = Profile("openai chat", completion=False, images=True, cache_minimum=1024)
 _STRUCTURED = replace(
     _CHAT,
     name="openai structured chat",

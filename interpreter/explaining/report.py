@@ -1,0 +1,179 @@
+"""The answer to `state.explain_cache()`: the journal of a run, read against the history of its backend.
+
+call ─► nearest earlier prompts ─► where the cached part ends (the backend is asked) ─► cause ─► line, value, argument
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from ...lang.cache_report import CacheCause, CacheMiss, CacheReport, CallReport, SourceLine
+from ...lang.prompt import Part
+from ...lang.protocol import Backend, Locate, Located, Locating, Origin, Usage
+from ...lang.source import Source, SourceKind
+from . import arguments, causes, layout, statements
+from .causes import Decision, Ending
+from .history import Asked, Intent
+from .journal import Journal
+from .layout import Layout, Piece
+from .neighbours import Neighbours, neighbours_of
+
+AROUND = 48  # characters that are shown on each side of a place
+_numbers = itertools.count(1)
+
+
+async def report_of(backend: Backend, journal: Journal) -> CacheReport:
+    """On the loop of the streams. Calls that are still running are said to be so.
+
+    Raises:
+        What the backend raises when it is asked where tokens stand.
+    """
+    made: dict[Intent, list[Asked]] = {}
+    for asked in tuple(journal.calls):
+        made.setdefault(asked.intent, []).append(asked)
+    calls: list[CallReport] = []
+    for intent in tuple(journal.intents.values()):
+        if intent not in made:
+            calls.append(_uncalled(intent))
+        for attempt, asked in enumerate(made.get(intent, ()), 1):
+            calls.append(await _call(backend, journal, asked, attempt))
+    return CacheReport(backend.capabilities.name, tuple(calls))
+
+
+def _uncalled(intent: Intent) -> CallReport:
+    """No call was made: the text was in hand, or the budget had no room."""
+    cause = CacheCause.NO_CALL if intent.settled else CacheCause.UNKNOWN
+    return CallReport(intent.kind, intent.name, line_of(intent.source), 1, 0, 0, 0, 0, cause)
+
+
+async def _call(backend: Backend, journal: Journal, asked: Asked, attempt: int) -> CallReport:
+    intent, usage = asked.intent, asked.usage
+    if usage is None:
+        line = line_of(intent.source)
+        return CallReport(intent.kind, intent.name, line, attempt, 0, 0, 0, 0, CacheCause.UNKNOWN, salt=asked.salt)
+    computed = usage.prompt_tokens - usage.cached_tokens
+    cause, miss = await _explained(backend, journal, asked, usage)
+    return CallReport(
+        intent.kind,
+        intent.name,
+        line_of(intent.source),
+        attempt,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        _created(backend, usage),
+        computed,
+        cause,
+        miss,
+        asked.salt,
+    )
+
+
+def _created(backend: Backend, usage: Usage) -> int:
+    """A runtime keeps what it computes; a provider says what it stored."""
+    capabilities = backend.capabilities
+    if capabilities.token_ids and capabilities.prefix_cache:
+        return usage.prompt_tokens - usage.cached_tokens
+    return usage.cache_write_tokens
+
+
+async def _explained(
+    backend: Backend, journal: Journal, asked: Asked, usage: Usage
+) -> tuple[CacheCause, CacheMiss | None]:
+    laid = layout.of_call(asked)
+    if not backend.capabilities.prefix_cache:
+        return CacheCause.OFF, None
+    neighbours = neighbours_of(asked, laid.text, journal.history)
+    if not isinstance(backend, Locating):
+        minimum = backend.capabilities.cache_minimum
+        decision = causes.estimate(asked, usage, laid.text, neighbours, minimum=minimum)
+        if decision.cause is CacheCause.HIT:
+            return CacheCause.HIT, None
+        return _described(decision, laid, journal, token=None, estimated=True)
+    cached, estimated = usage.cached_tokens, False
+    if asked.sequences > 1:
+        tokens = (await _located(backend, asked)).tokens
+        if usage.prompt_tokens >= asked.sequences * tokens:  # the first sequence computes what the others then find
+            cached, estimated = max(0, cached - (asked.sequences - 1) * (tokens - 1)), True
+    located = await _located(backend, asked, cached, cached + 1, neighbours=neighbours)
+    if cached >= min(located.tokens, usage.prompt_tokens) - 1:
+        return CacheCause.HIT, None
+    start, end = located.characters
+    decision = causes.decide(asked, cached, Ending(start, end, located.shared), neighbours)
+    return _described(decision, laid, journal, token=cached, estimated=estimated)
+
+
+async def _located(backend: Locating, asked: Asked, *tokens: int, neighbours: Neighbours | None = None) -> Located:
+    """Characters of these tokens, and how many tokens the prompt has in common with its neighbours."""
+    beside = () if neighbours is None else tuple(_parts(found.asked) for found in neighbours.same_salt)
+    name = f"locate-{next(_numbers)}"
+    return await backend.locate(Locate(name, _parts(asked), tokens, beside, Origin(salt=asked.salt)))
+
+
+def _parts(asked: Asked) -> tuple[Part, ...]:
+    return asked.intent.prompt.parts if asked.parts is None else asked.parts
+
+
+# ------------------------------------------------------------------------------------------ in words
+
+
+def _described(
+    decision: Decision, laid: Layout, journal: Journal, *, token: int | None, estimated: bool
+) -> tuple[CacheCause, CacheMiss]:
+    """The place with the line, the value and the argument that are there."""
+    place = decision.character
+    here, parted = laid.at(place), decision.parted
+    earlier = None if parted is None else parted.layout.at(place)
+    cause = decision.cause
+    argument, expression = _said_with(here, place, journal.arguments)
+    if cause is CacheCause.NEW and parted is not None and earlier is not None:
+        cause = causes.of_sources(None if here is None else here.source, earlier.source)
+        if parted.asked in journal.calls:
+            cause = CacheCause.BRANCH
+        elif cause is CacheCause.VOLATILE and argument:
+            cause = CacheCause.ARGUMENT
+    miss = CacheMiss(
+        token=token,
+        character=place,
+        before=laid.text[max(0, place - AROUND) : place],
+        here=laid.text[place : place + AROUND],
+        earlier=None if parted is None else parted.layout.text[place : place + AROUND],
+        source=None if here is None else line_of(here.source, expression),
+        earlier_source=None if earlier is None else line_of(earlier.source),
+        argument=argument,
+        estimated=estimated,
+    )
+    return cause, miss
+
+
+def _said_with(here: Piece | None, place: int, given: Mapping[str, Any]) -> tuple[str, str]:
+    """The argument and the expression that the text of a piece comes from at a place of the prompt; "" for none."""
+    if here is None or here.source is None or here.source.kind is not SourceKind.TEXT:
+        return "", ""
+    source, offset = here.source, place - here.start
+    value = statements.value_at(source.place, here.text, offset) if source.place is not None else None
+    expression = "" if value is None else value.expression
+    if source.argument:
+        return source.argument, expression
+    if expression in given:
+        return expression, expression
+    start, end = (0, len(here.text)) if value is None else (value.start, value.end)
+    return arguments.argument_at(given, here.text, start, end, offset), expression
+
+
+def line_of(source: Source | None, expression: str = "") -> SourceLine | None:
+    """For people; None where umbel wrote the text itself."""
+    if source is None:
+        return None
+    match source.kind:
+        case SourceKind.TEXT:
+            what = "text"
+        case SourceKind.SCAFFOLD:
+            what = f"chat template (role {source.name})"
+        case SourceKind.GENERATED:
+            what = f"generated by gen({source.name!r})" if source.name else "generated by gen()"
+        case SourceKind.CHOSEN:
+            what = f"chosen by select({source.name!r})" if source.name else "chosen by select()"
+    if source.place is None:
+        return SourceLine(expression=expression, what=what)
+    place = source.place
+    return SourceLine(place.file, place.number, place.function, statements.code_at(place), expression, what)
