@@ -114,17 +114,18 @@ def _grows(node: Node) -> bool:
 
 
 def _applied(function: str, constants: tuple[Any, ...], length: int) -> int:
+    first: Any = constants[0] if constants else 8  # an integer or a text, as `attributes.py` has looked
     match function:
         case "multiply":
-            return length * max(0, constants[0])
+            return length * max(0, int(first))
         case "center" | "ljust" | "rjust" | "zfill":
-            return max(length, constants[0])
+            return max(length, int(first))
         case "expandtabs":
-            return length * max(1, constants[0] if constants else 8)
+            return length * max(1, int(first))
         case "replace":
             return (length + 1) * (len(constants[1]) + 1)
         case "format":
-            return length + _SCALAR + sum(int(number[:18]) for number in re.findall(r"\d+", constants[0]))
+            return length + _SCALAR + sum(int(number[:18]) for number in re.findall(r"\d+", first))
         case "repr" | "ascii" | "str":
             return _ESCAPED * length + 2
         case _:

@@ -156,14 +156,14 @@ class Programs:
         longest = self._limits.program_timeout
         seconds = longest if request.origin.timeout is None else min(request.origin.timeout, longest)
         async with asyncio.timeout(seconds):
-            from ..compiler import service  # a gateway that sees no program never loads the interpreter
+            from ..compiler.service import execute, read  # a gateway that sees no program never loads the interpreter
 
             if self._shelf is None:
-                self._shelf = GraphShelf(self._limits, service.read, self.counters)
+                self._shelf = GraphShelf(self._limits, read, self.counters)
             shipped = await self._shelf.find(request.digest, request.graph)
             if shipped is None:
                 return GraphWanted(request.id)
-            return await service.execute(shipped, request, self._backend, seconds, lambda event: self._say(peer, event))
+            return await execute(shipped, request, self._backend, seconds, lambda event: self._say(peer, event))
 
     def _end(self, peer: bytes, running: "_Running", ending: FromPrograms | None) -> None:
         """The one place where a program is let go."""
