@@ -10,7 +10,7 @@ programs that are finished and not given out count too, so a slow reader slows t
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from .run import Run
 
 Item = Mapping[str, Any] | tuple[Any, ...] | list[Any]  # arguments of one program: its own values
 OnError = Literal["raise", "return"]
+Call = tuple[int, Item, inspect.BoundArguments]  # of the batch: number, as given, for the function
 
 MAX_THREADS = 32  # bodies mostly wait
 MAX_IN_FLIGHT = 256  # programs, when the user sets no limit; far below the queue of a runtime
@@ -71,6 +72,23 @@ class Host(Protocol):
         """Begin the body. `body_ended` is called with what it raised, then `finished` when the whole run has ended."""
 
 
+class Companion(Protocol):
+    """Who goes with a batch and knows more about its programs than their arguments: what they share, what they take."""
+
+    def begin(self, calls: Sequence[inspect.BoundArguments] | None) -> None:
+        """Before the first program starts. `calls`: all of them, where they are known."""
+
+    def admits(self, index: int, call: inspect.BoundArguments) -> bool:
+        """Whether the program may start beside those that run. One that may not is asked about again, before any that
+        comes behind it, when another has left; where nothing runs it may."""
+
+    def leaves(self, index: int) -> None:
+        """The program has finished. Called on any thread."""
+
+    def end(self) -> None:
+        """No program of the batch runs any more, or nobody waits for one."""
+
+
 class Job:
     """One call of run_batch.
 
@@ -81,6 +99,7 @@ class Job:
         num_threads: most programs at once, or "auto".
         on_error: what a failing program does to the others.
         options: of every run.
+        companion: decides with the limits who starts; None: the limits alone do.
 
     Raises:
         ParameterError: a wrong option, or arguments that do not fit. Those of an iterator are looked at as they come.
@@ -95,6 +114,7 @@ class Job:
         num_threads: int | Literal["auto"],
         on_error: OnError,
         options: RunOptions,
+        companion: Companion | None = None,
     ) -> None:
         if on_error not in ("raise", "return"):
             raise ParameterError(f"on_error={on_error!r}; write 'raise' or 'return'")
@@ -107,7 +127,10 @@ class Job:
         self._keeps_going = on_error == "return"
         self.total = len(items) if isinstance(items, Sized) else None
         calls = calls_of(arguments, items)
-        self._calls = calls if self.total is None else iter(list(calls))  # a list is checked before anything runs
+        self._known = None if self.total is None else list(calls)  # a list is checked before anything runs
+        self._calls = calls if self._known is None else iter(self._known)
+        self._turned_away: Call | None = None  # by the companion, until there is room
+        self._companion = companion
         self._allowance: Allowance | None = None  # one for all
         self._window: dict[int, Member] = {}  # started, not given out
         self._news = threading.Condition()  # guards the counters below
@@ -133,6 +156,9 @@ class Job:
         with ExitStack() as stack:
             pool = ThreadPoolExecutor(self._threads, thread_name_prefix="umbel-batch")
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            if self._companion is not None:
+                stack.callback(self._companion.end)
+                self._companion.begin(None if self._known is None else [call for _, _, call in self._known])
             stack.callback(self._cancel_rest)
             bar = stack.enter_context(Bar(self.total)) if progress_bar else None
             for index in itertools.count():
@@ -174,8 +200,12 @@ class Job:
                 return
             if bounded and len(self._window) >= 2 * self._limit:
                 return
-            following = next(self._calls, None)
+            following, self._turned_away = self._turned_away or next(self._calls, None), None
             if following is None:
+                return
+            index, _, call = following
+            if self._companion is not None and not self._companion.admits(index, call):
+                self._turned_away = following
                 return
             self._start(*following, pool)
 
@@ -194,6 +224,8 @@ class Job:
                 self._news.notify_all()
 
         def finished() -> None:
+            if self._companion is not None:
+                self._companion.leaves(index)
             with self._news:
                 member.error = member.error or state._sink.error()
                 member.finished = True
@@ -216,7 +248,7 @@ class Job:
                 member.run.cancel()
 
 
-def calls_of(arguments: Arguments, items: Iterable[Item]) -> Iterator[tuple[int, Item, inspect.BoundArguments]]:
+def calls_of(arguments: Arguments, items: Iterable[Item]) -> Iterator[Call]:
     """The calls of a batch, as they are asked for: number, arguments as given, arguments of the function.
 
     Raises:
