@@ -17,11 +17,11 @@ from ..interpreter.speculation.settings import Setting
 from ..lang.errors import BudgetError, ParameterError
 from ..lang.state import AsyncState, State
 from . import serialise
-from .batching import BatchPlan
 from .graph import Graph
 from .host import Host
 from .passes import Report
 from .plan import Plan
+from .shipping import Parcel, Server
 
 
 class CompiledProgram:
@@ -31,13 +31,26 @@ class CompiledProgram:
         graph: whole, as `verify` says.
         report: what the passes did to the graph.
         speculation: of the program it was compiled from. A file has none: its runs can ask for it.
+        server: whether its runs are shipped to the runtime, see `Program.compile`.
+
+    Raises:
+        ParameterError: a `server` that is none of True, False and "auto".
     """
 
-    def __init__(self, graph: Graph, *, report: Report | None = None, speculation: Setting | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        report: Report | None = None,
+        speculation: Setting | None = None,
+        server: Server = "auto",
+    ) -> None:
+        if server not in ("auto", True, False):
+            raise ParameterError(f"server={server!r}; write True, False or 'auto'")
         self.graph = graph
         self.report = report if report is not None else Report(())
         defaults = {each.name: each.default for each in graph.parameters if not each.required}
-        self._host = Host(Plan(graph), defaults, speculation)
+        self._host = Host(Parcel(Plan(graph)), server, defaults, speculation)
         self._arguments = Arguments(graph.name, _signature(graph))
 
     @property
@@ -153,21 +166,9 @@ class CompiledProgram:
         progress_bar: bool = False,
         generator_style: bool = False,
         on_error: _batch.OnError = "raise",
-        pin_head: bool = True,
-        plan_memory: bool = False,
         **options: Any,  # as of run()
     ) -> Any:  # as the overloads say
-        """As `Program.run_batch`. `num_threads` bounds the programs that run at once; no threads are used.
-
-        Args:
-            pin_head: what the prompts of all programs begin with is computed once and kept while the batch runs,
-                where the backend keeps what it is asked to keep.
-            plan_memory: start no program whose keys may not fit the runtime's pool beside those in flight, so that
-                nothing is sent back and computed again. It counts with what texts and answers have at most.
-
-        Raises:
-            CapabilityError: memory is to be planned on a backend that has no pool.
-        """
+        """As `Program.run_batch`. `num_threads` bounds the programs that run at once; no threads are used."""
         checked = run_options(options)
         if checked.stream or checked.verbose:
             raise ParameterError("run_batch() takes no stream and no verbose; generator_style=True gives early results")
@@ -178,7 +179,6 @@ class CompiledProgram:
             num_threads=num_threads,
             on_error=on_error,
             options=checked,
-            companion=BatchPlan(self.graph, checked, self._host.defaults, pin_head=pin_head, plan_memory=plan_memory),
         )
         if generator_style:
             return job.generate(progress_bar=progress_bar)
@@ -195,14 +195,17 @@ class CompiledProgram:
         return self._arguments.bind(arguments, own), options
 
 
-def load(path: str | os.PathLike[str]) -> CompiledProgram:
+def load(path: str | os.PathLike[str], *, server: Server = "auto") -> CompiledProgram:
     """The program of a file that `save` wrote. Nothing of the file is run as code, whoever wrote it.
 
+    `server`: as of `Program.compile`.
+
     Raises:
+        ParameterError: a `server` that is none of True, False and "auto".
         GraphError: it is no file of a graph, or of one that is not whole.
         OSError: there is no such file, or it cannot be read.
     """
-    return CompiledProgram(serialise.read(path))
+    return CompiledProgram(serialise.read(path), server=server)
 
 
 def _signature(graph: Graph) -> Signature:

@@ -27,20 +27,26 @@ from ..lang.errors import ProgramError
 from ..lang.state import AsyncState, BaseState, State
 from .execution import Execution
 from .plan import Plan
+from .shipping import Parcel, Server, execution
 
 
 @dataclass(frozen=True)
 class Host:
     """Of one plan. A host of batches.
 
-    `defaults`: arguments that may be left out. `speculation`: when a run asks for none; `planner`: what all runs have
-    learned about it.
+    `parcel`: the plan as it is shipped. `server`: whether it is. `defaults`: arguments that may be left out.
+    `speculation`: when a run asks for none; `planner`: what all runs have learned about it.
     """
 
-    plan: Plan
+    parcel: Parcel
+    server: Server
     defaults: Mapping[str, Any]
     speculation: Setting | None = None
     planner: Planner = field(default_factory=Planner, compare=False)
+
+    @property
+    def plan(self) -> Plan:
+        return self.parcel.plan
 
     @property
     def name(self) -> str:
@@ -69,14 +75,14 @@ class Host:
         """Here and now; a streaming run goes on in the background."""
         if loop.streams.current:
             raise ProgramError(f"inside a coroutine of the streams' loop write: await {self.name}.run_async(...)")
-        execution = self._begun(run, state, call)
+        begun = self._begun(run, state, call, server=self.server)
         if not self.plan.waits:
-            self._end_at_once(execution, run, state)
+            self._end_at_once(begun, run, state)
         elif run.streaming:
-            run.home.call(execution.go, partial(_keep, state))
+            run.home.call(begun.go, partial(_keep, state))
         else:
             outcome = _Outcome()
-            run.home.call(execution.go, outcome.settle)
+            run.home.call(begun.go, outcome.settle)
             try:
                 state.ret_value = outcome.wait()
             except BaseException as error:
@@ -85,12 +91,12 @@ class Host:
 
     async def run_async(self, run: Run, state: AsyncState, call: BoundArguments) -> None:
         """For the caller's loop. Cancelling the awaiting task cancels the run."""
-        execution = self._begun(run, state, call)
+        begun = self._begun(run, state, call, server=self.server)
         if not self.plan.waits:
-            self._end_at_once(execution, run, state)
+            self._end_at_once(begun, run, state)
             return
         if run.streaming:
-            run.home.call(execution.go, partial(_keep, state))
+            run.home.call(begun.go, partial(_keep, state))
             return
         here = asyncio.get_running_loop()
         future: asyncio.Future[Any] = here.create_future()
@@ -99,7 +105,7 @@ class Host:
             with contextlib.suppress(RuntimeError):  # the waiter's loop is closed: nobody waits any more
                 here.call_soon_threadsafe(_set, future, result, error)
 
-        run.home.call(execution.go, settle)
+        run.home.call(begun.go, settle)
         try:
             state.ret_value = await future
         except asyncio.CancelledError:
@@ -122,11 +128,12 @@ class Host:
         that ends the program is the reason of its run."""
         error: BaseException | None = None
         try:
-            execution = self._begun(run, state, call)
+            # One budget for many: whoever is shipped would have to hold all of it.
+            begun = self._begun(run, state, call, server=False if run.ledger.limited else self.server)
             if self.plan.waits:
-                run.home.call(execution.go, partial(_keep, state))
+                run.home.call(begun.go, partial(_keep, state))
             else:
-                self._end_at_once(execution, run, state)
+                self._end_at_once(begun, run, state)
         except Exception as raised:
             error = raised
         body_ended(error)
@@ -134,27 +141,27 @@ class Host:
 
     # -------------------------------------------------------------------------------- how
 
-    def _begun(self, run: Run, state: BaseState, call: BoundArguments) -> Execution:
+    def _begun(self, run: Run, state: BaseState, call: BoundArguments, *, server: Server) -> Execution:
         stream = state._sink
         assert isinstance(stream, Stream), "`open` made it"
         arguments = {**self.defaults, **call.arguments}
         try:
-            return Execution(self.plan, arguments, run, stream=stream, options=stream.run_options)
+            return execution(self.parcel, arguments, run, stream=stream, options=stream.run_options, server=server)
         except BaseException as error:
             run.end(error)
             raise
 
-    def _end_at_once(self, execution: Execution, run: Run, state: BaseState) -> None:
+    def _end_at_once(self, begun: Execution, run: Run, state: BaseState) -> None:
         """A program that waits for nothing has ended before its first call: what it said runs on."""
         try:
-            state.ret_value = execution.result()
+            state.ret_value = begun.result()
         except BaseException as error:
             run.end(error)
             raise
         else:
             run.end()
         finally:
-            run.home.call(execution.launch)
+            run.home.call(begun.launch)
 
 
 class _Outcome:

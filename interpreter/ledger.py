@@ -34,6 +34,11 @@ class Ledger:
         """Of the model, as the table is now; None: not known."""
         return prices.find(self._backend.capabilities.model)
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is a budget."""
+        return self._allowance is not None
+
     # -------------------------------------------------------------------------------- before and after a call
 
     async def hold(self, request: GenRequest | ScoreRequest) -> Charge:

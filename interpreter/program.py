@@ -312,6 +312,7 @@ class Program:
         passes: str | Iterable[str] = "default",
         keep: Iterable[str] | None = None,
         independent: Iterable[str] | None = None,
+        server: Literal["auto"] | bool = "auto",
     ) -> "CompiledProgram":
         """The program as its graph, made ready to run: the same variables, without running the function again.
 
@@ -322,6 +323,10 @@ class Program:
             static_args: as of `trace`.
             passes, keep, independent: how the graph is rewritten, see `compiler.passes.rewrite`. By default in ways
                 only that nobody can see.
+            server: True ships the graph to the runtime, which runs all of it: one message there and one way back,
+                instead of those of every `gen`. "auto" does so where it saves ways and is possible: on a Runtime with
+                its model's own chat template, for a program of two calls or more whose arguments are plain values
+                (str, int, float, bool, bytes, None, and lists, tuples and dicts of them). False never does.
 
         Raises:
             TraceError: the program does what no graph can say.
@@ -332,7 +337,9 @@ class Program:
         from ..compiler.passes import rewrite
 
         rewritten = rewrite(self.trace(static_args=static_args), passes, keep=keep, independent=independent)
-        return CompiledProgram(rewritten.graph, report=rewritten.report, speculation=self._body.speculation)
+        return CompiledProgram(
+            rewritten.graph, report=rewritten.report, speculation=self._body.speculation, server=server
+        )
 
     # -------------------------------------------------------------------------------- inside a program that is traced
 
