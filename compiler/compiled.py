@@ -17,6 +17,7 @@ from ..interpreter.speculation.settings import Setting
 from ..lang.errors import BudgetError, ParameterError
 from ..lang.state import AsyncState, State
 from . import serialise
+from .batching import BatchPlan
 from .graph import Graph
 from .host import Host
 from .passes import Report
@@ -166,9 +167,21 @@ class CompiledProgram:
         progress_bar: bool = False,
         generator_style: bool = False,
         on_error: _batch.OnError = "raise",
+        pin_head: bool = True,
+        plan_memory: bool = False,
         **options: Any,  # as of run()
     ) -> Any:  # as the overloads say
-        """As `Program.run_batch`. `num_threads` bounds the programs that run at once; no threads are used."""
+        """As `Program.run_batch`. `num_threads` bounds the programs that run at once; no threads are used.
+
+        Args:
+            pin_head: what the prompts of all programs begin with is computed once and kept while the batch runs,
+                where the backend keeps what it is asked to keep.
+            plan_memory: start no program whose keys may not fit the runtime's pool beside those in flight, so that
+                nothing is sent back and computed again. It counts with what texts and answers have at most.
+
+        Raises:
+            CapabilityError: memory is to be planned on a backend that has no pool.
+        """
         checked = run_options(options)
         if checked.stream or checked.verbose:
             raise ParameterError("run_batch() takes no stream and no verbose; generator_style=True gives early results")
@@ -179,6 +192,7 @@ class CompiledProgram:
             num_threads=num_threads,
             on_error=on_error,
             options=checked,
+            companion=BatchPlan(self.graph, checked, self._host.defaults, pin_head=pin_head, plan_memory=plan_memory),
         )
         if generator_style:
             return job.generate(progress_bar=progress_bar)
