@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .graph import Graph, Node
-from .operations import Constant, Join, Leaf, Object, Structure, Variable
+from .operations import Constant, Join, Leaf, Structure, Variable
 from .slots import Slots
 
 Slotted = tuple[int, tuple[int | None, ...]]  # the slot of a list, and those of what each branch found
@@ -49,7 +49,7 @@ class Gathering:
     Attributes:
         joins: join → what it brings back.
         columns: which list is of which join.
-        assigned: value → its slot, of what branches assigned. Constants among them are in no graph.
+        assigned: values that branches assigned, with their slots. Those that are parts of lists are in no graph.
     """
 
     def __init__(self, graph: Graph, slots: Slots) -> None:
@@ -58,69 +58,64 @@ class Gathering:
         self.assigned: list[tuple[Node, int]] = []
         self._graph = graph
         self._slots = slots
+        names = {value: name for name, value in reversed(graph.variables)}
         for node in graph.nodes:
             match node.op:
                 case Join("gather_variable"):
                     self.joins[node] = Gathered()
                 case Structure(list() as template):
-                    slot = self._find(node, template, None)
+                    called = (taken.op.name for taken in node.inputs if isinstance(taken.op, Variable))
+                    name = names.get(node) or next(called, "")
+                    slot = self._find(node, template, name, None)
                     if slot is not None:
                         slots.values[node] = slot
 
-    def _find(self, node: Node, template: list[Any], stream: int | None) -> int | None:
-        """The slot of a list, if it is one of a `gen` or a join; `stream`: of the branch that has to have made it."""
-        slot = self._texts(node, template, stream)
+    def _find(self, node: Node, template: list[Any], name: str, stream: int | None) -> int | None:
+        """The slot of the list `name`, if a `gen` or a join makes it; `stream`: of the branch that has to."""
+        slot = self._texts(node, template, name, stream)
         for join in reversed(self.joins):
             if slot is None and stream in (None, self._graph.stream_of[join]):
-                slot = self._gathered(node, template, join)
+                slot = self._gathered(node, template, name, join)
         return slot
 
-    def _texts(self, node: Node, template: list[Any], stream: int | None) -> int | None:
+    def _texts(self, node: Node, template: list[Any], name: str, stream: int | None) -> int | None:
         values = [node.inputs[entry.index] for entry in template if isinstance(entry, Leaf)]
-        setters = {(value.inputs[0], value.op.name) for value in values if isinstance(value.op, Variable)}
+        setters = {value.inputs[0] for value in values if isinstance(value.op, Variable) and value.op.name == name}
         indices = [value.op.index for value in values if isinstance(value.op, Variable)]
         if len(setters) != 1 or indices != list(range(len(template))):
             return None
-        ((setter, name),) = setters
+        (setter,) = setters
         return self._slots.variable(setter, name) if stream in (None, self._graph.stream_of[setter]) else None
 
-    def _gathered(self, node: Node, template: list[Any], join: Node) -> int | None:
-        """The slot of the list that `join` makes, if it makes this one: at least one entry comes from its branch for
-        certain, and none from elsewhere. Others are what branches assigned."""
+    def _gathered(self, node: Node, template: list[Any], name: str, join: Node) -> int | None:
+        """The slot of the list that `join` makes, if it makes this one: at least one entry is what a `gen`, or another
+        join, has bound to the name in its branch. Entries that are not are what branches assigned."""
         ends = join.inputs[1:]
         if len(ends) != len(template):
             return None
-        branches: list[int | Node | None] = []
-        for end, entry in zip(ends, template, strict=True):
-            stream = self._graph.stream_of[end]
-            match entry:
-                case None:
-                    branches.append(None)
-                case list():
-                    slot = self._find(node, entry, stream)
-                    if slot is None:
-                        return None
-                    branches.append(slot)
-                case Leaf(index):
-                    value = node.inputs[index]
-                    if isinstance(value.op, Variable) and value.op.index is None:
-                        if self._graph.stream_of[value.inputs[0]] != stream:
-                            return None
-                        branches.append(self._slots.values[value])
-                    elif isinstance(value.op, Variable | Object):
-                        return None
-                    else:
-                        branches.append(value)
-                case _:
-                    branches.append(Node(Constant(entry)))
-        certain = [branch for branch in branches if isinstance(branch, int)]
-        if not certain:
+        branches = [
+            self._found(node, entry, name, self._graph.stream_of[end])
+            for end, entry in zip(ends, template, strict=True)
+        ]
+        if not any(isinstance(branch, int) for branch in branches):
             return None
         self.columns.append(Column(join, node))
-        return self._list(join, branches, self._slots.bindings[certain[0]][0])
+        return self._list(self.joins[join], branches, name)
 
-    def _list(self, join: Node, branches: list[int | Node | None], name: str) -> int:
-        gathered = self.joins[join]
+    def _found(self, node: Node, entry: Any, name: str, stream: int) -> int | Node | None:
+        """What a branch found: a slot, a value that it assigned, or nothing."""
+        if isinstance(entry, list):
+            slot = self._find(node, entry, name, stream)
+            if slot is not None:
+                return slot
+        if isinstance(entry, Leaf):
+            value = node.inputs[entry.index]
+            if value.op == Variable(name) and self._graph.stream_of[value.inputs[0]] == stream:
+                return self._slots.values[value]
+            return value
+        return None if entry is None else _part(node, entry)
+
+    def _list(self, gathered: Gathered, branches: list[int | Node | None], name: str) -> int:
         slots = tuple(self._given(gathered, each, name) if isinstance(each, Node) else each for each in branches)
         for slot, known in gathered.lists:
             if known == slots:
@@ -134,3 +129,24 @@ class Gathering:
         self.assigned.append((value, slot))
         gathered.given.append(slot)
         return slot
+
+
+def _part(node: Node, entry: Any) -> Node:
+    """A part of a structure, as a value of its own."""
+    inputs: list[Node] = []
+    template = _renumbered(entry, node, inputs)
+    return Node(Structure(template), tuple(inputs)) if inputs else Node(Constant(template))
+
+
+def _renumbered(entry: Any, node: Node, inputs: list[Node]) -> Any:
+    match entry:
+        case Leaf(index):
+            inputs.append(node.inputs[index])
+            return Leaf(len(inputs) - 1)
+        case list():
+            return [_renumbered(member, node, inputs) for member in entry]
+        case tuple():
+            return tuple(_renumbered(member, node, inputs) for member in entry)
+        case dict():
+            return {key: _renumbered(member, node, inputs) for key, member in entry.items()}
+    return entry

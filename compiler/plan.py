@@ -67,8 +67,8 @@ class Plan:
         gathering = Gathering(graph, self.slots)
         assigned = [Assigned(value, slot) for value, slot in gathering.assigned]
         self.variables = tuple((name, self._place(value, name, assigned)) for name, value in graph.variables)
-        constants = [each.value for each in assigned if each.value not in graph.numbers]
-        self.sources = _sources((*constants, *graph.nodes), self.slots)
+        parts = [each.value for each in assigned if each.value not in graph.numbers]
+        self.sources = _sources((*graph.nodes, *parts), self.slots)
         self.known = tuple(each for each in assigned if not self.sources[each.value])
         self.reads = self._reads(assigned)
         self.waits = bool(self.reads or self.sources[graph.result])
@@ -126,7 +126,9 @@ class Plan:
         }
         given = (Read(each.value, each.slot) for each in assigned)
         reads = [read for read in (*used.values(), *given) if self.sources[read.value]]
-        return tuple(sorted(reads, key=lambda read: numbers[read.value]))
+        return tuple(
+            sorted(reads, key=lambda read: max(numbers.get(node, 0) for node in (read.value, *read.value.inputs)))
+        )
 
 
 def _sources(nodes: Iterable[Node], slots: Slots) -> dict[Node, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from . import actions
 from .actions import Action
 from .gathering import Gathered
 from .graph import Graph, Node
-from .operations import Append, Choose, Constant, Fork, Generate, Join, Look, Options
+from .operations import Append, Choose, Constant, Fork, Generate, GetForkItem, Join, Look, Options
 from .slots import Slots
 
 
@@ -180,8 +180,8 @@ class Walk:
         return len(self._layout.layers) - 1
 
     def _branches(self, fork: Node) -> tuple[int, ...]:
-        stream_of = self._layout.graph.stream_of
-        return tuple(stream_of[item] for item in self._layout.graph.users[fork] if item.before is None)
+        graph = self._layout.graph
+        return tuple(graph.stream_of[user] for user in graph.users[fork] if isinstance(user.op, GetForkItem))
 
 
 def _root(graph: Graph, number: int) -> int:

@@ -1,0 +1,63 @@
+"""A compiled program is the interpreted one: the same prompts, the same calls, the same variables."""
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import umbel as ul
+from hypothesis import HealthCheck, Phase, given, settings
+from umbel.interpreter.backends.echo import Echo
+from umbel.srt.local import LocalBackend
+
+from .random_programs import bodies, program_of
+from .watching import Watched, seen
+
+pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
+
+PATIENCE = 60.0  # seconds, far above what any of these programs needs
+ARGUMENTS = {"question": 'why "so"? '}
+QUIETLY: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": True,
+    "phases": (Phase.explicit, Phase.generate, Phase.shrink),
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+def answer(prompt: str) -> str:
+    """Some words, others for every prompt."""
+    number = zlib.crc32(prompt.encode("utf-8", "surrogatepass"))
+    return " ".join(f"w{number >> shift & 255:x}e" for shift in range(0, 24, 4))
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Watched]:
+    yield Watched(LocalBackend(check_every_step=False, pool_tokens=1 << 15))
+
+
+def check_equal(body: tuple[object, ...], backend: Watched, passes: str) -> None:
+    beside: list[ul.State] = []
+    program = program_of(body, beside)
+    with ul.default_backend(backend):
+        state = program.run(**ARGUMENTS, timeout=PATIENCE)
+    expected = seen(state)
+    for each in (state, *beside):
+        each._sink.run.wait_finished()
+    calls = backend.forget()
+    state = program.compile(passes=passes).run(**ARGUMENTS, backend=backend, timeout=PATIENCE)
+    assert seen(state) == expected
+    state._sink.run.wait_finished()
+    assert backend.forget() == calls
+
+
+@settings(max_examples=140, **QUIETLY)
+@given(body=bodies(4))
+def test_random_programs_on_echo(body: tuple[object, ...]) -> None:
+    check_equal(body, Watched(Echo(answer)), "none")
+
+
+@settings(max_examples=60, **QUIETLY)
+@given(body=bodies(4))
+def test_random_programs_on_the_oracle(body: tuple[object, ...], oracle: Watched) -> None:
+    check_equal(body, oracle, "default")
