@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .compiler.compiled import load as load
     from .compiler.effects import TraceWarning as TraceWarning
     from .compiler.graph import Graph as Graph
+    from .compiler.pinning import Cached as Cached
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.gate import Gate as Gate
@@ -100,6 +101,7 @@ _HOMES = {
     "compiler.effects": ("TraceWarning",),
     "compiler.compiled": ("CompiledProgram", "load"),
     "compiler.graph": ("Graph",),
+    "compiler.pinning": ("Cached",),
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),

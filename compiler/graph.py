@@ -15,14 +15,17 @@ of branches, and from text to the stream that generates it.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from .operations import Begin, Fork, GetForkItem, Operation, StreamOperation, ValueOperation
+
+if TYPE_CHECKING:
+    from ..lang.protocol import Backend
 
 STREAM_OPERATIONS: tuple[type, ...] = get_args(StreamOperation)
 VALUE_OPERATIONS: tuple[type, ...] = get_args(ValueOperation)
@@ -57,7 +60,7 @@ class Node:
     """
 
     op: Operation
-    inputs: tuple["Node", ...] = ()
+    inputs: tuple["Node", ...] = field(default=(), repr=False)  # all that a node needs is much to print
     line: Line | None = field(default=None, repr=False)
 
     @property
@@ -130,6 +133,63 @@ class Graph:
                 users[taken].append(node)
         return {node: tuple(found) for node, found in users.items()}
 
+    def peak_tokens(
+        self, backend: "Backend", arguments: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
+    ) -> int:
+        """The most tokens whose keys one run holds at the same time; `memory.py` says how it is bounded.
+
+        Args:
+            backend: started; it measures text, and has the chat template.
+            arguments: of the run, by name.
+            options: sampling fields of the run, such as `{"max_tokens": 64}`.
+
+        Raises:
+            ParameterError: an argument is missing.
+        """
+        from .memory import peak_tokens
+
+        return peak_tokens(self, backend, arguments or {}, options)
+
+    def parents(self, number: int) -> tuple[int, int] | None:
+        """The stream that a branch was forked off, and the branch's index; None for a stream of its own."""
+        first = self.streams[number][0]
+        if not isinstance(first.op, GetForkItem):
+            return None
+        fork = first.inputs[0]
+        assert isinstance(fork.op, Fork), "a branch begins at a fork"
+        return self.stream_of[fork], first.op.index
+
+    # -------------------------------------------------------------------------------- looking and keeping
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name}: {len(self.nodes)} nodes in {len(self.streams)} streams>"
+
+    def text(self) -> str:
+        """A listing: a block for each stream, a line for each thing that it says."""
+        from .views.listing import text
+
+        return text(self)
+
+    def dot(self) -> str:
+        """For Graphviz."""
+        from .views.dot import dot
+
+        return dot(self)
+
+    def svg(self) -> str:
+        """A picture: streams side by side, time downwards."""
+        from .views.drawing import svg
+
+        return svg(self)
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    def _repr_html_(self) -> str:
+        from .views.notebook import html
+
+        return html(self)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file of the graph, all of it or nothing; `umbel.load(path)` gives a program that runs it.
 
@@ -140,15 +200,6 @@ class Graph:
         from .serialise import save
 
         save(self, path)
-
-    def parents(self, number: int) -> tuple[int, int] | None:
-        """The stream that a branch was forked off, and the branch's index; None for a stream of its own."""
-        first = self.streams[number][0]
-        if not isinstance(first.op, GetForkItem):
-            return None
-        fork = first.inputs[0]
-        assert isinstance(fork.op, Fork), "a branch begins at a fork"
-        return self.stream_of[fork], first.op.index
 
 
 class Builder:

@@ -17,8 +17,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..lang.errors import BudgetError, ParameterError
+from ..lang.protocol import Backend
 from ..lang.state import AsyncState, BaseState, State
 from . import batch as _batch
+from . import loop
 from .arguments import Arguments, RunOptions, run_options, sampling_defaults
 from .body import Body
 from .budget import allowance_of
@@ -30,6 +32,7 @@ from .speculation.settings import setting_of
 if TYPE_CHECKING:
     from ..compiler.compiled import CompiledProgram
     from ..compiler.graph import Graph
+    from ..compiler.pinning import Cached
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
 
@@ -340,6 +343,43 @@ class Program:
         return CompiledProgram(
             rewritten.graph, report=rewritten.report, speculation=self._body.speculation, server=server
         )
+
+    def cache(
+        self,
+        backend: Backend | None = None,
+        *,
+        static_args: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        salt: str = "",
+    ) -> "Cached":
+        """Has the runtime compute what all runs of the program begin with, and keep it.
+
+            with classify.bind(labels=LABELS).cache(ttl=3600) as cached:
+                print(cached.tokens)
+                serve(...)
+
+        The head is all text up to the first argument, call or picture, with its roles; arguments that are bound or
+        static are part of it. It is traced, as by `trace`. Short heads (16 tokens) are not worth it: then `tokens` is
+        0. What is kept gives way where requests find no room beside it. It blocks; leaving the block, or
+        `cached.release()`, ends it.
+
+        Args:
+            backend: to keep it on; None for the default one.
+            static_args: as of `trace`.
+            ttl: seconds for which it is kept; None: until it is released, or this process ends.
+            salt: of the runs that are to find it.
+
+        Raises:
+            CapabilityError: the backend keeps nothing that it is asked to keep, such as a hosted model.
+            TraceError: the program does what no graph can say.
+            ParameterError: a wrong `ttl` or `salt`, or `static_args` that the program has no parameter for.
+            Whatever the function raises.
+        """
+        from ..compiler.pinning import cache_head
+
+        options = run_options({"backend": backend, "salt": salt})
+        graph = self.trace(static_args=static_args)
+        return loop.streams.run(cache_head(graph, options.backend, salt=options.salt, ttl=ttl))
 
     # -------------------------------------------------------------------------------- inside a program that is traced
 

@@ -174,6 +174,7 @@ def test_options_of_the_run_count() -> None:
     graph = program.trace()
     assert peak_tokens(graph, Echo(), {}, {"max_tokens": 7, "n": 2}) == 14
     assert peak_tokens(graph, Echo(), {}) == 128
+    assert graph.peak_tokens(Echo(), options={"max_tokens": 7}) == 7
 
 
 def test_an_argument_that_is_missing_is_named() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from umbel.compiler.graph import Graph
@@ -9,7 +10,9 @@ from umbel.compiler.pinning import SHORTEST, Cached, cache_head, pin
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.default import get_server_info
+from umbel.interpreter.program import function
 from umbel.lang.errors import CapabilityError, ParameterError
+from umbel.lang.generation import gen
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Capabilities, GenRequest, Hint
 from umbel.srt.local import LocalBackend
@@ -135,3 +138,34 @@ def test_a_backend_without_pins_says_what_to_do_instead() -> None:
 def test_the_time_is_seconds(ttl: object) -> None:
     with pytest.raises(ParameterError, match="ttl="):
         loop.streams.run(cache_head(program(), Echo(), ttl=ttl))  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------- Program.cache
+
+
+@function
+def classify(s: Any, text: str, labels: str) -> None:
+    s += f"Labels, of which one is right: {labels}. Text: {text} Label:"
+    s += gen("label", max_tokens=3)
+
+
+def test_a_program_caches_its_head_with_the_arguments_that_are_bound(local: LocalBackend) -> None:
+    bound = classify.bind(labels="sports, politics, weather")
+    with bound.cache(local, ttl=60) as cached:
+        assert cached.text == "Labels, of which one is right: sports, politics, weather. Text: "
+        assert pinned(local) == cached.tokens
+        state = bound.run("It rains.", backend=local, temperature=0)
+        assert state.get_meta_info("label")["cached_tokens"] >= cached.tokens - 1
+    assert pinned(local) == 0
+    with classify.cache(local, static_args={"labels": "a, b"}, salt="s") as static:
+        assert "a, b" in static.text
+    with classify.cache(local) as plain:
+        assert plain.text == "Labels, of which one is right: "
+
+
+def test_caching_runs_nothing_and_changes_nothing(local: LocalBackend) -> None:
+    first = classify.run("It rains.", "a, b", backend=local, temperature=0)["label"]
+    with classify.cache(local):
+        assert classify.run("It rains.", "a, b", backend=local, temperature=0)["label"] == first
+    with pytest.raises(ParameterError, match="salt="):
+        classify.cache(local, salt="not allowed")
