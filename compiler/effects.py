@@ -22,7 +22,7 @@ from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
 from .graph import Line
-from .lines import is_ours, is_traced, is_users
+from .lines import is_ours, is_traced, users_frame
 
 Kind = Literal["effect", "volatile"]
 
@@ -160,7 +160,7 @@ class Watch:
     def _hook(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
             kind = _kind_of_builtin(argument)
-            if kind is not None:
+            if kind is not None and (argument is not id or users_frame(frame) is frame):  # copy.deepcopy asks for many
                 self._note(frame, _called(argument), kind)
         elif event == "call":
             key = (frame.f_globals.get("__name__", ""), frame.f_code.co_qualname)
@@ -169,17 +169,20 @@ class Watch:
                 self._note(frame, "", kind)
             self._check(frame)
 
-    def _note(self, frame: FrameType | None, what: str, kind: Kind) -> None:
+    def _note(self, frame: FrameType, what: str, kind: Kind) -> None:
         """`what` the user has called: the outermost function between the user's line and the call."""
-        while frame is not None and not is_users(frame):
-            if is_ours(frame):
+        users = users_frame(frame)
+        if users is None or not is_traced(users):
+            return
+        inner: FrameType | None = frame
+        while inner is not None and inner is not users:
+            if is_ours(inner):
                 return
-            what = _called_in_python(frame)
-            frame = frame.f_back
-        if frame is not None and is_traced(frame):
-            line = Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-            if kind == "effect" or Effect(line, what, "effect") not in self._found:
-                self._found.setdefault(Effect(line, what, kind))
+            what = _called_in_python(inner)
+            inner = inner.f_back
+        line = Line(users.f_code.co_filename, users.f_lineno, users.f_code.co_name)
+        if kind == "effect" or Effect(line, what, "effect") not in self._found:
+            self._found.setdefault(Effect(line, what, kind))
 
 
 def _called(function: Any) -> str:

@@ -44,18 +44,23 @@ def _is_boundary(frame: FrameType) -> bool:
     return frame.f_code.co_name == BOUNDARY and frame.f_globals.get("__name__") == f"{_PACKAGE}.compiler.trace"
 
 
-def line_of(frame: FrameType | None) -> Line | None:
-    """The innermost line of the user's from `frame` outwards; None where there is none. A line of what is installed
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's from `frame` outwards; None where there is none. One of what is installed
     counts where no other is: a program may be installed, and a library that a program calls is not the program."""
     installed = None
     while frame is not None and not _is_boundary(frame):
         if is_users(frame):
-            line = Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-            if not line.file.startswith(_INSTALLED):
-                return line
-            installed = installed or line
+            if not frame.f_code.co_filename.startswith(_INSTALLED):
+                return frame
+            installed = installed or frame
         frame = frame.f_back
     return installed
+
+
+def line_of(frame: FrameType | None) -> Line | None:
+    """The line of `users_frame`."""
+    found = users_frame(frame)
+    return None if found is None else Line(found.f_code.co_filename, found.f_lineno, found.f_code.co_name)
 
 
 def current_line() -> Line | None:

@@ -3,9 +3,9 @@
     f"Q: {question}"   →   "Q: " + placeholder 0   →   on arrival: the constant "Q: ", then number 0
 
 A placeholder that has been cut, stripped, split, escaped or changed is no longer one, and what is left of it is
-recognised. It is made for that: it has white space at its ends and inside, letters of both cases, digits, and the
-punctuation that programs look for; a character that no text has stands between all of these; and a word is
-repeated that survives where only ASCII does.
+recognised, unless it is a character or two. It is made for that: it has white space at its ends and inside, letters of
+both cases, digits, and the punctuation that programs look for; a character that no text has stands between all of
+these; and a word is repeated that survives where only ASCII does.
 """
 
 import re
@@ -44,14 +44,13 @@ class Placeholders:
         alphabet = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789"
         self._word = "".join(secrets.choice(alphabet) for _ in range(_WORD_LENGTH))
         mark, word = self._mark, self._word
-        self._head = f"{_ENDS}{mark}{word}_"
         self._tail = f"_{mark}{mark.join(_TEMPTATIONS)}{mark}{word}{mark}{_ENDS}"
-        self._whole = re.compile(re.escape(self._head) + r"([0-9]+)" + re.escape(self._tail))
-        self._numbered = re.compile(re.escape(word) + r"_([0-9]+)", re.IGNORECASE)
+        self._whole = re.compile(f"{_ENDS}{mark}([0-9]+){mark}{word}_\\1{re.escape(self._tail)}")
+        self._numbered = re.compile(f"{mark}([0-9]+){mark}|{word}_([0-9]+)", re.IGNORECASE)
         self._lowered = word.lower()
 
     def make(self, number: int) -> str:
-        return f"{self._head}{number}{self._tail}"
+        return f"{_ENDS}{self._mark}{number}{self._mark}{self._word}_{number}{self._tail}"
 
     def touches(self, text: str) -> bool:
         """Whether a placeholder, or anything that is left of one, is in the text."""
@@ -78,4 +77,4 @@ class Placeholders:
     def number(self, text: str) -> int | None:
         """Of the first placeholder in the text, whole or not; None where none can be told."""
         found = self._numbered.search(text)
-        return int(found[1]) if found is not None else None
+        return int(found[1] or found[2]) if found is not None else None

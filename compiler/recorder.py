@@ -1,10 +1,12 @@
 """The sink that records: one stream of a program that is traced. Operations become nodes, reads give symbols."""
 
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from ..interpreter import media
 from ..interpreter.grammar import REASONING_SUFFIX, Grammar
 from ..interpreter.variables import Binding, VariableTable
 from ..lang import ops, sampling
@@ -114,17 +116,24 @@ class Recorder(Sink):
             case ops.VarScopeEnd(name):
                 self._say(op, line)
                 self._own[name] = Generated(name, self.last)
-            case ops.Image(source):
-                self._say(Look(), line, self._source(source))
-            case ops.Video(source, num_frames):
-                self._say(Look(num_frames), line, self._source(source))
+            case ops.Image():
+                self._say(Look(), line, self._source(op))
+            case ops.Video(num_frames=num_frames):
+                self._say(Look(num_frames), line, self._source(op))
             case ops.RoleBegin() | ops.RoleEnd() | ops.VarScopeBegin():
                 self._say(op, line)
             case _:
                 raise self.tape.refuse(f"a graph has no {type(op).__name__}", "operations of umbel only")
 
-    def _source(self, source: Any) -> Node:  # Any: see ops.Image.source
-        return self.tape.text(source) if isinstance(source, str) else self.tape.value(source, "a picture")
+    def _source(self, op: ops.Image | ops.Video) -> Node:
+        """A path is read when the graph runs; what a program holds of a picture is kept as it is now."""
+        match op.source:
+            case str():
+                return self.tape.text(op.source)
+            case os.PathLike():
+                return self.tape.text(os.fspath(op.source))
+            case _:
+                return self.tape.value(media.load(op).data, "a picture")
 
     def _say(self, op: StreamOperation, line: Line | None, *inputs: Node) -> None:
         self.last = self.tape.node(op, (self.last, *inputs), line)

@@ -1,6 +1,7 @@
 """Where a value comes from: the arguments and variables that it is made of, in words too."""
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
 import msgspec
@@ -61,3 +62,8 @@ def members(value: object) -> Iterable[object]:
             return ()
         case _:
             return list(getattr(value, "__dict__", {}).values())
+
+
+def is_lazy(value: object) -> bool:
+    """Whether a value has to be run to be read, and can be once only: a generator, a map, a coroutine."""
+    return isinstance(value, Iterator | AsyncIterator) or inspect.isawaitable(value)

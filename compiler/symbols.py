@@ -232,7 +232,7 @@ _OPERATORS = {
     "__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=",
     "__contains__": "in", "__len__": "len()", "__bool__": "a condition", "__iter__": "iteration",
     "__hash__": "use as a key", "__mod__": "%", "__int__": "int()", "__float__": "float()",
-    "__index__": "range() or an index", "__complex__": "complex()", "__round__": "round()", "__trunc__": "int()",
+    "__index__": "use as an integer", "__complex__": "complex()", "__round__": "round()", "__trunc__": "int()",
     "__floor__": "floor()", "__ceil__": "ceil()", "__neg__": "-", "__pos__": "+", "__abs__": "abs()",
     "__invert__": "~", "__reversed__": "reversed()", "__sub__": "-", "__truediv__": "/", "__floordiv__": "//",
     "__pow__": "**", "__divmod__": "divmod()", "__matmul__": "@", "__and__": "&", "__or__": "|", "__xor__": "^",

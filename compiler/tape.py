@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ..lang.errors import TraceError
+from ..lang.state import BaseState, StateGroup
 from .graph import Builder, Line, Node
 from .lines import current_line
 from .operations import (
@@ -17,7 +18,7 @@ from .operations import (
     Structure,
 )
 from .placeholders import Mangled, Placeholders
-from .sources import describe, is_of_object, members, sources
+from .sources import describe, is_lazy, is_of_object, members, sources
 from .symbols import Opaque, Symbol, node_of, tape_of
 
 _MAX_DEPTH = 64  # of a value that a program builds; deeper ones refer to themselves
@@ -151,6 +152,12 @@ class Tape:
             case dict():
                 self.check_constant(list(value), f"a key of {what}")
                 return {key: self._template(member, inputs, what, depth + 1) for key, member in value.items()}
+            case BaseState() | StateGroup():
+                raise self.refuse(f"{what} has a state in it", "what it holds: s[name], or s.text()")
+            case _ if is_lazy(value):
+                raise self.refuse(
+                    f"{what} has a {type(value).__name__} in it, which is read once", "list(...) around it"
+                )
             case _:
                 self.check_constant(value, what)
                 return value
@@ -185,8 +192,7 @@ class Tape:
                     yield node_of(value)
                 case str():
                     if self._placeholders.touches(value):
-                        number = self._placeholders.number(value)
-                        yield self._numbered[number] if number is not None else self.node(Constant(""))
+                        yield self._numbered_node(self._placeholders.number(value)) or self.node(Constant(""))
                 case None | bool() | int() | float() | bytes():
                     continue
                 case _ if id(value) not in seen:
@@ -208,6 +214,10 @@ class Tape:
         except Mangled:
             return "a text that was cut or changed"
         return "".join(part if isinstance(part, str) else f"<{describe(self._numbered[part])}>" for part in parts)
+
+    def _numbered_node(self, number: int | None) -> Node | None:
+        """What a placeholder stands for; None for one whose number was changed."""
+        return self._numbered[number] if number is not None and number < len(self._numbered) else None
 
     # -------------------------------------------------------------------------------- refusing
 
@@ -239,7 +249,7 @@ class Tape:
         return error
 
     def _mangled(self, number: int | None) -> TraceError:
-        node = self._numbered[number] if number is not None else None
+        node = self._numbered_node(number)
         source = f" {describe(node)}" if node is not None else " an argument or a variable"
         return self.refusal(
             f"a text with{source} in it was cut, split, escaped or changed, which takes its characters",

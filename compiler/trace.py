@@ -6,7 +6,7 @@ at an argument or at an answer raises TraceError with its line (`symbols.py`), a
 
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,14 @@ from ..interpreter.arguments import RUN_OPTIONS, Arguments, sampling_defaults
 from ..interpreter.body import Body, Call
 from ..interpreter.recording import recorded, recording
 from ..lang.errors import ParameterError, ProgramError, TraceError
-from ..lang.state import AsyncState, BaseState, Sink, State, StateGroup
+from ..lang.state import AsyncState, Sink, State
 from . import awaiting, hidden_looks
 from .effects import Effect, Watch
-from .graph import Graph, Node, Parameter
+from .graph import Graph, Parameter
 from .lines import raising_line
 from .operations import Argument, Begin, Options
 from .recorder import Recorder
-from .sources import describe
+from .sources import describe, is_lazy
 from .tape import Tape
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class _Tracer:
         with recorded(self), self._explaining():
             own = self._open(self._body, {})
             self.enter(self._body, call, own)
-            returned = self._result(self.body_result(own, call))
+            returned = self._tape.value(self.body_result(own, call), "what the program returns")
             variables = own.variables()
         self._tape.closed = True
         ends = (stream.last for stream in self._streams)
@@ -114,13 +114,6 @@ class _Tracer:
         begin = self._tape.builder.node(Begin(body.name, self._runs))
         self._runs += 1
         return Recorder(self._tape, begin, body.options, run_options, self._streams)
-
-    def _result(self, value: object) -> Node:
-        if isinstance(value, BaseState | StateGroup):
-            raise self._tape.refuse("the program returns a state", 'return s["x"], or nothing: a run gives its state')
-        if _is_lazy(value):
-            raise self._tape.refuse(f"the program returns {_named(value)}", "return list(...)")
-        return self._tape.value(value, "what the program returns")
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -193,19 +186,11 @@ def _checked_static(static_args: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(static_args, Mapping):
         raise ParameterError(f'static_args={static_args!r}; write a dict such as static_args={{"n": 3}}')
     for name, value in static_args.items():
-        if _is_lazy(value):
+        if is_lazy(value):
             raise TraceError(
-                f"static_args[{name!r}] is {_named(value)}, which can be read only once; write list(...) around it"
+                f"static_args[{name!r}] is a {type(value).__name__}, which is read once; write list(...) around it"
             )
     return dict(static_args)
-
-
-def _is_lazy(value: object) -> bool:
-    return isinstance(value, Iterator | AsyncIterator) or inspect.isawaitable(value)
-
-
-def _named(value: object) -> str:
-    return f"a {type(value).__name__}"
 
 
 def _described(parameter: inspect.Parameter) -> Parameter:

@@ -1,0 +1,362 @@
+"""Symbols: text of them is recorded, looks at them are refused, with the line and what to write instead."""
+
+import copy
+import json
+import math
+import pickle
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import umbel as ul
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.compiler.text_functions import FUNCTIONS, STR_METHODS
+
+from .tracing import refused, said, traced, value_of
+
+# ------------------------------------------------------------------------------------------ what is recorded
+
+TEXTS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda q: q,
+    "f-string": lambda q: f"a {q} b",
+    "f-string alone": lambda q: f"{q}",
+    "format": lambda q: "{} {x}".format(q, x=q),  # noqa: UP032
+    "padded": lambda q: f"<{q:>10}|{q:_^9}|{q:.3}>",
+    "repr": lambda q: f"{q!r} {q!s} {q}",
+    "str": lambda q: str(q) + repr(q),
+    "plus": lambda q: "a" + q + "b" + q,
+    "plus of formatted": lambda q: f"a{q}" + q,
+    "percent": lambda q: "a %s b" % q,  # noqa: UP031
+    "percent, padded": lambda q: "100%% %-8s|" % q,  # noqa: UP031
+    "percent, cut": lambda q: "%.2s %%" % q,  # noqa: UP031
+    "percent, repr": lambda q: "%r" % q,  # noqa: UP031
+    "percent, padded in a literal": lambda q: "%10s %s" % (q, q),  # noqa: UP031
+    "join": lambda q: ", ".join([q, "x", q]),
+    "join of one": lambda q: "".join([q]),
+    "join with it": lambda q: q.join(["a", "b", f"<{q}>"]),
+    "slices": lambda q: q[2:] + q[:-1] + q[::2] + q[0],
+    "times": lambda q: q * 2 + 2 * q,
+    "replaced in a constant": lambda q: "Dear NAME,".replace("NAME", q),
+    "methods": lambda q: q.strip().lower().title().replace("a", "b").removeprefix("x").zfill(9),
+    "tabs": lambda q: q.expandtabs(tabsize=4) + q.expandtabs(2),
+    "a method of a sum": lambda q: ("  " + q).strip() + "!",
+    "a slice of a method": lambda q: f"{q.upper()[:3]}",
+    "constants beside it": lambda q: f"a {q} b"[:1] + f" {q}. "[-2:],
+    "strip of constants around it": lambda q: f"a {q} b".strip(),
+    "indented": lambda q: textwrap.indent("x", "  ") + q,
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("given", ["  Why? äß\t ", "", "x", "a\nb\n", "%s {} \\"])
+def test_text_of_a_symbol_is_text_of_its_value(text: Callable[[Any], str], given: str) -> None:
+    if text is TEXTS["slices"] and not given:
+        given = "z"  # the first character of nothing is an error in both
+
+    def program(s, q):
+        s += text(q)
+
+    assert said(traced(program), q=given) == text(given)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["lower", "upper", "strip", "title", "[1:]", "[:-1]", "* 2", "f", "+", "repr", ">9"]),
+        max_size=6,
+    ),
+    st.text(max_size=8),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_done_to_a_symbol_is_done_to_its_value(steps: list[str], given: str) -> None:
+    def text(q: Any) -> Any:
+        for step in steps:
+            match step:
+                case "[1:]":
+                    q = q[1:]
+                case "[:-1]":
+                    q = q[:-1]
+                case "* 2":
+                    q = q * 2
+                case "f":
+                    q = f"{q}"
+                case "+":
+                    q = "a" + q + "b"
+                case "repr":
+                    q = repr(q)
+                case ">9":
+                    q = f"{q:>9}"
+                case _:
+                    q = getattr(q, step)()
+        return q
+
+    def program(s, q):
+        return text(q)
+
+    assert value_of(traced(program).result, {"q": given}) == text(given)
+
+
+@pytest.mark.parametrize("name", STR_METHODS)
+def test_methods_that_a_graph_has(name: str) -> None:
+    arguments = {
+        "center": (9, "*"), "ljust": (9,), "rjust": (9,), "zfill": (9,), "replace": ("a", "b", 1),
+        "removeprefix": ("x",), "removesuffix": ("x",),
+    }.get(name, ())  # fmt: skip
+
+    def program(s, q):
+        return getattr(q, name)(*arguments)
+
+    assert value_of(traced(program).result, {"q": " xax "}) == getattr(" xax ", name)(*arguments)
+
+
+def test_items_of_an_argument() -> None:
+    def program(s, document, names):
+        s += document["title"] + f"{names[0]} {names[-1]}" + document["parts"][1]["text"]
+
+    given = {"document": {"title": "T", "parts": [None, {"text": "x"}]}, "names": ["a", "b"]}
+    assert said(traced(program), **given) == "Ta bx"
+
+
+def test_functions_of_a_graph_are_all_reachable() -> None:
+    def program(s, q):
+        return [f"{q:>3}", q["x"], q * 2, repr(q), q[1:], str(s.value("n")), "%a" % q]  # noqa: UP031
+
+    def whole(s, q):
+        s += ul.gen("n", dtype=int)
+        return [program(s, q), *(getattr(q, name)(*([9] if name.endswith("just") else [])) for name in ("ljust",))]
+
+    used = {node.op.function for node in traced(whole).nodes if hasattr(node.op, "function")}
+    assert used | set(STR_METHODS) == set(FUNCTIONS)
+
+
+def test_copies_are_the_symbol() -> None:
+    def program(s, q):
+        assert copy.copy(q) is q
+        assert copy.deepcopy([q])[0] is q
+        s += ul.gen("n", dtype=int)
+        assert copy.deepcopy(s.value("n")) is copy.copy(s.value("n"))
+        assert isinstance(q, str)
+        assert s["n"] is s["n"]
+
+    with pytest.raises(ul.TraceError, match="isinstance"):
+        ul.function(program).trace()
+
+    def looking_elsewhere(s, q):
+        program(s, q)
+
+    traced(looking_elsewhere)
+
+
+# ------------------------------------------------------------------------------------------ what is refused
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "==": lambda q: q == "a",
+    "== from the left": lambda q: "a" == q,  # noqa: SIM300
+    "!=": lambda q: q != "a",
+    "<": lambda q: q < "a",
+    ">=": lambda q: "a" >= q,  # noqa: SIM300
+    "in": lambda q: "a" in q,
+    "in a list": lambda q: q in ["a", "b"],
+    "in a dict": lambda q: q in {"a": 1},
+    "a key": lambda q: {"a": 1}.get(q),
+    "a member": lambda q: {q},
+    "hash": hash,
+    "len": len,
+    "bool": bool,
+    "not": lambda q: not q,
+    "and": lambda q: q and "x",
+    "for": lambda q: [character for character in q],  # noqa: C416
+    "list": list,
+    "unpacking": lambda q: [*q],
+    "two names": lambda q: (lambda a, b: a)(*q),
+    "sorted": lambda q: sorted([q, "a"]),
+    "max": lambda q: max("a", q),
+    "reversed": lambda q: list(reversed(q)),
+    "int": int,
+    "float": float,
+    "round": round,
+    "abs": abs,
+    "floor": math.floor,
+    "range": range,
+    "an index": lambda q: [1, 2][q],
+    "a slice": lambda q: "abc"[:q],
+    "a slice of it": lambda q: q[: len("abc") if True else 0][q:],
+    "a computed key": lambda q: q[f"{q}"],
+    "a float as key": lambda q: q[1.5],
+    "+ 1": lambda q: q + 1,
+    "1 +": lambda q: 1 + q,
+    "-": lambda q: q - 1,
+    "2 **": lambda q: 2**q,
+    "/": lambda q: q / 2,
+    "* itself": lambda q: q * q,
+    "* 1.5": lambda q: q * 1.5,
+    "-q": lambda q: -q,
+    "template %": lambda q: q % 3,
+    "% of two": lambda q: "%s %s" % q,  # noqa: UP031
+    "%d": lambda q: "%d" % q,  # noqa: UP031
+    "an attribute": lambda q: q.title_of_it,
+    "a computed format": lambda q: f"{q:{q}}",
+    "a method of two": lambda q: q.replace("a", q),
+    "pickle": pickle.dumps,
+    "re": lambda q: re.search("[0-9]+", q),
+    "re.sub": lambda q: re.sub("[0-9]+", "", f"{q}!"),
+    "json.loads": json.loads,
+    "json.dumps": lambda q: json.dumps({"q": q}),
+    "match on a value": lambda q: _matched(q),
+}
+
+
+def _matched(q: Any) -> int:
+    match q:
+        case "a":
+            return 1
+        case _:
+            return 2
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_looks_are_refused(look: Callable[[Any], Any]) -> None:
+    def program(s, q):
+        look(q)
+
+    with pytest.raises(ul.TraceError) as caught:
+        ul.function(program).trace()
+    message = str(caught.value)
+    assert message.startswith(f"{__file__}:")
+    assert "argument 'q'" in message
+    assert 'static_args={"q": ...}' in message
+    assert "program.run(...)" in message
+
+
+KEPT = {
+    *STR_METHODS, "join", "__add__", "__class__", "__delattr__", "__dir__", "__doc__", "__format__", "__getattribute__",
+    "__getitem__", "__getnewargs__", "__getstate__", "__init__", "__init_subclass__", "__mul__", "__new__",
+    "__reduce__", "__repr__", "__rmod__", "__rmul__", "__setattr__", "__sizeof__", "__str__", "__subclasshook__",
+}  # fmt: skip
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "__contains__": ("a",), "__mod__": (1,), "__reduce_ex__": (2,), "count": ("a",), "endswith": ("a",), "find": ("a",),
+    "format_map": ({},), "index": ("a",), "partition": ("a",), "rfind": ("a",), "rindex": ("a",), "rpartition": ("a",),
+    "startswith": ("a",), "translate": ({},), "maketrans": ("a", "b"),
+    **dict.fromkeys(("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"), ("a",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(dir(str)) - KEPT))
+def test_every_other_method_of_a_string_is_a_look(name: str) -> None:
+    """So that a new one of a later Python is not forgotten."""
+
+    def program(s, q):
+        getattr(q, name)(*ARGUMENTS.get(name, ()))  # here
+
+    assert "looks at argument 'q'" in refused(program)
+
+
+def test_looks_at_variables_have_no_static_argument() -> None:
+    def program(s):
+        s += ul.gen("x")
+        if s["x"].strip() == "yes":  # here
+            s += "!"
+
+    assert refused(program) == (
+        "== looks at variable 'x', which is known only when the program runs; a graph does the same for every value. "
+        "Write program.run(...) to run the program with the interpreter"
+    )
+
+
+def test_a_look_at_a_text_of_two_names_both() -> None:
+    def program(s, q):
+        s += ul.gen("x")
+        return len("a" + q + s["x"])  # here
+
+    assert refused(program).startswith("len() looks at argument 'q' and variable 'x'")
+
+
+def test_the_default_is_what_to_write() -> None:
+    def program(s, n=3):
+        for _ in range(n):  # here
+            s += ul.gen("x")
+
+    assert 'Write static_args={"n": 3} to trace' in refused(program)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        len, bool, int, str.upper, lambda o: o == 1, lambda o: o + 1, lambda o: 1 + o, lambda o: o.name,
+        lambda o: o < 3, lambda o: [*o], lambda o: {o: 1}, lambda o: o * 2, range, lambda o: "a" + o, lambda o: o[o],
+    ],
+)  # fmt: skip
+def test_looks_at_objects_are_refused(look: Callable[[Any], Any]) -> None:
+    def program(s):
+        s += ul.gen("n", dtype=int)
+        look(s.value("n"))
+
+    with pytest.raises((ul.TraceError, TypeError)) as caught:
+        ul.function(program).trace()
+    assert "variable 'n'" in str(caught.value) or look is str.upper
+
+
+def test_an_object_has_to_be_made_text_first() -> None:
+    """As in the interpreter, where it is a number."""
+
+    def program(s):
+        s += ul.gen("n", dtype=int)
+        s += s.value("n")
+
+    with pytest.raises(ul.ParameterError, match="write a string"):
+        ul.function(program).trace()
+
+
+# ------------------------------------------------------------------------------------------ what no symbol sees
+
+
+def test_is_none_is_found_in_the_source() -> None:
+    def program(s, q, hint=None):
+        s += q
+        if hint is not None:  # here
+            s += hint
+
+    assert refused(program) == (
+        "is not asks what argument 'hint' is, and a symbol is a str. Write static_args={\"hint\": None} to trace for "
+        "one value of it; or program.run(...) to run the program with the interpreter"
+    )
+    assert said(traced(program, hint=None), q="Q") == "Q"
+    assert said(traced(program, hint="!"), q="Q") == "Q!"
+
+
+def test_isinstance_and_match_are_found_in_the_source() -> None:
+    def asks(s, documents):
+        if isinstance(documents, str):  # here
+            documents = [documents]
+
+    def matches(s, documents):
+        match documents:  # here
+            case [first, *_]:
+                s += first
+
+    assert refused(asks).startswith("isinstance() asks what argument 'documents' is")
+    assert refused(matches).startswith("match asks what argument 'documents' is")
+
+
+def test_a_name_that_was_set_is_no_argument_any_more() -> None:
+    def program(s, q):
+        q = q.strip()
+        if q is not None:
+            s += q
+
+    traced(program)
+
+
+def test_programs_inside_are_read_too() -> None:
+    @ul.function
+    def inner(s, hint):
+        if hint is None:
+            s += "no"
+
+    def program(s, hint):
+        inner(s, hint)
+
+    with pytest.raises(ul.TraceError, match="is asks what argument 'hint' is"):
+        ul.function(program).trace()
