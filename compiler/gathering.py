@@ -93,10 +93,8 @@ class Gathering:
         ends = join.inputs[1:]
         if len(ends) != len(template):
             return None
-        branches = [
-            self._found(node, entry, name, self._graph.stream_of[end])
-            for end, entry in zip(ends, template, strict=True)
-        ]
+        streams = (self._graph.stream_of[end] for end in ends)
+        branches = [self._found(node, entry, name, stream) for stream, entry in zip(streams, template, strict=True)]
         if not any(isinstance(branch, int) for branch in branches):
             return None
         self.columns.append(Column(join, node))

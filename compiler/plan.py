@@ -118,6 +118,11 @@ class Plan:
         """Values that text, choices and pictures are made of, and those that are assigned; in the order in which the
         program had them first. What is known when a run begins is left out."""
         numbers = self.graph.numbers
+
+        def place(read: Read) -> int:
+            """A part of a list is in no graph; what it is made of is."""
+            return max(numbers.get(node, 0) for node in (read.value, *read.value.inputs))
+
         used = {
             value: Read(value)
             for node in self.graph.nodes
@@ -126,9 +131,7 @@ class Plan:
         }
         given = (Read(each.value, each.slot) for each in assigned)
         reads = [read for read in (*used.values(), *given) if self.sources[read.value]]
-        return tuple(
-            sorted(reads, key=lambda read: max(numbers.get(node, 0) for node in (read.value, *read.value.inputs)))
-        )
+        return tuple(sorted(reads, key=place))
 
 
 def _sources(nodes: Iterable[Node], slots: Slots) -> dict[Node, tuple[int, ...]]:

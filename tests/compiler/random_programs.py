@@ -148,7 +148,7 @@ def bodies(depth: int, most: int = 4) -> st.SearchStrategy[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Context:
-    """What goes along with a body: the arguments, what is returned, the states beside it, and whether a turn is open."""
+    """What goes along with a body: arguments, what is returned, the states beside it, and whether a turn is open."""
 
     question: str
     shots: str

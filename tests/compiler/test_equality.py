@@ -1,7 +1,6 @@
 """A compiled program is the interpreted one: the same prompts, the same calls, the same variables."""
 
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,8 +31,8 @@ def answer(prompt: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Iterator[Watched]:
-    yield Watched(LocalBackend(check_every_step=False, pool_tokens=1 << 15))
+def oracle() -> Watched:
+    return Watched(LocalBackend(check_every_step=False, pool_tokens=1 << 15))
 
 
 def check_equal(body: tuple[object, ...], backend: Watched, passes: str) -> None:
