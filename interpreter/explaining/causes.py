@@ -78,7 +78,7 @@ def estimate(asked: Asked, usage: Usage, text: str, neighbours: Neighbours, *, m
     if nearest is None:
         return Decision(CacheCause.FIRST, reached)
     whole = common == len(text)
-    if whole and (usage.cached_tokens or usage.prompt_tokens <= STEP):
+    if whole and (reached + step >= len(text) or usage.cached_tokens >= minimum > 0):
         return Decision(CacheCause.HIT, common)  # all that the provider stores of it
     # One that is told what to store stores nothing of a part in which something changes, however late.
     if common > reached + step and (whole or not usage.cache_write_tokens):

@@ -4,6 +4,7 @@ One history for each backend of this process, bounded in prompts and in characte
 in it from its beginning, so that what was asked at the same time is known as well.
 """
 
+import itertools
 import threading
 import weakref
 from collections import deque
@@ -23,21 +24,35 @@ class Intent:
 
     Attributes:
         kind: "gen" or "select".
-        prompt: what stands before it.
-        settled: it has its answer.
+        asking: what stands before it, until it has its answer.
     """
 
     kind: str
     name: str
-    prompt: Prompt
+    asking: Prompt | None
     source: Source | None
-    settled: bool = False
+    _asked: tuple[Prompt | None, Part | None, int, Source | None] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """It has its answer."""
+        return self.asking is None
+
+    @property
+    def prompt(self) -> Prompt:
+        """What stands before it."""
+        if self.asking is not None:
+            return self.asking
+        assert self._asked is not None, "a settled intent remembers its prompt"
+        return Prompt(*self._asked)
 
     def settle(self) -> None:
         """It has its answer. A journal lives as long as its state, and a history longer: they hold the links of the
         prompt, which branches share, not the text that was joined of them."""
-        prompt, self.settled = self.prompt, True
-        self.prompt = Prompt(prompt.parent, prompt.part, prompt.length, prompt.source)
+        prompt = self.asking
+        if prompt is not None:
+            self._asked = (prompt.parent, prompt.part, prompt.length, prompt.source)
+            self.asking = None
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +94,7 @@ class History:
         self._lock = threading.Lock()  # several loops may ask one backend
         self._calls: deque[Asked] = deque()
         self._characters = 0
-        self._time = 0
-        self.forgotten = 0  # calls that are remembered no more
+        self._time = itertools.count(1)
 
     def begin(self, intent: Intent, parts: tuple[Part, ...], salt: str, *, own: bool, sequences: int = 1) -> Asked:
         """A call begins. `own`: its prompt is the intent's."""
@@ -88,23 +102,19 @@ class History:
         for part in parts:
             if isinstance(part, Text | Generated):
                 characters += len(part.text)
+        asked = Asked(intent, None if own else parts, salt, next(self._time), characters, sequences)
         with self._lock:
-            self._time += 1
-            asked = Asked(intent, None if own else parts, salt, self._time, characters, sequences)
             self._calls.append(asked)
             self._characters += characters
             while len(self._calls) > self._most_prompts or (
                 self._characters > self._most_characters and len(self._calls) > 1
             ):
                 self._characters -= self._calls.popleft().characters
-                self.forgotten += 1
         return asked
 
     def end(self, asked: Asked, usage: Usage, answer: str) -> None:
         """A call has ended well."""
-        with self._lock:
-            self._time += 1
-            asked.ended = self._time
+        asked.ended = next(self._time)
         asked.usage, asked.answer = usage, answer
 
     def before(self, asked: Asked) -> list[Asked]:

@@ -56,7 +56,7 @@ class Journal:
             intent = self.intents.get(name)
         if intent is None:
             return None
-        own = request.prompt is intent.prompt.parts
+        own = intent.asking is not None and request.prompt is intent.asking.parts
         sequences = len(request.choices) if isinstance(request, ScoreRequest) and not request.probability else 1
         asked = self._history.begin(intent, request.prompt, request.origin.salt, own=own, sequences=sequences)
         self.calls.append(asked)
