@@ -1,0 +1,129 @@
+"""The command `umbel lint`: what keeps prompts from being shared, and what to write instead."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...lang.errors import UmbelError
+from .findings import Finding
+from .linting import findings_of
+from .loading import load
+from .patches import together, unified
+from .source import SourceFile
+from .tokens import Counter, default_counter
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 without findings, 1 with, 2 for a file that cannot be looked at."""
+    options = _parser().parse_args(arguments)
+    path, _, name = _split(options.file)
+    try:
+        subjects, notes = load(Path(path), name or None, dict(options.static))
+    except UmbelError as error:
+        print(f"umbel lint: {error}", file=sys.stderr)
+        return 2
+    for line, note in notes:
+        print(f"umbel lint: {path}:{line}: only the source was looked at: {note}", file=sys.stderr)
+    counter = default_counter()
+    found = [finding for subject in subjects for finding in findings_of(subject, counter, shared=options.shared)]
+    found.sort(key=lambda finding: (finding.line, finding.rule))
+    if subjects:
+        _print(found, subjects[0].file, counter, options)
+    return 1 if found else 0
+
+
+def _split(given: str) -> tuple[str, str, str]:
+    """`FILE.py:program`; a colon elsewhere is part of the path."""
+    path, colon, name = given.rpartition(":")
+    return (path, colon, name) if colon and name.isidentifier() else (given, "", "")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="umbel lint",
+        description="Say what keeps prompts from sharing their beginnings, what it costs, and what to write instead. "
+        "The file runs as an import of it would; no model is asked. Exit status 1 with findings, 0 without. "
+        "A comment '# umbel: noqa[rule]' on the line silences a finding.",
+    )
+    parser.add_argument("file", metavar="FILE.py[:program]", help="a Python file with programs, or one of them")
+    parser.add_argument(
+        "--shared", action="append", default=[], metavar="NAME", help="an argument that many runs have in common"
+    )
+    parser.add_argument(
+        "--static",
+        action="append",
+        default=[],
+        type=_static,
+        metavar="NAME=JSON",
+        help="the value of an argument that decides what the program does, as static_args of trace()",
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print one JSON object")
+    how.add_argument("--patch", action="store_true", help="print one diff of all that can be changed, for patch -p0")
+    return parser
+
+
+def _static(text: str) -> tuple[str, Any]:  # Any: JSON
+    name, _, value = text.partition("=")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no NAME=JSON; write --static n=3, or --static \'names=["a", "b"]\''
+        ) from None
+
+
+def _print(found: list[Finding], file: SourceFile, counter: Counter, options: argparse.Namespace) -> None:
+    if options.json:
+        print(_json(found, file, counter))
+    elif options.patch:
+        edits = together(finding.patch for finding in found if finding.patch is not None)
+        print(unified(file.path, file.text, edits), end="")
+    else:
+        for finding in found:
+            print(_text(finding, file, counter))
+
+
+def _text(finding: Finding, file: SourceFile, counter: Counter) -> str:
+    lines = [f"{file.path}:{finding.line}: {finding.rule}: {finding.program}: {finding.what}", f"    {finding.why}"]
+    gain = finding.gain
+    if gain.first or gain.total:
+        at_most = "" if finding.patch is not None else "at most "
+        lines.append(
+            f"    gain: {at_most}{gain.first} tokens of the first call's prompt, {gain.total} of all calls', "
+            f"by {counter.name}"
+        )
+    diff = _diff(finding, file)
+    if diff:
+        lines += ["", *(f"    {line}" if line else "" for line in diff.splitlines())]
+    return "\n".join([*lines, ""])
+
+
+def _diff(finding: Finding, file: SourceFile) -> str:
+    return "" if finding.patch is None else unified(file.path, file.text, finding.patch)
+
+
+def _json(found: list[Finding], file: SourceFile, counter: Counter) -> str:
+    listed = [
+        {
+            "rule": finding.rule,
+            "file": str(file.path),
+            "line": finding.line,
+            "program": finding.program,
+            "what": finding.what,
+            "why": finding.why,
+            "gain": {"first_call": finding.gain.first, "all_calls": finding.gain.total},
+            "proposal": finding.proposal.id if finding.proposal is not None else None,
+            "patch": _diff(finding, file) or None,
+        }
+        for finding in found
+    ]
+    return msgspec.json.format(msgspec.json.encode({"counted_by": counter.name, "findings": listed})).decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Findings that the source alone shows: unstable order, histories that are rewritten, what is volatile.
+
+They need no trace, so they are made for programs that none can be made of, too.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from .blocks import Marked, constant_tokens_behind
+from .findings import Finding
+from .patches import Edit, Offsets, Patch
+from .pieces import Kind, Piece
+from .scopes import Scope, walk_here
+from .source import Run, SourceFile, SourceProgram
+from .tokens import Counter, Shareable
+from .volatile import volatile_call
+
+NO_GAIN = Shareable(0, 0)
+LEAST_BEHIND = 16  # tokens of constant text; a cue and a closing tag are less
+
+
+def source_findings(file: SourceFile, program: SourceProgram, counter: Counter) -> Iterator[Finding]:
+    offsets = Offsets(file.text)
+    for expression, statement in _printed(program):
+        for node, what, patch in _unstable(expression, program.scope, file, offsets):
+            yield _finding("unstable-order", program, statement, node, what, patch)
+        for node, what, patch in _rewritten(expression, program, file, offsets):
+            yield _finding("history-rewritten", program, statement, node, what, patch)
+    yield from _volatile(program, counter)
+
+
+def _finding(
+    rule: str, program: SourceProgram, statement: ast.stmt, node: ast.AST, what: str, patch: Patch | None
+) -> Finding:
+    """At the expression, which may stand in another statement than the one that appends it."""
+    line = getattr(node, "lineno", statement.lineno)
+    inside = statement.lineno <= line <= (statement.end_lineno or line)
+    first, last = (statement.lineno, statement.end_lineno or line) if inside else (line, line)
+    return Finding(rule, first, last, program.function.name, what, NO_GAIN, patch)
+
+
+def _printed(program: SourceProgram) -> Iterator[tuple[ast.expr, ast.stmt]]:
+    """Every expression that is appended, or decides in which order things are; with its statement."""
+    for run in program.runs:
+        for source in run.sources:
+            if source.text is None:
+                yield source.expression, source.container.statement
+    for node in walk_here(program.function.body):
+        if isinstance(node, ast.For | ast.AsyncFor):
+            yield ast.copy_location(ast.GeneratorExp(ast.Name("_"), [_clause(node)]), node.iter), node
+
+
+def _clause(loop: ast.For | ast.AsyncFor) -> ast.comprehension:
+    return ast.comprehension(loop.target, loop.iter, [], 0)
+
+
+# --------------------------------------------------------------------------------- order
+
+_Found = tuple[ast.AST, str, Patch | None]
+
+
+def _unstable(expression: ast.expr, scope: Scope, file: SourceFile, offsets: Offsets) -> Iterator[_Found]:
+    if _is_set(expression, scope):
+        yield expression, *_sorted(expression, file, offsets)
+    for node, inner in scope.flowing(expression):
+        match node:
+            case ast.Call(function, [value, *_], keywords) if scope.full_name(function) == "json.dumps":
+                given = {keyword.arg for keyword in keywords}
+                if not given & {"sort_keys", None} and not _is_ordered(value, inner):
+                    end = offsets.end(node) - 1
+                    patch = (Edit(end, end, ", sort_keys=True"),) if _is_written(node, file, offsets) else None
+                    what = f"{ast.unparse(node)} keeps the order of the mapping's keys; write sort_keys=True"
+                    yield node, what, patch
+            case ast.Call(ast.Attribute(_, "join"), [value]) if _is_set(value, inner):
+                yield value, *_sorted(value, file, offsets)
+            case ast.Call(ast.Name("list" | "tuple" | "str" | "repr" | "enumerate"), [value, *_]) if _is_set(
+                value, inner
+            ):
+                yield value, *_sorted(value, file, offsets)
+            case ast.comprehension(_, value) if _is_set(value, inner):
+                yield value, *_sorted(value, file, offsets)
+            case ast.FormattedValue(value) if _is_set(value, inner):
+                yield value, *_sorted(value, file, offsets)
+            case ast.Dict(keys) if None in keys and not _is_sorted(expression, node, scope):
+                what = f"{ast.unparse(node)} has its keys in the order of its parts; print it with sort_keys=True"
+                yield node, what, None
+
+
+def _is_sorted(expression: ast.expr, inner: ast.AST, scope: Scope) -> bool:
+    """Whether what an expression prints of `inner` is put in order, or is reported where it is printed."""
+    for node, _ in scope.flowing(expression):
+        if isinstance(node, ast.Call) and scope.full_name(node.func) in ("json.dumps", "sorted"):
+            return any(part is inner for argument in node.args for part, _ in scope.flowing(argument))
+    return False
+
+
+def _is_ordered(value: ast.expr, scope: Scope) -> bool:
+    """Whether a value is printed the same each time: a literal whose keys stand in the source."""
+    match value:
+        case ast.Name(name):
+            values = scope.values(name)
+            return bool(values) and all(_is_ordered(each, scope) for each in values)
+        case ast.Dict(keys, values):
+            return None not in keys and all(_is_ordered(each, scope) for each in values)
+        case ast.List(items) | ast.Tuple(items):
+            return all(_is_ordered(item, scope) for item in items)
+    return isinstance(value, ast.Constant | ast.JoinedStr)
+
+
+def _is_set(value: ast.expr, scope: Scope) -> bool:
+    match value:
+        case ast.Set() | ast.SetComp() | ast.Call(ast.Name("set" | "frozenset")):
+            return True
+        case ast.Name(name):
+            values = scope.values(name)
+            return bool(values) and all(not isinstance(each, ast.Name) and _is_set(each, scope) for each in values)
+    return False
+
+
+def _sorted(value: ast.expr, file: SourceFile, offsets: Offsets) -> tuple[str, Patch | None]:
+    written = ast.unparse(value)
+    start, end = offsets.start(value), offsets.end(value)
+    edits = (Edit(start, end, f"sorted({written})"),) if _is_written(value, file, offsets) else None
+    return f"{written} is a set, whose order differs between processes; write sorted({written})", edits
+
+
+def _is_written(node: ast.expr, file: SourceFile, offsets: Offsets) -> bool:
+    """Whether an expression stands where its node says: parts of f-strings of several lines do not."""
+    start, end = offsets.start(node), offsets.end(node)
+    try:
+        found = ast.parse(file.text[start:end].strip(), mode="eval").body
+    except SyntaxError:
+        return False
+    return ast.dump(found) == ast.dump(node)
+
+
+# --------------------------------------------------------------------------------- histories
+
+
+def _rewritten(expression: ast.expr, program: SourceProgram, file: SourceFile, offsets: Offsets) -> Iterator[_Found]:
+    for node, scope in program.scope.flowing(expression):
+        match node:
+            case ast.Call(ast.Name("reversed"), [value]) as call:
+                written = ast.unparse(value)
+                what = f"{ast.unparse(call)} prints the newest first; print {written} in its order, and append to it"
+                yield call, what, _plain(call, written, file, offsets)
+            case ast.Subscript(value, ast.Slice(None, None, ast.UnaryOp(ast.USub(), ast.Constant(1)))) as turned:
+                if _is_given(value, program, scope):
+                    written = ast.unparse(value)
+                    what = f"{ast.unparse(turned)} is newest first; print {written} in its order, and append to it"
+                    yield turned, what, _plain(turned, written, file, offsets)
+            case ast.comprehension(_, ast.Subscript(value, ast.Slice(ast.UnaryOp(ast.USub()), None, None)) as window):
+                if _is_given(value, program, scope):
+                    yield (
+                        window,
+                        f"{ast.unparse(window)} loses its beginning at every turn; keep all of "
+                        f"{ast.unparse(value)}, or cut it seldom and by many turns at once",
+                        None,
+                    )
+
+
+def _is_given(value: ast.expr, program: SourceProgram, scope: Scope) -> bool:
+    """Whether a value comes from the program's arguments: what it makes itself is the same at every turn."""
+    arguments = program.function.args
+    names = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    return any(isinstance(node, ast.Name) and node.id in names for node, _ in scope.flowing(value))
+
+
+def _plain(node: ast.expr, written: str, file: SourceFile, offsets: Offsets) -> Patch | None:
+    if not _is_written(node, file, offsets):
+        return None
+    return (Edit(offsets.start(node), offsets.end(node), written),)
+
+
+# --------------------------------------------------------------------------------- what is volatile
+
+
+def _volatile(program: SourceProgram, counter: Counter) -> Iterator[Finding]:
+    """By source alone: constant text in this run and the following ones, and the patch is that of the graph."""
+    for number, run in enumerate(program.runs):
+        for place, source in enumerate(run.sources):
+            call = None if source.text is not None else volatile_call(source.expression, program.scope)
+            if call is None:
+                continue
+            behind = constant_tokens_behind(_as_text(run, place, program), counter)
+            behind += sum(
+                constant_tokens_behind(_as_text(other, -1, program), counter) for other in program.runs[number + 1 :]
+            )
+            if behind >= LEAST_BEHIND:
+                statement = source.container.statement
+                yield Finding(
+                    "volatile-early",
+                    statement.lineno,
+                    statement.end_lineno or statement.lineno,
+                    program.function.name,
+                    volatile_text(ast.unparse(call), behind),
+                    Shareable(behind, behind),
+                )
+
+
+def volatile_text(what: str, behind: int) -> str:
+    return f"{what} stands in front of {behind} tokens that never change; put it behind them, or leave it out"
+
+
+def _as_text(run: Run, place: int, program: SourceProgram) -> Marked:
+    """The sources behind one of a run, as far as their text is known; the hole itself in front."""
+    pieces = [Piece(Kind.VOLATILE)] if place >= 0 else []
+    for source in run.sources[place + 1 :]:
+        text = source.text if source.text is not None else program.scope.constant(source.expression)
+        pieces.append(Piece(Kind.INSTANCE) if text is None else Piece(Kind.CONSTANT, text))
+    return Marked.of(pieces)

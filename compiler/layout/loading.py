@@ -1,0 +1,97 @@
+"""A user's file → its programs, source and graph beside each other. The file runs, as an import of it would."""
+
+import inspect
+import runpy
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...interpreter.program import Program
+from ...lang.errors import ParameterError, UmbelError
+from ..effects import TraceWarning
+from ..trace import Trace, trace
+from .linting import Subject
+from .source import SourceFile, SourceProgram
+
+Note = tuple[int, str]  # a line, and why the program there was looked at by its source alone
+
+
+def load(
+    path: Path, name: str | None = None, static_args: Mapping[str, Any] | None = None
+) -> tuple[list[Subject], list[Note]]:
+    """The programs of a file, or the one called `name`.
+
+    Args:
+        static_args: given to the programs that have such parameters.
+
+    Raises:
+        ParameterError: there is no such file or program, or the file is no Python.
+        Whatever the file raises when it runs.
+    """
+    try:
+        file = SourceFile.read(path)
+    except OSError as error:
+        raise ParameterError(f"{path}: {error.strerror}; write the path of a Python file with programs") from error
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path} is no Python file: {error}") from error
+    wanted = [program for program in file.programs if name is None or program.function.name == name]
+    if name is not None and not wanted:
+        known = ", ".join(program.function.name for program in file.programs) or "none"
+        raise ParameterError(f"{path} has no program {name!r}; its programs are {known}")
+    made = _programs(path)
+    subjects, notes = [], []
+    for program in wanted:
+        traced, refusal = _traced(made, program, static_args or {})
+        if refusal:
+            notes.append((program.function.lineno, f"{program.function.name}: {refusal}"))
+        lines = {effect.line.number for effect in traced.effects if effect.kind == "volatile"} if traced else set()
+        subjects.append(Subject(file, program, traced.graph if traced else None, lines))
+    return subjects, notes
+
+
+def _programs(path: Path) -> dict[int, Program]:
+    """Those that the file's names stand for, by the first line of their functions."""
+    with _as_script(path):
+        names = runpy.run_path(str(path), run_name="__umbel_lint__")
+    found = {}
+    for value in names.values():
+        if isinstance(value, Program):
+            code = inspect.unwrap(value).__code__
+            if Path(code.co_filename) == path:
+                found[code.co_firstlineno] = value
+    return found
+
+
+def _traced(
+    made: Mapping[int, Program], source: SourceProgram, static_args: Mapping[str, Any]
+) -> tuple[Trace | None, str]:
+    """The trace, or why there is none."""
+    function = source.function
+    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    program = made.get(first)
+    if program is None:
+        return None, "no name of the module stands for it"
+    parameters = {each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+    given = {name: value for name, value in static_args.items() if name in parameters}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TraceWarning)  # the linter says it itself
+            return trace(program, static_args=given), ""
+    except UmbelError as error:
+        return None, str(error)
+
+
+@contextmanager
+def _as_script(path: Path) -> Iterator[None]:
+    """What Python gives a script: its folder to import from, and its name in sys.argv."""
+    arguments, folder = sys.argv, str(path.resolve().parent)
+    sys.argv = [str(path)]
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        sys.path.remove(folder)

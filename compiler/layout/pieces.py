@@ -1,0 +1,220 @@
+"""What prompts are made of, as far as sharing goes: what stands in them, and whether every run says the same there.
+
+    s += f"Question: {question}\\n"        Constant "Question: ", Instance question, Constant "\\n"
+
+A *segment* is what one stream appends between two operations that are no text. Inside of a segment text can change its
+place; across its ends it cannot.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from ...lang.ops import RoleBegin, RoleEnd
+from ..graph import Graph, Line, Node
+from ..operations import (
+    Append,
+    Apply,
+    Argument,
+    Begin,
+    Choose,
+    Concat,
+    Constant,
+    Fork,
+    Generate,
+    GetForkItem,
+    Join,
+    Look,
+    Object,
+    StreamText,
+    Structure,
+    Variable,
+)
+
+
+class Kind(Enum):
+    CONSTANT = auto()  # the same in every run
+    SHARED = auto()  # an argument that the user calls shared: the same in many runs
+    INSTANCE = auto()  # an argument of this run
+    VOLATILE = auto()  # another text at every run, whatever the arguments are: the time, say
+    GENERATED = auto()  # what a model wrote
+    MEDIA = auto()  # an image or a video; `name` is its argument, or empty
+    ROLE = auto()  # where a turn begins (`name` is its role) or ends (no name)
+
+
+PRIVATE = frozenset({Kind.INSTANCE, Kind.VOLATILE, Kind.GENERATED})  # text that no two runs have in common
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Attributes:
+    text: of a constant; else empty.
+    name: of the argument or variable it comes from.
+    node: the value of the graph; None for a part of a constant.
+    """
+
+    kind: Kind
+    text: str = ""
+    name: str = ""
+    line: Line | None = None
+    node: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive `Append`s of one stream with nothing else between them.
+
+    Attributes:
+        appends: in order, at least one. Nothing but the next append depends on any of them except the last.
+        pieces: the same, value by value; neighbouring constants are not merged.
+        before: the stream node in front of the first.
+        followers: the stream nodes behind the last; more than one where streams part, none where the stream ends.
+    """
+
+    appends: tuple[Node, ...]
+    pieces: tuple[Piece, ...]
+    before: Node
+    followers: tuple[Node, ...]
+
+    @property
+    def line(self) -> Line | None:
+        return next((append.line for append in self.appends if append.line is not None), None)
+
+
+Refine = Callable[
+    [Segment], tuple[Piece, ...]
+]  # the pieces of a segment, with what is volatile in constants told apart
+
+
+def unrefined(segment: Segment) -> tuple[Piece, ...]:
+    return segment.pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A `gen` or `select` and everything in its prompt; `Generate`s in front of it are GENERATED pieces."""
+
+    node: Node
+    pieces: tuple[Piece, ...]
+
+
+def pieces_of(value: Node, line: Line | None, shared: Collection[str] = ()) -> Iterator[Piece]:
+    """A value that is appended, piece by piece."""
+    match value.op:
+        case Constant(text):
+            yield Piece(Kind.CONSTANT, str(text), line=line, node=value)
+        case Concat():
+            for part in value.inputs:
+                yield from pieces_of(part, line, shared)
+        case Argument(name):
+            yield Piece(Kind.SHARED if name in shared else Kind.INSTANCE, name=name, line=line, node=value)
+        case Variable(name) | Object(name):
+            yield Piece(Kind.GENERATED, name=name, line=line, node=value)
+        case StreamText():
+            yield Piece(Kind.GENERATED, line=line, node=value)
+        case Apply() | Structure():
+            yield _derived(value, line, shared)
+        case _:
+            raise AssertionError(f"{value.op} is no value")
+
+
+def _derived(value: Node, line: Line | None, shared: Collection[str]) -> Piece:
+    """A function of values says the same where all of them do."""
+    parts = [piece for part in value.inputs for piece in pieces_of(part, line, shared)]
+    for kind in (Kind.INSTANCE, Kind.GENERATED, Kind.SHARED):
+        for part in parts:
+            if part.kind is kind:
+                return Piece(kind, name=part.name, line=line, node=value)
+    return Piece(Kind.SHARED, line=line, node=value)  # constants only: the same in every run, and not worked out here
+
+
+def segments_of(graph: Graph, shared: Collection[str] = ()) -> tuple[Segment, ...]:
+    """All segments, in the order of the program."""
+    found = []
+    for stream in graph.streams:
+        appends: list[Node] = []
+        for node in stream:
+            if isinstance(node.op, Append):
+                appends.append(node)
+                if _goes_on(graph, node):
+                    continue
+            if appends:
+                found.append(_segment(graph, appends, shared))
+                appends = []
+    return tuple(found)
+
+
+def _goes_on(graph: Graph, append: Node) -> bool:
+    """Whether the next append of the stream is all that needs this one."""
+    users = graph.users[append]
+    return (
+        len(users) == 1 and isinstance(users[0].op, Append) and users[0].before is append and append not in graph.ends
+    )
+
+
+def _segment(graph: Graph, appends: list[Node], shared: Collection[str]) -> Segment:
+    before = appends[0].before
+    assert before is not None, "a stream begins with no append"
+    pieces = tuple(piece for append in appends for piece in pieces_of(append.inputs[1], append.line, shared))
+    followers = tuple(user for user in graph.users[appends[-1]] if user.in_stream and user.before is appends[-1])
+    return Segment(tuple(appends), pieces, before, followers)
+
+
+def calls_of(
+    graph: Graph, shared: Collection[str] = (), segments: Collection[Segment] | None = None, refine: Refine = unrefined
+) -> tuple[Call, ...]:
+    """Every call with the pieces in front of it, in the order of the program; branches have their parent's in front.
+
+    Args:
+        segments: those of the graph, where they are known.
+    """
+    found = segments if segments is not None else segments_of(graph, shared)
+    first_of = {segment.appends[0]: refine(segment) for segment in found}
+    inside = {append for segment in found for append in segment.appends}
+    prompts: dict[Node, tuple[Piece, ...]] = {}
+    calls = []
+    for node in graph.nodes:
+        if not node.in_stream:
+            continue
+        before = node.inputs[0] if isinstance(node.op, GetForkItem) else node.before
+        pieces = () if before is None else prompts[before]
+        if isinstance(node.op, Generate | Choose):
+            calls.append(Call(node, pieces))
+        prompts[node] = (*pieces, *_said(node, first_of, inside, shared))
+    return tuple(calls)
+
+
+def _said(
+    node: Node, first_of: dict[Node, tuple[Piece, ...]], inside: set[Node], shared: Collection[str]
+) -> tuple[Piece, ...]:
+    match node.op:
+        case Append():
+            assert node in inside, "every append is in a segment"
+            return first_of.get(node, ())  # the whole segment, at its first append: no call stands inside
+        case Generate(gen):
+            return (Piece(Kind.GENERATED, name=gen.name or "", line=node.line),)
+        case Choose(select):
+            return (Piece(Kind.GENERATED, name=select.name or "", line=node.line),)
+        case Look():
+            (source,) = pieces_of(node.inputs[1], node.line, shared)
+            return (
+                replace(source, kind=Kind.MEDIA, text="", name="" if source.kind is Kind.CONSTANT else source.name),
+            )
+        case RoleBegin(role):
+            return (Piece(Kind.ROLE, name=role, line=node.line),)
+        case RoleEnd():
+            return (Piece(Kind.ROLE, line=node.line),)
+        case Join("concate_and_append"):
+            return (Piece(Kind.GENERATED, line=node.line),)
+        case _:
+            return ()
+
+
+def begins_prompt(node: Node) -> bool:
+    """Whether nothing that a model reads as one text with it stands in front of what follows `node`."""
+    return isinstance(node.op, Begin | RoleBegin)
+
+
+def is_asked(node: Node) -> bool:
+    """Whether a model goes on with the text in front of `node`."""
+    return isinstance(node.op, Generate | Choose | Look | Fork | Join)

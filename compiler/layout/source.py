@@ -1,0 +1,322 @@
+"""What a program appends, read from its source: which words and which expression, and where they are written.
+
+    s += SYSTEM + f"Question: {question}\\n"      Hole SYSTEM, Words "Question: ", Hole question, Words "\\n"
+
+A *run* is what stands between two things that are no text, as a segment of a graph is; `aligned` finds what of a
+segment came from which expression.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .blocks import Marked
+from .scopes import Function, Scope
+
+ROLES = frozenset({"system", "user", "assistant", "role"})
+CALLS = frozenset({"gen", "gen_int", "gen_string", "select"})
+MEDIA = frozenset({"image", "video"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Container:
+    """Operands of one expression that stand beside each other.
+
+    Attributes:
+        statement: it is in.
+        operands: the operands.
+        whole: the statement is `s += ` these and nothing else.
+        siblings: the block of statements that it is in.
+    """
+
+    statement: ast.stmt
+    operands: list[ast.expr]
+    whole: bool
+    siblings: list[ast.stmt]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A part of a run.
+
+    Attributes:
+        text: of words; None for a hole.
+        expression: of a hole; for words the literal.
+        suffix: what stands behind a hole's expression in an f-string: `!r`, `:>8`.
+        in_f_string: whether it stands in one.
+    """
+
+    text: str | None
+    expression: ast.expr
+    container: Container
+    suffix: str = ""
+    in_f_string: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Text between two things that are none. `role`: of the turn around it, if its source says so."""
+
+    sources: tuple[Source, ...]
+    role: str = ""
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """The first and the last line of its statements."""
+        statements = [source.container.statement for source in self.sources]
+        return min(s.lineno for s in statements), max(s.end_lineno or s.lineno for s in statements)
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """An `image` or `video` that is an operand, and the operands of its expression."""
+
+    call: ast.Call
+    statement: ast.stmt
+    operands: tuple[ast.expr, ...]
+    siblings: list[ast.stmt]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProgram:
+    """One function of the file. `runs`, `media`: in the order in which they are written."""
+
+    function: Function
+    scope: Scope
+    runs: tuple[Run, ...]
+    media: tuple[Shot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """Attributes:
+    path: as the user gave it.
+    text: all of it.
+    programs: functions that a decorator named `function` makes programs of.
+    """
+
+    path: Path
+    text: str
+    programs: tuple[SourceProgram, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "SourceFile":
+        """Raises OSError, UnicodeDecodeError and SyntaxError."""
+        return cls.of(path, path.read_text(encoding="utf-8"))
+
+    @classmethod
+    def of(cls, path: Path, text: str) -> "SourceFile":
+        tree = ast.parse(text, str(path))
+        scope = Scope.of_module(tree)
+        programs = [
+            _program(node, scope) for node in ast.walk(tree) if isinstance(node, Function) and _is_program(node, scope)
+        ]
+        return cls(path, text, tuple(sorted(programs, key=lambda program: program.function.lineno)))
+
+    def program_at(self, line: int) -> SourceProgram | None:
+        """The innermost program that this line is in."""
+        found = None
+        for program in self.programs:
+            first = min([program.function.lineno, *(node.lineno for node in program.function.decorator_list)])
+            if first <= line <= (program.function.end_lineno or line):
+                found = program
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """Which part of a segment a source is: `text[start:end]` in marks."""
+
+    source: Source
+    start: int
+    end: int
+
+
+def aligned(run: Run, marked: Marked) -> list[Aligned] | None:
+    """The parts of a segment that a run made; None where it made another text.
+
+    An expression that gave constant text is taken to end where the next words begin.
+    """
+    text, position, found = marked.text, 0, []
+    for number, source in enumerate(run.sources):
+        start = position
+        if source.text is not None:
+            if not text.startswith(source.text, position):
+                return None
+            position += len(source.text)
+        elif text[position : position + 1] in marked.holes:
+            position += 1
+        else:
+            following = run.sources[number + 1].text if number + 1 < len(run.sources) else None
+            mark = next((i for i in range(position, len(text)) if text[i] in marked.holes), len(text))
+            position = mark if following is None else text.find(following, position, mark + len(following))
+            if position < 0:
+                return None
+        found.append(Aligned(source, start, position))
+    return found if position == len(text) else None
+
+
+# --------------------------------------------------------------------------------- reading a function
+
+
+def _is_program(node: Function, scope: Scope) -> bool:
+    for decorator in node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = scope.full_name(called)
+        if name.rpartition(".")[2] == "function" and (name.startswith("umbel.") or "." not in name):
+            return True
+    return False
+
+
+def _program(function: Function, module: Scope) -> SourceProgram:
+    reader = _Reader(function, module.inside(function))
+    reader.read(function.body)
+    reader.end_run()
+    return SourceProgram(function, reader.scope, tuple(reader.runs), tuple(reader.media))
+
+
+@dataclass
+class _Reader:
+    """Walks the statements of a function."""
+
+    function: Function
+    scope: Scope
+    runs: list[Run] = field(default_factory=list)
+    media: list[Shot] = field(default_factory=list)
+    _current: list[Source] = field(default_factory=list)
+    _target: str = ""
+    _role: str = ""
+    _states: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        names = [parameter.arg for parameter in (*self.function.args.posonlyargs, *self.function.args.args)]
+        self._states = set(names[1:2] if names[:1] == ["self"] else names[:1])
+
+    def end_run(self) -> None:
+        if self._current:
+            self.runs.append(Run(tuple(self._current), self._role))
+        self._current = []
+
+    def read(self, body: list[ast.stmt]) -> None:
+        for statement in body:
+            match statement:
+                case ast.AugAssign(target, ast.Add(), value) if self._root(target) in self._states:
+                    self._append(statement, ast.unparse(target), value, body)
+                case ast.Expr(ast.Call(ast.Attribute(ast.Name(state), role), [content])) if (
+                    state in self._states and role in ROLES
+                ):
+                    self._target = state
+                    self._turn(role, content, statement, body)
+                case ast.With(items, inner) | ast.AsyncWith(items, inner):
+                    self._block(items, inner)
+                case ast.For(target, iterated) | ast.AsyncFor(target, iterated):
+                    if isinstance(target, ast.Name) and self._root(iterated) in self._states:
+                        self._states.add(target.id)
+                    self._branch(statement.body, statement.orelse)
+                case ast.While() | ast.If():
+                    self._branch(statement.body, statement.orelse)
+                case ast.Try():
+                    self._branch(statement.body, statement.orelse, statement.finalbody)
+                case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(owner, "fork" | "copy"))) if (
+                    self._root(owner) in self._states
+                ):
+                    self._states.add(name)
+                    self.end_run()
+                case _:
+                    pass  # says nothing, or nothing that can be read here
+
+    def _branch(self, *bodies: list[ast.stmt]) -> None:
+        for body in bodies:
+            self.end_run()
+            self.read(body)
+        self.end_run()
+
+    def _block(self, items: list[ast.withitem], inner: list[ast.stmt]) -> None:
+        outer = self._role
+        self.end_run()
+        for item in items:
+            match item.context_expr:
+                case ast.Call(ast.Attribute(owner, name)) if self._root(owner) in self._states:
+                    if name in ROLES:
+                        self._role = name
+                    if isinstance(item.optional_vars, ast.Name):
+                        self._states.add(item.optional_vars.id)
+        self.read(inner)
+        self.end_run()
+        self._role = outer
+
+    def _append(self, statement: ast.stmt, target: str, value: ast.expr, siblings: list[ast.stmt]) -> None:
+        if target != self._target:
+            self.end_run()
+            self._target = target
+        operands = list(_operands(value))
+        texts = [operand for operand in operands if not self._is_other(operand)]
+        self._expression(operands, statement, whole=len(texts) == len(operands), siblings=siblings)
+
+    def _expression(
+        self, operands: list[ast.expr], statement: ast.stmt, *, whole: bool, siblings: list[ast.stmt]
+    ) -> None:
+        container = Container(statement, [], whole, siblings)
+        for operand in operands:
+            if not self._is_other(operand):
+                container.operands.append(operand)
+                self._current += _sources(operand, container)
+                continue
+            self.end_run()
+            container = Container(statement, [], False, siblings)
+            assert isinstance(operand, ast.Call), "the others are calls"
+            name = self._called(operand)
+            if name in ROLES and operand.args:
+                self._turn(name, operand.args[-1], statement, siblings)
+            elif name in MEDIA:
+                self.media.append(Shot(operand, statement, tuple(operands), siblings))
+
+    def _turn(self, role: str, content: ast.expr, statement: ast.stmt, siblings: list[ast.stmt]) -> None:
+        outer = self._role
+        self.end_run()
+        self._role = role
+        self._expression(list(_operands(content)), statement, whole=False, siblings=siblings)
+        self.end_run()
+        self._role = outer
+
+    def _is_other(self, operand: ast.expr) -> bool:
+        return isinstance(operand, ast.Call) and self._called(operand) in ROLES | CALLS | MEDIA
+
+    def _called(self, call: ast.Call) -> str:
+        return self.scope.full_name(call.func).rpartition(".")[2]
+
+    def _root(self, expression: ast.expr) -> str:
+        while isinstance(expression, ast.Attribute | ast.Subscript):
+            expression = expression.value
+        return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def _operands(expression: ast.expr) -> Iterator[ast.expr]:
+    match expression:
+        case ast.BinOp(left, ast.Add(), right):
+            yield from _operands(left)
+            yield from _operands(right)
+        case ast.List(items) | ast.Tuple(items):
+            for item in items:
+                yield from _operands(item)
+        case _:
+            yield expression
+
+
+def _sources(operand: ast.expr, container: Container) -> Iterator[Source]:
+    match operand:
+        case ast.Constant(str(text)):
+            yield Source(text, operand, container)
+        case ast.JoinedStr(values):
+            for value in values:
+                match value:
+                    case ast.Constant(str(text)):
+                        yield Source(text, value, container, in_f_string=True)
+                    case ast.FormattedValue(inner, conversion, specification):
+                        suffix = f"!{chr(conversion)}" if conversion >= 0 else ""
+                        if specification is not None:
+                            suffix += ":" + ast.unparse(specification)[2:-1]  # without f"" around it
+                        yield Source(None, inner, container, suffix, in_f_string=True)
+        case _:
+            yield Source(None, operand, container)
