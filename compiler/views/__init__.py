@@ -1,0 +1,1 @@
+"""Graphs as people look at them: a listing, DOT, and a picture."""

@@ -1,0 +1,229 @@
+"""A graph as a picture: SVG that a browser or a notebook shows as it is, on light and on dark ground.
+
+A box is a thing that a stream says, with its number in `Graph.nodes`; hovering shows all of its text and its line.
+Lines lead down a stream, blue ones to other streams and back, dashed ones from where a value is generated.
+"""
+
+import os
+from unicodedata import east_asian_width
+from xml.sax.saxutils import escape
+
+from ..edges import Edge
+from ..graph import Graph, Node
+from ..operations import Fork, GetForkItem, Join
+from .labels import Label, Labels, signature
+from .places import places
+
+_LONGEST = 34  # characters of a label
+_HOVER = 2000  # characters of a text that hovering shows
+_CHARACTER = 7.25  # width of one, in pixels
+_BOX, _STRIP, _LANE = 26.0, 14.0, 6.0  # heights: of a box, from it to the next one, and of what a further lane takes
+_GAP = 44.0  # between columns
+_MARGIN, _HEAD = 24.0, 44.0
+
+# What a node is → its class. Calls of a model stand out; marks without text of their own keep back.
+_CLASSES = {
+    "ConstantText": "text",
+    "Argument": "argument",
+    "Gen": "call",
+    "Select": "call",
+    "Image": "call",
+    "Video": "call",
+    "Variable": "value",
+    "Object": "value",
+    "StreamText": "value",
+    "Concat": "value",
+    "Apply": "value",
+}
+_COLOURS = {  # class → ink and ground on light paper, and on dark
+    "text": ("#3d444d", "#f6f8fa", "#d1d7e0", "#1c2129"),
+    "argument": ("#1a7f37", "#eefbf1", "#57d375", "#12261a"),
+    "call": ("#0b57d0", "#e8f0fe", "#7cb0ff", "#13233f"),
+    "value": ("#8a5a00", "#fff6e0", "#e3b341", "#2a210c"),
+    "mark": ("#6e7781", "#ffffff", "#8b949e", "#0d1117"),
+}
+_PAPER = ("#ffffff", "#0d1117")
+_LINE = ("#8b949e", "#6e7681")
+_BETWEEN = ("#0b57d0", "#7cb0ff")
+
+
+def svg(graph: Graph) -> str:
+    """A picture of some hundred nodes; more are drawn, and are much to look at."""
+    return _Picture(graph).text()
+
+
+class _Picture:
+    """Where things are is worked out when it is born; `text` writes them down, lines below boxes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._places = places(graph)
+        self._full = Labels(graph, _HOVER)
+        labels = Labels(graph, _LONGEST)
+        self._labels = {node: _cut(labels.of(node)) for node in self._places.rows}
+        self._widths = self._column_widths()
+        self._tops = self._row_tops()
+        self._lefts = [_MARGIN + sum(self._widths[:column]) + column * _GAP for column in range(len(self._widths))]
+
+    def _column_widths(self) -> list[float]:
+        widths = [0.0] * (max(self._places.columns) + 1)
+        for node in self._places.rows:
+            column = self._column(node)
+            widths[column] = max(widths[column], self._width(node))
+        return widths
+
+    def _row_tops(self) -> list[float]:
+        """And where another row would begin."""
+        tops = [_HEAD + _MARGIN]
+        for lanes in self._places.strips:
+            tops.append(tops[-1] + _BOX + _STRIP + max(lanes - 1, 0) * _LANE)
+        return tops
+
+    def _width(self, node: Node) -> float:
+        return _columns(f"{self._graph.numbers[node]}  {self._labels[node]}") * _CHARACTER + 16
+
+    def _column(self, node: Node) -> int:
+        return self._places.columns[self._graph.stream_of[node]]
+
+    def _left(self, node: Node) -> float:
+        return self._lefts[self._column(node)]
+
+    def _spine(self, node: Node) -> float:
+        """Where the line of its stream goes down."""
+        return self._left(node) + 18
+
+    def _top(self, node: Node) -> float:
+        return self._tops[self._places.rows[node]]
+
+    # -------------------------------------------------------------------------------- writing
+
+    def text(self) -> str:
+        title = signature(self._graph)
+        width = max(self._lefts[-1] + self._widths[-1], _columns(title) * _CHARACTER * 1.1) + _MARGIN
+        height = self._tops[-1] + _MARGIN - _STRIP
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" class="umbel-graph" width="{width:.0f}" '
+                f'height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}">',
+                f"<title>{escape(title)}</title>",
+                f"<style>{_style()}</style>",
+                "<defs>",
+                *(_arrow_head(name) for name in ("line", "between")),
+                "</defs>",
+                '<rect width="100%" height="100%" class="umbel-paper"/>',
+                f'<text x="{_MARGIN}" y="{_MARGIN + 8}" class="umbel-title">{escape(title)}</text>',
+                *(self._line(edge) for edge in self._places.edges),
+                *(self._box(node) for node in self._places.rows),
+                "</svg>",
+                "",
+            ]
+        )
+
+    def _box(self, node: Node) -> str:
+        label = self._labels[node]
+        left, top = self._left(node), self._top(node)
+        shade = f"umbel-{_CLASSES.get(label.kind, 'mark')}"
+        where = f"\n{os.path.basename(node.line.file)}:{node.line.number}" if node.line is not None else ""
+        return (
+            f'<g class="{shade}"><title>{escape(f"{self._graph.numbers[node]}  {self._full.of(node)}{where}")}</title>'
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{self._width(node):.1f}" height="{_BOX}" rx="6"/>'
+            f'<text x="{left + 8:.1f}" y="{top + 17:.1f}" xml:space="preserve">'
+            f'<tspan class="umbel-number">{self._graph.numbers[node]}  </tspan>'
+            f"<tspan>{escape(label.kind)}</tspan>"
+            f'<tspan class="umbel-said"> {escape(label.text)}</tspan></text></g>'
+        )
+
+    def _line(self, edge: Edge) -> str:
+        source, target = edge.source, edge.target
+        if edge.kind == "intra":
+            x = self._spine(source)
+            return _path(f"M {x:.1f} {self._top(source) + _BOX:.1f} V {self._top(target) - 1:.1f}", "line")
+        if isinstance(source.op, Fork) and isinstance(target.op, GetForkItem):
+            return _path(self._across(source, target, source), "between")
+        if isinstance(target.op, Join) and source in target.inputs:
+            return _path(self._across(source, target, target), "between")
+        return _path(self._beside(source, target), "between", dashed=True)
+
+    def _across(self, source: Node, target: Node, owner: Node) -> str:
+        """Down, along the owner's lane of the strip between two rows, and down to the target."""
+        above = self._places.rows[owner] - isinstance(owner.op, Join)
+        level = self._tops[above] + _BOX + _STRIP / 2 + self._places.lanes[owner] * _LANE
+        start, end = self._spine(source), self._spine(target)
+        if end < start:  # back to the stream that it left, whose own line comes down beside
+            end += 10
+        bend = 5 if end > start else -5
+        return (
+            f"M {start:.1f} {self._top(source) + _BOX:.1f} V {level - 5:.1f} "
+            f"Q {start:.1f} {level:.1f} {start + bend:.1f} {level:.1f} H {end - bend:.1f} "
+            f"Q {end:.1f} {level:.1f} {end:.1f} {level + 5:.1f} V {self._top(target) - 1:.1f}"
+        )
+
+    def _beside(self, source: Node, target: Node) -> str:
+        """From side to side, or around the right side of a column that both stand in."""
+        start_y, end_y = self._top(source) + _BOX / 2, self._top(target) + _BOX / 2
+        right, left = self._left(source) + self._width(source), self._left(target)
+        reach = _GAP * 0.7
+        if self._column(source) < self._column(target):
+            return self._curve(right, start_y, reach, left - 1, end_y, -reach)
+        end = self._left(target) + self._width(target) + 1
+        if self._column(source) > self._column(target):
+            return self._curve(self._left(source), start_y, -reach, end, end_y, reach)
+        return self._curve(right, start_y, reach, end, end_y, reach)
+
+    def _curve(
+        self, start_x: float, start_y: float, leaving: float, end_x: float, end_y: float, arriving: float
+    ) -> str:
+        return (
+            f"M {start_x:.1f} {start_y:.1f} C {start_x + leaving:.1f} {start_y:.1f} "
+            f"{end_x + arriving:.1f} {end_y:.1f} {end_x:.1f} {end_y:.1f}"
+        )
+
+
+def _cut(label: Label) -> Label:
+    room = _LONGEST - _columns(label.kind)
+    if _columns(label.text) <= room:
+        return label
+    text = label.text
+    while _columns(text) >= room:
+        text = text[: room - 1] if len(text) >= room else text[:-1]
+    return Label(label.kind, f"{text}…")
+
+
+def _columns(text: str) -> int:
+    return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def _path(path: str, kind: str, *, dashed: bool = False) -> str:
+    dashes = ' stroke-dasharray="4 4"' if dashed else ""
+    return f'<path d="{path}" class="umbel-{kind}"{dashes} marker-end="url(#umbel-{kind}-head)"/>'
+
+
+def _arrow_head(name: str) -> str:
+    return (
+        f'<marker id="umbel-{name}-head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
+        f'orient="auto"><path d="M 0 0.5 L 7 4 L 0 7.5 z" class="umbel-{name}-head"/></marker>'
+    )
+
+
+def _style() -> str:
+    """Classes begin with the project's name: in a notebook, styles hold for the whole page."""
+    return (
+        ".umbel-graph{font:12px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
+        ".umbel-title{font-size:13px;font-weight:bold}"
+        ".umbel-number{opacity:.55}.umbel-line,.umbel-between{fill:none;stroke-width:1.3}"
+        f"{_scheme(0)}@media(prefers-color-scheme:dark){{{_scheme(1)}}}"
+    )
+
+
+def _scheme(dark: int) -> str:
+    """The colours on light paper (0) or on dark (1)."""
+    rules = [
+        f".umbel-paper{{fill:{_PAPER[dark]}}}",
+        f".umbel-title,.umbel-graph .umbel-said{{fill:{_COLOURS['text'][2 * dark]}}}",
+        f".umbel-line{{stroke:{_LINE[dark]}}}.umbel-line-head{{fill:{_LINE[dark]}}}",
+        f".umbel-between{{stroke:{_BETWEEN[dark]}}}.umbel-between-head{{fill:{_BETWEEN[dark]}}}",
+    ]
+    for name, colours in _COLOURS.items():
+        ink, ground = colours[2 * dark : 2 * dark + 2]
+        rules.append(f".umbel-{name} rect{{fill:{ground};stroke:{ink}}}.umbel-{name} text{{fill:{ink}}}")
+    return "".join(rules)
