@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "run a Python file; its programs use the model that is named here",
     "chat": "talk to a model in the terminal",
     "models": "list the models in the cache folder",
+    "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
     "fsm": "print or draw the automaton of a regular expression or a JSON schema",
     "bench": "run the paper's workloads and ablations; needs a checkout of the repository",
 }
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _bench(given[1:])  # its options are its own
         if given[:1] == ["fsm"]:
             return _fsm(given[1:])  # likewise
+        if given[:1] == ["lint"]:
+            return _lint(given[1:])
         options = _parse(given)
         command: Callable[[argparse.Namespace], int] = {"run": _run, "chat": _chat, "models": _models}[options.command]
         return command(options)
@@ -68,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, chat):
         command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
     commands.add_parser("models", help=COMMANDS["models"])
+    commands.add_parser("lint", help=COMMANDS["lint"], add_help=False)
     commands.add_parser("fsm", help=COMMANDS["fsm"], add_help=False)
     commands.add_parser("bench", help=COMMANDS["bench"], add_help=False)
     return parser
@@ -118,6 +122,13 @@ def _fsm(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "numpy", "runtime") from None
     status: int = inspector.main(arguments)
+    return status
+
+
+def _lint(arguments: Sequence[str]) -> int:
+    # By name: the interpreter imports no compiler.
+    linter: Any = importlib.import_module("umbel.compiler.layout.command")
+    status: int = linter.main(arguments)
     return status
 
 

@@ -12,7 +12,7 @@ def program(s, x): ...           program.run(x, stream=True)    ... in a thread 
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -32,6 +32,7 @@ from .speculation.settings import setting_of
 if TYPE_CHECKING:
     from ..compiler.compiled import CompiledProgram
     from ..compiler.graph import Graph
+    from ..compiler.layout.consent import Reordering
     from ..compiler.pinning import Cached
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
@@ -316,6 +317,10 @@ class Program:
         keep: Iterable[str] | None = None,
         independent: Iterable[str] | None = None,
         server: Literal["auto"] | bool = "auto",
+        reorder: bool = False,
+        checker: Backend | None = None,
+        accept: Collection[str] | None = None,
+        shared: Collection[str] = (),
     ) -> "CompiledProgram":
         """The program as its graph, made ready to run: the same variables, without running the function again.
 
@@ -330,18 +335,37 @@ class Program:
                 instead of those of every `gen`. "auto" does so where it saves ways and is possible: on a Runtime with
                 its model's own chat template, for a program of two calls or more whose arguments are plain values
                 (str, int, float, bool, bytes, None, and lists, tuples and dicts of them). False never does.
+            reorder: look for orders of the text in which more runs share the beginnings of their prompts, constants
+                first. It changes prompts, so an order is taken only where `checker` or `accept` says so;
+                `compiled.reordered` lists all that were found, with the text in both orders.
+            checker: a backend whose model is asked whether the text means the same in the other order.
+            accept: ids of orders that are taken unasked, from `compiled.reordered` of an earlier time.
+            shared: arguments that many runs have in common, a document for instance. They go in front of the others.
 
         Raises:
             TraceError: the program does what no graph can say.
-            ParameterError: `static_args` that the program has no parameter for, passes that do not exist.
-            Whatever the function raises.
+            ParameterError: `static_args` that the program has no parameter for, passes that do not exist, ids of no
+                order, or `checker`, `accept` or `shared` without `reorder=True`.
+            Whatever the function raises, and the checker.
         """
         from ..compiler.compiled import CompiledProgram
         from ..compiler.passes import rewrite
 
-        rewritten = rewrite(self.trace(static_args=static_args), passes, keep=keep, independent=independent)
+        graph = self.trace(static_args=static_args)
+        orders: tuple[Reordering, ...] = ()
+        if reorder:
+            from ..compiler.layout.consent import reordered
+
+            graph, orders = reordered(graph, checker=checker, accept=accept, shared=shared)
+        elif checker is not None or accept is not None or shared:
+            raise ParameterError("compile(): checker, accept and shared are about orders; write reorder=True with them")
+        rewritten = rewrite(graph, passes, keep=keep, independent=independent)
         return CompiledProgram(
-            rewritten.graph, report=rewritten.report, speculation=self._body.speculation, server=server
+            rewritten.graph,
+            report=rewritten.report,
+            speculation=self._body.speculation,
+            server=server,
+            reordered=orders,
         )
 
     def cache(

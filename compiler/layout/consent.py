@@ -12,7 +12,6 @@ from ...lang.errors import ParameterError, remedy
 from ...lang.protocol import Backend
 from ..graph import Graph, Line
 from .checker import Verdict, verdicts
-from .origins import Origins
 from .reorder import Proposal, apply, propose
 from .tokens import Counter, Shareable, default_counter
 
@@ -62,7 +61,7 @@ def reordered(
     """The graph with what was agreed to, and what became of every proposal.
 
     Args:
-        graph: as it was traced. Dates, times of day and UUIDs in its constants count as text that no two runs share.
+        graph: as it was traced.
         checker: a backend whose model is asked about proposals that are not in `accept`.
         accept: ids of proposals that are applied unasked.
         shared: arguments that many runs have in common.
@@ -81,7 +80,7 @@ def reordered(
         if name not in known:
             raise ParameterError(f"shared={name!r}: {graph.name} has no such parameter; {remedy(name, known)}")
     counter = counter or default_counter()
-    proposals = propose(graph, counter, shared=shared, refine=Origins().refine)
+    proposals = propose(graph, counter, shared=shared)
     accepted = set(accept or ())
     for name in sorted(accepted - {proposal.id for proposal in proposals}):
         listed = ", ".join(proposal.id for proposal in proposals) or "none"
