@@ -43,19 +43,19 @@ tips(topic, count=2)
   tips.py
 
 stream 0: tips
-   0  Begin tips                  line 1
-   3  ConstantText "Tips about "  line 4
-   4  Argument topic              line 5
-   5  Fork 2 -> streams 1, 2      line 6
-  12  Join gather_variable <- 8, 9line 13
+   0  Begin tips                    line 1
+   3  ConstantText "Tips about "    line 4
+   4  Argument topic                line 5
+   5  Fork 2 -> streams 1, 2        line 6
+  12  Join gather_variable <- 8, 9  line 13
 
 stream 1: branch 0 of 2, forked off stream 0 at 5
-   6  GetForkItem 0 <- 5          line 7
-   8  Gen tip max_tokens=9        line 9
+   6  GetForkItem 0 <- 5            line 7
+   8  Gen tip max_tokens=9          line 9
 
 stream 2: branch 1 of 2, forked off stream 0 at 5
-   7  GetForkItem 1 <- 5          line 8
-   9  Gen tip max_tokens=9        line 10
+   7  GetForkItem 1 <- 5            line 8
+   9  Gen tip max_tokens=9          line 10
 
 variables
   tip = [Variable tip <- 8, Variable tip <- 9]
