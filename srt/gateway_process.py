@@ -198,7 +198,7 @@ class GatewayServer:
         )
         self._arrivals = Arrivals(self._core, after=self._flush)
         self._programs = Programs(
-            capabilities_of(f"runtime {model}", hint=self._options.fork_hints, max_context=None),
+            capabilities_of(f"runtime {model}"),
             lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model),
             to_gateway=self._hear_programs,
             to_peer=self._clients.say,

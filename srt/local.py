@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import get_args
 
-import msgspec
-
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
 from ..lang.exchange import Exchange, Outgoing
@@ -44,7 +42,7 @@ from .delay import Delay
 from .engine_protocol import ToEngine
 from .faults import FaultHook, no_faults
 from .gateway import Gateway
-from .program_backend import PROGRAMS_PEER
+from .program_backend import PROGRAMS_PEER, capabilities_of
 from .programs import Programs
 from .prompt_encoder import CACHE_BYTES
 
@@ -233,7 +231,7 @@ class LocalBackend:
 
     def _new_programs(self, gateway: Gateway) -> Programs:
         return Programs(
-            msgspec.structs.replace(self.capabilities, programs=False, pins=False),
+            capabilities_of(self.capabilities.name),
             lambda: self.chat_template,
             to_gateway=lambda message: gateway.receive(PROGRAMS_PEER, message),
             to_peer=lambda _, message: self.up.put(message),

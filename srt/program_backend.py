@@ -62,7 +62,7 @@ class ProgramBackend:
         return await self._exchange.score(request)
 
     def hint(self, hint: Hint) -> None:
-        self._exchange.hint(hint)
+        raise CapabilityError("a program that runs in the gateway gives no hints")
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return tokens_at_most(prompt)
@@ -74,15 +74,17 @@ class ProgramBackend:
         """It is the gateway's to close."""
 
 
-def capabilities_of(name: str, *, hint: bool, max_context: int | None) -> Capabilities:
-    """Of a runtime, as a program inside of it sees them. `name`: as its clients call it, for messages."""
+def capabilities_of(name: str) -> Capabilities:
+    """Of a runtime, as a program inside of it sees them. `name`: as its clients call it, for messages.
+
+    It gives no hints: the calls of a fork's branches are there in the next turn of the loop, and share their prefix in
+    the step that computes it. A hint that comes before them takes a step of its own.
+    """
     return Capabilities(
         name=name,
         score=True,
-        hint=hint,
         token_ids=True,
         logprobs=True,
-        max_context=max_context,
         constraints=get_args(ConstraintKind),
         probability=True,
         stop_regex=True,
