@@ -79,7 +79,8 @@ class Ask:
     def step(self, execution: "Execution") -> Step:
         bindings = execution.bindings
         thinking = None if self.thinking is None else bindings[self.thinking]
-        return Step(self.gen, bindings[self.slot], execution.sampling[self.call], thinking, self.tags, self.source)
+        sampling, ahead = execution.sampling[self.call], execution.ahead.get(self.slot, 0)
+        return Step(self.gen, bindings[self.slot], sampling, thinking, self.tags, self.source, ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ class Choose:
 
     def step(self, execution: "Execution") -> Step:
         sampling = None if self.call is None else execution.sampling[self.call]
-        return Step(self.select, execution.bindings[self.slot], sampling, source=self.source)
+        ahead = execution.ahead.get(self.slot, 0)
+        return Step(self.select, execution.bindings[self.slot], sampling, source=self.source, ahead=ahead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,13 +40,14 @@ class Execution:
 
     Attributes:
         stream: has the variables and the text.
+        ahead: slot of a call → tokens that lie ahead of it, where that orders anything.
 
     Raises:
         ParameterError: an argument that is no text where the program needs text; fields that do not fit together.
         What the program's own functions of its arguments raise.
     """
 
-    __slots__ = ("_ended", "_plan", "_read", "_run", "bindings", "queues", "sampling", "stream", "values")
+    __slots__ = ("_ended", "_plan", "_read", "_run", "ahead", "bindings", "queues", "sampling", "stream", "values")
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Execution:
         self.bindings = [Binding(name, result) for name, result in plan.slots.bindings]
         self.values = Values(plan.slots.values, plan.sources, self.bindings, arguments)
         self._assign_known()
+        self.ahead = self._looked_ahead()
         self.queues = self._opened()
         self._load()
 
@@ -144,6 +146,22 @@ class Execution:
             StepQueue(run) if stream.own else StepQueue(run, fork_group=names[groups[number]], waits=True)
             for number, stream in enumerate(plan.streams)
         ]
+
+    def _looked_ahead(self) -> Mapping[int, int]:
+        plan = self._plan
+        if not plan.paths.matter:
+            return {}
+        for slot in plan.gens:
+            self.bindings[slot].settled.add(partial(self._learn, slot))
+        return plan.paths.ahead({slot: self.sampling[call].max_tokens for slot, call in plan.gens.items()})
+
+    def _learn(self, slot: int) -> None:
+        """A text is there, or has failed: how long it was, for the runs to come."""
+        facts = self.bindings[slot].meta
+        first = facts[0] if isinstance(facts, list) else facts
+        tokens = first.get("completion_tokens")
+        if tokens is not None:
+            self._plan.paths.note(slot, tokens)
 
     # -------------------------------------------------------------------------------- where it ends
 

@@ -13,6 +13,7 @@ from typing import Any
 from ..interpreter.position import Position
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import TemplateError
+from ..lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from ..lang.prompt import Part
 from .graph import Graph, Node, frozen
 from .operations import (
@@ -27,11 +28,7 @@ from .operations import (
     Generate,
     Join,
     Look,
-    RoleBegin,
-    RoleEnd,
     Structure,
-    VarScopeBegin,
-    VarScopeEnd,
 )
 from .values import Values
 

@@ -267,15 +267,15 @@ def _nested_streams(graph: Graph) -> set[int]:
     return nested
 
 
-def _applied(function: str, constants: tuple[Any, ...], tokens: int) -> int:
+def _applied(function: str, constants: tuple[Any, ...], tokens: int) -> int:  # constants: as of Apply.arguments
     """Of a text that is not known: what functions may make longer is, what they make shorter stays."""
     match function:
         case "multiply":
-            return tokens * max(0, constants[0])
+            return tokens * max(0, int(constants[0]))
         case "center" | "ljust" | "rjust" | "zfill":
             return max(tokens, int(constants[0]))
         case "expandtabs":
-            return tokens * max(1, constants[0] if constants else 8)
+            return tokens * max(1, int(constants[0]) if constants else 8)
         case "replace":
             old, new = constants[:2]
             return tokens if old and len(new) <= len(old) else (tokens + 1) * (len(new) + 1)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from ..interpreter.grammar import Grammar
 from ..lang import ops, sampling
 from ..lang.sampling import SamplingParams
-from .actions import Action, Branch
+from .actions import Action, Ask, Branch
 from .gathering import Gathering
 from .graph import Graph, Node, frozen
-from .operations import Append, Begin, Choose, Look, Options, Structure, Variable
+from .operations import Append, Begin, Choose, Generate, Look, Options, Structure, Variable
+from .scheduling import CriticalPaths
 from .slots import Slots
 from .streams import Layout, Walk
 
@@ -51,11 +52,13 @@ class Plan:
         streams: in the order of `graph.streams`; `root` is the number of the program's own.
         forks: all of them.
         slots: where the values of a run lie.
+        gens: slot of every `gen` → its place among the calls that have sampling parameters.
         sources: value node → slots of the bindings that it needs, in the order of the program.
         variables: name → slot, of the program's own stream at its end.
         known: variables that the program assigned, and whose values are known when a run begins.
         reads: see above. `waits`: the program ends only when they, and what it returns, are known.
         grammar: what is open at the end of the program's own stream.
+        paths: what follows every call, learned over all runs.
 
     Raises:
         ParameterError: sampling fields that do not fit together.
@@ -81,6 +84,11 @@ class Plan:
         self.forks = tuple(action for stream in self.streams for action in stream.actions if isinstance(action, Branch))
         self.root = graph.stream_of[graph.ends[0]]
         self.grammar = _open_at_end(graph.streams[self.root])
+        calls = [node for node in graph.nodes if isinstance(node.op, Generate | Choose)]
+        self.paths = CriticalPaths(graph, {node: self.slots.call(node) for node in calls})
+        self.gens = {
+            action.slot: action.call for stream in self.streams for action in stream.actions if isinstance(action, Ask)
+        }
         self._layers = tuple(layout.layers)
         self._merged: tuple[object, tuple[SamplingParams, ...]] = (None, ())
         self.sampling({})

@@ -39,6 +39,12 @@ class Slots:
     def variable(self, setter: Node, name: str | None) -> int:
         return self._variables[setter, name or ""]
 
+    def call(self, setter: Node) -> int:
+        """Of what a `gen` or `select` sets."""
+        assert isinstance(setter.op, Generate | Choose), "only calls are asked for"
+        said = setter.op.gen if isinstance(setter.op, Generate) else setter.op.select
+        return self.variable(setter, said.name)
+
     def thinking(self, setter: Node, name: str | None) -> int:
         """Of what a model thought before it said `name`."""
         return self._variables[setter, _thoughts(name)]

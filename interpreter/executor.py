@@ -112,7 +112,7 @@ class Executor:
             self.position.prompt.parts,
             sampling,
             stream=self._run.streaming or self._queue.streaming,
-            origin=self._run.origin(self._queue.fork_group),
+            origin=self._run.origin(self._queue.fork_group, step.ahead),
             constraint=op.constraint,
             token_healing=op.token_healing,
         )
@@ -133,7 +133,7 @@ class Executor:
             capabilities,
             op,
             request_id,
-            self._run.origin(self._queue.fork_group),
+            self._run.origin(self._queue.fork_group, step.ahead),
             self.position,
             step.sampling.seed if step.sampling is not None else None,
             self._ask,

@@ -99,8 +99,8 @@ class Run:
     def request_id(self) -> str:
         return f"{self.id}-{next(self._requests)}"
 
-    def origin(self, fork_group: str) -> Origin:
-        return Origin(self.id, fork_group, self.salt, self.priority, self.seconds_left)
+    def origin(self, fork_group: str, ahead: int = 0) -> Origin:
+        return Origin(self.id, fork_group, self.salt, self.priority, self.seconds_left, ahead)
 
     @property
     def seconds_left(self) -> float | None:

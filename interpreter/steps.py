@@ -83,6 +83,7 @@ class Step:
     reasoning: Binding | None = None  # of a Gen inside separate_reasoning
     tags: ReasoningTags | None = None
     source: Source | None = None  # where the program says it
+    ahead: int = 0  # of a call: see `protocol.Origin`
 
     def fail(self, error: BaseException) -> None:
         for binding in (self.binding, self.reasoning):

@@ -17,14 +17,13 @@ from umbel.compiler.operations import (
     Generate,
     GetForkItem,
     Join,
-    RoleBegin,
-    RoleEnd,
 )
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.program import function
 from umbel.lang import ops
 from umbel.lang.chat_template import CHATML, ChatTemplate
 from umbel.lang.generation import gen
+from umbel.lang.ops import RoleBegin, RoleEnd
 from umbel.lang.prompt import Part, Text
 from umbel.lang.protocol import GenRequest
 
