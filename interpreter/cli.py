@@ -1,4 +1,4 @@
-"""The command `umbel`: run a file of programs, chat with a model, list the models at hand, look at a constraint."""
+"""The command `umbel`: run a file of programs, chat with a model, look at models, graphs and constraints."""
 
 import argparse
 import importlib
@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "run a Python file; its programs use the model that is named here",
     "chat": "talk to a model in the terminal",
     "models": "list the models in the cache folder",
+    "compile": "print, draw or keep the graph of a program",
     "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
     "fsm": "print or draw the automaton of a regular expression or a JSON schema",
     "bench": "run the paper's workloads and ablations; needs a checkout of the repository",
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fsm(given[1:])  # likewise
         if given[:1] == ["lint"]:
             return _lint(given[1:])
+        if given[:1] == ["compile"]:
+            return _compile(given[1:])
         options = _parse(given)
         command: Callable[[argparse.Namespace], int] = {"run": _run, "chat": _chat, "models": _models}[options.command]
         return command(options)
@@ -71,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, chat):
         command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
     commands.add_parser("models", help=COMMANDS["models"])
+    commands.add_parser("compile", help=COMMANDS["compile"], add_help=False)
     commands.add_parser("lint", help=COMMANDS["lint"], add_help=False)
     commands.add_parser("fsm", help=COMMANDS["fsm"], add_help=False)
     commands.add_parser("bench", help=COMMANDS["bench"], add_help=False)
@@ -129,6 +133,13 @@ def _lint(arguments: Sequence[str]) -> int:
     # By name: the interpreter imports no compiler.
     linter: Any = importlib.import_module("umbel.compiler.layout.command")
     status: int = linter.main(arguments)
+    return status
+
+
+def _compile(arguments: Sequence[str]) -> int:
+    # By name: the interpreter imports no compiler.
+    compiler: Any = importlib.import_module("umbel.compiler.command")
+    status: int = compiler.main(arguments)
     return status
 
 

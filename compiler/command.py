@@ -1,0 +1,123 @@
+"""The command `umbel compile`: the graph of a program, printed, drawn, or kept in a file."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..lang.errors import ParameterError, UmbelError
+from . import passes, serialise
+from .graph import Graph
+from .script import program_of
+from .trace import trace
+
+_SUFFIX = ".umbel.json"
+_SAID = {
+    "effect": "has run now, and never does when the graph runs",
+    "volatile": "gives another answer each time, and the graph keeps this one",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 with a message where there is no graph."""
+    options = _parser().parse_args(arguments)
+    try:
+        graph = _graph(options)
+        rewritten = passes.rewrite(graph, options.passes, keep=options.keep, independent=options.independent)
+        _write(rewritten, options)
+    except (UmbelError, OSError) as error:
+        print("\n  ".join([f"umbel compile: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="umbel compile",
+        description="Trace a program to its graph: what it says, in which order, and what depends on what. The file "
+        'runs as an import of it would, without what stands under if __name__ == "__main__"; no model is asked.',
+    )
+    parser.add_argument(
+        "source", metavar="FILE.py:PROGRAM", help=f"a program of a Python file, or a file of a graph, FILE{_SUFFIX}"
+    )
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument("--show", action="store_true", help="print a listing, and what the passes did; the default")
+    printed.add_argument("--json", action="store_true", help="print the graph as its file has it")
+    printed.add_argument("--dot", action="store_true", help="print the graph for Graphviz")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph")
+    parser.add_argument("-o", "--output", type=Path, metavar=f"FILE{_SUFFIX}", help="keep the graph, for umbel.load")
+    parser.add_argument(
+        "--static",
+        action="append",
+        default=[],
+        type=_static,
+        metavar="NAME=JSON",
+        help="the value of an argument that decides what the program does, as static_args of trace()",
+    )
+    parser.add_argument(
+        "--passes",
+        type=_passes,
+        default="default",
+        metavar="NAMES",
+        help="how the graph is rewritten: default, none, or names with commas between them",
+    )
+    parser.add_argument("--keep", type=_names, metavar="NAMES", help="of drop_unused: the variables that are asked for")
+    parser.add_argument(
+        "--independent", type=_names, metavar="NAMES", help="of fork_independent: calls that need not see each other"
+    )
+    return parser
+
+
+def _static(text: str) -> tuple[str, Any]:  # Any: JSON
+    name, _, value = text.partition("=")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no NAME=JSON; write --static n=3, or --static \'names=["a", "b"]\''
+        ) from None
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _passes(text: str) -> str | list[str]:
+    """ "default" and "none" are no names of passes, and stand alone."""
+    names = _names(text)
+    return names[0] if len(names) == 1 else names
+
+
+def _graph(options: argparse.Namespace) -> Graph:
+    if options.source.endswith(_SUFFIX):
+        if options.static:
+            raise ParameterError("--static is for programs; a graph has its static arguments inside")
+        return serialise.read(options.source)
+    path, colon, name = options.source.rpartition(":")
+    if not colon or not name.isidentifier():
+        path, name = options.source, None
+    traced = trace(program_of(Path(path), name), static_args=dict(options.static))
+    for effect in traced.effects:
+        print(f"umbel compile: {effect} {_SAID[effect.kind]}", file=sys.stderr)
+    return traced.graph
+
+
+def _write(rewritten: passes.Rewritten, options: argparse.Namespace) -> None:
+    graph = rewritten.graph
+    if options.output is not None:
+        graph.save(options.output)
+    if options.svg is not None:
+        options.svg.write_text(graph.svg(), encoding="utf-8")
+    if options.json:
+        print(serialise.encode(graph).decode(), end="")
+    elif options.dot:
+        print(graph.dot(), end="")
+    elif options.show or (options.output is None and options.svg is None):
+        print(f"{graph.text()}\npasses\n{_indented(str(rewritten.report))}")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

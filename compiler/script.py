@@ -1,0 +1,71 @@
+"""A user's file, run as Python runs a script for the names that it defines, without what stands under its __main__."""
+
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..interpreter.program import Program
+from ..lang.errors import ParameterError, UmbelError
+
+
+def program_of(path: Path, name: str | None) -> Program:
+    """The program that a file calls `name`, or the only one that it has.
+
+    Raises:
+        ParameterError: there is no such file or program, or the file fails; the message has its line.
+        UmbelError: the file raises it, with a note of its line.
+    """
+    programs = {known: value for known, value in names_of(path).items() if isinstance(value, Program)}
+    if name is None and len(programs) == 1:
+        return next(iter(programs.values()))
+    if name is None or name not in programs:
+        which = f"has no program {name!r}" if name is not None else f"has {len(programs) or 'no'} programs"
+        known = (
+            f"write {' or '.join(f'{path}:{known}' for known in programs)}" if programs else "write one, with @function"
+        )
+        raise ParameterError(f"{path} {which}; {known}")
+    return programs[name]
+
+
+def names_of(path: Path) -> Mapping[str, Any]:
+    """What the names of a file stand for after it has run.
+
+    Raises:
+        ParameterError: there is no such file, or it fails; the message has its line.
+        UmbelError: the file raises it, with a note of its line.
+    """
+    if not path.is_file():
+        raise ParameterError(f"{str(path)!r} is not a file; write the path of a Python file with programs")
+    try:
+        with _as_script(path):
+            return runpy.run_path(str(path), run_name="__umbel__")
+    except UmbelError as error:
+        error.add_note(f"raised at {_line(path, error)}")
+        raise
+    except SyntaxError as error:
+        raise ParameterError(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        raise ParameterError(f"{_line(path, error)}: {type(error).__name__}: {error}") from error
+
+
+def _line(path: Path, error: BaseException) -> str:
+    """The last line of the file that had a part in it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+@contextmanager
+def _as_script(path: Path) -> Iterator[None]:
+    """What Python gives a script: its folder to import from, and its name in sys.argv."""
+    arguments, folder = sys.argv, str(path.resolve().parent)
+    sys.argv = [str(path)]
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        sys.path.remove(folder)
