@@ -8,6 +8,7 @@ arguments: a file that is opened is reported when it is written to.
 import _thread
 import builtins
 import datetime
+import gc
 import io
 import os
 import random
@@ -93,6 +94,7 @@ _PYTHON: Mapping[tuple[str, str], Kind] = {
     ("logging", "Logger._log"): "effect",
     ("subprocess", "Popen.__init__"): "effect",
     ("os", "_Environ.__getitem__"): "volatile",
+    ("uuid", "uuid1"): "volatile",
 }
 
 
@@ -176,13 +178,19 @@ class Watch:
             return
         inner: FrameType | None = frame
         while inner is not None and inner is not users:
-            if is_ours(inner):
+            if is_ours(inner) or _is_collecting(inner):
                 return
             what = _called_in_python(inner)
             inner = inner.f_back
         line = Line(users.f_code.co_filename, users.f_lineno, users.f_code.co_name)
         if kind == "effect" or Effect(line, what, "effect") not in self._found:
             self._found.setdefault(Effect(line, what, kind))
+
+
+def _is_collecting(frame: FrameType) -> bool:
+    """Whether the garbage collector called it, which comes when it likes."""
+    code = frame.f_code
+    return code.co_name == "__del__" or any(getattr(hook, "__code__", None) is code for hook in gc.callbacks)
 
 
 def _called(function: Any) -> str:

@@ -12,6 +12,7 @@ _PACKAGE = __name__.partition(".")[0]
 _PARTS = tuple(f"{_PACKAGE}.{part}" for part in ("compiler", "fsm", "interpreter", "lang", "srt"))
 _STANDARD = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")})
 BOUNDARY = "body_result"  # the function of trace.py that calls the body
+_GENERATED = ("<string>", "<attrs ")
 _INSTALLED = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib")})
 
 
@@ -45,16 +46,17 @@ def _is_boundary(frame: FrameType) -> bool:
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's from `frame` outwards; None where there is none. One of what is installed
-    counts where no other is: a program may be installed, and a library that a program calls is not the program."""
-    installed = None
+    """The innermost frame of the user's from `frame` outwards; None where there is none. One of what is installed or
+    generated counts where no other is: a program may be installed, or typed behind `python -c`, but a library that a
+    program calls, and the `__init__` of its dataclass, are not the program."""
+    another = None
     while frame is not None and not _is_boundary(frame):
         if is_users(frame):
-            if not frame.f_code.co_filename.startswith(_INSTALLED):
+            if not frame.f_code.co_filename.startswith((*_INSTALLED, *_GENERATED)):
                 return frame
-            installed = installed or frame
+            another = another or frame
         frame = frame.f_back
-    return installed
+    return another
 
 
 def line_of(frame: FrameType | None) -> Line | None:

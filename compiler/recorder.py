@@ -272,7 +272,7 @@ class Recorder(Sink):
     # -------------------------------------------------------------------------------- what only a run has
 
     def meta(self, name: str, timeout: float | None) -> dict[str, Any]:
-        self._only_of_a_run("get_meta_info() tells of a call", "the state that the run gives: state.get_meta_info(...)")
+        self._only_of_a_run("get_meta_info() tells of a call", "state.get_meta_info(...) for the state of a run")
 
     async def meta_async(self, name: str, timeout: float | None) -> dict[str, Any]:
         return self.meta(name, timeout)
@@ -291,13 +291,13 @@ class Recorder(Sink):
         self.sync(timeout)
 
     def error(self) -> BaseException | None:
-        self._only_of_a_run("the error of a state", "the state that the run gives: state.error()")
+        self._only_of_a_run("the error of a state", "state.error() for the state of a run")
 
     def cost(self) -> Cost:
-        self._only_of_a_run("the cost of a run", "the state that the run gives: state.cost")
+        self._only_of_a_run("the cost of a run", "state.cost for the state of a run")
 
     def cancel(self) -> None:
-        self._only_of_a_run("cancel() stops a run", "the state that the run gives: state.cancel()")
+        self._only_of_a_run("cancel() stops a run", "state.cancel() for the state of a run")
 
     def iterate(self, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
         self._only_of_a_run("the pieces of a text come while it runs", "program.run(..., stream=True)")

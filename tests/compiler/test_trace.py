@@ -1,7 +1,9 @@
 """Tracing: a program runs once, with symbols, and what it says is the graph."""
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import umbel as ul
@@ -164,6 +166,61 @@ def test_every_node_knows_its_line() -> None:
     assert append.line is not None
     assert append.line.number == advice.body.function.__code__.co_firstlineno + 2
     assert append.line.file == __file__
+
+
+@dataclass
+class Shot:
+    """Its `__init__` is generated, and no line of the program."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        self.text = self.text.strip() + ul.__name__
+
+    def __format__(self, specification: str) -> str:
+        return self.text
+
+
+def test_lines_are_those_of_the_program() -> None:
+    def program(s, q):
+        shots = [Shot(f"{index}") for index in range(2)]
+        s += "".join(map("{}\n".format, shots))
+        with s.user():
+            s += (
+                f"{q}"
+            )  # fmt: skip
+
+    graph = traced(program)
+    first = program.__code__.co_firstlineno
+    numbers = [node.line.number - first for node in graph.streams[0] if node.line is not None]
+    assert numbers == [2, 3, 4, 3]
+
+
+def test_generated_code_is_no_line() -> None:
+    @dataclass
+    class Asked:
+        text: str
+
+        def __post_init__(self) -> None:
+            len(self.text)
+
+    def program(s, q):
+        len(Asked(q).text)
+
+    with pytest.raises(ul.TraceError, match=r"test_trace.py:[0-9]+: len\(\)"):
+        ul.function(program).trace()
+
+
+def test_a_program_behind_python_c() -> None:
+    source = """
+def program(s, q):
+    s += q
+    len(q)
+"""
+    names: dict[str, Any] = {}
+    exec(compile(source, "<string>", "exec"), names)
+    with pytest.raises(ul.TraceError, match=r"^<string>:4: len\(\) looks"):
+        ul.function(names["program"]).trace()
 
 
 # ------------------------------------------------------------------------------------------ what is said
