@@ -3,8 +3,7 @@
 budget has room ─► backend ─► cost into the ledger
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -56,13 +55,18 @@ class Calls:
         final: Final | None = None
         generated = 0  # tokens that have come, or a bound of them
         try:
-            async with _closing(backend.generate(request)) as events:
+            events = backend.generate(request)
+            try:
                 async for event in events:
                     if isinstance(event, Chunk):
                         generated += len(event.token_ids) or len(event.text.encode("utf-8", "surrogatepass"))
                         on_chunk(event)
                     else:
                         final = event
+            finally:
+                close = getattr(events, "aclose", None)  # every async generator has it; a bare iterator need not
+                if close is not None:
+                    await close()
         except DeadlineError as error:
             self._raise_late(error)
             raise
@@ -130,13 +134,3 @@ class Calls:
         """A backend knows the run's deadline, and may find it passed before the run's own alarm rings."""
         if self._run.is_late:
             raise self._run.lateness() from error
-
-
-@asynccontextmanager
-async def _closing(events: AsyncIterator[Chunk | Final]) -> AsyncIterator[AsyncIterator[Chunk | Final]]:
-    try:
-        yield events
-    finally:
-        close = getattr(events, "aclose", None)  # every async generator has it; a bare iterator need not
-        if close is not None:
-            await close()

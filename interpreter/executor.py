@@ -50,15 +50,18 @@ class Executor:
         shared = run.speculation
         self._speculator = None if shared is None else Speculator(run, shared, queue, position)
 
-    async def execute(self, step: Step) -> None:
-        """Raises whatever makes the step fail; its bindings are then failed by the stream."""
+    def execute(self, step: Step) -> Awaitable[None] | None:
+        """Does what can be done at once, and gives back the rest, to be awaited. Raises whatever makes the step fail;
+        its bindings are then failed by the stream."""
         method = _METHODS.get(type(step.op))
         if method is None:
             raise ProgramError(f"the interpreter cannot run {type(step.op).__name__}; its operations are in umbel.lang")
-        await method(self, step.op, step)
+        return method(self, step.op, step)
 
     async def late(self, op: Late, step: Step) -> None:
-        await self.execute(replace(step, op=await op.known()))
+        work = self.execute(replace(step, op=await op.known()))
+        if work is not None:
+            await work
 
     async def elsewhere(self, op: Elsewhere, step: Step) -> None:
         await self._start_backend()
@@ -66,22 +69,28 @@ class Executor:
 
     # -------------------------------------------------------------------------------- text and roles
 
-    async def text(self, op: ops.Text, step: Step) -> None:
+    def text(self, op: ops.Text, step: Step) -> None:
         self.spoken.append(self.position.say(op.text, step.source), {})
 
-    async def role_begin(self, op: ops.RoleBegin, step: Step) -> None:
-        await self._start_backend()
+    def role_begin(self, op: ops.RoleBegin, step: Step) -> Awaitable[None] | None:
+        if not self._ready:
+            return self._role_begin_started(op, step)
         self._drop_surplus()
         self._speak(self.position.open_turn(self._run.backend.chat_template, op.role, step.source))
+        return None
 
-    async def role_end(self, op: ops.RoleEnd, step: Step) -> None:
+    async def _role_begin_started(self, op: ops.RoleBegin, step: Step) -> None:
+        await self._start_backend()
+        self.role_begin(op, step)
+
+    def role_end(self, op: ops.RoleEnd, step: Step) -> None:
         self._drop_surplus()
         self._speak(self.position.close_turn(self._run.backend.chat_template, step.source))
 
-    async def scope_begin(self, op: ops.VarScopeBegin, step: Step) -> None:
+    def scope_begin(self, op: ops.VarScopeBegin, step: Step) -> None:
         self.position.scopes = (*self.position.scopes, (op.name, self.position.prompt))
 
-    async def scope_end(self, op: ops.VarScopeEnd, step: Step) -> None:
+    def scope_end(self, op: ops.VarScopeEnd, step: Step) -> None:
         *rest, (name, start) = self.position.scopes
         assert name == op.name, "the stream checks scopes when they are submitted"
         self.position.scopes = tuple(rest)
@@ -162,7 +171,7 @@ class Executor:
                 Hint(self._run.request_id(), self.position.prompt.parts, origin=self._run.origin(fork_group))
             )
 
-    async def mark(self, op: Mark, step: Step) -> None:
+    def mark(self, op: Mark, step: Step) -> None:
         _given(step.binding).resolve(self.reached())
 
     def reached(self) -> Reached:
@@ -295,7 +304,7 @@ def _retrieve(start: "asyncio.Future[None]") -> None:
 
 # Operation → method. Any: each method takes its own kind of operation, which the key guarantees.
 _METHODS = cast(
-    dict[type[ops.Op], Callable[[Executor, Any, Step], Awaitable[None]]],
+    dict[type[ops.Op], Callable[[Executor, Any, Step], Awaitable[None] | None]],
     {
         ops.Text: Executor.text,
         ops.Gen: Executor.generate,

@@ -41,7 +41,7 @@ class Position:
         turn = self.turn
         if turn is not None:
             turn = replace(turn, deferred=None if turn.deferred is None else list(turn.deferred))
-        return replace(self, turn=turn)
+        return Position(self.prompt, self.turns, turn, self.owed, self.scopes)
 
     # -------------------------------------------------------------------------------- roles
 

@@ -126,7 +126,23 @@ class StepQueue:
 
     async def _drain(self) -> None:
         while (step := self._next()) is not None:
-            await self._take(step)
+            error = self.error or self._run.reason
+            if error is None:
+                assert self._executor is not None, "a branch that has failed to begin has an error"
+                try:
+                    work = self._executor.execute(step)
+                    if work is not None:
+                        await work
+                    continue
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    while task is not None and task.cancelling():
+                        task.uncancel()
+                    error = self._run.reason or CancelledError("the interpreter is shutting down")
+                except BaseException as raised:  # whatever it is, the program's reads have to raise it
+                    error = raised
+            self._fail(error)
+            step.fail(error)
         self._empty()
 
     def _drained(self, task: "asyncio.Task[None]") -> None:
@@ -148,23 +164,6 @@ class StepQueue:
     def _empty(self) -> None:
         self._run.end_work()
         self.spoken.changed.fire()
-
-    async def _take(self, step: Step) -> None:
-        error = self.error or self._run.reason
-        if error is None:
-            assert self._executor is not None, "a branch that has failed to begin has an error"
-            try:
-                await self._executor.execute(step)
-                return
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                while task is not None and task.cancelling():
-                    task.uncancel()
-                error = self._run.reason or CancelledError("the interpreter is shutting down")
-            except BaseException as raised:  # whatever it is, the program's reads have to raise it
-                error = raised
-        self._fail(error)
-        step.fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """Recorded before anybody is woken."""

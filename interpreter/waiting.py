@@ -17,30 +17,27 @@ Wake = Callable[[], object]
 
 
 class Signal:
-    """One-shot callbacks, called from whichever thread fires."""
+    """One-shot callbacks, called from whichever thread fires.
 
-    __slots__ = ("_lock", "_wakes")
+    There is no lock: each operation on the dict is one step for all threads, and whoever takes a wake out calls it.
+    """
+
+    __slots__ = ("_wakes",)
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._wakes: dict[Wake, None] = {}
+        self._wakes: dict[Wake, bool] = {}
 
     def add(self, wake: Wake) -> None:
-        with self._lock:
-            self._wakes[wake] = None
+        self._wakes[wake] = True
 
     def discard(self, wake: Wake) -> None:
-        with self._lock:
-            self._wakes.pop(wake, None)
+        self._wakes.pop(wake, None)
 
     def fire(self) -> None:
-        if not self._wakes:
-            return
-        with self._lock:
-            wakes = list(self._wakes)
-            self._wakes.clear()
-        for wake in wakes:
-            wake()
+        if self._wakes:
+            for wake in list(self._wakes):
+                if self._wakes.pop(wake, False):
+                    wake()
 
 
 def earliest(

@@ -32,6 +32,7 @@ CHATML = (
 # A private-use code point on both sides: no tokenizer, template or filter touches it.
 _PLACEHOLDER = "\ue000{}\ue001"
 _FIND_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
+_MOST_OUTLINES = 256  # each as long as a conversation without its content
 
 
 class TemplateWarning(UserWarning):
@@ -75,6 +76,7 @@ class ChatTemplate:
         self.options = dict(options or {})
         self.name = name
         self._warned: set[str] = set()
+        self._outlines: dict[tuple[tuple[str, ...], bool], str | TemplateError] = {}
         if source is not None:
             _ = self._compiled
 
@@ -96,13 +98,12 @@ class ChatTemplate:
             return (Text("ASSISTANT:" if role == "assistant" else f"{role.upper()}: "),)
         before = self._closed_text(turns)
         if role == "assistant":
-            whole = self._render(self._messages(turns), generation=True)
+            whole = self._outline(_roles(turns), generation=True)
         else:
-            index = len(turns)
-            following = [*self._messages(turns), _message(role, index)]
+            following = (*_roles(turns), role)
             # A lone system turn may be refused because it is merged into the user turn that comes next.
-            rendered = self._try(following) if role == "system" else self._render(following, generation=False)
-            mark = _PLACEHOLDER.format(index)
+            rendered = self._try_outline(following) if role == "system" else self._outline(following)
+            mark = _PLACEHOLDER.format(len(turns))
             if rendered is None or mark not in rendered:
                 return ()  # the template shows this turn only together with the next one
             whole = rendered[: rendered.index(mark)]
@@ -119,8 +120,8 @@ class ChatTemplate:
         if self.source is None:
             return " "
         mark = _PLACEHOLDER.format(len(turns))
-        whole = self._try([*self._messages(turns), _message(role, len(turns))]) or ""
-        generation = self._render(self._messages(turns), generation=True)
+        whole = self._try_outline((*_roles(turns), role)) or ""
+        generation = self._outline(_roles(turns), generation=True)
         space = whole[len(generation) : whole.find(mark)] if whole.startswith(generation) and mark in whole else ""
         return space if space.isspace() else ""
 
@@ -197,15 +198,37 @@ class ChatTemplate:
         except TemplateError:
             return None
 
-    @staticmethod
-    def _messages(turns: Sequence[Turn]) -> list[Mapping[str, str]]:
-        return [_message(turn.role, index) for index, turn in enumerate(turns)]
+    def _outline(self, roles: tuple[str, ...], *, generation: bool = False) -> str:
+        """Turns of these roles, with placeholders for their content. The same again and again, unless the template
+        asks what day it is, so they are kept: a conversation asks for the same ones as the last one did."""
+        known = self._outlines.get((roles, generation))
+        if known is None:
+            try:
+                messages: list[Mapping[str, str]] = [
+                    {"role": role, "content": _PLACEHOLDER.format(index)} for index, role in enumerate(roles)
+                ]
+                known = self._render(messages, generation=generation)
+            except TemplateError as error:
+                known = error
+            if "strftime_now" not in (self.source or ""):
+                if len(self._outlines) >= _MOST_OUTLINES:
+                    self._outlines.clear()
+                self._outlines[roles, generation] = known
+        if isinstance(known, TemplateError):
+            raise TemplateError(*known.args) from known.__cause__
+        return known
+
+    def _try_outline(self, roles: tuple[str, ...]) -> str | None:
+        try:
+            return self._outline(roles)
+        except TemplateError:
+            return None
 
     def _closed_text(self, turns: Sequence[Turn]) -> str:
         """Everything emitted for closed turns, with placeholders. A turn the template does not show yet is absent."""
         if not turns:
             return ""
-        rendered = self._try(self._messages(turns))
+        rendered = self._try_outline(_roles(turns))
         if rendered is None:
             return ""
         return rendered if _PLACEHOLDER.format(len(turns) - 1) in rendered else ""
@@ -239,7 +262,7 @@ class ChatTemplate:
 
     def _check_generation_prompt(self, turns: Sequence[Turn], rendered: str) -> None:
         """Does history show what the generation prompt wrote? Qwen 3 writes an empty thought that history omits."""
-        generation = self._render(self._messages(turns[:-1]), generation=True)
+        generation = self._outline(_roles(turns[:-1]), generation=True)
         if not rendered.startswith(generation):
             self._warn(
                 f"the chat template of {self.name} is not prefix-stable: its generation prompt ends in "
@@ -267,8 +290,8 @@ class ChatTemplate:
             warnings.warn(message, TemplateWarning, stacklevel=3)
 
 
-def _message(role: str, index: int) -> Mapping[str, str]:
-    return {"role": role, "content": _PLACEHOLDER.format(index)}
+def _roles(turns: Sequence[Turn]) -> tuple[str, ...]:
+    return tuple([turn.role for turn in turns])
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:  # Any: template data

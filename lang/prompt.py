@@ -55,15 +55,24 @@ class Prompt:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Parts in order; neighbouring Text of one kind is joined."""
+        """Parts in order; neighbouring Text of one kind is joined. What a prompt before this one has joined already is
+        taken from there."""
         chain: list[Part] = []
         node: Prompt | None = self
+        joined: list[Part] = []
         while node is not None and node.part is not None:
+            known = node.__dict__.get("parts")
+            if known is not None:
+                joined.extend(known)
+                break
             chain.append(node.part)
             node = node.parent
-        joined: list[Part] = []
         run: list[str] = []
         control = False
+        if joined and isinstance(last := joined[-1], Text):  # it may go on
+            joined.pop()
+            control = last.control
+            run.append(last.text)
         for part in reversed(chain):
             if isinstance(part, Text):
                 if not part.text:
