@@ -16,7 +16,7 @@ from ..lang.ops import Op
 from ..lang.source import Source, SourceKind, calling_place
 from ..lang.state import JoinMode, Sink, Value
 from . import loop
-from .explaining.report import report_of
+from .explaining.report import explained
 from .grammar import Grammar
 from .position import Reached
 from .queue import StepQueue
@@ -194,21 +194,14 @@ class Stream(Sink):
 
     def explain_cache(self, timeout: float | None) -> CacheReport:
         """Of a run that failed the calls that it has made."""
-        try:
-            self.sync(timeout)
-        except Exception:
-            if self.error() is None:
-                raise
-        return loop.streams.run(report_of(self.run.backend, self.run.journal), timeout)
+        mark, _ = self._mark()
+        self._until(lambda: mark.done, (mark.settled,), earliest(timeout, self.run.deadline), None)
+        return loop.streams.run(explained(self.run), timeout)
 
     async def explain_cache_async(self, timeout: float | None) -> CacheReport:
-        try:
-            await self.sync_async(timeout)
-        except Exception:
-            if self.error() is None:
-                raise
-        work = loop.streams.spawn(report_of(self.run.backend, self.run.journal))
-        return await asyncio.wait_for(asyncio.wrap_future(work), timeout)
+        mark, _ = self._mark()
+        await self._until_async(lambda: mark.done, (mark.settled,), earliest(timeout, self.run.deadline), None)
+        return await asyncio.wait_for(asyncio.wrap_future(loop.streams.spawn(explained(self.run))), timeout)
 
     def cancel(self) -> None:
         self.run.cancel()

@@ -80,13 +80,11 @@ class Source(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         place: the line; None where no line of a program said it.
         name: the role of a scaffold, the variable of a generated or chosen text.
-        argument: the run's argument that the text is, where that is known for certain.
     """
 
     kind: SourceKind
     place: Place | None
     name: str = ""
-    argument: str = ""
 
     def of(self, kind: SourceKind, name: str) -> "Source":
         """The same line as the source of something else."""

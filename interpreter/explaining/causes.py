@@ -88,17 +88,17 @@ def estimate(asked: Asked, usage: Usage, text: str, neighbours: Neighbours, *, m
 
 
 def parting(nearest: Neighbour) -> Decision:
-    """What an earlier prompt says in the same place. Arguments are looked for later: they make VOLATILE an ARGUMENT."""
+    """What an earlier prompt says in the same place; `of_sources` tells more of it."""
     return Decision(CacheCause.NEW, nearest.common, nearest if nearest.goes_on else None)
 
 
 def of_sources(here: Source | None, earlier: Source | None) -> CacheCause:
-    """Two prompts say different things in one place."""
+    """Two prompts say different things in one place. What an argument explains is told apart afterwards."""
     if here is None or earlier is None or not _same_line(here, earlier):
         return CacheCause.OTHER_LINE
     if here.kind in (SourceKind.GENERATED, SourceKind.CHOSEN):
         return CacheCause.GENERATED
-    return CacheCause.ARGUMENT if here.argument else CacheCause.VOLATILE
+    return CacheCause.VOLATILE
 
 
 def _lost(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) -> CacheCause:

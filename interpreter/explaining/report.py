@@ -5,9 +5,10 @@ call ─► nearest earlier prompts ─► where the cached part ends (the backe
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...lang.cache_report import CacheCause, CacheMiss, CacheReport, CallReport, SourceLine
+from ...lang.errors import CapabilityError
 from ...lang.prompt import Part
 from ...lang.protocol import Backend, Locate, Located, Locating, Origin, Usage
 from ...lang.source import Source, SourceKind
@@ -18,16 +19,26 @@ from .journal import Journal
 from .layout import Layout, Piece
 from .neighbours import Neighbours, neighbours_of
 
+if TYPE_CHECKING:
+    from ..run import Run
+
 AROUND = 48  # characters that are shown on each side of a place
 _numbers = itertools.count(1)
 
 
-async def report_of(backend: Backend, journal: Journal) -> CacheReport:
+async def explained(run: "Run") -> CacheReport:
     """On the loop of the streams. Calls that are still running are said to be so.
 
     Raises:
+        CapabilityError: the program was shipped; whoever ran it has made the calls.
         What the backend raises when it is asked where tokens stand.
     """
+    backend, journal = run.backend, run.journal
+    if not journal.intents and run.ledger.cost.usage.calls:
+        raise CapabilityError(
+            f"{backend.capabilities.name} ran this program itself, so its calls are not known here; to have them "
+            "explained run program.compile(server=False)"
+        )
     made: dict[Intent, list[Asked]] = {}
     for asked in tuple(journal.calls):
         made.setdefault(asked.intent, []).append(asked)
@@ -152,8 +163,6 @@ def _said_with(here: Piece | None, place: int, given: Mapping[str, Any]) -> tupl
     source, offset = here.source, place - here.start
     value = statements.value_at(source.place, here.text, offset) if source.place is not None else None
     expression = "" if value is None else value.expression
-    if source.argument:
-        return source.argument, expression
     if expression in given:
         return expression, expression
     start, end = (0, len(here.text)) if value is None else (value.start, value.end)
