@@ -19,8 +19,10 @@ it has are the attributes of its operation (`operations.py`), left out where the
 What is read is data until `verify` has looked at it, and it comes from anywhere.
 """
 
+import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -58,7 +60,9 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         OSError: the file cannot be written.
     """
     data, target = encode(graph), Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target.parent))
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")  # others may write the same file now
     try:
         draft.write_bytes(data)
         os.replace(draft, target)
