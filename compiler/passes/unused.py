@@ -5,6 +5,7 @@ with s.fork(2) as f:                             neither is the stream that writ
     f += "Critique: " + gen("critique")
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from ...lang.errors import ParameterError, remedy
@@ -66,7 +67,7 @@ def drop_unused(graph: Graph, keep: Iterable[str] | None = None) -> Outcome:
         ends=[stream[-1] for stream in graph.streams if stream[0] not in gone],
         variables=kept,
     )
-    counts["variable"] += len(graph.variables) - len(kept)
+    counts += Counter(variable=len(graph.variables) - len(kept))
     notes = tuple(f"left out: {called(node)}" for node in dropped)
     return Outcome(rewritten, counts, len(dropped), notes)
 
