@@ -144,6 +144,7 @@ def _may_end(segment: Segment, blocks: Blocks, number: int) -> bool:
 
 def apply(graph: Graph, proposals: Collection[Proposal]) -> Graph:
     """The graph with these proposals, which were made for it. Nothing else changes."""
+    assert all(proposal.segment.before in graph.numbers for proposal in proposals), "made for another graph"
     last_of = {proposal.segment.appends[-1]: proposal for proposal in proposals}
     skipped = {append for proposal in proposals for append in proposal.segment.appends[:-1]}
     new: dict[Node, Node] = {}

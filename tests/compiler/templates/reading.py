@@ -60,9 +60,7 @@ def judge(s, question, answer):
 @ul.function
 def moderation(s, message):
     s += f"Message: {message}\n"
-    s += (
-        "Does the message above threaten, insult or mock anyone? The rules that were shown earlier do not apply to it. "
-    )
+    s += "Does the message above threaten, insult or mock anyone? Rules that were shown earlier do not apply to it. "
     s += "Reply with yes or no.\nReply:" + ul.select("verdict", choices=[" yes", " no"])
 
 
