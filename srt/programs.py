@@ -24,7 +24,7 @@ from ..lang.errors import (
     UmbelError,
 )
 from ..lang.exchange import Exchange, Outgoing
-from ..lang.programs import FromPrograms, GraphWanted, RunProgram, trouble_of
+from ..lang.programs import FromPrograms, GraphWanted, ProgramEvent, RunProgram, trouble_of
 from ..lang.protocol import Capabilities, Failure, FromBackend, ToBackend
 from .config import Limits
 from .graph_shelf import GraphShelf
@@ -140,7 +140,7 @@ class Programs:
         """Tells the ending itself, except when it is cancelled."""
         request = running.request
         try:
-            ending = await self._run(peer, request)
+            ending = await self._run(peer, running)
         except TimeoutError:
             ending = _failure(request.id, DeadlineError("the deadline passed before the program was complete"))
         except UmbelError as error:
@@ -151,8 +151,14 @@ class Programs:
             ending = _failure(request.id, error)
         self._end(peer, running, ending)
 
-    async def _run(self, peer: bytes, request: RunProgram) -> FromPrograms:
+    async def _run(self, peer: bytes, running: "_Running") -> FromPrograms:
         """Raises TimeoutError when the time of the program is over."""
+        request = running.request
+
+        def tell(event: ProgramEvent) -> None:
+            if running.told:
+                self._say(peer, event)
+
         longest = self._limits.program_timeout
         seconds = longest if request.origin.timeout is None else min(request.origin.timeout, longest)
         async with asyncio.timeout(seconds):
@@ -163,11 +169,12 @@ class Programs:
             shipped = await self._shelf.find(request.digest, request.graph)
             if shipped is None:
                 return GraphWanted(request.id)
-            return await execute(shipped, request, self._backend, seconds, lambda event: self._say(peer, event))
+            return await execute(shipped, request, self._backend, seconds, tell)
 
     def _end(self, peer: bytes, running: "_Running", ending: FromPrograms | None) -> None:
         """The one place where a program is let go."""
         request = running.request
+        running.told = False
         if self._running.get((peer, request.id)) is not running:
             return
         del self._running[peer, request.id]
@@ -205,16 +212,17 @@ class Programs:
 class _Running:
     """One program of one peer."""
 
-    __slots__ = ("reason", "request", "task")
+    __slots__ = ("reason", "request", "task", "told")
 
     def __init__(self, request: RunProgram) -> None:
         self.request = request
         self.task: asyncio.Task[None] | None = None
         self.reason: UmbelError | None = None  # what its client is told when it is cancelled; None: nobody hears
+        self.told = True  # its client hears of its variables
 
     def stop(self, reason: UmbelError | None) -> None:
         if self.task is not None and not self.task.done():
-            self.reason = reason
+            self.reason, self.told = reason, False
             self.task.cancel()
 
 

@@ -168,11 +168,6 @@ def kind_and_text(work: Callable[[], Any]) -> tuple[type, str]:
     return type(caught.value), str(caught.value)
 
 
-def no_such_thing(s: ul.State) -> None:
-    s += "x" + ul.gen("a", max_tokens=3, regex="(") + ul.gen("b", max_tokens=3)
-    s += s["a"]
-
-
 def too_short(s: ul.State) -> None:
     s += "x" + ul.gen("b", max_tokens=3) + ul.gen("a", max_tokens=2, regex="[a-z]{40}")
     s["c"] = s["a"]

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from umbel.lang import plain
 from umbel.lang.link import (
     Bye,
     Codec,
@@ -19,6 +20,16 @@ from umbel.lang.link import (
     ToGateway,
     Welcome,
     encode_sequence,
+)
+from umbel.lang.programs import (
+    OWN_STREAM,
+    GraphWanted,
+    ProgramBudget,
+    ProgramEnded,
+    ProgramPiece,
+    ProgramValue,
+    RunProgram,
+    Trouble,
 )
 from umbel.lang.prompt import Generated, Media, Text
 from umbel.lang.protocol import (
@@ -73,6 +84,7 @@ TO_GATEWAY = [
     ScoreRequest("s", (Text("x"),), ("a",), probability="exact"),
     Hint("h", (Text("x"),)),
     Abort("a"),
+    RunProgram("p", "00", 3, b"graph", plain.pack({"x": (1,)}), b"", True, Origin("p"), ProgramBudget(5)),
     Control("c", "info"),
     Hello(),
     Ping(),
@@ -85,6 +97,11 @@ FROM_GATEWAY = [
     Scored("s", (ScoredChoice((1,), (-1.0,), (), -1.0, -0.5),), Usage(), 7),
     Done("c", {"a": 1, "b": "x", "c": 1.5, "d": None, "e": True, "f": [1, "x"]}),
     Failure("a", "EngineError", "no"),
+    GraphWanted("p"),
+    ProgramPiece("p", OWN_STREAM, "", "é"),
+    ProgramValue("p", 2, "x", ("a", "b"), plain.pack([{}, {}]), None, Usage(1, 2, 3, 4)),
+    ProgramValue("p", 3, "y", error=Trouble("KeyError", "z")),
+    ProgramEnded("p", (Text("x", True), Generated("y", (1, 2))), (("user", "x"), ("assistant", None)), True, Usage(1)),
     Welcome("m", 1, 2, 3, 4, 5.0, None, {"bos_token": "<s>"}, 6),
     StartFailed("ModelError", "no"),
 ]
