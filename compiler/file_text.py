@@ -15,8 +15,9 @@ from ..lang.errors import GraphError
 MAX_BYTES = 64 << 20  # some thousand times the largest program that a person writes; pictures lie inside
 MAX_NESTING = 128  # a value nested as deep as values may be takes three levels each
 
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[\]{}]")
+# Possessive, and with a string that never ends up to the end: no text makes the search go back.
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 _ESCAPED = re.compile("\0(.{0,4})", re.DOTALL)
 
@@ -60,7 +61,7 @@ def read(data: bytes) -> Json:
 def _check_nesting(data: bytes) -> None:
     """Ahead of the parser, whose own limit is the stack of whoever reads."""
     depth = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", data)):
+    for bracket in _STRINGS.sub(b"", data).translate(None, _OTHERS):
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_NESTING:
             raise GraphError(f"it is nested deeper than {MAX_NESTING}")

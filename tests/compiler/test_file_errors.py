@@ -116,6 +116,7 @@ def test_what_is_wrong_with_a_result_is_said_with_its_place(change, says):
         (b"[" * 200 + b"]" * 200, "it is nested deeper than 128"),
         (b"[" * 10**6, "it is nested deeper than 128"),
         (b'{"a":' * 10**5, "it is nested deeper than 128"),
+        (b'["' + rb"\"" * 10**6, "it is no JSON: line 1, column 2: Unterminated string"),
         (rb'["\ud800"]', "has half of a surrogate pair"),
         (rb'["\u0000ffff"]', "is followed by 'ffff'; write 0000, or d800 to dfff"),
         (rb'["\u0000"]', "is followed by ''"),
