@@ -52,6 +52,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             first, where the program says what that is.
         deadline_pressure: a request that would miss its deadline in its turn goes first.
         protect_waiting: prefixes that the next requests are about to read are evicted last.
+        foresight: admit a request only when the KV pool will hold all that runs until each has generated its
+            max_tokens, so that none is sent back and computed again. It computes less, and runs fewer at once.
         pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1; requests that find no room beside
             them take theirs.
         tree_attention: attend once to what sequences of a step share.
@@ -90,6 +92,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     critical_path: bool = True
     deadline_pressure: bool = True
     protect_waiting: bool = True
+    foresight: bool = False
     pin_share: float = 0.5
     tree_attention: bool = True
     screened_head: bool = True

@@ -89,6 +89,7 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         protect_waiting=options.protect_waiting,
         pin_share=options.pin_share,
         max_wait=options.max_wait,
+        foresight=options.foresight,
         jump_forward=options.jump_forward,
         check_every_step=options.check_every_step,
     )

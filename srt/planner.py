@@ -9,6 +9,7 @@ from collections.abc import Callable
 from .clock import Clock
 from .counters import Counters
 from .faults import FaultHook
+from .foresight import peak_need
 from .kv_space import KVSpace
 from .memory import Slots
 from .policy import Arranger, Order
@@ -129,7 +130,11 @@ class Planner:
     def _has_room(self, request: Request, promised: int) -> bool:
         """Whether an opened request fits. Pins keep their place while there will be room without them: they give way
         when nobody runs, and when the request has waited too long."""
-        needed = promised + self._space.missing(request, request.length)
+        if self._config.foresight:
+            running = [*self._roster.running.values(), request]
+            needed = peak_need(running, self._space, self._config.max_step_tokens)
+        else:
+            needed = promised + self._space.missing(request, request.length)
         if needed <= self._space.available:
             return True
         aged = request.arrival <= self._clock.now() - self._config.max_wait

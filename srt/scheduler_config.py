@@ -39,6 +39,8 @@ class SchedulerConfig:
         pin_share: of the pool; pins together hold at most so much.
         max_wait: a request that has waited so many seconds goes before all cache-aware order; lanes.py says what
             that makes of its wait as a whole.
+        foresight: a request is admitted when the pool will hold all that runs to the end of its max_tokens
+            (foresight.py), instead of by headroom.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
         partial_logits: a row that only has to choose a token may be answered with the token, without its logits.
         jump_forward: tokens that a constraint leaves no choice about are appended without a step of their own.
@@ -63,6 +65,7 @@ class SchedulerConfig:
     protect_waiting: bool = True
     pin_share: float = 0.5
     max_wait: float = 10.0
+    foresight: bool = False
     headroom: int = 8
     partial_logits: bool = True
     jump_forward: bool = True

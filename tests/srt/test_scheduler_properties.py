@@ -81,6 +81,7 @@ configs = st.fixed_dictionaries(
         "protect_waiting": st.booleans(),
         "max_wait": st.sampled_from([0.0, 3.0, 1e9]),
         "headroom": st.sampled_from([0, 8]),
+        "foresight": st.sampled_from([False, False, True]),
         "max_step_logits": st.sampled_from([16, 256]),
         "pool": st.sampled_from([22, 30, 200]),
     }
