@@ -20,22 +20,25 @@ from .tape import Tape
 
 # Modules whose functions look at text through C, or at what it is of.
 _LOOKING_MODULES = frozenset({"ast", "difflib", "json", "re"})
-_LOOKING_FUNCTIONS = frozenset({"callable", "isinstance", "type"})
+_ASKING = frozenset({"callable", "isinstance", "type"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def check_source(tape: Tape, function: Callable[..., Any], symbolic: Collection[str]) -> None:
+def check_source(tape: Tape, function: Callable[..., Any], unknown: Collection[str]) -> None:
     """Raises TraceError for a function that asks of which kind an argument is that is not known.
 
     Args:
-        symbolic: names of these arguments. One that the function has set by then is another.
+        unknown: names of these arguments. One that the function has set by then is another.
     """
+    if not unknown:
+        return
     tree, first = _source(function)
-    if tree is None or not symbolic:
+    if tree is None:
         return
     stored = _first_stores(tree)
-    for name, how, number in _looks(tree):
-        if name in symbolic and stored.get(name, number) >= number:
-            line = Line(inspect.getfile(function), first + number - 1, function.__name__)
+    for name, how, number in _looks(tree, frozenset(unknown)):
+        if stored.get(name, number) >= number:
+            line = Line(inspect.getfile(inspect.unwrap(function)), first + number - 1, function.__name__)
             node = tape.builder.node(Argument(name))
             raise tape.unknown(line, node, f"{how} asks what argument {name!r} is, and a symbol is a str")
 
@@ -53,9 +56,11 @@ def _source(function: Callable[..., Any]) -> tuple[ast.AST | None, int]:
     """The function's tree and its first line; no tree where there is no source to read."""
     try:
         lines, first = inspect.getsourcelines(function)
-        return ast.parse(textwrap.dedent("".join(lines))), first
+        tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None, 0
+    functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
+    return next(functions, None), first
 
 
 def _first_stores(tree: ast.AST) -> dict[str, int]:
@@ -67,13 +72,18 @@ def _first_stores(tree: ast.AST) -> dict[str, int]:
     return lines
 
 
-def _looks(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
-    """Names whose kind is asked for, how, and the line, counted from 1."""
-    for node in ast.walk(tree):
+def _looks(function: ast.AST, unknown: frozenset[str]) -> Iterator[tuple[str, str, int]]:
+    """Names whose kind is asked for, how, and the line, counted from 1. A function inside has parameters of its own."""
+    waiting = [(child, unknown) for child in ast.iter_child_nodes(function)]
+    while waiting:
+        node, names = waiting.pop()
+        if isinstance(node, _FUNCTIONS):
+            names -= {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+        waiting.extend((child, names) for child in ast.iter_child_nodes(node))
         match node:
-            case ast.Compare(left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as way]):
+            case ast.Compare(left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as way]) if name in names:
                 yield name, "is not" if isinstance(way, ast.IsNot) else "is", node.lineno
-            case ast.Call(func=ast.Name(id=function), args=[ast.Name(id=name), *_]) if function in _LOOKING_FUNCTIONS:
-                yield name, f"{function}()", node.lineno
-            case ast.Match(subject=ast.Name(id=name)):
+            case ast.Call(func=ast.Name(id=asked), args=[ast.Name(id=name), *_]) if asked in _ASKING and name in names:
+                yield name, f"{asked}()", node.lineno
+            case ast.Match(subject=ast.Name(id=name)) if name in names:
                 yield name, "match", node.lineno

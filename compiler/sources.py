@@ -41,6 +41,13 @@ def _called(node: Node) -> str:
             return type(node.op).__name__
 
 
+def is_text(node: Node) -> bool:
+    """Whether the value is a text whatever the arguments are: an argument may be of any type, and so may its parts."""
+    while isinstance(node.op, Apply) and node.op.function in ("item", "multiply", "slice"):
+        node = node.inputs[0]
+    return not isinstance(node.op, Argument | Object)
+
+
 def is_of_object(node: Node) -> bool:
     while isinstance(node.op, Apply) and node.op.function == "item":
         node = node.inputs[0]

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 from .graph import Node
 from .lines import is_ours
+from .sources import is_text
 from .text_functions import STR_METHODS
 
 
@@ -89,7 +90,7 @@ class Symbol(str):
         return self._tape.apply("format", self._node, (str(specification),))
 
     def __str__(self) -> str:
-        return self
+        return self if is_text(self._node) else self._tape.apply("str", self._node)
 
     def __repr__(self) -> str:
         return self._tape.apply("repr", self._node)
@@ -98,10 +99,11 @@ class Symbol(str):
         return _filled(self, template)
 
     def join(self, texts: Iterable[str], /) -> str:
-        parts: list[str] = []
-        for text in texts:
-            parts += (self, text) if parts else (text,)
-        return self._tape.concat(parts)
+        joined = list(texts)
+        "".join(joined)  # raises what Python says of what is no text
+        if len(joined) < 2:
+            return joined[0] if joined else ""
+        return self._tape.concat([joined[0], *(part for text in joined[1:] for part in (self, text))])
 
     # -------------------------------------------------------------------------------- itself
 
@@ -181,6 +183,8 @@ def _part(tape: Tape, node: Node, key: object) -> Any:
 
 _DIRECTIVE = re.compile(r"%(?P<flags>[-#0 +]*)(?P<width>[0-9]*)(?:\.(?P<precision>[0-9]+))?(?P<kind>[sra%])")
 
+_CONVERSIONS = {"s": "str", "r": "repr", "a": "ascii"}
+
 
 def _filled(symbol: Symbol, template: str) -> str:
     """`template % symbol`: at most one directive takes it."""
@@ -199,10 +203,11 @@ def _filled(symbol: Symbol, template: str) -> str:
 
 
 def _directed(symbol: Symbol, found: "re.Match[str]") -> str:
-    shown: Symbol = symbol
-    if found["kind"] != "s":
-        shown = symbol._tape.apply("repr" if found["kind"] == "r" else "ascii", symbol._node)
-    if not found["width"] and not found["precision"]:
+    plain = not found["width"] and not found["precision"]
+    if plain and found["kind"] == "s":
+        return symbol
+    shown = symbol._tape.apply(_CONVERSIONS[found["kind"]], symbol._node)
+    if plain:
         return shown
     side = "<" if "-" in found["flags"] else ">"
     precision = f".{found['precision']}" if found["precision"] else ""

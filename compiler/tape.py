@@ -199,10 +199,6 @@ class Tape:
                     seen.add(id(value))
                     waiting.extend(members(value))
 
-    def is_argument(self, value: object) -> bool:
-        """Whether it is a symbol that is made of an argument, which may be of any type; variables are text."""
-        return isinstance(value, Symbol) and any(isinstance(source.op, Argument) for source in sources(node_of(value)))
-
     def inside(self, value: object) -> Node | None:
         """What a symbol in `value` stands for; None where there is none."""
         return next(self._inside(value), None)

@@ -6,7 +6,7 @@ at an argument or at an answer raises TraceError with its line (`symbols.py`), a
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,8 @@ from .graph import Graph, Parameter
 from .lines import raising_line
 from .operations import Argument, Begin, Options
 from .recorder import Recorder
-from .sources import describe, is_lazy
+from .sources import describe, is_lazy, is_text
+from .symbols import Symbol, node_of
 from .tape import Tape
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class _Tracer:
         self._tape = Tape(body.name, {p.name: p.default for p in unbound if p.default is not p.empty})
         self._streams: list[Recorder] = []
         self._runs = 0
+        self._read: set[tuple[Callable[..., Any], frozenset[str]]] = set()  # functions looked into, for these names
         self._watch = Watch(partial(hidden_looks.check_call, self._tape))
 
     def trace(self) -> Trace:
@@ -83,7 +85,6 @@ class _Tracer:
             self.enter(self._body, call, own)
             returned = self._tape.value(self.body_result(own, call), "what the program returns")
             variables = own.variables()
-        self._tape.closed = True
         ends = (stream.last for stream in self._streams)
         graph = self._tape.builder.graph(self._body.name, parameters, ends, variables, returned)
         return Trace(graph, self._watch.effects, self._watch.watching)
@@ -136,6 +137,8 @@ class _Tracer:
             elif line is not None:
                 error.add_note(f"{line}, while {self._body.name} was traced: arguments and variables are symbols then")
             raise
+        finally:
+            self._tape.closed = True
         if self._tape.fault is not None:
             raise self._tape.fault
 
@@ -173,8 +176,13 @@ class _Tracer:
     def enter(self, body: Body, call: Call, sink: Sink) -> None:
         if not isinstance(sink, Recorder) or sink.tape is not self._tape:
             raise self.refuse("the state is of another program, which runs", f"{body.name}(s, ...) with its own state")
-        symbolic = [name for name, value in call.arguments.items() if self._tape.is_argument(value)]
-        hidden_looks.check_source(self._tape, body.function, symbolic)
+        arguments = call.arguments.items()
+        unknown = frozenset(
+            name for name, value in arguments if isinstance(value, Symbol) and not is_text(node_of(value))
+        )
+        if (body.function, unknown) not in self._read:
+            self._read.add((body.function, unknown))
+            hidden_looks.check_source(self._tape, body.function, unknown)
 
     def refuse(self, what: str, instead: str) -> TraceError:
         return self._tape.refuse(what, instead)

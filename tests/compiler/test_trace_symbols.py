@@ -349,6 +349,52 @@ def test_a_name_that_was_set_is_no_argument_any_more() -> None:
     traced(program)
 
 
+def test_names_of_functions_inside_are_their_own() -> None:
+    def program(s, q):
+        def shown(q):
+            return "" if q is None else q
+
+        s += shown("a") + (lambda q: "b" if q is not None else "")(1) + q
+
+    assert said(traced(program), q="c") == "abc"
+
+
+def test_a_text_is_a_text() -> None:
+    """What was made of an argument by a method of strings may be asked what it is."""
+
+    @ul.function
+    def inner(s, q):
+        assert isinstance(q, str)
+        s += q
+
+    def program(s, q):
+        inner(s, q.strip())
+        inner(s, str(q))
+
+    assert said(traced(program), q=" 5") == "5 5"
+
+
+@pytest.mark.parametrize("given", [5, 2.5, None, ["a"]], ids=str)
+def test_arguments_may_be_no_texts(given: Any) -> None:
+    def text(q: Any) -> str:
+        return f"{q} {q!s:.3} {q!r:>9} {str(q)[:2]}" + "%s %7s|" % (q, q) + str(q).strip() + "%4s" % str(q)  # noqa: UP031
+
+    def program(s, q):
+        s += text(q)
+
+    assert said(traced(program), q=given) == text(given)
+
+
+def test_joins_of_what_is_known() -> None:
+    def program(s, q):
+        assert q.join([]) == ""
+        assert q.join(["a"]) == "a"
+        q.join([1])
+
+    with pytest.raises(TypeError, match="expected str instance, int found"):
+        ul.function(program).trace()
+
+
 def test_programs_inside_are_read_too() -> None:
     @ul.function
     def inner(s, hint):
