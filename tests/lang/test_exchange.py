@@ -6,8 +6,9 @@ from contextlib import aclosing
 from typing import TypeVar
 
 import pytest
-from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, ParameterError
-from umbel.lang.exchange import GRACE, Exchange
+from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, GraphError, ParameterError
+from umbel.lang.exchange import GRACE, KNOWN_GRAPHS, Exchange, Outgoing
+from umbel.lang.programs import GraphWanted, ProgramEnded, ProgramEvent, ProgramPiece, RunProgram
 from umbel.lang.protocol import (
     Abort,
     Chunk,
@@ -22,7 +23,6 @@ from umbel.lang.protocol import (
     Origin,
     Scored,
     ScoreRequest,
-    ToBackend,
     Usage,
 )
 
@@ -37,7 +37,7 @@ class Wire:
     """The other side: what was sent, and an exchange to answer to."""
 
     def __init__(self, window: int = 8) -> None:
-        self.sent: list[ToBackend] = []
+        self.sent: list[Outgoing] = []
         self.exchange = Exchange(self.sent.append, window=window)
 
     async def sent_something(self, count: int) -> None:
@@ -196,3 +196,83 @@ def test_silence_ends_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None
         assert wire.sent[1:] == [Abort("a")]
 
     asyncio.run(scenario())
+
+
+# ---------------------------------------------------------------------------------------------- programs
+
+
+def shipped(label: str, digest: str = "d") -> RunProgram:
+    return RunProgram(label, digest, 1, b"graph of " + digest.encode())
+
+
+async def collected(wire: Wire, request: RunProgram) -> list[ProgramEvent]:
+    async with aclosing(wire.exchange.program(request)) as events:
+        return [event async for event in events]
+
+
+def test_a_graph_travels_once_and_again_when_it_is_asked_for() -> None:
+    async def scenario() -> None:
+        wire = Wire()
+        for number, wanted in enumerate((False, False, True)):
+            wire.sent.clear()
+            task = asyncio.create_task(collected(wire, shipped(str(number))))
+            await wire.sent_something(1)
+            if wanted:
+                wire.exchange.deliver(GraphWanted(str(number)))
+                await wire.sent_something(2)
+            wire.exchange.deliver(ProgramPiece(str(number), 0, "x", "text"))
+            wire.exchange.deliver(ProgramEnded(str(number)))
+            assert [type(event) for event in await task] == [ProgramPiece, ProgramEnded]
+            graphs = [message.graph for message in wire.sent if isinstance(message, RunProgram)]
+            assert graphs == [[b"graph of d"], [b""], [b"", b"graph of d"]][number]
+
+    run(scenario)
+
+
+def test_who_asks_for_a_graph_that_was_sent_is_not_sent_it_for_ever() -> None:
+    async def scenario() -> None:
+        wire = Wire()
+        task = asyncio.create_task(collected(wire, shipped("a")))
+        await wire.sent_something(1)
+        wire.exchange.deliver(GraphWanted("a"))
+        with pytest.raises(BackendError, match="GraphWanted"):
+            await task
+        assert len(wire.sent) == 1
+
+    run(scenario)
+
+
+def test_leaving_a_program_early_aborts_it_and_its_failure_is_raised() -> None:
+    async def scenario() -> None:
+        wire = Wire()
+        events = wire.exchange.program(shipped("a"))
+        first = asyncio.ensure_future(anext(events))
+        await wire.sent_something(1)
+        wire.exchange.deliver(ProgramPiece("a", 0, "x", "text"))
+        await first
+        await events.aclose()
+        assert wire.sent[-1] == Abort("a")
+        task = asyncio.create_task(collected(wire, shipped("b")))
+        await wire.sent_something(3)
+        wire.exchange.deliver(Failure("b", "GraphError", "no"))
+        with pytest.raises(GraphError, match="no"):
+            await task
+        assert wire.sent[-1] != Abort("b")
+        assert wire.exchange.pending == 0
+
+    run(scenario)
+
+
+def test_only_so_many_digests_are_remembered() -> None:
+    async def scenario() -> None:
+        wire = Wire()
+        for number in [*range(KNOWN_GRAPHS + 1), 0]:
+            label = f"{number}-{len(wire.sent)}"
+            task = asyncio.create_task(collected(wire, shipped(label, str(number))))
+            await wire.sent_something(len(wire.sent) + 1)
+            wire.exchange.deliver(ProgramEnded(label))
+            await task
+        assert isinstance(wire.sent[-1], RunProgram)
+        assert wire.sent[-1].graph == b"graph of 0"
+
+    run(scenario)
