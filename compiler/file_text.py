@@ -7,6 +7,7 @@ and so is U+0000 itself: "\\u0000d83d", "\\u00000000".
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -70,8 +71,8 @@ def _check_nesting(data: bytes) -> None:
 def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise GraphError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise GraphError(f"the key {key!r} stands twice in one object")
     return result
 
 
