@@ -66,13 +66,8 @@ def _runs(graph: Graph) -> dict[Node, list[Node]]:
             if text is None:
                 continue
             run.append(node)
-            leads = text.isspace() and node.before in first
-            if (
-                following is not None
-                and _text(following) is not None
-                and graph.users[node] == (following,)
-                and not leads
-            ):
+            alone = text.isspace() and node.before in first
+            if not alone and graph.users[node] == (following,) and _text(following) is not None:
                 continue
             if len(run) > 1:
                 runs[node] = run

@@ -5,16 +5,17 @@ import umbel as ul
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.compiler.compiled import CompiledProgram
-from umbel.compiler.graph import Builder, Graph, Node, rebuilt
-from umbel.compiler.operations import Constant
+from umbel.compiler.graph import Builder, Graph, Node, Parameter, rebuilt
+from umbel.compiler.operations import Append, Argument, Begin, Concat, Constant
 from umbel.compiler.passes import optimise
 from umbel.compiler.passes.text import merge_text
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang.chat_template import ChatTemplate
+from umbel.lang.ops import RoleBegin
 
 from ...lang.templates import FAMILIES, Family
 from ..watching import Watched
-from .building import put_together, said, shredded, straight
+from .building import put_together, said, shredded, straight, whole
 from .running import answer, ran
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
@@ -132,3 +133,15 @@ def test_templates_see_the_same_text_in_whatever_pieces(
     for pieces in (graph, shredded(graph), put_together(graph), put_together(shredded(graph))):
         merged = optimise(pieces)
         assert ran(CompiledProgram(merged), backend, **arguments) == interpreted
+
+
+def test_a_text_that_may_lead_an_answer_in_is_not_taken_apart() -> None:
+    builder = Builder()
+    place = builder.node(RoleBegin("assistant"), (builder.node(Begin("p")),))
+    question = builder.node(Argument("question"))
+    text = builder.node(Concat(), (question, builder.node(Constant("\nBecause"))))
+    first = builder.node(Append(), (place, text))
+    last = builder.node(Append(), (builder.node(Append(), (first, builder.node(Constant("!")))), text))
+    graph = whole(builder.graph("p", [Parameter("question")], (last,), (), builder.node(Constant(None))))
+    led = said(optimise(graph))
+    assert led == [Concat(), "!", Argument("question"), "\nBecause"]
