@@ -9,6 +9,8 @@ from typing import Any
 
 from ..interpreter.variables import Binding
 from ..lang.errors import ParameterError
+from ..lang.ops import Op
+from ..lang.state import BaseState
 from .graph import Node
 from .operations import (
     Apply,
@@ -62,7 +64,7 @@ class Values:
         """Of a node whose bindings are settled. No recursion: a text may be joined out of thousands.
 
         Raises:
-            ParameterError: an argument is not text where the program needs text.
+            ParameterError: as `text`.
             The error of a binding, and what Python says of a wrong key or index.
         """
         known = self._known
@@ -78,13 +80,14 @@ class Values:
         return known[node]
 
     def text(self, node: Node) -> str:
-        """Raises ParameterError for what is no text."""
+        """What the node puts into text. A graph says `f"{x}"` and `s += x` alike: what is no text can only have been
+        meant in the first way, since the second raises, unless it is a list, which is said item by item.
+
+        Raises:
+            ParameterError: a value that is probably no text, and would be said nevertheless.
+        """
         value = self.value(node)
-        if isinstance(value, str):
-            return value
-        raise ParameterError(
-            f"cannot append {described(node, value)} to a prompt; give text, or write str(...) around it in the program"
-        )
+        return value if isinstance(value, str) else _spelled(node, value)
 
     def _computed(self, node: Node) -> Any:
         match node.op:
@@ -105,7 +108,7 @@ class Values:
                     return self._read(node)
                 return _filled(template, [self._known[taken] for taken in node.inputs])
             case Concat():
-                return "".join([self._joined(taken) for taken in node.inputs])
+                return "".join([self.text(taken) for taken in node.inputs])
             case Apply(function, arguments):
                 return FUNCTIONS[function](self._known[node.inputs[0]], *arguments)
         raise AssertionError(f"{type(node.op).__name__} is no value: the verifier lets none through")
@@ -113,19 +116,19 @@ class Values:
     def _read(self, node: Node) -> Any:
         return self._bindings[self._slots[node]].value()
 
-    def _joined(self, node: Node) -> str:
-        value = self._known[node]
-        if not isinstance(value, str):
-            raise ParameterError(
-                f"cannot join text and {described(node, value)}; give text, or write str(...) around it in the program"
-            )
-        return value
-
 
 def described(node: Node, value: object) -> str:
     """What a user is told about a value that does not fit."""
     kind = f"{type(value).__name__} {value!r}"
     return f"argument {node.op.name!r}, which is {kind}," if isinstance(node.op, Argument) else kind
+
+
+def _spelled(node: Node, value: object) -> str:
+    if value is None or isinstance(value, list | tuple | bytes | Op | BaseState):
+        raise ParameterError(
+            f"cannot put {described(node, value)} into text; give text, or write str(...) around it in the program"
+        )
+    return str(value)
 
 
 def _filled(template: Any, values: list[Any]) -> Any:
