@@ -29,6 +29,7 @@ from umbel.lang.protocol import (
     GenRequest,
     Hint,
     Origin,
+    Release,
     Scored,
     ScoreRequest,
 )
@@ -265,7 +266,8 @@ class World:
         if not here:
             return
         client = dice.choice(here)
-        match dice.choices(("generate", "score", "hint", "abort", "kill", "leave"), (60, 12, 6, 12, 1.5, 0.3))[0]:
+        kinds = ("generate", "score", "hint", "release", "abort", "kill", "leave")
+        match dice.choices(kinds, (60, 12, 6, 4, 12, 1.5, 0.3))[0]:
             case "generate":
                 client.ask(self._generate(f"g{index}"))
             case "score":
@@ -273,7 +275,9 @@ class World:
                 prompt, choices = (Text(self._text()),), ("yes", "no", "in a")
                 client.ask(ScoreRequest(f"s{index}", prompt, choices, True, self._origin(), methods[index % 3]))
             case "hint":
-                client.say(Hint(f"h{index}", (Text(self._text()),)))
+                client.say(Hint(f"h{index}", (Text(self._text()),), pin=dice.choice((None, 0.5, 30.0))))
+            case "release":
+                client.say(Release(f"h{dice.randrange(index + 1)}"))
             case "abort" if client.records:
                 label = dice.choice(list(client.records))
                 client.records[label].aborted = True
