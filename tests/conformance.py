@@ -28,6 +28,7 @@ from umbel.lang.protocol import (
     GenRequest,
     Hint,
     Origin,
+    Pinning,
     Scored,
     ScoreRequest,
 )
@@ -293,6 +294,20 @@ async def a_hint_returns_at_once_and_changes_no_text(backend: Backend) -> None:
     assert before.completions == after.completions
 
 
+async def a_pin_changes_no_text_and_is_released(backend: Backend) -> None:
+    if not backend.capabilities.pins:
+        return
+    assert isinstance(backend, Pinning)
+    _, before = await generate(backend, request())
+    pinned = f"case-{next(_ids)}"
+    backend.hint(Hint(pinned, PROMPT, pin=60.0))
+    _, during = await generate(backend, request())
+    backend.release(pinned)
+    backend.release(pinned)  # and a pin that is not there
+    _, after = await generate(backend, request())
+    assert before.completions == during.completions == after.completions
+
+
 async def controls_are_answered_or_refused(backend: Backend) -> None:
     info = await backend.control("info")
     assert isinstance(info.result, dict)
@@ -361,6 +376,7 @@ CASES: tuple[Case, ...] = (
     choices_are_scored_in_order,
     probabilities_of_choices_lie_within_bounds,
     a_hint_returns_at_once_and_changes_no_text,
+    a_pin_changes_no_text_and_is_released,
     controls_are_answered_or_refused,
     the_chat_template_opens_and_closes_turns,
     a_constraint_holds_or_is_refused,
