@@ -24,9 +24,9 @@ from .operations import Argument, Constant, Fork, Look
 from .plan import Plan
 from .reporting import Reporter, Tell, Told
 
-MOST_NODES = 50_000  # a stream runs its steps without a pause until it asks the model: some 100 ms of a gateway's time
-MOST_STREAMS = 4_096  # each is a task, and may have a call in the queue
-MOST_BRANCHES = 4_096  # of all forks, whether a stream begins there or not
+MOST_NODES = 20_000  # all steps are made at once: 50 ms of a gateway's time, in which nobody else is served
+MOST_STREAMS = 1_024  # each is a task, which takes as long to begin as twenty nodes
+MOST_BRANCHES = 1_024  # of all forks, whether a stream begins there or not
 MOST_TEXTS = 65_536  # that gens make, each counted n times
 MOST_ARGUMENT_BYTES = 16 << 20  # a frame holds 32 MiB, and the graph goes with them
 

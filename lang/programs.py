@@ -12,7 +12,7 @@ computed by its sender, in whose process its objects are.
 """
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -21,7 +21,7 @@ from .errors import WIRE_ERRORS, BackendError, UmbelError
 from .prompt import Part
 from .protocol import Failure, Origin, Usage, _Wire
 
-MAX_GRAPH_BYTES = 8 << 20  # of one graph: some fifty thousand nodes
+MAX_GRAPH_BYTES = 8 << 20  # of one graph; its nodes have a limit of their own, so these are long texts
 OWN_STREAM = -1  # in the place of a slot: the text of the program's own stream
 
 
@@ -149,7 +149,7 @@ FromPrograms = GraphWanted | ProgramEvent | Failure
 class ProgramRunner(Protocol):
     """What a backend with the capability `programs` has beside the rest."""
 
-    def run_program(self, request: RunProgram) -> AsyncIterator[ProgramEvent]:
+    def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
         """Events, the last of which is a `ProgramEnded`. Raises an UmbelError instead of it.
 
         Closing the iterator early aborts the program.

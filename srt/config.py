@@ -37,7 +37,7 @@ class Limits:
     max_graph_bytes: int = MAX_GRAPH_BYTES
     kept_graphs: int = 128  # read, checked and planned; the least recently used goes first
     kept_graph_bytes: int = 32 << 20  # of their files; in memory a graph takes some ten times as much
-    long_graph: int = 32_768  # bytes; reading more takes longer than a turn of the loop may, so a thread does it
+    long_graph: int = 8_192  # bytes; reading more takes above 5 ms, so a thread does it
 
 
 @dataclass(frozen=True, slots=True)
