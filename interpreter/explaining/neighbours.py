@@ -34,16 +34,47 @@ class Neighbours:
     other_salts: tuple[Neighbour, ...]
 
 
-def neighbours_of(asked: Asked, text: str, history: History) -> Neighbours:
-    """Among calls that began before this one, and have anything in common with it."""
-    same: list[Neighbour] = []
-    others: list[Neighbour] = []
-    for call in history.before(asked):
-        layout = with_answer(call)
-        common = common_length(text, layout.text)
-        if common:
-            (same if call.salt == asked.salt else others).append(Neighbour(call, layout, common))
-    for found in (same, others):
-        found.sort(key=lambda neighbour: (neighbour.common, neighbour.goes_on), reverse=True)  # the latest stay first
-        del found[BESIDE:]
-    return Neighbours(tuple(same), tuple(others))
+class Surroundings:
+    """Earlier prompts as the calls of one report see them: each is laid out once.
+
+    Args:
+        history: of the backend.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._layouts: dict[Asked, Layout] = {}
+
+    def of(self, asked: Asked, text: str) -> Neighbours:
+        """Among calls that began before this one, and have anything in common with its text."""
+        same, others = _Nearest(text), _Nearest(text)
+        for call in self._history.before(asked):
+            layout = self._layouts.get(call)
+            if layout is None:
+                layout = self._layouts[call] = with_answer(call)
+            (same if call.salt == asked.salt else others).look_at(call, layout)
+        return Neighbours(same.found(), others.found())
+
+
+class _Nearest:
+    """The nearest of many prompts. Most are far away, which a look at the characters of the last of them tells."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._found: list[Neighbour] = []
+        self._least = text[:1]  # what a prompt has to begin with to be among them
+
+    def look_at(self, asked: Asked, layout: Layout) -> None:
+        if not self._least or not layout.text.startswith(self._least):
+            return
+        self._found.append(Neighbour(asked, layout, common_length(self._text, layout.text)))
+        if len(self._found) >= 2 * BESIDE:
+            del self._sorted()[BESIDE:]
+            self._least = self._text[: self._found[-1].common]
+
+    def found(self) -> tuple[Neighbour, ...]:
+        return tuple(self._sorted()[:BESIDE])
+
+    def _sorted(self) -> list[Neighbour]:
+        self._found.sort(key=lambda neighbour: (neighbour.common, neighbour.goes_on), reverse=True)  # the latest first
+        return self._found

@@ -17,7 +17,7 @@ from .causes import Decision, Ending
 from .history import Asked, Intent
 from .journal import Journal
 from .layout import Layout, Piece
-from .neighbours import Neighbours, neighbours_of
+from .neighbours import Neighbours, Surroundings
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -42,12 +42,13 @@ async def explained(run: "Run") -> CacheReport:
     made: dict[Intent, list[Asked]] = {}
     for asked in tuple(journal.calls):
         made.setdefault(asked.intent, []).append(asked)
+    surroundings = Surroundings(journal.history)
     calls: list[CallReport] = []
     for intent in tuple(journal.intents.values()):
         if intent not in made:
             calls.append(_uncalled(intent))
         for attempt, asked in enumerate(made.get(intent, ()), 1):
-            calls.append(await _call(backend, journal, asked, attempt))
+            calls.append(await _call(backend, journal, surroundings, asked, attempt))
     return CacheReport(backend.capabilities.name, tuple(calls))
 
 
@@ -57,13 +58,15 @@ def _uncalled(intent: Intent) -> CallReport:
     return CallReport(intent.kind, intent.name, line_of(intent.source), 1, 0, 0, 0, 0, cause)
 
 
-async def _call(backend: Backend, journal: Journal, asked: Asked, attempt: int) -> CallReport:
+async def _call(
+    backend: Backend, journal: Journal, surroundings: Surroundings, asked: Asked, attempt: int
+) -> CallReport:
     intent, usage = asked.intent, asked.usage
     if usage is None:
         line = line_of(intent.source)
         return CallReport(intent.kind, intent.name, line, attempt, 0, 0, 0, 0, CacheCause.UNKNOWN, salt=asked.salt)
     computed = usage.prompt_tokens - usage.cached_tokens
-    cause, miss = await _explained(backend, journal, asked, usage)
+    cause, miss = await _explained(backend, journal, surroundings, asked, usage)
     return CallReport(
         intent.kind,
         intent.name,
@@ -88,12 +91,12 @@ def _created(backend: Backend, usage: Usage) -> int:
 
 
 async def _explained(
-    backend: Backend, journal: Journal, asked: Asked, usage: Usage
+    backend: Backend, journal: Journal, surroundings: Surroundings, asked: Asked, usage: Usage
 ) -> tuple[CacheCause, CacheMiss | None]:
     laid = layout.of_call(asked)
     if not backend.capabilities.prefix_cache:
         return CacheCause.OFF, None
-    neighbours = neighbours_of(asked, laid.text, journal.history)
+    neighbours = surroundings.of(asked, laid.text)
     if not isinstance(backend, Locating):
         minimum = backend.capabilities.cache_minimum
         decision = causes.estimate(asked, usage, laid.text, neighbours, minimum=minimum)

@@ -8,7 +8,7 @@ The constants of the statement are found in the text; what stands between them a
 
 import ast
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -69,22 +69,29 @@ def value_at(place: Place, text: str, offset: int) -> Value | None:
     statement = _statement(place.file, place.number)
     if statement is None:
         return None
-    best: tuple[tuple[int, int], list[tuple[Value, ast.expr]]] | None = None
-    unsure = False
-    for run in _runs(statement, bare=True):
-        for items in _slices(run):
-            matched = _matched(place.file, items, text)
-            if matched is None:
-                continue
-            # The more of the text is constant and the fewer values it takes, the surer it is.
-            known = (sum(len(item) for item in items if isinstance(item, str)), -len(items))
-            if best is None or known > best[0]:
-                best, unsure = (known, matched), False
-            elif known == best[0] and {id(node) for _, node in matched} != {id(node) for _, node in best[1]}:
-                unsure = True
-    if best is None or unsure:
-        return None
-    return next((value for value, _ in best[1] if value.start <= offset < value.end), None)
+    texts = [run for run in _runs(statement, bare=True) if run]
+    matches = _best(place.file, texts, text)
+    if not matches:  # a sum may have parts that are operations and do not look it: `header() + "Q: " + question`
+        stretches = (stretch for run in texts for stretch in _stretches(run))
+        matches = _best(place.file, stretches, text)
+    return next((value for value in matches if value.start <= offset < value.end), None)
+
+
+def _best(file: str, candidates: Iterable[list[Item]], text: str) -> list[Value]:
+    """The values in a text by the candidate that fits it best: the more of it is constant and the fewer values it
+    takes, the surer. None where two are equally good."""
+    best: tuple[int, int] | None = None
+    found: list[Value] = []
+    for items in candidates:
+        sure = (sum(len(item) for item in items if isinstance(item, str)), -len(items))
+        if best is not None and sure < best:
+            continue
+        values = _matched(file, items, text)
+        if values is None:
+            continue
+        found = values if best is None or sure > best or values == found else []
+        best = sure
+    return found
 
 
 # ------------------------------------------------------------------------------------------ source
@@ -124,26 +131,42 @@ def _source(file: str, node: ast.expr | ast.stmt) -> str:
 
 
 def _runs(node: ast.AST, *, bare: bool) -> Iterator[list[Item]]:
-    """Sums of texts in a statement: each as its items in order. `bare`: also those without a constant. Inside of a
+    """The texts that a statement says, each as its items in order. `bare`: also those without a constant. Inside of a
     value a lone expression is no text of the prompt."""
     for child in _inside(node):
-        run: list[Item] = []
-        values: list[ast.expr] = []
-        operations: list[ast.expr] = []
-        for item in _items(child):
-            if isinstance(item, ast.expr) and _is_operation(item):
-                operations.append(item)
-                yield run
-                run = []
+        operands = list(_operands(child))
+        inner: list[ast.expr] = []
+        said: list[Item] = []  # up to the first operation Python joins the texts, behind it each is one of its own
+        joins = True
+        for operand in operands:
+            if _is_operation(operand):
+                joins = False
+                yield from _runs(operand, bare=bare)
                 continue
-            run.append(item)
-            if isinstance(item, ast.expr):
-                values.append(item)
-        yield run if bare or any(isinstance(item, str) for item in run) else []
-        for operation in operations:
-            yield from _runs(operation, bare=bare)
-        for value in values:
+            items = list(_items(operand))
+            inner += [item for item in items if isinstance(item, ast.expr)]
+            if joins:
+                said += items
+            elif bare or _has_constant(items):
+                yield items
+        if bare or _has_constant(said):
+            yield said
+        for value in inner:
             yield from _runs(value, bare=bare and isinstance(value, _TRANSPARENT))
+
+
+def _operands(node: ast.expr) -> Iterator[ast.expr]:
+    """Of a sum, as Python adds them up: from the left."""
+    chain: list[ast.expr] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        chain.append(node.right)
+        node = node.left
+    yield node
+    yield from reversed(chain)
+
+
+def _has_constant(items: list[Item]) -> bool:
+    return any(isinstance(item, str) for item in items)
 
 
 def _inside(node: ast.AST) -> Iterator[ast.expr]:
@@ -180,19 +203,20 @@ def _items(node: ast.expr) -> Iterator[Item]:
             yield node
 
 
-def _slices(run: list[Item]) -> Iterator[list[Item]]:
-    """A text may be any stretch of a sum: `gen(...)` in it ends one and begins another."""
+def _stretches(run: list[Item]) -> Iterator[list[Item]]:
+    """Parts of a sum that have a constant."""
     for start in range(len(run) if len(run) <= _MOST_ITEMS else 0):
         for end in range(start + 1, len(run) + 1):
-            yield run[start:end]
+            if _has_constant(run[start:end]):
+                yield run[start:end]
 
 
-def _matched(file: str, items: list[Item], text: str) -> list[tuple[Value, ast.expr]] | None:
+def _matched(file: str, items: list[Item], text: str) -> list[Value] | None:
     """Where the values stand in the text; None where it cannot be these items.
 
     A chat template may have cut white space at the ends off. Values side by side are one.
     """
-    values: list[tuple[Value, ast.expr]] = []
+    values: list[Value] = []
     place = 0
     holes: list[ast.expr] = []
     last = len(items) - 1
@@ -212,11 +236,11 @@ def _matched(file: str, items: list[Item], text: str) -> list[tuple[Value, ast.e
         if found < place:
             return None
         if holes:
-            values.append((_value(file, holes, place, found), holes[0]))
+            values.append(_value(file, holes, place, found))
             holes = []
         place = found + len(constant)
     if holes:
-        values.append((_value(file, holes, place, len(text)), holes[0]))
+        values.append(_value(file, holes, place, len(text)))
         place = len(text)
     return values if place == len(text) else None
 

@@ -9,6 +9,7 @@ import pytest
 import umbel as ul
 from umbel.interpreter.loop import streams
 from umbel.lang.cache_report import CacheCause
+from umbel.lang.chat_template import CHATML
 from umbel.lang.errors import ProgramError
 from umbel.lang.protocol import Backend
 from umbel.srt.local import LocalBackend
@@ -61,7 +62,7 @@ def line_of(program: ul.Program, marker: str) -> int:
 
 
 def oracle(**options: object) -> LocalBackend:
-    return LocalBackend(pool_tokens=8192, **options)
+    return LocalBackend(pool_tokens=8192, chat_template=CHATML, **options)
 
 
 BACKENDS = pytest.mark.parametrize("make", [ul.Echo, oracle])
