@@ -218,4 +218,10 @@ def warn(program: str, effects: tuple[Effect, ...]) -> None:
         said.append(f"different each time, and kept in the graph as it is now: {', '.join(kept)}")
     if said:
         advice = "Move it out of the program, and give the program what it needs as an argument"
-        warnings.warn(f"{program} was traced. What it does is {'; '.join(said)}. {advice}", TraceWarning, stacklevel=3)
+        message = f"{program} was traced. What it does is {'; '.join(said)}. {advice}"
+        asking = users_frame(sys._getframe())
+        if asking is None:  # asked for by our command line
+            warnings.warn(message, TraceWarning, stacklevel=2)
+        else:
+            registry = asking.f_globals.setdefault("__warningregistry__", {})
+            warnings.warn_explicit(message, TraceWarning, asking.f_code.co_filename, asking.f_lineno, registry=registry)

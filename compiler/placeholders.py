@@ -63,7 +63,7 @@ class Placeholders:
             Mangled: what is no whole placeholder has a part of one.
         """
         if not self.touches(text):
-            return [str(text)] if text else []
+            return [str.__str__(text)] if text else []  # the characters, also of an enumeration's member
         found: list[str | int] = []
         for index, part in enumerate(self._whole.split(text)):
             if index % 2:

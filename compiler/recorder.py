@@ -235,10 +235,10 @@ class Recorder(Sink):
         """Raises VariableError for a name that the program does not set."""
         self.tape.check_usable()
         self._check_name(name)
-        bound = self._bound()
-        if name not in bound:
-            raise VariableTable({known: Binding(known) for known in bound}).unknown(name)
-        return bound[name]
+        bound = self._own.get(name) or self._base.get(name)
+        if bound is None:
+            raise VariableTable({known: Binding(known) for known in self._bound()}).unknown(name)
+        return bound
 
     def _check_name(self, name: object) -> None:
         self.tape.check_constant(name, "the name of a variable")

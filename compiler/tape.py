@@ -145,11 +145,11 @@ class Tape:
                 return self._leaf(self._own(value), inputs)
             case str():
                 return self._leaf(self.text(value), inputs) if self._placeholders.touches(value) else value
-            case list():
+            case list() if type(value) is list:
                 return [self._template(member, inputs, what, depth + 1) for member in value]
             case tuple() if type(value) is tuple:
                 return tuple(self._template(member, inputs, what, depth + 1) for member in value)
-            case dict():
+            case dict() if type(value) is dict:
                 self.check_constant(list(value), f"a key of {what}")
                 return {key: self._template(member, inputs, what, depth + 1) for key, member in value.items()}
             case BaseState() | StateGroup():

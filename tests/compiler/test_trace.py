@@ -1,7 +1,9 @@
 """Tracing: a program runs once, with symbols, and what it says is the graph."""
 
 import io
+from collections import Counter, namedtuple
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +415,26 @@ def test_assigned_values_are_what_they_were() -> None:
     assert {name: value_of(node, {"q": " x "}) for name, node in graph.variables} == {
         "held": {"a": 1}, "text": "Q:  x ", "mixed": [" x ", 1, ("x", None)],
     }  # fmt: skip
+
+
+class Color(str, Enum):  # noqa: UP042  # whose str() is another text
+    RED = "red"
+
+
+def test_values_keep_their_types() -> None:
+    counts = Counter("aab")
+    point = namedtuple("point", "x y")(1, 2)
+
+    def program(s):
+        s["counts"], s["point"], s["color"] = counts, point, Color.RED
+        s += Color.RED
+
+    graph = traced(program)
+    assert {name: value_of(node, {}) for name, node in graph.variables} == {
+        "counts": counts, "point": point, "color": Color.RED,
+    }  # fmt: skip
+    assert [type(value_of(node, {})) for _, node in graph.variables] == [Counter, type(point), Color]
+    assert said(graph) == "red"
 
 
 def test_what_a_program_knows_of_its_names() -> None:

@@ -179,10 +179,11 @@ def test_one_warning_names_all_lines() -> None:
         s += f"{time.time()}"
 
     first = program.__code__.co_firstlineno
-    with pytest.warns(ul.TraceWarning) as caught:
-        ul.function(program).trace()
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
+    for ask in (ul.function(program).trace, ul.function(program).compile):
+        with pytest.warns(ul.TraceWarning) as caught:
+            ask()
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
     assert str(caught[0].message) == (
         f"program was traced. What it does is done once, now, and never when the graph runs: {__file__}:{first + 1}: "
         f"print(); different each time, and kept in the graph as it is now: {__file__}:{first + 2}: time.time(). "
