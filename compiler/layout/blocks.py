@@ -142,14 +142,10 @@ def joined(blocks: Blocks, order: Sequence[int]) -> str:
     return result
 
 
-def constant_tokens_behind(marked: Marked, counter: Counter) -> int:
-    """Tokens of sentences and lines without a hole that stand behind the first hole, or anywhere where there is none.
-    Labels and what else is tied to a value do not count: they would go where it goes."""
-    text = marked.text.lstrip()
-    units = list(_units(text))
-    first = next((number for number, unit in enumerate(units) if _has_hole(unit, marked)), -1)
-    behind = [unit.text for unit in units[first + 1 :] if not _has_hole(unit, marked) and _is_saying(unit)]
-    return sum(map(counter.tokens, behind))
+def free_tokens(marked: Marked, counter: Counter) -> int:
+    """Tokens of sentences and lines without a hole. Labels and tags do not count: they go where their values go."""
+    units = _units(marked.text.lstrip())
+    return sum(counter.tokens(unit.text) for unit in units if not _has_hole(unit, marked) and _is_saying(unit))
 
 
 def units_of(marked: Marked) -> list[str]:

@@ -11,13 +11,12 @@ from ..operations import Fork
 from .blocks import Marked, units_of
 from .findings import Finding
 from .pieces import Kind, Piece, Segment, segments_of
-from .source import SourceProgram
 from .tokens import Counter, Shareable
 
 LEAST_COMMON = 16  # tokens that branches say alike; less is a label
 
 
-def branch_findings(graph: Graph, program: SourceProgram, counter: Counter) -> Iterator[Finding]:
+def branch_findings(graph: Graph, counter: Counter) -> Iterator[Finding]:
     first_segments: dict[Node, list[Segment]] = {}
     starts = {segment.before: segment for segment in segments_of(graph)}
     for number, stream in enumerate(graph.streams):

@@ -6,12 +6,13 @@ They need no trace, so they are made for programs that none can be made of, too.
 import ast
 from collections.abc import Iterator
 
-from .blocks import Marked, constant_tokens_behind
+from .blocks import Marked, free_tokens
 from .findings import Finding
 from .patches import Edit, Offsets, Patch
 from .pieces import Kind, Piece
+from .runs import Run
 from .scopes import Scope, walk_here
-from .source import Run, SourceFile, SourceProgram
+from .source import SourceFile, SourceProgram
 from .tokens import Counter, Shareable
 from .volatile import volatile_call
 
@@ -182,10 +183,8 @@ def _volatile(program: SourceProgram, counter: Counter) -> Iterator[Finding]:
             call = None if source.text is not None else volatile_call(source.expression, program.scope)
             if call is None:
                 continue
-            behind = constant_tokens_behind(_as_text(run, place, program), counter)
-            behind += sum(
-                constant_tokens_behind(_as_text(other, -1, program), counter) for other in program.runs[number + 1 :]
-            )
+            behind = free_tokens(_as_text(run, place, program), counter)
+            behind += sum(free_tokens(_as_text(other, -1, program), counter) for other in program.runs[number + 1 :])
             if behind >= LEAST_BEHIND:
                 statement = source.container.statement
                 yield Finding(

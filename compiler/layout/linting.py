@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..graph import Graph, Line
-from .blocks import Marked, constant_tokens_behind
+from .blocks import Marked, free_tokens
 from .branches import branch_findings
 from .findings import Finding, audible
 from .habits import LEAST_BEHIND, NO_GAIN, source_findings, volatile_text
@@ -13,7 +13,9 @@ from .patches import Edit, Offsets, Patch
 from .pieces import PRIVATE, Call, Kind, Piece, calls_of, segments_of
 from .reorder import Proposal, propose
 from .rewriting import patch_for
-from .source import Shot, SourceFile, SourceProgram
+from .runs import Shot
+from .sketch import sketch
+from .source import SourceFile, SourceProgram
 from .tokens import Counter, Shareable
 
 
@@ -23,7 +25,7 @@ class Subject:
 
     Attributes:
         file, program: its source.
-        graph: None where no graph can be made of it; then the source alone is looked at.
+        graph: None where none can be made of it; then its beginning is looked at as the source has it.
         volatile_lines: see `Origins`.
     """
 
@@ -39,9 +41,8 @@ def findings_of(subject: Subject, counter: Counter, *, shared: Collection[str] =
     Args:
         shared: arguments that many runs have in common.
     """
-    found: list[Finding] = []
-    if subject.graph is not None:
-        found += _GraphLinter(subject, subject.graph, counter, shared).findings()
+    graph = subject.graph if subject.graph is not None else sketch(subject.file, subject.program)
+    found = list(_GraphLinter(subject, graph, counter, shared).findings())
     found += source_findings(subject.file, subject.program, counter)
     return audible(found, subject.file.text.splitlines())
 
@@ -66,7 +67,7 @@ class _GraphLinter:
                 if finding.proposal is not None:
                     told.add(finding.proposal.id)
             yield from self._late_media(call)
-        yield from branch_findings(self._graph, self._subject.program, self._counter)
+        yield from branch_findings(self._graph, self._counter)
 
     # -------------------------------------------------------------------------------- constants behind values
 
@@ -94,7 +95,7 @@ class _GraphLinter:
         tokens, run = 0, [pieces[place]]
         for piece in (*pieces[place + 1 :], Piece(Kind.GENERATED)):
             if piece.kind in (Kind.ROLE, Kind.MEDIA, Kind.GENERATED):
-                tokens += constant_tokens_behind(Marked.of(run), self._counter)
+                tokens += free_tokens(Marked.of(run), self._counter)
                 run = []
             else:
                 run.append(piece)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from .blocks import Marked
 from .pieces import Kind, Piece, Segment
-from .source import Aligned, Run, SourceFile, SourceProgram, aligned
+from .runs import Aligned, Run, aligned
+from .source import SourceFile, SourceProgram
 from .volatile import LOOKS_VOLATILE, volatile_call
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from .blocks import Marked
 from .patches import Edit, Offsets, Patch, edited
-from .source import Aligned, Container, Run, Source, SourceFile, SourceProgram, aligned
+from .runs import Aligned, Container, Run, Source, aligned
+from .source import SourceFile, SourceProgram
 
 
 @dataclass(frozen=True, slots=True)

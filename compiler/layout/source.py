@@ -1,17 +1,12 @@
-"""What a program appends, read from its source: which words and which expression, and where they are written.
-
-    s += SYSTEM + f"Question: {question}\\n"      Hole SYSTEM, Words "Question: ", Hole question, Words "\\n"
-
-A *run* is what stands between two things that are no text, as a segment of a graph is; `aligned` finds what of a
-segment came from which expression.
-"""
+"""A user's file, read: its programs, and what each of them says, in which order."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 
-from .blocks import Marked
+from .runs import Container, Run, Shot, Source
 from .scopes import Function, Scope
 
 ROLES = frozenset({"system", "user", "assistant", "role"})
@@ -19,73 +14,42 @@ CALLS = frozenset({"gen", "gen_int", "gen_string", "select"})
 MEDIA = frozenset({"image", "video"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Container:
-    """Operands of one expression that stand beside each other.
+class Stop(Enum):
+    """What stands between runs."""
 
-    Attributes:
-        statement: it is in.
-        operands: the operands.
-        whole: the statement is `s += ` these and nothing else.
-        siblings: the block of statements that it is in.
-    """
-
-    statement: ast.stmt
-    operands: list[ast.expr]
-    whole: bool
-    siblings: list[ast.stmt]
+    CALL = auto()
+    MEDIA = auto()
+    TURN_ENDS = auto()
+    BRANCH = auto()  # what follows depends on values, or is said by several streams
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A part of a run.
+class Turn:
+    """Here one begins."""
 
-    Attributes:
-        text: of words; None for a hole.
-        expression: of a hole; for words the literal.
-        suffix: what stands behind a hole's expression in an f-string: `!r`, `:>8`.
-        in_f_string: whether it stands in one.
-    """
-
-    text: str | None
-    expression: ast.expr
-    container: Container
-    suffix: str = ""
-    in_f_string: bool = False
+    role: str
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Text between two things that are none. `role`: of the turn around it, if its source says so."""
-
-    sources: tuple[Source, ...]
-    role: str = ""
-
-    @property
-    def lines(self) -> tuple[int, int]:
-        """The first and the last line of its statements."""
-        statements = [source.container.statement for source in self.sources]
-        return min(s.lineno for s in statements), max(s.end_lineno or s.lineno for s in statements)
-
-
-@dataclass(frozen=True, slots=True)
-class Shot:
-    """An `image` or `video` that is an operand, and the operands of its expression."""
-
-    call: ast.Call
-    statement: ast.stmt
-    operands: tuple[ast.expr, ...]
-    siblings: list[ast.stmt]
+Said = Run | Turn | Stop
 
 
 @dataclass(frozen=True, slots=True)
 class SourceProgram:
-    """One function of the file. `runs`, `media`: in the order in which they are written."""
+    """One function of the file.
+
+    Attributes:
+        said: runs and what stands between them, as they are written.
+        media: likewise.
+    """
 
     function: Function
     scope: Scope
-    runs: tuple[Run, ...]
+    said: tuple[Said, ...]
     media: tuple[Shot, ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(said for said in self.said if isinstance(said, Run))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,48 +78,6 @@ class SourceFile:
         ]
         return cls(path, text, tuple(sorted(programs, key=lambda program: program.function.lineno)))
 
-    def program_at(self, line: int) -> SourceProgram | None:
-        """The innermost program that this line is in."""
-        found = None
-        for program in self.programs:
-            first = min([program.function.lineno, *(node.lineno for node in program.function.decorator_list)])
-            if first <= line <= (program.function.end_lineno or line):
-                found = program
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Aligned:
-    """Which part of a segment a source is: `text[start:end]` in marks."""
-
-    source: Source
-    start: int
-    end: int
-
-
-def aligned(run: Run, marked: Marked) -> list[Aligned] | None:
-    """The parts of a segment that a run made; None where it made another text.
-
-    An expression that gave constant text is taken to end where the next words begin.
-    """
-    text, position, found = marked.text, 0, []
-    for number, source in enumerate(run.sources):
-        start = position
-        if source.text is not None:
-            if not text.startswith(source.text, position):
-                return None
-            position += len(source.text)
-        elif text[position : position + 1] in marked.holes:
-            position += 1
-        else:
-            following = run.sources[number + 1].text if number + 1 < len(run.sources) else None
-            mark = next((i for i in range(position, len(text)) if text[i] in marked.holes), len(text))
-            position = mark if following is None else text.find(following, position, mark + len(following))
-            if position < 0:
-                return None
-        found.append(Aligned(source, start, position))
-    return found if position == len(text) else None
-
 
 # --------------------------------------------------------------------------------- reading a function
 
@@ -173,7 +95,7 @@ def _program(function: Function, module: Scope) -> SourceProgram:
     reader = _Reader(function, module.inside(function))
     reader.read(function.body)
     reader.end_run()
-    return SourceProgram(function, reader.scope, tuple(reader.runs), tuple(reader.media))
+    return SourceProgram(function, reader.scope, tuple(reader.said), tuple(reader.media))
 
 
 @dataclass
@@ -182,7 +104,7 @@ class _Reader:
 
     function: Function
     scope: Scope
-    runs: list[Run] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
     media: list[Shot] = field(default_factory=list)
     _current: list[Source] = field(default_factory=list)
     _target: str = ""
@@ -195,8 +117,12 @@ class _Reader:
 
     def end_run(self) -> None:
         if self._current:
-            self.runs.append(Run(tuple(self._current), self._role))
+            self.said.append(Run(tuple(self._current), self._role))
         self._current = []
+
+    def stop(self, what: Turn | Stop) -> None:
+        self.end_run()
+        self.said.append(what)
 
     def read(self, body: list[ast.stmt]) -> None:
         for statement in body:
@@ -222,28 +148,35 @@ class _Reader:
                     self._root(owner) in self._states
                 ):
                     self._states.add(name)
-                    self.end_run()
+                    self.stop(Stop.BRANCH)
                 case _:
                     pass  # says nothing, or nothing that can be read here
 
     def _branch(self, *bodies: list[ast.stmt]) -> None:
-        for body in bodies:
-            self.end_run()
-            self.read(body)
         self.end_run()
+        before = len(self.said)
+        for body in bodies:
+            self.read(body)
+            self.end_run()
+        if len(self.said) > before:
+            self.said.insert(before, Stop.BRANCH)
 
     def _block(self, items: list[ast.withitem], inner: list[ast.stmt]) -> None:
         outer = self._role
-        self.end_run()
         for item in items:
             match item.context_expr:
                 case ast.Call(ast.Attribute(owner, name)) if self._root(owner) in self._states:
                     if name in ROLES:
                         self._role = name
+                        self.stop(Turn(name))
+                    else:
+                        self.stop(Stop.BRANCH)
                     if isinstance(item.optional_vars, ast.Name):
                         self._states.add(item.optional_vars.id)
         self.read(inner)
         self.end_run()
+        if self._role != outer:
+            self.stop(Stop.TURN_ENDS)
         self._role = outer
 
     def _append(self, statement: ast.stmt, target: str, value: ast.expr, siblings: list[ast.stmt]) -> None:
@@ -263,21 +196,23 @@ class _Reader:
                 container.operands.append(operand)
                 self._current += _sources(operand, container)
                 continue
-            self.end_run()
             container = Container(statement, [], False, siblings)
             assert isinstance(operand, ast.Call), "the others are calls"
             name = self._called(operand)
             if name in ROLES and operand.args:
                 self._turn(name, operand.args[-1], statement, siblings)
+            elif name in CALLS:
+                self.stop(Stop.CALL)
             elif name in MEDIA:
+                self.stop(Stop.MEDIA)
                 self.media.append(Shot(operand, statement, tuple(operands), siblings))
 
     def _turn(self, role: str, content: ast.expr, statement: ast.stmt, siblings: list[ast.stmt]) -> None:
         outer = self._role
-        self.end_run()
+        self.stop(Turn(role))
         self._role = role
         self._expression(list(_operands(content)), statement, whole=False, siblings=siblings)
-        self.end_run()
+        self.stop(Stop.TURN_ENDS)
         self._role = outer
 
     def _is_other(self, operand: ast.expr) -> bool:

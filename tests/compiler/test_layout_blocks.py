@@ -5,7 +5,7 @@ from collections import Counter as Multiset
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.compiler.layout.blocks import Marked, constant_tokens_behind, cut, joined
+from umbel.compiler.layout.blocks import Marked, cut, free_tokens, joined
 
 from .layouts import CHARACTERS, pieces
 
@@ -84,7 +84,7 @@ def test_new_neighbours_get_the_wider_gap() -> None:
 
 def test_labels_do_not_count_as_text_behind_a_value() -> None:
     marked = Marked.of(pieces("Name: ", "$a", "\nAge:\n", "$b", "\n---\n</doc>\nReply in one word.\nReply:"))
-    assert constant_tokens_behind(marked, CHARACTERS) == len("Reply in one word.")
+    assert free_tokens(marked, CHARACTERS) == len("Reply in one word.")
 
 
 words = st.text(alphabet='ab AB.:\n-<>/"`()1', max_size=30)
