@@ -46,3 +46,10 @@ def recorded(by: Recording) -> Iterator[None]:
         yield
     finally:
         _recording.reset(token)
+
+
+def not_while_recording(what: str, instead: str) -> None:
+    """Raises TraceError inside of a program that is traced: what was about to happen, and what to write instead."""
+    recorder = _recording.get()
+    if recorder is not None:
+        raise recorder.refuse(what, instead)

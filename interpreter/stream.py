@@ -21,6 +21,7 @@ from .grammar import Grammar
 from .position import Reached
 from .queue import StepQueue
 from .readers import PieceReader
+from .recording import not_while_recording
 from .run import Run
 from .speculation.rest import resting
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
@@ -58,6 +59,7 @@ class Stream(Sink):
     # -------------------------------------------------------------------------------- saying
 
     def submit(self, op: Op) -> None:
+        not_while_recording("the state is of another program, which runs", "s += ... with the state that is traced")
         source = Source(SourceKind.TEXT, calling_place())
         with self._queue.lock:
             grammar, steps = self._grammar.read(op, self._sampling, source)  # raises before anything is queued

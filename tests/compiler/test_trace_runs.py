@@ -190,6 +190,18 @@ def test_a_state_of_another_program() -> None:
     assert refused(program).startswith("the state is of another program, which runs")
 
 
+def test_a_state_that_runs_is_not_written_to() -> None:
+    other = inner.run("a", backend=ul.Echo(lambda prompt: "x"))
+
+    def program(s, q):
+        nonlocal other
+        s += other["inner"]  # what has been generated is a constant
+        other += q  # here
+
+    assert refused(program).startswith("the state is of another program, which runs")
+    assert other.text() == "<a>x"
+
+
 def test_a_branch_of_another_program() -> None:
     other = inner.run("a", backend=ul.Echo(lambda prompt: "x")).copy()
 
