@@ -31,7 +31,7 @@ class CriticalPath:
                 programs.setdefault((schedule.salt, schedule.priority, schedule.program_id), []).append(request)
         before, self._places = self._places, {}
         for requests in programs.values():
-            if any(request.schedule.ahead for request in requests):
+            if any(request.schedule.ahead or request.number in before for request in requests):
                 places = sorted(before.get(request.number, request.number) for request in requests)
                 in_order = sorted(requests, key=lambda request: (-request.schedule.ahead, request.number))
                 self._places.update((request.number, place) for request, place in zip(in_order, places, strict=True))

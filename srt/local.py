@@ -103,7 +103,7 @@ class LocalBackend:
             name=f"local {self._name}",
             score=True,
             hint=True,
-            pins=True,
+            pins=self.options.radix_cache,
             token_ids=True,
             prefix_cache=self.options.radix_cache,
             logprobs=True,

@@ -192,6 +192,7 @@ class Runtime:
             name=f"runtime {welcome.model if welcome else self.options.model}",
             score=True,
             hint=self.options.fork_hints,
+            pins=self.options.radix_cache,
             token_ids=True,
             prefix_cache=self.options.radix_cache,
             logprobs=True,

@@ -9,6 +9,7 @@ from umbel.compiler.graph import Graph
 from umbel.compiler.pinning import SHORTEST, Cached, cache_head, pin
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
+from umbel.interpreter.backends.runtime import Runtime
 from umbel.interpreter.default import get_server_info
 from umbel.interpreter.program import function
 from umbel.lang.errors import CapabilityError, ParameterError
@@ -169,3 +170,19 @@ def test_caching_runs_nothing_and_changes_nothing(local: LocalBackend) -> None:
         assert classify.run("It rains.", "a, b", backend=local, temperature=0)["label"] == first
     with pytest.raises(ParameterError, match="salt="):
         classify.cache(local, salt="not allowed")
+
+
+@pytest.mark.processes
+def test_a_runtime_keeps_the_head_and_lets_it_go() -> None:
+    """Through both processes. What is sent later is done later, so a run tells that the pin has come to the engine."""
+    runtime = Runtime(model="oracle")
+    try:
+        bound = classify.bind(labels="sports, politics, weather")
+        with bound.cache(runtime, ttl=60) as cached:
+            bound.run("It rains.", backend=runtime, temperature=0).sync()
+            info = get_server_info(runtime)
+            assert (info["pins"], info["pinned_slots"]) == (1, cached.tokens)
+        bound.run("It snows.", backend=runtime, temperature=0).sync()
+        assert get_server_info(runtime)["pins"] == 0
+    finally:
+        runtime.shutdown()
