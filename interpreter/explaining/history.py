@@ -15,7 +15,7 @@ from ...lang.protocol import Backend, Usage
 from ...lang.source import Source
 
 PROMPTS = 512
-CHARACTERS = 8 * 2**20
+CHARACTERS = 32 * 2**20  # what prompts share is counted for each of them
 
 
 @dataclass(slots=True, eq=False)
@@ -117,10 +117,11 @@ class History:
         asked.ended = next(self._time)
         asked.usage, asked.answer = usage, answer
 
-    def before(self, asked: Asked) -> list[Asked]:
-        """Calls that began before this one, the latest first."""
+    @property
+    def calls(self) -> list[Asked]:
+        """Those that are remembered, the oldest first."""
         with self._lock:
-            return [call for call in reversed(self._calls) if call.began < asked.began]
+            return list(self._calls)
 
 
 _histories: "weakref.WeakKeyDictionary[Backend, History]" = weakref.WeakKeyDictionary()

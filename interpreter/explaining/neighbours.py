@@ -1,8 +1,10 @@
 """The earlier prompts that a prompt is nearest to: what of it could have been in the cache."""
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .history import Asked, History
+from .history import Asked
 from .layout import Layout, common_length, with_answer
 
 BESIDE = 8  # earlier prompts whose tokens are compared
@@ -38,17 +40,17 @@ class Surroundings:
     """Earlier prompts as the calls of one report see them: each is laid out once.
 
     Args:
-        history: of the backend.
+        calls: in any order, some of them perhaps twice.
     """
 
-    def __init__(self, history: History) -> None:
-        self._history = history
+    def __init__(self, calls: Iterable[Asked]) -> None:
+        self._calls = sorted(dict.fromkeys(calls), key=lambda call: call.began, reverse=True)
         self._layouts: dict[Asked, Layout] = {}
 
     def of(self, asked: Asked, text: str) -> Neighbours:
         """Among calls that began before this one, and have anything in common with its text."""
         same, others = _Nearest(text), _Nearest(text)
-        for call in self._history.before(asked):
+        for call in self._calls[bisect_right(self._calls, -asked.began, key=lambda call: -call.began) :]:
             layout = self._layouts.get(call)
             if layout is None:
                 layout = self._layouts[call] = with_answer(call)

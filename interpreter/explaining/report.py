@@ -3,6 +3,7 @@
 call ─► nearest earlier prompts ─► where the cached part ends (the backend is asked) ─► cause ─► line, value, argument
 """
 
+import asyncio
 import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from .causes import Decision, Ending
 from .history import Asked, Intent
 from .journal import Journal
 from .layout import Layout, Piece
-from .neighbours import Neighbours, Surroundings
+from .neighbours import Surroundings
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -42,13 +43,14 @@ async def explained(run: "Run") -> CacheReport:
     made: dict[Intent, list[Asked]] = {}
     for asked in tuple(journal.calls):
         made.setdefault(asked.intent, []).append(asked)
-    surroundings = Surroundings(journal.history)
+    surroundings = Surroundings([*journal.history.calls, *journal.calls])
     calls: list[CallReport] = []
     for intent in tuple(journal.intents.values()):
         if intent not in made:
             calls.append(_uncalled(intent))
         for attempt, asked in enumerate(made.get(intent, ()), 1):
             calls.append(await _call(backend, journal, surroundings, asked, attempt))
+            await asyncio.sleep(0)  # long prompts take milliseconds each; others run in between
     return CacheReport(backend.capabilities.name, tuple(calls))
 
 
@@ -108,17 +110,18 @@ async def _explained(
         tokens = (await _located(backend, asked)).tokens
         if usage.prompt_tokens >= asked.sequences * tokens:  # the first sequence computes what the others then find
             cached, estimated = max(0, cached - (asked.sequences - 1) * (tokens - 1)), True
-    located = await _located(backend, asked, cached, cached + 1, neighbours=neighbours)
+    located = await _located(backend, asked, cached, cached + 1)
     if cached >= min(located.tokens, usage.prompt_tokens) - 1:
         return CacheCause.HIT, None
     start, end = located.characters
+    if neighbours.same_salt and neighbours.same_salt[0].common >= end:  # it says the same there: in the same tokens?
+        located = await _located(backend, asked, beside=tuple(_parts(near.asked) for near in neighbours.same_salt))
     decision = causes.decide(asked, cached, Ending(start, end, located.shared), neighbours)
     return _described(decision, laid, journal, token=cached, estimated=estimated)
 
 
-async def _located(backend: Locating, asked: Asked, *tokens: int, neighbours: Neighbours | None = None) -> Located:
-    """Characters of these tokens, and how many tokens the prompt has in common with its neighbours."""
-    beside = () if neighbours is None else tuple(_parts(found.asked) for found in neighbours.same_salt)
+async def _located(backend: Locating, asked: Asked, *tokens: int, beside: tuple[tuple[Part, ...], ...] = ()) -> Located:
+    """Characters of these tokens, and how many tokens the prompt has in common with others."""
     name = f"locate-{next(_numbers)}"
     return await backend.locate(Locate(name, _parts(asked), tokens, beside, Origin(salt=asked.salt)))
 

@@ -14,12 +14,11 @@ def intent(text: str) -> Intent:
     return Intent("gen", "x", EMPTY.append(Text(text)), None)
 
 
-def test_a_call_stands_behind_those_that_began_before_it() -> None:
+def test_calls_stand_in_the_order_in_which_they_began() -> None:
     history = History()
     calls = [history.begin(intent(text), (Text(text),), "", own=True) for text in ("a", "b", "c")]
     history.end(calls[1], Usage(3), "answer")
-    assert history.before(calls[2]) == [calls[1], calls[0]]
-    assert history.before(calls[0]) == []
+    assert history.calls == calls
     assert calls[1].ended is not None
     assert calls[1].ended > calls[2].began
     assert (calls[0].ended, calls[1].answer) == (None, "answer")
@@ -28,15 +27,15 @@ def test_a_call_stands_behind_those_that_began_before_it() -> None:
 def test_the_oldest_prompts_go_first() -> None:
     history = History(prompts=2)
     calls = [history.begin(intent("a"), (Text("a"),), "", own=True) for _ in range(4)]
-    assert history.before(calls[3]) == [calls[2]]
+    assert history.calls == calls[2:]
 
 
 def test_long_prompts_leave_room_for_few() -> None:
     history = History(characters=10)
     calls = [history.begin(intent(text), (Text(text),), "", own=True) for text in ("a" * 6, "b" * 4, "c" * 5)]
-    assert history.before(calls[2]) == [calls[1]]
+    assert history.calls == calls[1:]
     longest = history.begin(intent("d" * 99), (Text("d" * 99),), "", own=True)
-    assert history.before(longest) == []  # it is kept itself, however long
+    assert history.calls == [longest]  # however long
 
 
 def test_every_backend_has_a_history_of_its_own_and_is_not_kept_by_it() -> None:
