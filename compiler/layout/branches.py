@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 from ..graph import Graph, Node
 from ..operations import Fork
-from .blocks import Marked, units_of
 from .findings import Finding
+from .marked import Marked
 from .pieces import Kind, Piece, Segment, segments_of
 from .tokens import Counter, Shareable
+from .units import units_of
 
 LEAST_COMMON = 16  # tokens that branches say alike; less is a label
 
@@ -37,7 +38,7 @@ def branch_findings(graph: Graph, counter: Counter) -> Iterator[Finding]:
 
 def _common_tokens(segments: list[Segment], counter: Counter) -> int:
     """Tokens of sentences that stand in every branch behind the first one in which they differ."""
-    said = [[unit.strip() for unit in units_of(Marked.of(_named(segment)))] for segment in segments]
+    said = [[unit.text for unit in units_of(Marked.of(_named(segment)).text)] for segment in segments]
     parting = next((n for n, units in enumerate(zip(*said, strict=False)) if len(set(units)) > 1), None)
     if parting is None:
         return 0

@@ -6,14 +6,15 @@ They need no trace, so they are made for programs that none can be made of, too.
 import ast
 from collections.abc import Iterator
 
-from .blocks import Marked, free_tokens
 from .findings import Finding
+from .marked import Marked
 from .patches import Edit, Offsets, Patch
 from .pieces import Kind, Piece
 from .runs import Run
 from .scopes import Scope, walk_here
 from .source import SourceFile, SourceProgram
 from .tokens import Counter, Shareable
+from .units import free_tokens
 from .volatile import volatile_call
 
 NO_GAIN = Shareable(0, 0)

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..graph import Graph, Line
-from .blocks import Marked, free_tokens
 from .branches import branch_findings
 from .findings import Finding, audible
 from .habits import LEAST_BEHIND, NO_GAIN, source_findings, volatile_text
+from .marked import Marked
 from .origins import Origins, is_counter
 from .patches import Edit, Offsets, Patch
 from .pieces import PRIVATE, Call, Kind, Piece, calls_of, segments_of
@@ -17,6 +17,7 @@ from .runs import Shot
 from .sketch import sketch
 from .source import SourceFile, SourceProgram
 from .tokens import Counter, Shareable
+from .units import free_tokens
 
 
 @dataclass(frozen=True, slots=True)

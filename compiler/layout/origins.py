@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from .blocks import Marked
+from .marked import Marked
 from .pieces import Kind, Piece, Segment
 from .runs import Aligned, Run, aligned
 from .source import SourceFile, SourceProgram

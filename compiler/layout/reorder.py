@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from ..graph import Builder, Graph, Line, Node, rebuilt
 from ..operations import Append, Constant
 from . import phrases
-from .blocks import Block, Blocks, Marked, cut, joined
+from .blocks import Block, Blocks, cut, joined
+from .marked import Marked
 from .pieces import (
     PRIVATE,
     Kind,

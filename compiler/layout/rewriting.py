@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .blocks import Marked
+from .marked import Marked
 from .patches import Edit, Offsets, Patch, edited
 from .runs import Aligned, Container, Run, Source, aligned
 from .source import SourceFile, SourceProgram

@@ -8,7 +8,7 @@
 import ast
 from dataclasses import dataclass
 
-from .blocks import Marked
+from .marked import Marked
 
 
 @dataclass(frozen=True, slots=True, eq=False)

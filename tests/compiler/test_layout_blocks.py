@@ -5,7 +5,9 @@ from collections import Counter as Multiset
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.compiler.layout.blocks import Marked, cut, free_tokens, joined
+from umbel.compiler.layout.blocks import cut, joined
+from umbel.compiler.layout.marked import Marked
+from umbel.compiler.layout.units import free_tokens
 
 from .layouts import CHARACTERS, pieces
 
