@@ -59,7 +59,8 @@ class BatchPlan:
         Raises:
             CapabilityError: memory is to be planned, and the backend has no pool.
         """
-        if self._pins_head or self._plans_memory:
+        alone = calls is not None and len(calls) < 2
+        if self._plans_memory or (self._pins_head and not alone):
             loop.streams.run(self._prepare(calls))
 
     def admits(self, index: int, call: BoundArguments) -> bool:

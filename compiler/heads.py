@@ -50,11 +50,12 @@ def shared_arguments(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not items:
         return {}
     first, *others = items
-    return {
-        name: value
-        for name, value in first.items()
-        if all(name in other and frozen(other[name]) == frozen(value) for other in others)
-    }
+    shared: dict[str, Any] = {}
+    for name, value in first.items():
+        same = frozen(value)
+        if all(name in other and frozen(other[name]) == same for other in others):
+            shared[name] = value
+    return shared
 
 
 class _Walk:

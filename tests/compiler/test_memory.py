@@ -133,7 +133,7 @@ ratios: list[float] = []
 
 
 @pytest.mark.filterwarnings("ignore::umbel.TemplateWarning", "ignore::umbel.TraceWarning")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(specs)
 def test_no_run_holds_more_than_its_bound(backend: Watched, spec: Spec) -> None:
     ratios.append(ratio(backend, spec))

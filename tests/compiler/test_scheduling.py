@@ -16,7 +16,7 @@ from umbel.lang.protocol import GenRequest
 from umbel.srt.local import LocalBackend
 
 SAMPLING: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
-SHORT, LONG = 20, 100
+SHORT, LONG = 12, 60
 
 
 @function
