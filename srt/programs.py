@@ -9,7 +9,9 @@ client is gone; then it just ends.
 """
 
 import asyncio
+import importlib
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from ..compiler.service import Shipped
 
 log = logging.getLogger("umbel.gateway")
+
+_SERVICE = f"{__package__.rpartition('.')[0]}.compiler.service"
 
 
 class Programs:
@@ -68,6 +72,7 @@ class Programs:
         self._exchange = Exchange(self._ask, window=window, longest=limits.request_timeout)
         self._backend = ProgramBackend(self._exchange, capabilities, make_template)
         self._shelf: GraphShelf[Shipped] | None = None  # from the first program on
+        self._opening = asyncio.Lock()
         self._running: dict[tuple[bytes, str], _Running] = {}
         self._argument_bytes = 0
         self._stirred = False  # `after` will be called in this turn of the loop
@@ -162,14 +167,24 @@ class Programs:
         longest = self._limits.program_timeout
         seconds = longest if request.origin.timeout is None else min(request.origin.timeout, longest)
         async with asyncio.timeout(seconds):
-            from ..compiler.service import execute, read  # a gateway that sees no program never loads the interpreter
-
-            if self._shelf is None:
-                self._shelf = GraphShelf(self._limits, read, self.counters)
-            shipped = await self._shelf.find(request.digest, request.graph)
+            shelf = await self._opened()
+            shipped = await shelf.find(request.digest, request.graph)
             if shipped is None:
                 return GraphWanted(request.id)
+            from ..compiler.service import execute
+
             return await execute(shipped, request, self._backend, seconds, tell)
+
+    async def _opened(self) -> "GraphShelf[Shipped]":
+        """The shelf, and with it all that runs programs. Loading that takes 0.1 s, in which others are served."""
+        async with self._opening:
+            if self._shelf is None:
+                if _SERVICE not in sys.modules:
+                    await asyncio.to_thread(importlib.import_module, _SERVICE)
+                from ..compiler.service import read
+
+                self._shelf = GraphShelf(self._limits, read, self.counters)
+        return self._shelf
 
     def _end(self, peer: bytes, running: "_Running", ending: FromPrograms | None) -> None:
         """The one place where a program is let go."""

@@ -1,6 +1,8 @@
 """Shipped programs inside the gateway, whose engine is scripted: each ends once, and leaves nothing behind."""
 
 import asyncio
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -420,3 +422,16 @@ def test_programs_leave_room_in_the_queue_for_calls_of_clients() -> None:
         await until(lambda: all(world.ending(str(number)) for number in range(6)))
 
     run(scenario, limits)
+
+
+_LOADED = """
+import sys
+import umbel.srt.gateway_process
+print([name for name in sys.modules if name.startswith(("umbel.interpreter", "umbel.compiler"))])
+"""
+
+
+@pytest.mark.processes
+def test_a_gateway_loads_what_runs_programs_when_the_first_one_comes() -> None:
+    done = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
