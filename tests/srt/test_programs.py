@@ -1,6 +1,7 @@
 """Shipped programs inside the gateway, whose engine is scripted: each ends once, and leaves nothing behind."""
 
 import asyncio
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -422,6 +423,58 @@ def test_programs_leave_room_in_the_queue_for_calls_of_clients() -> None:
         await until(lambda: all(world.ending(str(number)) for number in range(6)))
 
     run(scenario, limits)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_every_program_ends_once(seed: int) -> None:
+    """Programs, answers, failures, aborts, clients that leave and engines that die, in an order drawn from the seed."""
+    dice = random.Random(seed)
+
+    async def scenario(world: World) -> None:
+        sent: list[tuple[bytes, str]] = []
+        gone: set[bytes] = set()
+        answered = 0
+
+        def answer() -> None:
+            nonlocal answered
+            call = world.generates()[answered].id
+            answered += 1
+            if dice.random() < 0.1:
+                world.gateway.engine_event(EngineFailed(call, "EngineError", "out of luck"))
+            else:
+                world.gateway.engine_event(ended(call, list(b"text")))
+
+        for number in range(60):
+            peer = dice.choice([peer for peer in (PEER, OTHER, b"third") if peer not in gone] or [b"last"])
+            match dice.choices(("send", "answer", "abort", "leave", "kill"), (40, 50, 12, 1, 3))[0]:
+                case "send":
+                    calls, stream = dice.randint(0, 3), dice.random() < 0.5
+                    whole = dice.random() < 0.8
+                    sent.append((peer, str(number)))
+                    world.programs.receive(peer, program(str(number), calls=calls, stream=stream, whole=whole))
+                case "answer" if answered < len(world.generates()):
+                    answer()
+                case "abort" if sent:
+                    world.programs.abort(*dice.choice(sent))
+                case "leave":
+                    gone.add(peer)
+                    world.programs.peer_lost(peer)
+                case "kill":
+                    world.gateway.engine_lost("killed")
+                    world.gateway.engine_ready(100)
+            for _ in range(dice.randint(0, 12)):
+                await asyncio.sleep(0)
+        while world.programs.in_flight:
+            if answered < len(world.generates()):
+                answer()
+            await asyncio.sleep(0)
+        for peer, label in sent:
+            ending = world.ending(label, peer)  # asserts that there is no second one
+            assert ending is not None or peer in gone
+            if ending is not None:
+                assert world.of(label, peer)[-1] is ending, "nothing is told after the end"
+
+    run(scenario)
 
 
 _LOADED = """
