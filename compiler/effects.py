@@ -174,7 +174,7 @@ class Watch:
     def _note(self, frame: FrameType, what: str, kind: Kind) -> None:
         """`what` the user has called: the outermost function between the user's line and the call."""
         users = users_frame(frame)
-        if users is None or not is_traced(users):
+        if users is None or _is_collecting(users) or not is_traced(users):
             return
         inner: FrameType | None = frame
         while inner is not None and inner is not users:

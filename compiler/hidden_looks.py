@@ -3,6 +3,7 @@
 hint is None                 in the source: a symbol is never None, whatever the argument will be
 isinstance(docs, list)       in the source: a symbol is a str
 match answer: ...            in the source: patterns ask for types
+answer in "yes, no"          in the source: C code looks for the characters
 re.search(r"[0-9]+", text)   by the profile hook: C code reads the characters
 """
 
@@ -24,23 +25,78 @@ _ASKING = frozenset({"callable", "isinstance", "type"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def check_source(tape: Tape, function: Callable[..., Any], unknown: Collection[str]) -> None:
-    """Raises TraceError for a function that asks of which kind an argument is that is not known.
+def check_source(
+    tape: Tape, function: Callable[..., Any], state: int, symbols: Collection[str], unknown: Collection[str]
+) -> None:
+    """Raises TraceError for a function that looks at arguments or variables where no symbol sees it.
 
     Args:
-        unknown: names of these arguments. One that the function has set by then is another.
+        state: the place of the parameter for the state.
+        symbols: names of the arguments that are symbols. One that the function has set before the look is another.
+        unknown: those among them that may be of any type.
     """
-    if not unknown:
-        return
     tree, first = _source(function)
     if tree is None:
         return
+    file = inspect.getfile(inspect.unwrap(function))
     stored = _first_stores(tree)
     for name, how, number in _looks(tree, frozenset(unknown)):
         if stored.get(name, number) >= number:
-            line = Line(inspect.getfile(inspect.unwrap(function)), first + number - 1, function.__name__)
+            line = Line(file, first + number - 1, function.__name__)
             node = tape.builder.node(Argument(name))
             raise tape.unknown(line, node, f"{how} asks what argument {name!r} is, and a symbol is a str")
+    parameters = [*tree.args.posonlyargs, *tree.args.args]
+    states = [parameter.arg for parameter in parameters[state : state + 1]]  # none where a decorator hides it
+    searched = _Searched(function, "".join(states), frozenset(symbols))
+    for value, number in searched.looks(tree):
+        name = value.id if isinstance(value, ast.Name) else ""
+        if stored.get(name, number) >= number:
+            line = Line(file, first + number - 1, function.__name__)
+            raise tape.unknown(
+                line,
+                tape.builder.node(Argument(name)) if name else None,
+                f"in asks whether {ast.unparse(value)} is part of a text, and no symbol sees that",
+            )
+
+
+class _Searched:
+    """`value in text`, where the value is a symbol and the text is one that is known.
+
+    Args:
+        state: the name of the state.
+        symbols: names of arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any], state: str, symbols: frozenset[str]) -> None:
+        known = inspect.getclosurevars(inspect.unwrap(function))
+        self._known = {**known.globals, **known.nonlocals}
+        self._state = state
+        self._symbols = symbols
+
+    def looks(self, tree: ast.AST) -> Iterator[tuple[ast.expr, int]]:
+        for node in ast.walk(tree):
+            match node:
+                case ast.Compare(left=value, ops=[ast.In() | ast.NotIn()], comparators=[text]):
+                    if self._is_symbol(value) and self._is_text(text):
+                        yield value, node.lineno
+
+    def _is_symbol(self, value: ast.expr) -> bool:
+        match value:
+            case ast.Name(id=name):
+                return name in self._symbols
+            case ast.Subscript(value=ast.Name(id=name)) | ast.Await(value=ast.Subscript(value=ast.Name(id=name))):
+                return name == self._state
+            case _:
+                return False
+
+    def _is_text(self, text: ast.expr) -> bool:
+        match text:
+            case ast.Constant(value=str()) | ast.JoinedStr():
+                return True
+            case ast.Name(id=name):
+                return isinstance(self._known.get(name), str)
+            case _:
+                return False
 
 
 def check_call(tape: Tape, frame: FrameType) -> None:
@@ -52,7 +108,7 @@ def check_call(tape: Tape, frame: FrameType) -> None:
                 tape.looked_at(node, f"{frame.f_globals['__name__']}.{frame.f_code.co_name}()")
 
 
-def _source(function: Callable[..., Any]) -> tuple[ast.AST | None, int]:
+def _source(function: Callable[..., Any]) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None, int]:
     """The function's tree and its first line; no tree where there is no source to read."""
     try:
         lines, first = inspect.getsourcelines(function)

@@ -234,7 +234,7 @@ class Tape:
         """The error, with the user's line."""
         return self.refuse_at(current_line(), what, instead)
 
-    def unknown(self, line: Line | None, node: Node, what: str) -> TraceError:
+    def unknown(self, line: Line | None, node: Node | None, what: str) -> TraceError:
         """The error for a value that has to be known while tracing."""
         return self.refuse_at(line, what, self._remedy(node))
 

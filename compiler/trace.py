@@ -75,7 +75,9 @@ class _Tracer:
         self._tape = Tape(body.name, {p.name: p.default for p in unbound if p.default is not p.empty})
         self._streams: list[Recorder] = []
         self._runs = 0
-        self._read: set[tuple[Callable[..., Any], frozenset[str]]] = set()  # functions looked into, for these names
+        self._read: set[tuple[Callable[..., Any], frozenset[str], frozenset[str]]] = (
+            set()
+        )  # looked into, for these names
         self._watch = Watch(partial(hidden_looks.check_call, self._tape))
 
     def trace(self) -> Trace:
@@ -176,13 +178,12 @@ class _Tracer:
     def enter(self, body: Body, call: Call, sink: Sink) -> None:
         if not isinstance(sink, Recorder) or sink.tape is not self._tape:
             raise self.refuse("the state is of another program, which runs", f"{body.name}(s, ...) with its own state")
-        arguments = call.arguments.items()
-        unknown = frozenset(
-            name for name, value in arguments if isinstance(value, Symbol) and not is_text(node_of(value))
-        )
-        if (body.function, unknown) not in self._read:
-            self._read.add((body.function, unknown))
-            hidden_looks.check_source(self._tape, body.function, unknown)
+        symbols = {name: value for name, value in call.arguments.items() if isinstance(value, Symbol)}
+        unknown = frozenset(name for name, symbol in symbols.items() if not is_text(node_of(symbol)))
+        key = body.function, frozenset(symbols), unknown
+        if key not in self._read:
+            self._read.add(key)
+            hidden_looks.check_source(self._tape, body.function, len(body.instance), *key[1:])
 
     def refuse(self, what: str, instead: str) -> TraceError:
         return self._tape.refuse(what, instead)

@@ -2,6 +2,7 @@
 
 import cProfile
 import datetime
+import gc
 import io
 import json
 import logging
@@ -149,6 +150,25 @@ def test_what_the_recorder_itself_does_is_not_told() -> None:
         s["w"] = [s["x"], *s["z"]]
 
     assert effects_of(program) == ()
+
+
+def test_the_collector_does_nothing_of_the_program() -> None:
+    def hook(phase: str, info: object) -> None:
+        time.time()
+
+    class Closing:
+        def __del__(self) -> None:
+            time.time()
+
+    def program(s):
+        Closing()
+        gc.collect()
+
+    gc.callbacks.append(hook)
+    try:
+        assert effects_of(program) == ()
+    finally:
+        gc.callbacks.remove(hook)
 
 
 def test_programs_inside_are_watched() -> None:

@@ -349,6 +349,42 @@ def test_a_name_that_was_set_is_no_argument_any_more() -> None:
     traced(program)
 
 
+KNOWN = "yes, no"
+
+
+def test_being_part_of_a_text_is_found_in_the_source() -> None:
+    def argument(s, q):
+        if q in "yes, no":  # here
+            s += q
+
+    def formatted(s, q):
+        s += "!" if q not in f"{KNOWN}, maybe" else ""  # here
+
+    def variable(s, q):
+        s += ul.gen("x")
+        if s["x"] in KNOWN:  # here
+            s += q
+
+    async def awaited(s):
+        s += ul.gen("x")
+        return await s["x"] in KNOWN  # here
+
+    assert refused(argument).startswith(
+        "in asks whether q is part of a text, and no symbol sees that. Write static_args="
+    )
+    assert refused(formatted).startswith("in asks whether q is part of a text")
+    assert refused(variable).startswith(
+        "in asks whether s['x'] is part of a text, and no symbol sees that. Write variable.run(...)"
+    )
+    assert refused(awaited).startswith("in asks whether await s['x'] is part of a text")
+
+    def static(s, q):
+        assert "x" not in s
+        s += "!" if q in KNOWN else "?"
+
+    assert said(traced(static, q="no")) == "!"
+
+
 def test_names_of_functions_inside_are_their_own() -> None:
     def program(s, q):
         def shown(q):
