@@ -96,23 +96,30 @@ def test_the_pin_ends_with_a_batch_that_is_left_early(compiled: CompiledProgram,
     assert get_server_info(small)["pins"] == 0
 
 
-def test_a_pinned_head_is_computed_once_whatever_else_fills_the_pool(
-    compiled: CompiledProgram, small: LocalBackend
-) -> None:
-    """One program at a time, and a flood between two of them."""
+def test_a_pinned_head_is_computed_once_whatever_else_fills_the_pool(compiled: CompiledProgram) -> None:
+    """One program at a time, and a flood before each."""
 
-    async def flood() -> None:
+    async def flood(backend: LocalBackend, round_: int) -> None:
         for number in range(4):
-            text = Text(f"{number} " + "other words " * 20)
-            request = GenRequest(f"flood-{number}-{id(text)}", (text,), SamplingParams(max_tokens=1, temperature=0))
-            _ = [event async for event in small.generate(request)]
+            text = Text(f"{round_}.{number} is something else. " + "pack my box with five dozen jugs " * 8)
+            request = GenRequest(f"flood-{round_}-{number}", (text,), SamplingParams(max_tokens=1, temperature=0))
+            _ = [event async for event in backend.generate(request)]
 
-    cached = []
-    for state in compiled.run_batch(QUESTIONS[:4], backend=small, generator_style=True, num_threads=1, **SAMPLING):
-        cached.append(state.get_meta_info("answer")["cached_tokens"])
-        loop.streams.run(flood())
-    head = len(RULES + "Style: terse. Question: ")
-    assert min(cached) > 0.8 * head
+    def items(backend: LocalBackend) -> Iterator[dict[str, str]]:
+        for number, item in enumerate(QUESTIONS[:4]):
+            loop.streams.run(flood(backend, number))
+            yield item
+
+    cached = {}
+    for pin_head in (True, False):
+        backend = LocalBackend(pool_tokens=420, chunk_size=64)
+        states = compiled.run_batch(
+            items(backend), backend=backend, generator_style=True, num_threads=1, pin_head=pin_head, **SAMPLING
+        )
+        cached[pin_head] = [state.get_meta_info("answer")["cached_tokens"] for state in states]
+        loop.streams.run(backend.close())
+    assert min(cached[True]) > 100
+    assert max(cached[False][1:]) < 10
 
 
 def test_a_backend_that_cannot_start_fails_every_program_and_not_the_batch(compiled: CompiledProgram) -> None:
