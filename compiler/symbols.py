@@ -41,9 +41,14 @@ class Symbol(str):
 
     Looking at it raises TraceError: comparing, measuring, searching, splitting, iterating, counting with it, using it
     as a key, a condition or a number. What Python does to text that was built with it is found out if it has changed
-    the placeholder; it cannot be found out that a program has measured or compared such a text (`len(f"{question}!")`,
-    `f"{question}!" == x`), searched it with a compiled expression, asked whether it `is None`, or padded it with a
-    `%10s` in a template that is no literal beside a tuple.
+    the placeholder. It cannot be found out that a program
+
+    - measures or compares such a text: `len(f"{question}!")`, `f"{question}!" == x`,
+    - looks for a symbol in a text that it has computed (`question in text`), or for something in a symbol with an
+      expression that was compiled before (`pattern.search(question)`),
+    - asks a symbol whether it `is None` or which type it is, in a function that is no program,
+    - pads it by a template that is no literal, beside a tuple (`template % (question,)` with "%10s"),
+    - hides the characters, by base64 or a digest, or takes one or two of them out of such a text.
     """
 
     __slots__ = ("_node", "_tape")
