@@ -58,17 +58,17 @@ class Gathering:
         self.assigned: list[tuple[Node, int]] = []
         self._graph = graph
         self._slots = slots
-        names = {value: name for name, value in reversed(graph.variables)}
         for node in graph.nodes:
             match node.op:
                 case Join("gather_variable"):
                     self.joins[node] = Gathered()
                 case Structure(list() as template):
-                    called = (taken.op.name for taken in node.inputs if isinstance(taken.op, Variable))
-                    name = names.get(node) or next(called, "")
-                    slot = self._find(node, template, name, None)
-                    if slot is not None:
-                        slots.values[node] = slot
+                    # One list may have several names: that of what is in it, and those that it was assigned to.
+                    for name in dict.fromkeys(taken.op.name for taken in node.inputs if isinstance(taken.op, Variable)):
+                        slot = self._find(node, template, name, None)
+                        if slot is not None:
+                            slots.values[node] = slot
+                            break
 
     def _find(self, node: Node, template: list[Any], name: str, stream: int | None) -> int | None:
         """The slot of the list `name`, if a `gen` or a join makes it; `stream`: of the branch that has to."""

@@ -183,10 +183,10 @@ def run_statement(s: ul.State, statement: Any, context: Context) -> None:
                 s += [value, f"[{value}]", value[1:3], value.strip() + "!", f"{value:.2}", s.text()[-3:]][form]
         case Assign(name, of, form):
             for value in texts(s, of):
-                s[name] = [value, f"({value})", 7, {"of": [value, context.question]}, context.question][form]
+                s[name] = [value, value.upper(), 7, {"of": [value, context.question]}, context.question][form]
         case Keep(name):
             if name in s:
-                context.kept.append(s[name])
+                context.kept.append([s[name], *(f"<{value}>" for value in texts(s, name))])
         case Turn(role, inner):
             if not context.in_turn:
                 with getattr(s, role)():

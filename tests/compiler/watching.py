@@ -66,9 +66,21 @@ def seen(state: ul.State) -> dict[str, Any]:
 
 
 def facts(meta: Any) -> Any:
-    """Without what depends on the cache and on the number of the request. A list that branches assigned, and no call
-    is behind, may have none as a whole."""
+    """Without what depends on the cache and on the number of the request."""
     if isinstance(meta, list):
-        entries = [facts(entry) for entry in meta]
-        return entries if any(entries) else {}
+        return [facts(entry) for entry in meta]
     return {name: value for name, value in meta.items() if name not in ("id", "cached_tokens")}
+
+
+def known_facts(expected: Any, found: Any) -> Any:
+    """`found` where `expected` has facts. A graph does not tell what a program assigned from what was generated, so
+    `s["x"] = s["x"]` keeps the facts of the call."""
+    if not _has_facts(expected):
+        return expected
+    if isinstance(expected, list):
+        return [known_facts(*pair) for pair in zip(expected, found, strict=True)]
+    return found
+
+
+def _has_facts(meta: Any) -> bool:
+    return any(map(_has_facts, meta)) if isinstance(meta, list) else bool(meta)
