@@ -12,6 +12,8 @@ from .tokens import Shareable
 RULES = {
     "constants-late": "Runs share the beginning of their prompts. Text that is the same in every run is computed for "
     "each of them when it stands behind an argument.",
+    "shared-late": "Runs that have an argument in common, a document for instance, share it only where nothing of "
+    "their own stands in front of it.",
     "instance-in-system": "A system turn stands in front of everything. With an argument in it, no two runs share it, "
     "nor anything behind it.",
     "counter-early": "A number that changes from call to call ends what these calls share; what stands behind it is "

@@ -11,7 +11,7 @@ from .marked import Marked
 from .origins import Origins, is_counter
 from .patches import Edit, Offsets, Patch
 from .pieces import PRIVATE, Call, Kind, Piece, calls_of, segments_of
-from .reorder import Proposal, propose
+from .reorder import LEAST_GAIN, Proposal, propose
 from .rewriting import patch_for
 from .runs import Shot
 from .sketch import sketch
@@ -82,15 +82,30 @@ class _GraphLinter:
             if piece.kind is Kind.GENERATED:
                 return  # from here on no two runs share anything, however it is ordered
             if piece.kind in PRIVATE:
-                rule = _rule(call.pieces, place, role)
                 behind = self._constant_behind(call.pieces, place)
-                if rule not in seen and behind >= self._least(piece):
+                rule = self._rule(call.pieces, place, role, behind)
+                if rule is not None and rule not in seen:
+                    seen.add(rule)
                     yield rule, place, behind
-                seen.add(rule)
 
-    def _least(self, piece: Piece) -> int:
-        """A proposal decides by itself what is worth it."""
-        return 1 if self._proposal_at(piece) is not None else LEAST_BEHIND
+    def _rule(self, pieces: tuple[Piece, ...], place: int, role: str, behind: int) -> str | None:
+        """What is wrong with a piece where it stands; None where nothing is."""
+        if behind < LEAST_BEHIND:
+            if self._shared_behind(pieces, place):
+                return "shared-late"
+            proposal = self._proposal_at(pieces[place])
+            if proposal is None or proposal.gain.first < LEAST_GAIN:
+                return None
+        return _rule_of_kind(pieces, place, role)
+
+    def _shared_behind(self, pieces: Sequence[Piece], place: int) -> str:
+        """The first shared argument behind a piece that could stand in front of it; empty where there is none."""
+        for piece in pieces[place + 1 :]:
+            if piece.kind is Kind.GENERATED:
+                break
+            if piece.kind is Kind.SHARED and piece.name:
+                return piece.name
+        return ""
 
     def _constant_behind(self, pieces: Sequence[Piece], place: int) -> int:
         tokens, run = 0, [pieces[place]]
@@ -111,6 +126,9 @@ class _GraphLinter:
         gain = proposal.gain if proposal is not None else Shareable(behind, behind)
         patch = self._patch(proposal) if proposal is not None else None
         what = _what(rule, piece, behind, proposal)
+        if rule == "shared-late":
+            name = self._shared_behind(pieces, place)
+            what = f"{piece.name} stands in front of {name}, which runs have in common; put {name} first"
         return Finding(rule, first, last, self._graph.name, what, gain, patch, proposal)
 
     def _proposal_at(self, piece: Piece) -> Proposal | None:
@@ -153,7 +171,7 @@ class _GraphLinter:
                 return
 
 
-def _rule(pieces: tuple[Piece, ...], place: int, role: str) -> str:
+def _rule_of_kind(pieces: tuple[Piece, ...], place: int, role: str) -> str:
     if pieces[place].kind is Kind.VOLATILE:
         return "volatile-early"
     if role == "system":

@@ -5,6 +5,7 @@ the user to say (`consent.py`). A proposal that nobody confirmed changes nothing
 """
 
 import hashlib
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from .blocks import Block, Blocks, cut, joined
 from .marked import Marked
 from .pieces import (
     PRIVATE,
+    Call,
     Kind,
     Piece,
     Refine,
@@ -68,14 +70,16 @@ def propose(
     refine: Refine = unrefined,
     least_gain: int = LEAST_GAIN,
 ) -> tuple[Proposal, ...]:
-    """The best lawful order of every segment for which it gains `least_gain` tokens, one by one.
+    """The best lawful order of every segment for which it gains `least_gain` tokens, or the text of a shared argument,
+    whose length nobody knows; one by one.
 
     Args:
         shared: arguments that many runs have in common; they go between the constants and the others.
         refine: tells volatile parts of constants apart.
     """
     segments = segments_of(graph, shared)
-    old = shareable(calls_of(graph, shared, segments, refine), counter)
+    old_calls = calls_of(graph, shared, segments, refine)
+    old = shareable(old_calls, counter)
     found = []
     for segment in segments:
         marked = Marked.of(refine(segment))
@@ -87,12 +91,20 @@ def propose(
         def reordered(other: Segment, this: Segment = segment, pieces: tuple[Piece, ...] = pieces) -> tuple[Piece, ...]:
             return pieces if other is this else refine(other)
 
-        new = shareable(calls_of(graph, shared, segments, reordered), counter)
-        if new.first - old.first >= least_gain:
+        new_calls = calls_of(graph, shared, segments, reordered)
+        new = shareable(new_calls, counter)
+        if new.first - old.first >= least_gain or _shared_arguments(new_calls) > _shared_arguments(old_calls):
             before, after = marked.shown(marked.text), marked.shown(new_text)
             name = hashlib.sha256(f"{before}\0{after}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
             found.append(Proposal(name, segment.line, segment, marked, new_text, before, after, old, new))
     return tuple(found)
+
+
+def _shared_arguments(calls: Sequence[Call]) -> int:
+    """How many stand in front of the first difference of the first call's prompt."""
+    pieces = calls[0].pieces if calls else ()
+    alike = itertools.takewhile(lambda piece: piece.kind not in PRIVATE, pieces)
+    return sum(piece.kind is Kind.SHARED for piece in alike)
 
 
 def best_order(segment: Segment, marked: Marked) -> str:

@@ -1,9 +1,11 @@
 """What the tests of layouts share: graphs by hand, words as tokens, files to lint."""
 
+import shutil
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
+import pytest
 from umbel.compiler.graph import Builder, Graph, Parameter
 from umbel.compiler.layout.findings import Finding
 from umbel.compiler.layout.linting import findings_of
@@ -65,5 +67,7 @@ def lint(path: Path, source: str, *, shared: Collection[str] = (), counter: Coun
 
 def patched(path: Path, diff: str) -> str:
     """The file after `patch -p0`."""
+    if shutil.which("patch") is None:
+        pytest.skip("the program patch is not installed")
     subprocess.run(["patch", "-p0"], input=diff, text=True, check=True, capture_output=True, cwd=path.parent)
     return path.read_text()

@@ -46,6 +46,7 @@ def after_patch(tmp_path: Path, finding: Finding) -> str:
         's += "In 2021-03-04T05:06:07 it happened.\\n" + "Say what it was, in one sentence. " + question + ul.gen("a")',
         f'started = time.time()\ns += "{HOUSE}" + question + ul.gen("a")\ns["seconds"] = str(started)',
         f's += "{HOUSE}\\n" + question + "\\n"\ns += f"Asked at {{datetime.datetime.now()}}.\\n" + ul.gen("a")',
+        f's += "{HOUSE}\\n"\nfor turn in question:\n    s += ul.user(turn) + ul.assistant(ul.gen("a"))',  # appended
         f's += f"{{time.strftime(\'%Y\', time.gmtime(0))}}: {HOUSE}" + question + ul.gen("a")',
     ],
 )
@@ -54,6 +55,22 @@ def test_a_good_layout_gets_no_finding(tmp_path: Path, body: str) -> None:
 
 
 # --------------------------------------------------------------------------------- bad ones
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "User {user}, session {session}.",  # identifiers in front of what everybody is told
+        "Dear {user}!",
+        "Input: {question}\\nThe client is {session}.",  # the input in front of the shots
+    ],
+)
+def test_what_is_ones_own_in_front_of_what_everybody_is_told(tmp_path: Path, first: str) -> None:
+    shots = "Input: a cat\\nKind: animal\\nInput: an oak\\nKind: plant\\n"
+    body = f's += f"{first}\\n"\ns += "{HOUSE}\\n{shots}"\ns += "Input: " + question + "\\nKind:" + ul.gen("a")'
+    (finding,) = found(tmp_path, body, "s, user, session, question")
+    assert finding.rule == "constants-late"
+    assert finding.gain.first >= len(HOUSE)
 
 
 def test_a_name_in_front_of_the_system_prompt(tmp_path: Path) -> None:
@@ -172,13 +189,47 @@ def test_a_history_that_is_not_appended_to(tmp_path: Path, iterated: str, better
         assert f"for turn in {better}:" in after_patch(tmp_path, finding)
 
 
-def test_shared_arguments_are_as_good_as_constants(tmp_path: Path) -> None:
-    body = f's += f"Document: {{document}}\\n{HOUSE}\\nQuestion: {{question}}\\n" + ul.gen("a")'
-    source = program(body, "s, document, question")
-    assert rules(lint(tmp_path / "program.py", source)) == ["constants-late"]
+def test_a_shared_argument_belongs_in_front_of_the_others(tmp_path: Path) -> None:
     body = f's += f"{HOUSE}\\nQuestion: {{question}}\\nDocument: {{document}}\\n" + ul.gen("a")'
     source = program(body, "s, document, question")
     assert rules(lint(tmp_path / "program.py", source)) == []
+    (finding,) = lint(tmp_path / "program.py", source, shared=["document"])
+    assert finding.rule == "shared-late"
+    text = after_patch(tmp_path, finding)
+    assert text.index("Document:") < text.index("Question:")
+    assert lint(tmp_path / "program.py", text, shared=["document"]) == []
+
+
+def test_a_document_whose_place_is_in_another_turn_is_named_without_a_patch(tmp_path: Path) -> None:
+    body = 's += ul.system("Name: " + name)\ns += ul.user(document) + ul.assistant(ul.gen("a"))'
+    source = program(body, "s, name, document")
+    (finding,) = lint(tmp_path / "program.py", source, shared=["document"])
+    assert (finding.rule, finding.patch) == ("shared-late", None)
+
+
+# --------------------------------------------------------------------------------- programs without a trace
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        's += ul.gen("a")\nif s["a"] == "yes":\n    s += ul.gen("b")',
+        'for turn in question:\n    s += turn + ul.gen("a")',
+        'with s.fork(int(question)) as forks:\n    forks += ul.gen("a")',
+        'n = int(question)\ns += ul.gen("a", max_tokens=n)',
+    ],
+)
+def test_what_no_trace_can_follow_is_looked_at_up_to_where_it_depends(tmp_path: Path, rest: str) -> None:
+    body = f's += f"Question: {{question}}\\n"\ns += "{HOUSE}\\n"\n{rest}'
+    (finding,) = found(tmp_path, body)
+    assert finding.rule == "constants-late"
+    text = after_patch(tmp_path, finding)
+    assert text.index(HOUSE) < text.index("Question:")
+
+
+def test_what_depends_is_not_guessed(tmp_path: Path) -> None:
+    body = f'if question:\n    s += question\nelse:\n    s += "Nothing. "\ns += "{HOUSE}\\n" + ul.gen("a")'
+    assert found(tmp_path, body) == []
 
 
 # --------------------------------------------------------------------------------- patches

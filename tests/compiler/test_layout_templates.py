@@ -17,6 +17,8 @@ from umbel.compiler.layout.patches import together, unified
 from umbel.compiler.layout.reorder import Proposal, apply, propose
 from umbel.compiler.layout.tokens import ESTIMATE
 
+from benchmarks.layouts import measure, report
+
 from .layouts import lint, patched, prompt_of
 from .templates.table import TEMPLATES, Template
 
@@ -117,3 +119,11 @@ def test_the_checkers_examples_are_these_templates(template: Template) -> None:
 def test_no_template_of_the_tests_is_shown_to_the_checker() -> None:
     shown = {example.before for example in EXAMPLES}
     assert all(prompt_of(traced(template)) not in shown for template in TESTS)
+
+
+def test_the_table_of_the_benchmark_counts_the_fifteen(capsys: pytest.CaptureFixture[str]) -> None:
+    report(measure(ESTIMATE, None), ESTIMATE)
+    out = capsys.readouterr().out
+    assert "bad layouts found       11 of 11" in out
+    assert "good layouts accused    0 of 4" in out
+    assert "orders proposed         10, of which a person says 9 keep the meaning" in out
