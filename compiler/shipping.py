@@ -98,6 +98,15 @@ class Parcel:
     def digest(self) -> str:
         return digest_of(self.data)
 
+    @cached_property
+    def obstacle(self) -> str | None:
+        """Why the graph cannot travel; None where it can. Looked at once, since writing a graph takes some time."""
+        try:
+            _ = self.digest
+        except GraphError as error:
+            return str(error)
+        return None
+
     def _check_pictures(self, graph: Graph) -> None:
         """The bytes of a picture stand in for its path, so nothing else may be made of the path."""
         for name in self.pictures:
@@ -139,7 +148,8 @@ def _packed(parcel: Parcel, backend: Backend, arguments: Mapping[str, Any]) -> b
             f"{backend.capabilities.name} runs no programs itself; leave server=True out, or run it on a Runtime that "
             "uses its model's own chat template"
         )
-    assert parcel.digest, "the graph can travel"
+    if parcel.obstacle is not None:
+        raise GraphError(parcel.obstacle)
     parcel.extent.check(arguments)
     packed = plain.pack({name: value for name, value in arguments.items() if name not in parcel.pictures})
     if len(packed) > service.MOST_ARGUMENT_BYTES:

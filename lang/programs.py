@@ -48,7 +48,7 @@ class RunProgram(_Wire, frozen=True):
         arguments: name → value, packed by `plain.pack`. Pictures are bytes.
         sampling: defaults of the run, as `sampling.overrides` gives them, packed.
         stream: pieces are told as they come.
-        origin: `timeout` is for all of the program; `program_id` names the run at its sender.
+        origin: of the program: its timeout is for all of it. Its calls get a `program_id` that is made here.
     """
 
     id: str

@@ -1,6 +1,7 @@
 """A program that is shipped: what its state shows is what it would show here, whatever happens on the way."""
 
 import asyncio
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -265,6 +266,12 @@ def test_a_budget_holds_for_all_of_it(backend: LocalBackend) -> None:
     assert state.usage.calls <= 6
 
 
+def test_programs_that_share_a_budget_stay_here(backend: LocalBackend) -> None:
+    topics = [{"topic": "tea"}, {"topic": "rain"}]
+    advice.compile(server=True).run_batch(topics, backend=backend, budget=ul.Budget(calls=20), timeout=PATIENCE)
+    assert backend.down.carried > 2
+
+
 # --------------------------------------------------------------------------------------- what is not shipped
 
 
@@ -399,6 +406,36 @@ def test_texts_that_double_are_refused() -> None:
     service.Shipped(graph_of(grown(10))).extent.check({})
     with pytest.raises(GraphError, match="may make texts of"):
         service.Shipped(graph_of(grown(80))).extent.check({})
+
+
+def bent(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """The file of a good graph, changed."""
+    whole = json.loads(serialise.encode(advice.trace()))
+    change(whole)
+    return json.dumps(whole).encode()
+
+
+def place_of(whole: dict[str, Any], op: str) -> int:
+    return next(number for number, node in enumerate(whole["nodes"]) if node["op"] == op)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 1_000_000,
+        b'{"umbel": ' * 100_000,
+        bent(lambda whole: whole["nodes"][place_of(whole, "Append")].update(inputs=[10, 10])),
+        bent(lambda whole: whole["nodes"][place_of(whole, "Append")].update(inputs=[-1, 2**70])),
+        bent(lambda whole: whole["nodes"][place_of(whole, "Fork")].update(size=10**9)),
+        bent(lambda whole: whole["nodes"][place_of(whole, "Generate")]["gen"].update(options={"n": 10**9})),
+        bent(lambda whole: whole["ends"].reverse()),
+        bent(lambda whole: whole.update(nodes=[])),
+    ],
+    ids=["nested lists", "nested dicts", "forward", "nowhere", "forks", "n", "ends", "no nodes"],
+)
+def test_files_that_lie_are_refused(data: bytes) -> None:
+    with pytest.raises(GraphError):
+        service.read(data)
 
 
 def test_sizes_are_refused_before_anything_is_made_of_them() -> None:
