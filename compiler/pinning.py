@@ -83,7 +83,7 @@ async def cache_head(
     """Computes the head that all runs of a graph share, and pins it. On the streams' loop.
 
     Args:
-        ttl: seconds for which it is kept; None: until it is released, or this process ends.
+        ttl: seconds after its last use for which it is kept; None: until it is released, or this process ends.
         shortest: heads of fewer tokens are left alone.
 
     Raises:

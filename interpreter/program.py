@@ -390,7 +390,7 @@ class Program:
         Args:
             backend: to keep it on; None for the default one.
             static_args: as of `trace`.
-            ttl: seconds for which it is kept; None: until it is released, or this process ends.
+            ttl: seconds after its last use for which it is kept; None: until it is released, or this process ends.
             salt: of the runs that are to find it.
 
         Raises:

@@ -151,8 +151,8 @@ class ScoreRequest(_Wire, frozen=True):
 class Hint(_Wire, frozen=True):
     """This prefix will be needed by several requests soon: compute it once. Never answered.
 
-    `pin`: seconds for which its keys are kept from eviction, or until the sender's `Release` of this id. A pin is no
-    promise: it gives way to a request that finds no room beside it, and ends with the connection.
+    `pin`: seconds after its last use for which its keys are kept from eviction, or until the sender's `Release` of this
+    id. A pin is no promise: it gives way to a request that finds no room beside it, and ends with the connection.
     """
 
     id: str

@@ -164,7 +164,7 @@ class Commit:
                 self.searches.finish(request)
             case Prefilling(pin=seconds):
                 if seconds is not None:
-                    self._space.pin(request, ends=self._clock.now() + seconds)
+                    self._space.pin(request, seconds=seconds, now=self._clock.now())
                 self._roster.end(request.message_id, None)
             case _:
                 assert_never(request.job)

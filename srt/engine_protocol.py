@@ -85,7 +85,7 @@ class EngineChoose(_Wire, frozen=True):
 
 
 class EnginePrefill(_Wire, frozen=True):
-    """A hint: compute this prefix and keep it. Never answered. `pin`: seconds for which it is not evicted."""
+    """A hint: compute this prefix and keep it. Never answered. `pin`: see lang.protocol.Hint."""
 
     id: int
     token_ids: list[int]

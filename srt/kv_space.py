@@ -154,11 +154,13 @@ class KVSpace:
         if self._share_in_step and follows_tree and not request.decoding:
             self.adopt(request, end)
 
-    def pin(self, request: Request, *, ends: float) -> None:
-        """Keeps the request's tokens in the tree until then. Its rows have run, and it is still open."""
+    def pin(self, request: Request, *, seconds: float, now: float) -> None:
+        """Keeps the request's tokens in the tree. Its rows have run, and it is still open."""
         assert request.match is not None, "what nobody holds may be gone already"
         whole = request.tree_length == request.length  # without a tree nothing is
-        self.pins.put(request.message_id, request.match if whole else Match(request.match.node, 0), ends=ends)
+        self.pins.put(
+            request.message_id, request.match if whole else Match(request.match.node, 0), seconds=seconds, now=now
+        )
 
     def take_back_spare(self, requests: Iterable[Request]) -> bool:
         """Frees the spare slots of all; False: there were none."""

@@ -13,13 +13,14 @@ class PinTable:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._pins: dict[tuple[bytes, str], tuple[int, float]] = {}  # → (engine's id, when the engine ends it)
+        self._pins: dict[tuple[bytes, str], tuple[int, float]] = {}  # → (engine's id, end if unused)
 
     def __len__(self) -> int:
         return len(self._pins)
 
     def room(self, now: float) -> bool:
-        """Whether one more may be added; those whose time is over are forgotten."""
+        """Whether one more may be added. Where there are too many, those whose time is over are forgotten: the engine
+        ends them by itself, a while later if they were used."""
         if len(self._pins) >= self._most:
             self._pins = {name: pin for name, pin in self._pins.items() if pin[1] > now}
         return len(self._pins) < self._most

@@ -1,7 +1,7 @@
 """Pins: prefixes that are kept from eviction though no request runs on them, until their time is over.
 
     put ──▶ pinned ─┬─ release     whoever asked for it needs it no more
-                    ├─ expire      its seconds are over
+                    ├─ expire      nobody has used it for its seconds
                     ├─ give_way    the oldest, when a request finds no room beside it, or pins hold too much
                     └─ forget      the tree was emptied
 
@@ -17,10 +17,12 @@ from .radix_cache import RadixCache
 from .radix_node import Match
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pin:
     match: Match
+    seconds: float  # that it holds after its last use
     ends: float  # on the clock
+    used: int  # last use of its end, when it was looked at
 
 
 class Pins:
@@ -44,7 +46,7 @@ class Pins:
     def matches(self) -> Iterator[Match]:
         return (pin.match for pin in self._pins.values())
 
-    def put(self, number: int, match: Match, *, ends: float) -> None:
+    def put(self, number: int, match: Match, *, seconds: float, now: float) -> None:
         """Pins what `match`, locked by the caller, covers. Older pins give way if they hold too much together.
 
         One that is longer than all pins may be, or covers nothing, is refused, and counted so.
@@ -54,7 +56,7 @@ class Pins:
             self._counters.pins_refused += 1
             return
         self._cache.pin(match)
-        self._pins[number] = _Pin(match, ends)
+        self._pins[number] = _Pin(match, seconds, now + seconds, match.node.last_use)
         self._counters.pins_placed += 1
         while self._cache.pinned_tokens > self._most_tokens:
             self.give_way()
@@ -66,9 +68,16 @@ class Pins:
             self._counters.pins_released += 1
 
     def expire(self, now: float) -> None:
+        """Before a step."""
         for number in [number for number, pin in self._pins.items() if now >= pin.ends]:
             self._remove(number)
             self._counters.pins_expired += 1
+
+    def renew(self, now: float) -> None:
+        """After a step: the time of those that it has used begins again."""
+        for pin in self._pins.values():
+            if pin.used != pin.match.node.last_use:
+                pin.used, pin.ends = pin.match.node.last_use, now + pin.seconds
 
     def give_way(self) -> bool:
         """The oldest pin ends; False: there is none."""

@@ -150,6 +150,7 @@ class Scheduler:
             outcome = self._forward(plan)
             if outcome is not None:
                 self._commit.commit(plan, outcome)
+        self.space.pins.renew(self._clock.now())
         self._verify()
         self._counters.step_seconds += self._clock.now() - started
         events, self._roster.events = self._roster.events, []

@@ -68,6 +68,22 @@ def test_a_pin_ends_with_its_seconds() -> None:
     assert (pinned(engine), engine.count("pins_expired")) == (0, 1)
 
 
+def test_the_seconds_begin_again_when_the_whole_prefix_is_used() -> None:
+    engine = Engine()
+    engine.hint(HEAD, pin=5.0)
+    engine.run()
+    engine.clock.advance(4.0)
+    engine.generate([*HEAD, 21], ONE)
+    engine.run()
+    engine.clock.advance(4.0)
+    engine.generate([*HEAD[:10], 21], ONE)  # not all of it
+    engine.run()
+    assert pinned(engine) == len(HEAD)
+    engine.clock.advance(1.5)
+    engine.step()
+    assert (pinned(engine), engine.count("pins_expired")) == (0, 1)
+
+
 def test_a_release_that_comes_before_the_prefix_is_computed_leaves_no_pin() -> None:
     engine = Engine(max_step_tokens=4)
     pin = engine.hint(HEAD, pin=60.0)
