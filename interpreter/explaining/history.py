@@ -8,18 +8,18 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 from ...lang.prompt import Generated, Part, Prompt, Text
 from ...lang.protocol import Backend, Usage
 from ...lang.source import Source
 
-PROMPTS = 512
+PROMPTS = 256
 CHARACTERS = 32 * 2**20  # what prompts share is counted for each of them
 
 
-@dataclass(slots=True, eq=False)
-class Intent:
+class Intent(msgspec.Struct, eq=False, gc=False):  # no cycle goes through it
     """A `gen` or `select` of a program, when it is its turn.
 
     Attributes:
@@ -55,8 +55,7 @@ class Intent:
             self.asking = None
 
 
-@dataclass(slots=True, eq=False)
-class Asked:
+class Asked(msgspec.Struct, eq=False, gc=False):
     """One call.
 
     Attributes:
