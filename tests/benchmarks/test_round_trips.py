@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from umbel.lang.errors import DeadlineError
+from umbel.srt.local import LocalBackend
 
 from benchmarks.round_trips import LATENCY, STEP, compare, interview, table, tree
 from benchmarks.virtual_time import VirtualTime
@@ -29,6 +31,28 @@ def test_branches_are_shipped_with_their_program() -> None:
     assert found.shipped.seconds == pytest.approx(2 * LATENCY + 4 * 5 * STEP)
     assert found.times == pytest.approx(2.0)
     assert "| tree | 5 |" in table([found])
+
+
+def test_a_deadline_of_a_shipped_program_is_kept_to_the_millisecond() -> None:
+    backend = LocalBackend(latency=LATENCY, step_seconds=STEP, check_every_step=False)
+    compiled = interview.compile(static_args={"tokens": 1000}, server=True)
+
+    async def late() -> None:
+        state = await compiled.run_async("Ada", backend=backend, timeout=0.1)
+        ended = asyncio.Event()
+        state._sink.run.when_finished(ended.set)  # readers look at a real clock
+        await ended.wait()
+        assert isinstance(state._sink.error(), DeadlineError)
+
+    async def idle() -> None:
+        while not backend.engine.scheduler.idle:
+            await asyncio.sleep(STEP)
+
+    with VirtualTime() as time:
+        time.run(backend.start())
+        assert time.run(late()) == pytest.approx(0.1)
+        assert time.run(idle()) <= 2 * LATENCY  # the engine has let it go, too
+        time.run(backend.close())
 
 
 def test_virtual_time_passes_only_where_everybody_waits() -> None:

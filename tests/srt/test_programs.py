@@ -185,6 +185,28 @@ def test_a_budget_travels_with_its_program() -> None:
     run(scenario)
 
 
+def test_calls_have_the_salt_priority_and_time_of_their_program() -> None:
+    async def scenario(world: World) -> None:
+        origin = Origin(program_id="not mine to choose", salt="mine", priority=3, timeout=50.0)
+        world.programs.receive(PEER, program(calls=1, origin=origin))
+        world.programs.receive(PEER, program("q", calls=1, origin=Origin(salt="../theirs")))
+        await world.calls(1)
+        schedule = world.generates()[0].schedule
+        assert (schedule.salt, schedule.priority) == ("mine", 3)
+        assert schedule.program_id != "not mine to choose"
+        assert schedule.timeout is not None
+        assert 0 < schedule.timeout <= 50.0
+        world.answer(0, "one")
+        await until(lambda: world.ending("p") and world.ending("q"))
+        refused = world.ending("q")
+        assert isinstance(refused, ProgramEnded)
+        assert refused.error is not None
+        assert "salt" in refused.error.message
+        assert len(world.generates()) == 1
+
+    run(scenario)
+
+
 # ------------------------------------------------------------------------------------------------ graphs
 
 
