@@ -33,6 +33,10 @@ CONTINUES = re.compile(
     r"Afterwards|Meanwhile|Furthermore|Moreover|Similarly|If so|If not|Do so|In that case|In this case|For example|"
     r"For instance|Second|Secondly|Third|Thirdly)\b|[a-z,;)\]}]"
 )
+# Behind a sentence with a value, these mean the value as a rule: "say why it is so".
+PRONOUN = re.compile(
+    r"\b(?:it|its|they|them|their|theirs|this|these|those|he|she|him|her|his|hers|such)\b", re.IGNORECASE
+)
 LABEL = re.compile(r"(?:[-*#> \t]*)(?:\*\*)?([A-Za-z][\w /'-]{0,30})(?:\*\*)?[ \t]*:")  # "Question:", "## Input:"
 LIST_ITEM = re.compile(
     r"[ \t]*(?:[-*•+]|\(?\d{1,3}[.):]|\(?[a-zA-Z][.)])[ \t]+\S|[ \t]*(?:First|Step \d+)\b", re.IGNORECASE

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from . import phrases
 from .marked import Marked, is_mark
-from .units import Unit, unadorned
+from .units import Unit, has_hole, unadorned
 
 
 def ties_of(units: list[Unit], marked: Marked) -> list[bool]:
@@ -24,6 +24,8 @@ def ties_of(units: list[Unit], marked: Marked) -> list[bool]:
         if unadorned(unit.text).endswith((":", ",", ";", "—", "-")) or points(phrases.FORWARD, unit, marked):
             tie(number, number + 1)
         if points(phrases.BACKWARD, unit, marked) or continues(unit):
+            tie(number - 1, number)
+        if number and has_hole(units[number - 1], marked) and points(phrases.PRONOUN, unit, marked):
             tie(number - 1, number)
         if phrases.SEPARATOR.match(unit.text):
             tie(number - 1, number + 1)

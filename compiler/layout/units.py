@@ -48,10 +48,10 @@ def _sentences(line: str) -> list[str]:
 def free_tokens(marked: Marked, counter: Counter) -> int:
     """Tokens of sentences and lines without a hole. Labels and tags do not count: they go where their values go."""
     units = units_of(marked.text.lstrip())
-    return sum(counter.tokens(unit.text) for unit in units if not _has_hole(unit, marked) and _is_saying(unit))
+    return sum(counter.tokens(unit.text) for unit in units if not has_hole(unit, marked) and _is_saying(unit))
 
 
-def _has_hole(unit: Unit, marked: Marked) -> bool:
+def has_hole(unit: Unit, marked: Marked) -> bool:
     return any(character in marked.holes for character in unit.text)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from umbel.compiler.graph import Builder, Graph, Parameter
+from umbel.compiler.graph import Builder, Graph, Node, Parameter
 from umbel.compiler.layout.findings import Finding
 from umbel.compiler.layout.linting import findings_of
 from umbel.compiler.layout.loading import load
@@ -49,13 +49,17 @@ def graph_of(*parts: str, role: str | None = None) -> Graph:
 
 
 def prompt_of(graph: Graph) -> str:
-    """What the program's own stream appends, with `{name}` for arguments."""
-    said = []
-    for node in graph.streams[0]:
-        if isinstance(node.op, Append):
-            value = node.inputs[1].op
-            said.append(value.value if isinstance(value, Constant) else f"{{{value.name}}}")  # type: ignore[union-attr]
-    return "".join(said)
+    """What the program's own stream appends, with `{name}` for arguments and `{Apply(...)}` for what is made of one."""
+    return "".join(_shown(node.inputs[1]) for node in graph.streams[0] if isinstance(node.op, Append))
+
+
+def _shown(value: Node) -> str:
+    match value.op:
+        case Constant(text):
+            return str(text)
+        case Argument(name):
+            return f"{{{name}}}"
+    return f"{{{value.op} of {[_shown(taken) for taken in value.inputs]}}}"
 
 
 def lint(path: Path, source: str, *, shared: Collection[str] = (), counter: Counter = CHARACTERS) -> list[Finding]:

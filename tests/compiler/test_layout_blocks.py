@@ -50,10 +50,11 @@ def test_what_follows_an_argument_in_its_line_stays_there() -> None:
         (("Text: ", "$t", "\nShorten the text above.\nBe kind."), "Text: {t}\nShorten the text above."),
         (("Read the following.\n", "$t", "\nBe kind."), "Read the following.\n{t}"),
         (("Be kind. Then reply to ", "$t", ".\nUse Latin."), "Be kind. Then reply to {t}."),
+        (("$x", " is so.\nSay why it is. Be brief."), "{x} is so.\nSay why it is."),
         (("Q: 1+1\nA: 2\nQ: ", "$q", "\nA: "), "Q: 1+1\nA: 2\nQ: {q}\nA:"),  # shots and what is asked
         (("# Task\nReply to ", "$q", ".\nBe kind.\n# Style\nShort."), "# Task\nReply to {q}.\nBe kind."),
         (("One.\n---\n", "$q", "\nTwo."), "One.\n---\n{q}"),
-        (("$q", "\nWrite it e.g. in Latin. Be kind."), "Write it e.g. in Latin."),  # no end of a sentence
+        (("$q", "\nWrite e.g. in Latin. Be kind."), "Write e.g. in Latin."),  # no end of a sentence
         (("Be kind. ", "$q", "\nBe brief."), "Be kind. {q}"),  # who knows how a value begins
     ],
 )

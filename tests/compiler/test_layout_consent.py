@@ -91,10 +91,10 @@ def test_a_model_without_probabilities_has_to_say_so_both_times() -> None:
 def test_shared_arguments_go_in_front_of_the_others() -> None:
     @ul.function
     def ask(s, question, document):  # type: ignore[no-untyped-def]
-        s += f"Question: {question}\nDocument: {document}\nUse the document alone, and quote it.\n" + ul.gen("answer")
+        s += f"Question: {question}\nDocument: {document}\nUse the document alone, and be brief.\n" + ul.gen("answer")
 
     (order,) = ask.compile(reorder=True, shared=["document"]).reordered
-    assert order.after.startswith("Use the document alone, and quote it.\nDocument: {document}\n")
+    assert order.after.startswith("Use the document alone, and be brief.\nDocument: {document}\n")
 
 
 @pytest.mark.parametrize(
