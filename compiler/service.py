@@ -10,6 +10,7 @@ from typing import Any
 
 from ..interpreter.arguments import sampling_defaults
 from ..interpreter.budget import Allowance, Budget
+from ..interpreter.explaining.history import History
 from ..interpreter.loop import RunningLoop
 from ..interpreter.run import Run
 from ..lang import plain
@@ -79,6 +80,7 @@ async def execute(shipped: Shipped, request: RunProgram, backend: Backend, secon
         salt=request.origin.salt,
         priority=request.origin.priority,
         home=RunningLoop(),
+        history=History(prompts=1),  # nobody asks here what was missed, and prompts of others are not kept
     )
     execution = Execution(plan, _arguments(shipped, request), run, options=_sampling(plan, request))
     spoken = execution.queues[plan.root].spoken if request.stream else None

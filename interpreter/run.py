@@ -19,6 +19,7 @@ from ..lang.protocol import Backend, Origin
 from . import loop
 from .budget import Allowance
 from .calls import Calls
+from .explaining.history import History, history_of
 from .explaining.journal import Journal
 from .ledger import Ledger
 from .speculation.settings import Speculating
@@ -52,6 +53,7 @@ class Run:
         salt, priority: of every request.
         speculation: how calls go beyond what they are made for; None: they do not.
         home: the loop that its streams live on, and whose clock its deadline is on; None: that of all programs.
+        history: where its calls are remembered beyond its end; None: that of the backend.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Run:
         priority: int = 0,
         speculation: Speculating | None = None,
         home: loop.Home | None = None,
+        history: History | None = None,
     ) -> None:
         self.id = f"{_process_name[0]}-{next(_numbers):x}"
         self.home: loop.Home = loop.streams if home is None else home
@@ -79,7 +82,7 @@ class Run:
         # The budget whose seconds end the run, before its timeout does.
         self._late_budget = allowance if ends is not None and ends == self.deadline else None
         self.calls = Calls(self)
-        self.journal = Journal(backend)
+        self.journal = Journal(history_of(backend) if history is None else history)
         self.ledger = Ledger(backend, allowance)
         self.reason: BaseException | None = None  # why everything was stopped
         self.ended = False  # the body has returned or raised

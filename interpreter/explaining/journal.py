@@ -9,9 +9,9 @@ from datetime import date, time
 from typing import Any
 
 from ...lang.prompt import Prompt
-from ...lang.protocol import Backend, GenRequest, ScoreRequest, Usage
+from ...lang.protocol import GenRequest, ScoreRequest, Usage
 from ...lang.source import Source
-from .history import Asked, History, Intent, history_of
+from .history import Asked, History, Intent
 
 # Arguments of these types can be recognised in a prompt. Others are not kept beyond the body.
 _RECOGNISED = (str, int, float, list, tuple, dict, date, time)
@@ -21,21 +21,16 @@ class Journal:
     """Of one run.
 
     Args:
-        backend: whose history its calls stand in.
+        history: that its calls stand in, with those of other runs.
     """
 
-    __slots__ = ("_history", "arguments", "calls", "intents")
+    __slots__ = ("arguments", "calls", "history", "intents")
 
-    def __init__(self, backend: Backend) -> None:
-        self._history = history_of(backend)
+    def __init__(self, history: History) -> None:
+        self.history = history
         self.intents: dict[str, Intent] = {}  # by the id of the request
         self.calls: list[Asked] = []
         self.arguments: Mapping[str, Any] = {}  # the user's values
-
-    @property
-    def history(self) -> History:
-        """Of the backend, other runs included."""
-        return self._history
 
     def note_arguments(self, arguments: Mapping[str, Any]) -> None:
         """What the run was given."""
@@ -58,11 +53,11 @@ class Journal:
             return None
         own = intent.asking is not None and request.prompt is intent.asking.parts
         sequences = len(request.choices) if isinstance(request, ScoreRequest) and not request.probability else 1
-        asked = self._history.begin(intent, request.prompt, request.origin.salt, own=own, sequences=sequences)
+        asked = self.history.begin(intent, request.prompt, request.origin.salt, own=own, sequences=sequences)
         self.calls.append(asked)
         return asked
 
     def end(self, asked: Asked | None, usage: Usage, answer: str) -> None:
         """A call has ended well."""
         if asked is not None:
-            self._history.end(asked, usage, answer)
+            self.history.end(asked, usage, answer)

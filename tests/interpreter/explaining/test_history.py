@@ -56,7 +56,7 @@ def test_a_backend_that_nobody_can_refer_to_weakly_is_served_all_the_same() -> N
 
 
 def test_calls_belong_to_the_gen_that_their_id_names() -> None:
-    journal = Journal(Echo())
+    journal = Journal(History())
     prompt = EMPTY.append(Text("a"))
     said = journal.intend("r-1-2", "gen", "x", prompt, None)
     own = journal.begin(GenRequest("r-1-2", prompt.parts))
@@ -70,7 +70,7 @@ def test_calls_belong_to_the_gen_that_their_id_names() -> None:
 
 
 def test_choices_that_are_scored_are_counted_each() -> None:
-    journal = Journal(Echo())
+    journal = Journal(History())
     journal.intend("r-1-1", "select", "x", EMPTY, None)
     scored = journal.begin(ScoreRequest("r-1-1", (), ("yes", "no")))
     searched = journal.begin(ScoreRequest("r-1-1", (), ("yes", "no"), probability="exact"))
@@ -92,6 +92,6 @@ def test_a_gen_that_has_its_answer_keeps_no_joined_text() -> None:
 
 
 def test_what_cannot_be_recognised_in_a_text_is_not_kept() -> None:
-    journal = Journal(Echo())
+    journal = Journal(History())
     journal.note_arguments({"text": "a", "number": 1, "turns": ["a"], "other": object(), "code": len})
     assert list(journal.arguments) == ["text", "number", "turns"]
