@@ -5,6 +5,7 @@ from datetime import datetime
 import pytest
 import umbel as ul
 from umbel.lang.cache_report import CacheCause
+from umbel.lang.chat_template import CHATML
 
 pytestmark = [pytest.mark.model, pytest.mark.processes]
 
@@ -24,7 +25,7 @@ def ask(s, question):
 
 
 def test_the_line_with_the_date_is_named() -> None:
-    with ul.Runtime(progress=False) as backend:
+    with ul.Runtime(chat_template=CHATML, progress=False) as backend:
         dated.run("Is water wet?", backend=backend).sync()
         report = dated.run("Is water wet?", backend=backend).explain_cache()
         call = report["answer"]
