@@ -4,12 +4,13 @@ Counted with the default model's tokenizer where it is at hand, else estimated a
 chat templates counts as nothing, and so do images, and arguments that are shared.
 """
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...lang.errors import UmbelError
+from ...lang.errors import ModelError, UmbelError
 from .pieces import PRIVATE, Call, Kind, Piece
 
 BYTES_PER_TOKEN = 4  # of English text, for the estimate
@@ -50,13 +51,18 @@ def default_counter() -> Counter:
     """The default model's tokenizer where the model has been used before, else the estimate: nothing is converted
     to count tokens."""
     try:
-        # By name: the compiler imports no runtime.
-        weights: Any = importlib.import_module("umbel.srt.weights.source")
-        if all(model.name != weights.FOLDER_NAME for model in weights.list_models()):
-            return ESTIMATE
-        tokenizer: Any = weights.open_model().tokenizer()
+        return _model_counter()
     except (ImportError, UmbelError, OSError):
         return ESTIMATE
+
+
+@functools.cache  # a second to open; errors are not kept
+def _model_counter() -> Counter:
+    # By name: the compiler imports no runtime.
+    weights: Any = importlib.import_module("umbel.srt.weights.source")
+    if all(model.name != weights.FOLDER_NAME for model in weights.list_models()):
+        raise ModelError("the default model is not in the cache folder")
+    tokenizer: Any = weights.open_model().tokenizer()
     return Counter(f"the tokenizer of {tokenizer.name}", lambda text: tokenizer.encode(text, first=False))
 
 

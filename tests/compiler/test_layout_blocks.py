@@ -40,7 +40,7 @@ def test_what_follows_an_argument_in_its_line_stays_there() -> None:
 @pytest.mark.parametrize(
     ("parts", "together"),
     [
-        (("Article:\n", "$a", "\nSay it again."), "Article:\n{a}"),  # a label and what it labels
+        (("Article:\n", "$a", "\nSay hello."), "Article:\n{a}"),  # a label and what it labels
         (("<doc>\n", "$d", "\nOne more line.\n</doc>\nAnswer."), "<doc>\n{d}\nOne more line.\n</doc>"),  # tags
         (("```\n", "$c", "\nReturn it.\n```\nReview."), "```\n{c}\nReturn it.\n```"),  # fences
         (("Rules:\n1. Be kind.\n2. Be brief. Really.\n", "$x"), "Rules:\n1. Be kind.\n2. Be brief. Really."),
