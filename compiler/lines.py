@@ -11,7 +11,7 @@ from .graph import Line
 _PACKAGE = __name__.partition(".")[0]
 _PARTS = tuple(f"{_PACKAGE}.{part}" for part in ("compiler", "fsm", "interpreter", "lang", "srt"))
 _STANDARD = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")})
-BOUNDARY = "body_result"  # the function of trace.py that calls the body
+BOUNDARY = "record"  # the function of trace.py around a body
 _GENERATED = ("<string>", "<attrs ")
 _INSTALLED = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("purelib", "platlib")})
 
@@ -41,7 +41,7 @@ def is_traced(frame: FrameType | None) -> bool:
 
 
 def _is_boundary(frame: FrameType) -> bool:
-    """Whether the frame is the one that calls the traced body: frames around it have nothing to do with it."""
+    """Whether the frame is around the traced body: those around it have nothing to do with it."""
     return frame.f_code.co_name == BOUNDARY and frame.f_globals.get("__name__") == f"{_PACKAGE}.compiler.trace"
 
 

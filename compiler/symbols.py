@@ -248,7 +248,7 @@ _OPERATORS = {
     "__pow__": "**", "__divmod__": "divmod()", "__matmul__": "@", "__and__": "&", "__or__": "|", "__xor__": "^",
     "__lshift__": "<<", "__rshift__": ">>", "__rsub__": "-", "__rtruediv__": "/", "__rfloordiv__": "//",
     "__rpow__": "**", "__rdivmod__": "divmod()", "__rmatmul__": "@", "__rand__": "&", "__ror__": "|", "__rxor__": "^",
-    "__rlshift__": "<<", "__rrshift__": ">>", "__reduce_ex__": "pickle", "__setitem__": "setting an item",
+    "__rlshift__": "<<", "__rrshift__": ">>", "__reduce_ex__": "copying", "__setitem__": "setting an item",
     "__delitem__": "del", "__bytes__": "bytes()",
 }  # fmt: skip
 

@@ -62,7 +62,7 @@ def trace(program: "Program", *, static_args: Mapping[str, Any] | None = None) -
         raise outer.refuse("a program that is being traced traces another", "the trace outside of the program")
     body = program.body
     known = {**program.bound, **_checked_static(static_args)}
-    return _Tracer(body, Arguments(body.name, body.function, len(body.instance) + 1, known)).trace()
+    return _Tracer(body, Arguments(body.name, body.function, len(body.instance) + 1, known)).record()
 
 
 class _Tracer:
@@ -80,7 +80,8 @@ class _Tracer:
         )  # looked into, for these names
         self._watch = Watch(partial(hidden_looks.check_call, self._tape))
 
-    def trace(self) -> Trace:
+    def record(self) -> Trace:
+        """Frames around this one are none of the program's: `lines.BOUNDARY` names it."""
         parameters, call = self._symbolic_call()
         with recorded(self), self._explaining():
             own = self._open(self._body, {})
@@ -92,7 +93,7 @@ class _Tracer:
         return Trace(graph, self._watch.effects, self._watch.watching)
 
     def body_result(self, own: Recorder, call: Call) -> object:
-        """What the body returns. Frames around this one are none of the program's: `lines.BOUNDARY` names it."""
+        """What the body returns."""
         with self._watch.watched():
             if self._body.is_async:
                 return awaiting.finish(self._body.invoke(AsyncState(own), call), self._tape)
