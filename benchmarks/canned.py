@@ -12,6 +12,7 @@ from contextlib import aclosing
 from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.errors import BackendError
 from umbel.lang.exchange import Exchange
+from umbel.lang.prompt import Part, tokens_at_most
 from umbel.lang.protocol import (
     Capabilities,
     Chunk,
@@ -87,6 +88,9 @@ class Canned:
 
     def hint(self, hint: Hint) -> None:
         self._calls.hint(hint)
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return tokens_at_most(prompt)
 
     async def control(self, verb: str) -> Done:
         raise BackendError(f"nobody here knows {verb!r}; this backend answers generate and score only")

@@ -6,6 +6,9 @@ CPU time, not wall time: gateway and program share their cores with the model, s
 is one that it does not. The oracle model has no weights: with it the engine's column is the scheduler's. With a real
 model the engine's column contains the model.
 
+Every shape runs interpreted and compiled, in turns; a compiled program runs in the user's process here, as an
+interpreted one does. "times less" is the median over pairs of runs, of the program's column.
+
 `--tokenizer default` measures with the tokenizer of a real model and without any engine: answers are canned, and
 interpreter and gateway run in this process without sockets (`canned.py`). So does `--profile`, which names the
 functions that take the time.
@@ -15,7 +18,6 @@ functions that take the time.
 import argparse
 import cProfile
 import json
-import random
 import statistics
 import sys
 import threading
@@ -23,7 +25,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
@@ -34,132 +35,11 @@ from umbel.lang.runtime_options import ORACLE, RuntimeOptions
 from umbel.srt.assembly import open_tokenizer
 
 from .canned import Canned
+from .overhead_shapes import Make, Shape, Writer, compiled, interpreted, one_gen, shapes
 
-TURNS = 8
 IDLE_SECONDS = 3.0
 CONTEXT = 16_384
 POOL = 1 << 16
-
-# ------------------------------------------------------------------------------------------ programs
-
-
-@ul.function
-def one_gen(s: ul.State, text: str, tokens: int) -> None:
-    s += text + ul.gen("answer", max_tokens=tokens, temperature=0, ignore_eos=True)
-
-
-@ul.function
-def chat(s: ul.State, turns: list[str]) -> None:
-    for number, turn in enumerate(turns):
-        s += ul.user(turn)
-        s += ul.assistant(ul.gen(f"answer {number}", max_tokens=2, temperature=0, ignore_eos=True))
-
-
-@ul.function
-def fan(s: ul.State, text: str, branches: int) -> None:
-    s += text
-    forks = s.fork(branches)
-    forks += lambda i: f"\nQuestion {i}:" + ul.gen("answer", max_tokens=2, temperature=0, ignore_eos=True)
-    forks.join()
-
-
-@ul.function
-def choose(s: ul.State, text: str) -> None:
-    s += text + ul.select("answer", choices=["red", "green", "blue", "yellow"])
-
-
-# ------------------------------------------------------------------------------------------ shapes
-
-
-Run = Callable[[Backend], None]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One kind of program: how often it runs in a measurement, how many calls each makes, and how to run them all.
-
-    `prepare` makes the texts, none of which has been seen before, and gives what is to be measured.
-    """
-
-    name: str
-    programs: int
-    calls: int
-    prepare: Callable[[], Run]
-
-
-class Writer:
-    """Texts of a wanted length that do not repeat themselves.
-
-    Args:
-        characters_per_token: of the tokenizer, for such texts.
-    """
-
-    def __init__(self, characters_per_token: float) -> None:
-        self._dice = random.Random(time.time_ns())
-        self._ratio = characters_per_token
-        self._vocabulary = ["".join(self._dice.choices("etaoinshrdlucm", k=n % 8 + 2)) for n in range(5000)]
-
-    def words(self, tokens: int) -> str:
-        wanted = int(tokens * self._ratio)
-        return " ".join(self._dice.choices(self._vocabulary, k=wanted // 5))[:wanted]
-
-
-def shapes(writer: Writer) -> list[Shape]:
-    words = writer.words
-
-    def gens() -> Run:
-        texts = [words(100) for _ in range(40)]
-        return lambda backend: [one_gen.run(text, 1, backend=backend).sync() for text in texts][-1]
-
-    def chats(tokens: int) -> Callable[[], Run]:
-        def prepare() -> Run:
-            conversations = [[words(tokens // TURNS) for _ in range(TURNS)] for _ in range(2)]
-            return lambda backend: [chat.run(turns, backend=backend).sync() for turns in conversations][-1]
-
-        return prepare
-
-    def forks(branches: int, programs: int) -> Callable[[], Run]:
-        def prepare() -> Run:
-            texts = [words(500) for _ in range(programs)]
-            return lambda backend: [fan.run(text, branches, backend=backend).sync() for text in texts][-1]
-
-        return prepare
-
-    def selects() -> Run:
-        texts = [words(100) for _ in range(40)]
-        return lambda backend: [choose.run(text, backend=backend).sync() for text in texts][-1]
-
-    def streams() -> Run:
-        texts = [words(10) for _ in range(4)]
-
-        def run(backend: Backend) -> None:
-            for text in texts:
-                for _ in one_gen.run(text, 64, backend=backend, stream=True).text_iter("answer"):
-                    pass
-
-        return run
-
-    def batch() -> Run:
-        head = words(400)  # what a few-shot prompt has in common
-        items = [{"text": f"{head}\nQuestion: {words(12)}", "tokens": 4} for _ in range(1000)]
-
-        def run(backend: Backend) -> None:
-            for state in one_gen.run_batch(items, num_threads=32, backend=backend, generator_style=True):
-                state.sync()
-
-        return run
-
-    return [
-        Shape("one gen", 40, 1, gens),
-        Shape("chat, 8 turns to 2k tokens", 2, TURNS, chats(2000)),
-        Shape("chat, 8 turns to 8k tokens", 2, TURNS, chats(8000)),
-        Shape("fork of 8", 10, 8, forks(8, 10)),
-        Shape("fork of 64", 2, 64, forks(64, 2)),
-        Shape("select of 4", 40, 1, selects),
-        Shape("streaming 64 tokens", 4, 1, streams),
-        Shape("run_batch, 1,000 programs, 32 in flight", 1000, 1, batch),
-    ]
-
 
 # ------------------------------------------------------------------------------------------ measuring
 
@@ -199,20 +79,32 @@ def calibrate(backend: Backend) -> Writer:
 def figures(
     backend: Backend, chosen: list[Shape], repeat: int, measured: Callable[[Callable[[], object]], dict[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Shape → microseconds per call of each process, medians; and the spread of their sum."""
+    """Shape → microseconds per call of each process, medians; and the spread of their sum. Interpreted and compiled
+    take turns."""
     rows = {}
     for shape in chosen:
-        shape.prepare()(backend)  # once unmeasured: imports, first use
-        taken = []
+        taken: dict[Make, list[dict[str, float]]] = {interpreted: [], compiled: []}
+        for make in taken:
+            shape.prepare(make)(backend)  # once unmeasured: imports, first use
         for _ in range(repeat):
-            run = shape.prepare()
-            taken.append(measured(lambda run=run: run(backend)))
-        calls = shape.programs * shape.calls
-        row = {name: statistics.median(one[name] for one in taken) / calls * 1e6 for name in taken[0]}
-        ours = sorted((one["program"] + one["gateway"]) / calls * 1e6 for one in taken)
-        rows[shape.name] = row | {"least": ours[0], "most": ours[-1], "calls": shape.calls}
-        print(line(shape.name, rows[shape.name]), flush=True)
+            for make, measurements in taken.items():
+                run = shape.prepare(make)
+                measurements.append(measured(lambda run=run: run(backend)))
+        for name, measurements in zip((shape.name, f"{shape.name}, compiled"), taken.values(), strict=True):
+            rows[name] = row_of(shape, measurements)
+            print(line(name, rows[name]), flush=True)
+        pairs = zip(*taken.values(), strict=True)
+        less = statistics.median(plain["program"] / graph["program"] for plain, graph in pairs)
+        rows[f"{shape.name}, compiled"]["less"] = less
+        print(f"{'':<41}{f'{less:.2f} times less':>9}", flush=True)
     return rows
+
+
+def row_of(shape: Shape, measurements: list[dict[str, float]]) -> dict[str, float]:
+    calls = shape.programs * shape.calls
+    row = {name: statistics.median(one[name] for one in measurements) / calls * 1e6 for name in measurements[0]}
+    ours = sorted((one["program"] + one["gateway"]) / calls * 1e6 for one in measurements)
+    return row | {"least": ours[0], "most": ours[-1], "calls": shape.calls}
 
 
 HEADER = (
@@ -308,12 +200,13 @@ def _named(code: CodeType | str) -> str:
 
 def profile(backend: Canned, chosen: list[Shape], top: int, profiler: Profiler) -> None:
     for shape in chosen:
-        shape.prepare()(backend)
-        run = shape.prepare()
-        profiler.clear()
-        run(backend)
-        print(f"\n{shape.name}")
-        profiler.show(top)
+        for make in (interpreted, compiled):
+            shape.prepare(make)(backend)
+            run = shape.prepare(make)
+            profiler.clear()
+            run(backend)
+            print(f"\n{shape.name}, {make.__name__}")
+            profiler.show(top)
 
 
 def choose_shapes(known: list[Shape], names: list[str] | None) -> list[Shape]:
