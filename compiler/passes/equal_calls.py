@@ -52,6 +52,7 @@ class _Plan:
         self._leaving: dict[Node, int] = {}  # node → how many branches leave behind it
         self._rest: dict[Node, int] = {}  # last node of what was merged → which of these its branch is
         self._names: dict[Node, str] = {}
+        self._reads: dict[Node, list[Node]] = {}  # what stands for others → reads of it and of them
         twins = Twins(graph)
         appended = appended_streams(graph)
         for number, stream in enumerate(graph.streams):
@@ -60,6 +61,7 @@ class _Plan:
                 shared = _shared(stream, twins)
                 if shared:
                     self._add(stream, shared, twins)
+        self._note_reads(graph)
 
     def _add(self, stream: Sequence[Node], shared: Sequence[Node], twins: Twins) -> None:
         self.merged_branches.add(stream[0])
@@ -73,6 +75,14 @@ class _Plan:
             self._rest[shared[-1]] = self._leaving.setdefault(last, 0)
             self._leaving[last] += 1
 
+    def _note_reads(self, graph: Graph) -> None:
+        standing = set(self.same.values())
+        for node in graph.nodes:
+            if isinstance(node.op, Variable | Object):
+                first = self.same.get(node.inputs[0], node.inputs[0])
+                if first in standing:
+                    self._reads.setdefault(first, []).append(node)
+
     # -------------------------------------------------------------------------------- rules
 
     def merge(self, site: Site) -> Node | Instead | None:
@@ -85,10 +95,13 @@ class _Plan:
             if node in self._rest:
                 place = builder.node(GetForkItem(self._rest[node]), (place,), node.line)
             return Instead(site.nodes[first], place)
-        if node not in self._leaving and node not in self._names:
+        if node not in self._leaving and node not in self._names and node not in self._reads:
             return None
         op = named(node.op, self._names[node]) if node in self._names else node.op
         made = builder.node(op, site.inputs, node.line)
+        for read in self._reads.get(node, ()):  # before the joins that bring it back, as if branches had set it
+            assert isinstance(read.op, Variable | Object), "these are reads"
+            builder.node(read_of(made, read.op, read.inputs[0]), (made,), read.line)
         if node not in self._leaving:
             return made
         return Instead(made, builder.node(Fork(self._leaving[node]), (made,), node.line))

@@ -38,7 +38,10 @@ def merge_samples(graph: Graph) -> Outcome:
             return None
         builder, line = site.builder, site.node.line
         if mine.index == 0:
-            return builder.node(mine.group.request, site.inputs, line)
+            made = builder.node(mine.group.request, site.inputs, line)
+            for index in range(len(mine.group.calls)):  # before the joins that bring them back
+                builder.node(Variable(mine.group.name, index), (made,), line)
+            return made
         request = site.nodes[mine.group.calls[0]]
         text = builder.node(Variable(mine.group.name, mine.index), (request,), line)
         return builder.node(Append(), (site.inputs[0], text), line)

@@ -9,7 +9,7 @@ from umbel.compiler.passes import Report
 
 from ..watching import Watched, seen
 
-PATIENCE = 60.0  # seconds, far above what any of these programs needs
+PATIENCE = 20.0  # seconds, far above what any of these programs needs
 
 
 @dataclass(frozen=True)
