@@ -63,7 +63,7 @@ def cut(marked: Marked) -> Blocks:
         lead,
         tuple(blocks),
         first_stays=bool(units) and (points(phrases.BACKWARD, units[0], marked) or continues(units[0])),
-        last_stays=ends.endswith(":") or (bool(units) and points(phrases.FORWARD, units[-1], marked)),
+        last_stays=ends.endswith((":", "：")) or (bool(units) and points(phrases.FORWARD, units[-1], marked)),
         fixed=any(phrases.ORDER.search(bare_text(unit.text, marked)) for unit in units),
     )
 

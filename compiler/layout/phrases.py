@@ -1,7 +1,7 @@
 """What text says about its own place: words, signs and shapes of lines that tie it to its neighbours.
 
-Judged generously: a sentence that is tied by mistake stays where its author put it. English prompts are what the words
-are for; of other languages only signs, labels, lists and tags are seen.
+Judged generously: a sentence that is tied by mistake stays where its author put it. The words are English, and
+a few Chinese ones; of other languages only signs, labels, lists and tags are seen.
 """
 
 import re
@@ -11,12 +11,14 @@ _THING = r"(?:text|passage|paragraph|sentence|line|question|document|article|exa
 # "as said above": what is meant stands in front.
 BACKWARD = re.compile(
     r"\b(?:above|previous|previously|preceding|prior|earlier|aforementioned|foregoing|said before|so far|"
-    rf"you (?:have )?(?:just )?(?:read|seen|been given)|just (?:read|given|seen)|(?:this|that|these|those) {_THING})\b",
+    rf"you (?:have )?(?:just )?(?:read|seen|been given)|just (?:read|given|seen)|(?:this|that|these|those) {_THING})\b"
+    "|上述|以上|上面|前面|前文",
     re.IGNORECASE,
 )
 # "the following": what is meant stands behind.
 FORWARD = re.compile(
-    rf"\b(?:following|follows|below|underneath|beneath|next {_THING}|after this|(?:comes|given|listed|shown) next)\b",
+    rf"\b(?:following|follows|below|underneath|beneath|next {_THING}|after this|(?:comes|given|listed|shown) next)\b"
+    "|以下|下面|下列|如下",
     re.IGNORECASE,
 )
 # What is meant is a place in the order of all of it: nothing may move.

@@ -48,10 +48,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Text between two things that are none. `role`: of the turn around it, if its source says so."""
+    """Text between two things that are none."""
 
     sources: tuple[Source, ...]
-    role: str = ""
 
     @property
     def lines(self) -> tuple[int, int]:

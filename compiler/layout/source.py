@@ -108,7 +108,6 @@ class _Reader:
     media: list[Shot] = field(default_factory=list)
     _current: list[Source] = field(default_factory=list)
     _target: str = ""
-    _role: str = ""
     _states: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -117,7 +116,7 @@ class _Reader:
 
     def end_run(self) -> None:
         if self._current:
-            self.said.append(Run(tuple(self._current), self._role))
+            self.said.append(Run(tuple(self._current)))
         self._current = []
 
     def stop(self, what: Turn | Stop) -> None:
@@ -162,12 +161,12 @@ class _Reader:
             self.said.insert(before, Stop.BRANCH)
 
     def _block(self, items: list[ast.withitem], inner: list[ast.stmt]) -> None:
-        outer = self._role
+        turns = 0
         for item in items:
             match item.context_expr:
                 case ast.Call(ast.Attribute(owner, name)) if self._root(owner) in self._states:
                     if name in ROLES:
-                        self._role = name
+                        turns += 1
                         self.stop(Turn(name))
                     else:
                         self.stop(Stop.BRANCH)
@@ -175,9 +174,8 @@ class _Reader:
                         self._states.add(item.optional_vars.id)
         self.read(inner)
         self.end_run()
-        if self._role != outer:
+        for _ in range(turns):
             self.stop(Stop.TURN_ENDS)
-        self._role = outer
 
     def _append(self, statement: ast.stmt, target: str, value: ast.expr, siblings: list[ast.stmt]) -> None:
         if target != self._target:
@@ -208,12 +206,9 @@ class _Reader:
                 self.media.append(Shot(operand, statement, tuple(operands), siblings))
 
     def _turn(self, role: str, content: ast.expr, statement: ast.stmt, siblings: list[ast.stmt]) -> None:
-        outer = self._role
         self.stop(Turn(role))
-        self._role = role
         self._expression(list(_operands(content)), statement, whole=False, siblings=siblings)
         self.stop(Stop.TURN_ENDS)
-        self._role = outer
 
     def _is_other(self, operand: ast.expr) -> bool:
         return isinstance(operand, ast.Call) and self._called(operand) in ROLES | CALLS | MEDIA

@@ -11,6 +11,8 @@ from . import phrases
 from .marked import Marked, is_mark
 from .units import Unit, has_hole, unadorned
 
+_LEADS_ON = (":", ",", ";", "—", "-", "：", "，", "；")
+
 
 def ties_of(units: list[Unit], marked: Marked) -> list[bool]:
     """For every unit whether it is tied to the next one."""
@@ -21,7 +23,9 @@ def ties_of(units: list[Unit], marked: Marked) -> list[bool]:
             tied[number] = True
 
     for number, unit in enumerate(units):
-        if unadorned(unit.text).endswith((":", ",", ";", "—", "-")) or points(phrases.FORWARD, unit, marked):
+        if unadorned(unit.text).endswith((":", ",", ";", "—", "-", "：", "，", "；")) or points(
+            phrases.FORWARD, unit, marked
+        ):
             tie(number, number + 1)
         if points(phrases.BACKWARD, unit, marked) or continues(unit):
             tie(number - 1, number)

@@ -98,10 +98,6 @@ def prefix_tokens(pieces: Iterable[Piece], counter: Counter) -> int:
     return tokens + counter.tokens(text)
 
 
-def constant_tokens(pieces: Iterable[Piece], counter: Counter) -> int:
-    return sum(counter.tokens(piece.text) for piece in pieces if piece.kind is Kind.CONSTANT)
-
-
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
     length = 0
     for one, other in zip(left, right, strict=False):

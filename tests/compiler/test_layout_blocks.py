@@ -51,6 +51,7 @@ def test_what_follows_an_argument_in_its_line_stays_there() -> None:
         (("Read the following.\n", "$t", "\nBe kind."), "Read the following.\n{t}"),
         (("Be kind. Then reply to ", "$t", ".\nUse Latin."), "Be kind. Then reply to {t}."),
         (("$x", " is so.\nSay why it is. Be brief."), "{x} is so.\nSay why it is."),
+        (("原文：\n", "$x", "\n请概括上述内容。用中文。"), "原文：\n{x}\n请概括上述内容。"),
         (("Q: 1+1\nA: 2\nQ: ", "$q", "\nA: "), "Q: 1+1\nA: 2\nQ: {q}\nA:"),  # shots and what is asked
         (("# Task\nReply to ", "$q", ".\nBe kind.\n# Style\nShort."), "# Task\nReply to {q}.\nBe kind."),
         (("One.\n---\n", "$q", "\nTwo."), "One.\n---\n{q}"),
