@@ -77,7 +77,7 @@ class Execution:
     def launch(self) -> None:
         """Begin the streams."""
         for queue, stream in zip(self.queues, self._plan.streams, strict=True):
-            if stream.own:
+            if stream.fork is None:
                 queue.launch()
 
     def go(self, ended: Ended) -> None:
@@ -135,17 +135,21 @@ class Execution:
         """The program's own stream, with the variables that it leaves."""
         plan = self._plan
         variables = [(name, self.bindings[slot]) for name, slot in plan.variables]
-        self.queues[plan.root] = self.stream.preload(steps, variables, plan.grammar)
+        self.stream.preload(steps, variables, plan.grammar)
 
     def _opened(self) -> list[StepQueue]:
-        """A queue for every stream; that of the program's own is replaced by that of its `Stream`."""
+        """A queue for every stream."""
         run, plan = self._run, self._plan
-        groups = {branch: fork for fork in plan.forks for branch in fork.branches}
-        names = {fork: run.request_id() if fork.size > 1 else "" for fork in plan.forks}
-        return [
-            StepQueue(run) if stream.own else StepQueue(run, fork_group=names[groups[number]], waits=True)
-            for number, stream in enumerate(plan.streams)
-        ]
+        groups = [run.request_id() if fork.size > 1 else "" for fork in plan.forks]
+        queues: list[StepQueue] = []
+        for number, stream in enumerate(plan.streams):
+            if number == plan.root:
+                queues.append(self.stream.queue)
+            elif stream.fork is None:
+                queues.append(StepQueue(run))
+            else:
+                queues.append(StepQueue(run, fork_group=groups[stream.fork], waits=True))
+        return queues
 
     def _looked_ahead(self) -> Mapping[int, int]:
         plan = self._plan

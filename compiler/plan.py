@@ -15,7 +15,7 @@ from ..lang.sampling import SamplingParams
 from .actions import Action, Ask, Branch
 from .gathering import Gathering
 from .graph import Graph, Node, frozen
-from .operations import Append, Begin, Choose, Generate, Look, Options, Structure, Variable
+from .operations import Append, Choose, Generate, Look, Options, Structure, Variable
 from .scheduling import CriticalPaths
 from .slots import Slots
 from .streams import Layout, Walk
@@ -23,10 +23,10 @@ from .streams import Layout, Walk
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """One stream. `own`: it begins by itself, not at a fork."""
+    """One stream. `fork`: the number of that where it begins; None when it begins by itself."""
 
     actions: tuple[Action, ...]
-    own: bool
+    fork: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,9 @@ class Plan:
         self.waits = bool(self.reads or self.sources[graph.result])
         layout = Layout(graph, self.slots, self.sources, gathering.joins)
         walks = [Walk(layout, number) for number in range(len(graph.streams))]
-        self.streams = tuple(
-            StreamPlan(walk.actions, isinstance(nodes[0].op, Begin))
-            for walk, nodes in zip(walks, graph.streams, strict=True)
-        )
-        self.forks = tuple(action for stream in self.streams for action in stream.actions if isinstance(action, Branch))
+        self.forks = tuple(action for walk in walks for action in walk.actions if isinstance(action, Branch))
+        begins = {branch: number for number, fork in enumerate(self.forks) for branch in fork.branches}
+        self.streams = tuple(StreamPlan(walk.actions, begins.get(number)) for number, walk in enumerate(walks))
         self.root = graph.stream_of[graph.ends[0]]
         self.grammar = _open_at_end(graph.streams[self.root])
         calls = [node for node in graph.nodes if isinstance(node.op, Generate | Choose)]

@@ -132,12 +132,16 @@ class Stream(Sink):
                 self.table.bind(binding)
         self._queue.push(step)
 
-    def preload(self, steps: Iterable[Step], variables: Iterable[tuple[str, Binding]], grammar: Grammar) -> StepQueue:
+    def preload(self, steps: Iterable[Step], variables: Iterable[tuple[str, Binding]], grammar: Grammar) -> None:
         """Before anything is said: all that a compiled program says, the variables that it leaves, and what is open at
-        its end. The queue that is given back is to be launched."""
+        its end. The queue is to be launched."""
         self._grammar = grammar
         self.table.own.update(variables)
         self._queue.load(steps)
+
+    @property
+    def queue(self) -> StepQueue:
+        """Of the steps that are said here."""
         return self._queue
 
     # -------------------------------------------------------------------------------- reading
