@@ -7,7 +7,8 @@ is one that it does not. The oracle model has no weights: with it the engine's c
 model the engine's column contains the model.
 
 Every shape runs interpreted and compiled, in turns; a compiled program runs in the user's process here, as an
-interpreted one does. "times less" is the median over pairs of runs, of the program's column.
+interpreted one does. On a runtime, a third way ships the program to the gateway. "times less" is the program's
+column against the interpreter's, the median over pairs of runs.
 
 `--tokenizer default` measures with the tokenizer of a real model and without any engine: answers are canned, and
 interpreter and gateway run in this process without sockets (`canned.py`). So does `--profile`, which names the
@@ -35,7 +36,7 @@ from umbel.lang.runtime_options import ORACLE, RuntimeOptions
 from umbel.srt.assembly import open_tokenizer
 
 from .canned import Canned
-from .overhead_shapes import Make, Shape, Writer, compiled, interpreted, one_gen, shapes
+from .overhead_shapes import Make, Shape, Writer, compiled, interpreted, one_gen, shapes, shipped
 
 IDLE_SECONDS = 3.0
 CONTEXT = 16_384
@@ -79,24 +80,24 @@ def calibrate(backend: Backend) -> Writer:
 def figures(
     backend: Backend, chosen: list[Shape], repeat: int, measured: Callable[[Callable[[], object]], dict[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Shape → microseconds per call of each process, medians; and the spread of their sum. Interpreted and compiled
+    """Shape → microseconds per call of each process, medians; and the spread of their sum. The ways to make a program
     take turns."""
     rows = {}
+    ways = (interpreted, compiled, shipped) if backend.capabilities.programs else (interpreted, compiled)
     for shape in chosen:
-        taken: dict[Make, list[dict[str, float]]] = {interpreted: [], compiled: []}
-        for make in taken:
+        taken: dict[Make, list[dict[str, float]]] = {make: [] for make in ways}
+        for make in ways:
             shape.prepare(make)(backend)  # once unmeasured: imports, first use
         for _ in range(repeat):
-            for make, measurements in taken.items():
+            for make in ways:
                 run = shape.prepare(make)
-                measurements.append(measured(lambda run=run: run(backend)))
-        for name, measurements in zip((shape.name, f"{shape.name}, compiled"), taken.values(), strict=True):
-            rows[name] = row_of(shape, measurements)
+                taken[make].append(measured(lambda run=run: run(backend)))
+        for make in ways:
+            name = shape.name if make is interpreted else f"{shape.name}, {make.__name__}"
+            rows[name] = row_of(shape, taken[make])
+            pairs = zip(taken[interpreted], taken[make], strict=True)
+            rows[name]["less"] = statistics.median(plain["program"] / other["program"] for plain, other in pairs)
             print(line(name, rows[name]), flush=True)
-        pairs = zip(*taken.values(), strict=True)
-        less = statistics.median(plain["program"] / graph["program"] for plain, graph in pairs)
-        rows[f"{shape.name}, compiled"]["less"] = less
-        print(f"{'':<41}{f'{less:.2f} times less':>9}", flush=True)
     return rows
 
 
@@ -108,8 +109,8 @@ def row_of(shape: Shape, measurements: list[dict[str, float]]) -> dict[str, floa
 
 
 HEADER = (
-    f"{'microseconds of CPU per call':<41}{'program':>9}{'gateway':>9}{'sum':>9}{'(spread)':>17}"
-    f"{'engine':>9}{'wall':>9}{'sum per program':>17}"
+    f"{'microseconds of CPU per call':<51}{'program':>9}{'gateway':>9}{'sum':>9}{'(spread)':>17}"
+    f"{'engine':>9}{'wall':>9}{'sum per program':>17}{'times less':>12}"
 )
 
 
@@ -117,8 +118,8 @@ def line(name: str, row: dict[str, float]) -> str:
     ours = row["program"] + row["gateway"]
     spread = f"({row['least']:.0f}-{row['most']:.0f})"
     return (
-        f"{name:<41}{row['program']:>9.0f}{row['gateway']:>9.0f}{ours:>9.0f}{spread:>17}"
-        f"{row['engine']:>9.0f}{row['wall']:>9.0f}{ours * row['calls']:>17.0f}"
+        f"{name:<51}{row['program']:>9.0f}{row['gateway']:>9.0f}{ours:>9.0f}{spread:>17}"
+        f"{row['engine']:>9.0f}{row['wall']:>9.0f}{ours * row['calls']:>17.0f}{row['less']:>12.2f}"
     )
 
 

@@ -66,6 +66,12 @@ def compiled(program: ul.Program, **fixed: Any) -> Made:
     return program.compile(static_args=fixed, server=False)
 
 
+@cache
+def shipped(program: ul.Program, **fixed: Any) -> Made:
+    """It runs in the gateway."""
+    return program.compile(static_args=fixed, server=True)
+
+
 # ------------------------------------------------------------------------------------------ shapes
 
 
