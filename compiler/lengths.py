@@ -7,7 +7,7 @@ the tokens that it took; an encoding of the whole may differ by a few.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..interpreter.position import Position, Reached, since
@@ -175,10 +175,10 @@ class Lengths:
         before = self.places[node.inputs[0]]
         position = before.reached.position.copy()
         if isinstance(node.op, GetForkItem):
-            return Place(Reached(position.prompt, len(position.turns), position), 0, 0)
+            return Place(Reached(position.prompt, len(position.turns), position, position.held), 0, 0)
         unknown = self._follow(node, position)
         said = self._count(since(before.reached.position.prompt, position.prompt))
-        reached = Reached(before.reached.start, before.reached.start_turns, position)
+        reached = replace(before.reached, position=position)
         return Place(reached, before.tokens + said + unknown, before.unknown + unknown)
 
     def _follow(self, node: Node, position: Position) -> int:
@@ -218,7 +218,7 @@ class Lengths:
 
     @staticmethod
     def _take_over(end: Place, position: Position) -> int:
-        position.take_over(end.reached.said, end.reached.turns)
+        position.take_over(end.reached)
         return end.unknown
 
     def _generated(self, node: Node) -> Call:

@@ -37,7 +37,7 @@ class Executor:
         ready: whether the backend has been started for this stream's ancestors.
     """
 
-    __slots__ = ("_queue", "_ready", "_run", "_speculator", "_start", "_start_turns", "position", "spoken")
+    __slots__ = ("_queue", "_ready", "_run", "_speculator", "_start", "_start_held", "_start_turns", "position", "spoken")
 
     def __init__(self, queue: "StepQueue", run: Run, position: Position, *, ready: bool = False) -> None:
         self.position = position
@@ -45,6 +45,7 @@ class Executor:
         self._queue = queue
         self._run = run
         self._start = position.prompt  # what this stream did not say itself
+        self._start_held = position.held
         self._start_turns = len(position.turns)
         self._ready = ready
         shared = run.speculation
@@ -176,7 +177,7 @@ class Executor:
 
     def reached(self) -> Reached:
         """Where the stream stands now."""
-        return Reached(self._start, self._start_turns, self.position.copy())
+        return Reached(self._start, self._start_turns, self.position.copy(), self._start_held)
 
     async def gather(self, op: Gather, step: Step) -> None:
         for mark in op.marks:
@@ -188,7 +189,7 @@ class Executor:
     async def concatenate(self, op: Concatenate, step: Step) -> None:
         for mark in op.marks:
             reached = await self._reached(mark)
-            self.spoken.append(self.position.take_over(reached.said, reached.turns), {})
+            self.spoken.append(self.position.take_over(reached), {})
             self.spoken.append(text_of([prompt.part for prompt in reached.said if prompt.part is not None]), {})
 
     async def _reached(self, mark: Binding) -> Reached:

@@ -115,15 +115,23 @@ class Position:
             )
         return self._release()
 
-    def take_over(self, said: list[Prompt], turns: tuple[Turn, ...]) -> str:
+    def take_over(self, reached: "Reached") -> str:
         """Append what a branch said, part by part, and the turns it closed; what of it is text held back before."""
+        said = reached.said
         held = self._release() if said else ""
         for prompt in said:
             assert prompt.part is not None, "what was said has a part"
             self.prompt = self.prompt.append(prompt.part, prompt.source)
-        self.turns += turns
-        self.owed = self.owed and not turns
+        if self.turn is not None:
+            self.turn.held += reached.held if said else reached.held.removeprefix(reached.start_held)
+        self.turns += reached.turns
+        self.owed = self.owed and not reached.turns
         return held
+
+    @property
+    def held(self) -> str:
+        """White space of the open turn that is dropped if the turn ends here."""
+        return "" if self.turn is None else self.turn.held
 
     def _release(self) -> str:
         turn = self.turn
@@ -164,11 +172,23 @@ class Reached:
     start: Prompt
     start_turns: int
     position: Position
+    start_held: str = ""  # white space that was held back where it began
 
     @property
     def said(self) -> list[Prompt]:
-        """What the stream has said itself: the prompt after each part of it."""
-        return steps_since(self.start, self.position.prompt)
+        """What the stream has said itself: the prompt after each part of it. White space that was held back where it
+        began stands before its text, and is not its own."""
+        steps = steps_since(self.start, self.position.prompt)
+        first = steps[0].part if steps else None
+        if not self.start_held or not isinstance(first, Text) or first.control:
+            return steps
+        own = first.text.removeprefix(self.start_held)
+        return [self.start.append(Text(own), steps[0].source), *steps[1:]] if own else steps[1:]
+
+    @property
+    def held(self) -> str:
+        """White space that it said last."""
+        return self.position.held
 
     @property
     def turns(self) -> tuple[Turn, ...]:

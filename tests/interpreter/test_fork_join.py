@@ -10,6 +10,7 @@ from umbel.interpreter.backends.gate import Gate
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import GenRequest, Hint
 
+from ..lang.templates import FAMILIES, Family
 from .conftest import PATIENCE
 
 
@@ -194,6 +195,40 @@ def test_branches_inside_an_open_turn_give_their_text_to_it(echo: Echo) -> None:
     assert program.run(backend=echo, timeout=PATIENCE).messages() == [
         {"role": "user", "content": "list: item 0 item 1"}
     ]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_blanks_around_an_appending_join_are_those_of_the_program(family: Family) -> None:
+    """Also where the template strips white space, which is held back until it is known what follows."""
+
+    def whole(s):
+        s += "Hello: there " + "1" + " and you" + ul.gen("x") + " \n" + "end"
+
+    def branched(s):
+        s += "Hello: "
+        forks = s.fork(3)
+        forks[0] += "there "
+        forks[1] += "1"
+        forks[2] += " "
+        forks.join("concate_and_append")
+        s += "and you"
+        forks = s.fork(1)
+        forks += ul.gen("x")
+        forks += " \n"
+        forks.join("concate_and_append")
+        s += "end"
+
+    def said(body) -> str:
+        @ul.function
+        def program(s):
+            with s.user():
+                body(s)
+            s += ul.assistant(ul.gen("y"))
+
+        template = ul.ChatTemplate(family.source, tokens=family.tokens, options=family.options)
+        return program.run(backend=Echo(["x", "y"], chat_template=template), timeout=PATIENCE).text()
+
+    assert said(branched) == said(whole)
 
 
 def test_a_branch_that_left_a_turn_open_cannot_be_appended(echo: Echo) -> None:
