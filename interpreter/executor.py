@@ -37,7 +37,17 @@ class Executor:
         ready: whether the backend has been started for this stream's ancestors.
     """
 
-    __slots__ = ("_queue", "_ready", "_run", "_speculator", "_start", "_start_held", "_start_turns", "position", "spoken")
+    __slots__ = (
+        "_queue",
+        "_ready",
+        "_run",
+        "_speculator",
+        "_start",
+        "_start_held",
+        "_start_turns",
+        "position",
+        "spoken",
+    )
 
     def __init__(self, queue: "StepQueue", run: Run, position: Position, *, ready: bool = False) -> None:
         self.position = position

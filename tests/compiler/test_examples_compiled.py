@@ -1,4 +1,4 @@
-"""The examples, compiled: those that look at no answer are what the interpreter runs; the others say which line looks."""
+"""The examples, compiled: those that look at no answer are as interpreted; the others say which line looks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
