@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .compiler.compiled import CompiledProgram as CompiledProgram
-    from .compiler.compiled import load as load
-    from .compiler.effects import TraceWarning as TraceWarning
     from .compiler.graph import Graph as Graph
-    from .compiler.pinning import Cached as Cached
+    from .compiler.planning.pinning import Cached as Cached
+    from .compiler.running.compiled import CompiledProgram as CompiledProgram
+    from .compiler.running.compiled import load as load
+    from .compiler.tracing.effects import TraceWarning as TraceWarning
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.gate import Gate as Gate
@@ -98,10 +98,10 @@ if TYPE_CHECKING:
 
 # Public name → the module it lives in. The block above says the same to type checkers; a test compares them.
 _HOMES = {
-    "compiler.effects": ("TraceWarning",),
-    "compiler.compiled": ("CompiledProgram", "load"),
+    "compiler.tracing.effects": ("TraceWarning",),
+    "compiler.running.compiled": ("CompiledProgram", "load"),
     "compiler.graph": ("Graph",),
-    "compiler.pinning": ("Cached",),
+    "compiler.planning.pinning": ("Cached",),
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),

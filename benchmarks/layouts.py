@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from umbel import Runtime
-from umbel.compiler.effects import TraceWarning
 from umbel.compiler.layout.checker import Verdict, verdicts
 from umbel.compiler.layout.consent import THRESHOLD
 from umbel.compiler.layout.findings import Finding
@@ -22,6 +21,7 @@ from umbel.compiler.layout.linting import findings_of
 from umbel.compiler.layout.loading import load
 from umbel.compiler.layout.reorder import Proposal
 from umbel.compiler.layout.tokens import Counter, default_counter
+from umbel.compiler.tracing.effects import TraceWarning
 from umbel.lang.protocol import Backend
 
 from tests.compiler.templates.table import TEMPLATES, Template

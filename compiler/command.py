@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from ..lang.errors import ParameterError, UmbelError
-from . import passes, serialise
+from . import passes
+from .files import serialise
 from .graph import Graph
 from .script import program_of
-from .trace import trace
+from .tracing.trace import trace
 
 _SUFFIX = ".umbel.json"
 _SAID = {

@@ -146,7 +146,7 @@ class Graph:
         Raises:
             ParameterError: an argument is missing.
         """
-        from .memory import peak_tokens
+        from .planning.memory import peak_tokens
 
         return peak_tokens(self, backend, arguments or {}, options)
 
@@ -197,7 +197,7 @@ class Graph:
             GraphError: the graph holds what no file can: objects and result types of classes of yours.
             OSError: the file cannot be written.
         """
-        from .serialise import save
+        from .files.serialise import save
 
         save(self, path)
 

@@ -30,10 +30,10 @@ from .recording import Recording, recording
 from .speculation.settings import setting_of
 
 if TYPE_CHECKING:
-    from ..compiler.compiled import CompiledProgram
     from ..compiler.graph import Graph
     from ..compiler.layout.consent import Reordering
-    from ..compiler.pinning import Cached
+    from ..compiler.planning.pinning import Cached
+    from ..compiler.running.compiled import CompiledProgram
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
 
@@ -302,8 +302,8 @@ class Program:
             ParameterError: `static_args` that the program has no parameter for.
             Whatever the function raises.
         """
-        from ..compiler.effects import warn
-        from ..compiler.trace import trace
+        from ..compiler.tracing.effects import warn
+        from ..compiler.tracing.trace import trace
 
         traced = trace(self, static_args=static_args)
         warn(self.name, traced.effects)
@@ -348,8 +348,8 @@ class Program:
                 order, or `checker`, `accept` or `shared` without `reorder=True`.
             Whatever the function raises, and the checker.
         """
-        from ..compiler.compiled import CompiledProgram
         from ..compiler.passes import rewrite
+        from ..compiler.running.compiled import CompiledProgram
 
         graph = self.trace(static_args=static_args)
         orders: tuple[Reordering, ...] = ()
@@ -399,7 +399,7 @@ class Program:
             ParameterError: a wrong `ttl` or `salt`, or `static_args` that the program has no parameter for.
             Whatever the function raises.
         """
-        from ..compiler.pinning import cache_head
+        from ..compiler.planning.pinning import cache_head
 
         options = run_options({"backend": backend, "salt": salt})
         graph = self.trace(static_args=static_args)

@@ -42,8 +42,8 @@ class RunProgram(_Wire, frozen=True):
 
     Attributes:
         digest: of the graph's bytes.
-        graph: the bytes, as `compiler.serialise` writes them; empty when the receiver is believed to have them. One
-            that has not asks with `GraphWanted`, and the message is sent once more, whole.
+        graph: the bytes, as `compiler.files.serialise` writes them; empty when the receiver is believed to have them.
+            One that has not asks with `GraphWanted`, and the message is sent once more, whole.
         slots: how many bindings a run has, as the sender counts them: they have to be as many here.
         arguments: name → value, packed by `plain.pack`. Pictures are bytes.
         sampling: defaults of the run, as `sampling.overrides` gives them, packed.

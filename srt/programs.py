@@ -1,7 +1,7 @@
 """Programs that clients ship: they run here, next to the engine, and their variables stream back.
 
     client ── RunProgram ──▶ Programs ──▶ GraphShelf                    read, checked, planned; once per graph
-                                 └──────▶ a task: compiler.service ─▶ ProgramBackend ─▶ Exchange ─▶ Gateway ─▶ engine
+                                 └──────▶ a task: compiler/running ─▶ ProgramBackend ─▶ Exchange ─▶ Gateway ─▶ engine
            ◀── variables ────────────────────────┘
 
 The compiler and the interpreter are loaded when the first program comes. Every program ends exactly once, unless its
@@ -33,11 +33,11 @@ from .graph_shelf import GraphShelf
 from .program_backend import ProgramBackend
 
 if TYPE_CHECKING:
-    from ..compiler.service import Shipped
+    from ..compiler.running.service import Shipped
 
 log = logging.getLogger("umbel.gateway")
 
-_SERVICE = f"{__package__.rpartition('.')[0]}.compiler.service"
+_SERVICE = f"{__package__.rpartition('.')[0]}.compiler.running.service"
 
 
 class Programs:
@@ -171,7 +171,7 @@ class Programs:
             shipped = await shelf.find(request.digest, request.graph)
             if shipped is None:
                 return GraphWanted(request.id)
-            from ..compiler.service import execute
+            from ..compiler.running.service import execute
 
             return await execute(shipped, request, self._backend, seconds, tell)
 
@@ -181,7 +181,7 @@ class Programs:
             if self._shelf is None:
                 if _SERVICE not in sys.modules:
                     await asyncio.to_thread(importlib.import_module, _SERVICE)
-                from ..compiler.service import read
+                from ..compiler.running.service import read
 
                 self._shelf = GraphShelf(self._limits, read, self.counters)
         return self._shelf

@@ -11,8 +11,8 @@ from typing import Any
 
 from ...interpreter.program import Program
 from ...lang.errors import ParameterError, UmbelError
-from ..effects import TraceWarning
-from ..trace import Trace, trace
+from ..tracing.effects import TraceWarning
+from ..tracing.trace import Trace, trace
 from .linting import Subject
 from .source import SourceFile, SourceProgram
 

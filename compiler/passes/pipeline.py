@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from ..checks.verify import verify
 from ..graph import Graph
-from ..verify import verify
 from .choice import Choice, chosen
 from .equal_calls import merge_equal
 from .folding import fold

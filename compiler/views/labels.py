@@ -12,8 +12,8 @@ from typing import Any
 
 from ...lang.errors import GraphError
 from ...lang.ops import RoleBegin, RoleEnd, Select, VarScopeBegin, VarScopeEnd
+from ..checks.inputs import MAX_NESTING
 from ..graph import Graph, Node, Parameter
-from ..inputs import MAX_NESTING
 from ..operations import (
     Append,
     Apply,

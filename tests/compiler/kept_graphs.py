@@ -2,7 +2,7 @@
 
 from typing import Any, TypedDict
 
-from umbel.compiler import serialise
+from umbel.compiler.files import serialise
 from umbel.compiler.graph import Builder, Graph, Line, Parameter, frozen
 from umbel.compiler.operations import Begin, Constant, Generate, Variable
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from umbel.compiler.batching import BatchPlan
-from umbel.compiler.compiled import CompiledProgram
+from umbel.compiler.planning.batching import BatchPlan
+from umbel.compiler.running.compiled import CompiledProgram
 from umbel.interpreter import loop
 from umbel.interpreter.arguments import run_options
 from umbel.interpreter.backends.echo import Echo

@@ -4,8 +4,8 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from umbel.compiler import serialise
 from umbel.compiler.command import main
+from umbel.compiler.files import serialise
 from umbel.interpreter import cli
 
 ONE = """

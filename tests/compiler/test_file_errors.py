@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from umbel.compiler import serialise
+from umbel.compiler.files import serialise
 from umbel.lang.errors import GraphError
 from umbel.lang.generation import gen
 
@@ -134,7 +134,7 @@ def test_brackets_inside_of_texts_are_no_nesting():
 
 
 def test_a_file_that_is_too_large_is_not_read(monkeypatch):
-    monkeypatch.setattr("umbel.compiler.file_text.MAX_BYTES", 100)
+    monkeypatch.setattr("umbel.compiler.files.text.MAX_BYTES", 100)
     with pytest.raises(GraphError, match=r"it has .* bytes; at most 100 are read"):
         serialise.decode(b" " * 101, source="x")
 

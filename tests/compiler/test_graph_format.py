@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from umbel.compiler import file_results, file_values, serialise
-from umbel.compiler.attributes import OPERATIONS
-from umbel.compiler.verify import verify
+from umbel.compiler.checks.attributes import OPERATIONS
+from umbel.compiler.checks.verify import verify
+from umbel.compiler.files import results as file_results
+from umbel.compiler.files import serialise
+from umbel.compiler.files import values as file_values
 from umbel.lang import ops
 
 from .kept_graphs import alike, copied

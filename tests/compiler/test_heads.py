@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from umbel.compiler.graph import Builder, Graph, Node, Parameter
-from umbel.compiler.heads import common_head, shared_arguments
 from umbel.compiler.operations import (
     Append,
     Apply,
@@ -18,6 +17,7 @@ from umbel.compiler.operations import (
     GetForkItem,
     Join,
 )
+from umbel.compiler.planning.heads import common_head, shared_arguments
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.program import function
 from umbel.lang import ops

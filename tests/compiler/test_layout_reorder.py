@@ -4,12 +4,12 @@ import pytest
 import umbel as ul
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from umbel.compiler.checks.verify import verify
 from umbel.compiler.graph import Graph
 from umbel.compiler.layout.pieces import calls_of, segments_of
 from umbel.compiler.layout.reorder import apply, propose
 from umbel.compiler.layout.tokens import ESTIMATE, Counter, prefix_tokens, shareable
 from umbel.compiler.operations import Append, Argument, Constant
-from umbel.compiler.verify import verify
 
 from .layouts import CHARACTERS, graph_of, prompt_of
 

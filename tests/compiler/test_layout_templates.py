@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import umbel as ul
-from umbel.compiler.effects import TraceWarning
 from umbel.compiler.graph import Graph
 from umbel.compiler.layout.consent import reordered
 from umbel.compiler.layout.examples import EXAMPLES
@@ -16,6 +15,7 @@ from umbel.compiler.layout.loading import load
 from umbel.compiler.layout.patches import together, unified
 from umbel.compiler.layout.reorder import Proposal, apply, propose
 from umbel.compiler.layout.tokens import ESTIMATE
+from umbel.compiler.tracing.effects import TraceWarning
 
 from benchmarks.layouts import measure, report
 

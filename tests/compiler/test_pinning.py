@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from umbel.compiler.graph import Graph
-from umbel.compiler.pinning import SHORTEST, Cached, cache_head, pin
+from umbel.compiler.planning.pinning import SHORTEST, Cached, cache_head, pin
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.runtime import Runtime

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from umbel.compiler.graph import Graph
 from umbel.compiler.operations import Choose, Generate
-from umbel.compiler.scheduling import CriticalPaths
+from umbel.compiler.planning.scheduling import CriticalPaths
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.default import get_server_info

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.compiler import serialise
+from umbel.compiler.files import serialise
 from umbel.compiler.graph import Builder, Line, kept, rebuilt
 from umbel.compiler.operations import Append, Begin, Constant, Look
 from umbel.lang.errors import GraphError

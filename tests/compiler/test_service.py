@@ -12,10 +12,11 @@ import msgspec
 import pytest
 import umbel as ul
 from hypothesis import HealthCheck, Phase, given, settings
-from umbel.compiler import serialise, service
+from umbel.compiler.files import serialise
 from umbel.compiler.graph import Builder, Graph, Node, Parameter
 from umbel.compiler.operations import Append, Apply, Argument, Begin, Concat, Constant, Fork, Look
-from umbel.compiler.plan import Plan
+from umbel.compiler.running import service
+from umbel.compiler.running.plan import Plan
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang import plain

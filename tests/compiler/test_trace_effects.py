@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 import umbel as ul
-from umbel.compiler.effects import Effect
-from umbel.compiler.trace import trace
+from umbel.compiler.tracing.effects import Effect
+from umbel.compiler.tracing.trace import trace
 
 HERE = Path(__file__)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import umbel as ul
-from umbel.compiler.trace import trace
-from umbel.compiler.verify import verify
+from umbel.compiler.checks.verify import verify
+from umbel.compiler.tracing.trace import trace
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import umbel as ul
 from hypothesis import HealthCheck, given, settings
+from umbel.compiler.checks.verify import verify
 from umbel.compiler.graph import Graph, frozen
-from umbel.compiler.trace import trace
-from umbel.compiler.verify import verify
+from umbel.compiler.tracing.trace import trace
 
 from .random_programs import bodies, program_of
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from umbel.compiler.checks.verify import verify
 from umbel.compiler.graph import Builder
 from umbel.compiler.operations import (
     Append,
@@ -15,7 +16,6 @@ from umbel.compiler.operations import (
     GetForkItem,
     Join,
 )
-from umbel.compiler.verify import verify
 from umbel.lang import ops
 from umbel.lang.errors import GraphError
 

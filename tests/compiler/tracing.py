@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import umbel as ul
+from umbel.compiler.checks.verify import verify
 from umbel.compiler.graph import Graph, Node
 from umbel.compiler.operations import Append, Apply, Argument, Concat, Constant, Leaf, Structure, Variable
 from umbel.compiler.text_functions import FUNCTIONS
-from umbel.compiler.verify import verify
 
 
 def value_of(node: Node, known: Mapping[str, Any]) -> Any:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from umbel.compiler import serialise
+from umbel.compiler.files import serialise
 from umbel.compiler.graph import Builder
 from umbel.compiler.operations import Append, Begin, Constant, Generate, Variable
-from umbel.compiler.plan import Plan
+from umbel.compiler.running.plan import Plan
 from umbel.lang import ops, plain
 from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.errors import GraphError

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from umbel.compiler.checks.verify import verify
 from umbel.compiler.graph import Builder, Graph, Node, rebuilt
 from umbel.compiler.operations import Append, Begin, Concat, Constant
-from umbel.compiler.verify import verify
 
 
 def straight(*said: Node, builder: Builder) -> Graph:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from umbel.compiler.compiled import CompiledProgram
 from umbel.compiler.graph import Builder, Parameter
 from umbel.compiler.operations import Apply, Argument, Concat, Constant, Leaf, Structure
 from umbel.compiler.passes.folding import fold
+from umbel.compiler.running.compiled import CompiledProgram
 from umbel.interpreter.backends.echo import Echo
 
 from .building import returning, said, straight

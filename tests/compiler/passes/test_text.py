@@ -4,11 +4,11 @@ import pytest
 import umbel as ul
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from umbel.compiler.compiled import CompiledProgram
 from umbel.compiler.graph import Builder, Graph, Node, Parameter, rebuilt
 from umbel.compiler.operations import Append, Argument, Begin, Concat, Constant
 from umbel.compiler.passes import optimise
 from umbel.compiler.passes.text import merge_text
+from umbel.compiler.running.compiled import CompiledProgram
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.ops import RoleBegin

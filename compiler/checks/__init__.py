@@ -1,0 +1,1 @@
+"""Whether a graph is whole."""

@@ -1,0 +1,217 @@
+"""What the streams of a compiled program do, one action after the other: a plan's part of a step.
+
+An action is the same in all runs; `step` makes what the interpreter's executor takes, with the bindings of one run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...interpreter import media
+from ...interpreter.steps import BranchOff, Concatenate, Gather, Late, Mark, ReasoningTags, Step
+from ...lang import ops
+from ...lang.source import Source
+from ..graph import Node
+from .values import Values
+
+if TYPE_CHECKING:
+    from .execution import Execution
+
+
+class Action(Protocol):
+    def step(self, execution: "Execution") -> Step:
+        """Raises ParameterError where an argument of the run does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same step in every run: constant text, roles, the beginnings of scopes."""
+
+    made: Step
+
+    def step(self, execution: "Execution") -> Step:
+        return self.made
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Text that is known when a run begins: constants and what is made of arguments, one after the other."""
+
+    texts: tuple[Node, ...]
+    source: Source | None
+
+    def step(self, execution: "Execution") -> Step:
+        return Step(ops.Text("".join(map(execution.values.text, self.texts))), source=self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class SayLater:
+    """Text that needs variables."""
+
+    text: Node
+    source: Source | None
+
+    def step(self, execution: "Execution") -> Step:
+        return Step(Late(partial(self._known, execution.values)), source=self.source)
+
+    async def _known(self, values: Values) -> ops.Op:
+        await values.known(self.text)
+        return ops.Text(values.text(self.text))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A `gen`.
+
+    Attributes:
+        call: its place among the calls of the plan, which have sampling parameters.
+        slot, thinking: of its bindings.
+    """
+
+    gen: ops.Gen
+    call: int
+    slot: int
+    thinking: int | None
+    tags: ReasoningTags | None
+    source: Source | None
+
+    def step(self, execution: "Execution") -> Step:
+        bindings = execution.bindings
+        thinking = None if self.thinking is None else bindings[self.thinking]
+        sampling, ahead = execution.sampling[self.call], execution.ahead.get(self.slot, 0)
+        return Step(self.gen, bindings[self.slot], sampling, thinking, self.tags, self.source, ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """A `select` with constant choices. `call`: where it draws."""
+
+    select: ops.Select
+    call: int | None
+    slot: int
+    source: Source | None
+
+    def step(self, execution: "Execution") -> Step:
+        sampling = None if self.call is None else execution.sampling[self.call]
+        ahead = execution.ahead.get(self.slot, 0)
+        return Step(self.select, execution.bindings[self.slot], sampling, source=self.source, ahead=ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseAmong:
+    """A `select` whose choices are known in a run. `late`: not when it begins."""
+
+    choose: Choose
+    choices: tuple[Node, ...]
+    late: bool
+
+    def step(self, execution: "Execution") -> Step:
+        step = self.choose.step(execution)
+        if self.late:
+            return replace(step, op=Late(partial(self._known, execution.values)))
+        return replace(step, op=self._select(execution.values))
+
+    async def _known(self, values: Values) -> ops.Op:
+        for choice in self.choices:
+            await values.known(choice)
+        return self._select(values)
+
+    def _select(self, values: Values) -> ops.Op:
+        select = self.choose.select
+        return ops.select(
+            select.name,
+            [values.value(choice) for choice in self.choices],
+            select.temperature,
+            method=select.method,
+            max_tries=select.max_tries,
+            allow_best_effort=select.allow_best_effort,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """An `image`, or with `num_frames` a `video`. `late`: its source is not known when a run begins."""
+
+    source: Node
+    num_frames: int | None
+    late: bool
+    origin: Source | None
+
+    def step(self, execution: "Execution") -> Step:
+        if self.late:
+            return Step(Late(partial(self._known, execution.values)), source=self.origin)
+        return Step(self._shown(execution.values), source=self.origin)
+
+    async def _known(self, values: Values) -> ops.Op:
+        await values.known(self.source)
+        return self._shown(values)
+
+    def _shown(self, values: Values) -> ops.Op:
+        source: Any = values.value(self.source)  # a path, bytes or a picture
+        shown = ops.Image(source) if self.num_frames is None else ops.Video(source, self.num_frames)
+        media.check(shown)
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class EndScope:
+    op: ops.VarScopeEnd
+    slot: int
+
+    def step(self, execution: "Execution") -> Step:
+        return Step(self.op, execution.bindings[self.slot])
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A fork. `branches`: the numbers of the streams that begin here."""
+
+    size: int
+    branches: tuple[int, ...]
+
+    def step(self, execution: "Execution") -> Step:
+        return Step(BranchOff(tuple(execution.queues[branch] for branch in self.branches)))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """A place of the stream that others wait for."""
+
+    slot: int
+
+    def step(self, execution: "Execution") -> Step:
+        return Step(_MARK, execution.bindings[self.slot])
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """A join of variables. `awaited`: what has to be settled; `columns`: a list, and what the branches found."""
+
+    awaited: tuple[int, ...]
+    columns: tuple[tuple[int, tuple[int | None, ...]], ...]
+
+    def step(self, execution: "Execution") -> Step:
+        bindings = execution.bindings
+        columns = tuple(
+            (bindings[slot], tuple(None if found is None else bindings[found] for found in branches))
+            for slot, branches in self.columns
+        )
+        return Step(Gather(_at(bindings, self.awaited), columns))
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """A join of texts."""
+
+    awaited: tuple[int, ...]
+
+    def step(self, execution: "Execution") -> Step:
+        return Step(Concatenate(_at(execution.bindings, self.awaited)))
+
+
+_MARK = Mark()
+
+
+def _at(bindings: Sequence[Any], slots: tuple[int, ...]) -> tuple[Any, ...]:
+    return tuple(bindings[slot] for slot in slots)

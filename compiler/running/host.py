@@ -1,0 +1,201 @@
+"""How a compiled program is run: from sync code, from a coroutine, in the background, in a batch.
+
+However it is started, one message goes to the streams' loop, and at most one comes back: when the program has ended.
+No thread waits in between, and none is used.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import BoundArguments
+from typing import Any
+
+from ...interpreter import loop, transcript
+from ...interpreter.arguments import RunOptions
+from ...interpreter.body import ending
+from ...interpreter.budget import Allowance
+from ...interpreter.run import Run
+from ...interpreter.speculation.planner import Planner
+from ...interpreter.speculation.rest import Rest
+from ...interpreter.speculation.settings import Setting, Speculating
+from ...interpreter.stream import Stream
+from ...lang.errors import ProgramError
+from ...lang.state import AsyncState, BaseState, State
+from .execution import Execution
+from .plan import Plan
+from .shipping import Parcel, Server, execution
+
+
+@dataclass(frozen=True)
+class Host:
+    """Of one plan. A host of batches.
+
+    `parcel`: the plan as it is shipped. `server`: whether it is. `defaults`: arguments that may be left out.
+    `speculation`: when a run asks for none; `planner`: what all runs have learned about it.
+    """
+
+    parcel: Parcel
+    server: Server
+    defaults: Mapping[str, Any]
+    speculation: Setting | None = None
+    planner: Planner = field(default_factory=Planner, compare=False)
+
+    @property
+    def plan(self) -> Plan:
+        return self.parcel.plan
+
+    @property
+    def name(self) -> str:
+        return self.plan.graph.name
+
+    def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
+        setting = options.speculation or self.speculation
+        speculates = setting is not None and setting.tokens != 0
+        run = Run(
+            options.backend,
+            timeout=options.timeout,
+            allowance=allowance,
+            streaming=options.stream,
+            salt=options.salt,
+            priority=options.priority,
+            speculation=Speculating(setting, self.planner, Rest()) if setting is not None and speculates else None,
+        )
+        stream = Stream(run, None, options.sampling)
+        if options.verbose:
+            transcript.follow(stream, self.name)
+        return run, State(stream)
+
+    # -------------------------------------------------------------------------------- started from sync code
+
+    def run(self, run: Run, state: State, call: BoundArguments) -> None:
+        """Here and now; a streaming run goes on in the background."""
+        if loop.streams.current:
+            raise ProgramError(f"inside a coroutine of the streams' loop write: await {self.name}.run_async(...)")
+        begun = self._begun(run, state, call, server=self.server)
+        if not self.plan.waits:
+            self._end_at_once(begun, run, state)
+        elif run.streaming:
+            run.home.call(begun.go, partial(_keep, state))
+        else:
+            outcome = _Outcome()
+            run.home.call(begun.go, outcome.settle)
+            try:
+                state.ret_value = outcome.wait()
+            except BaseException as error:
+                run.end(ending(error))  # of the program itself, or what interrupted the wait
+                raise
+
+    async def run_async(self, run: Run, state: AsyncState, call: BoundArguments) -> None:
+        """For the caller's loop. Cancelling the awaiting task cancels the run."""
+        begun = self._begun(run, state, call, server=self.server)
+        if not self.plan.waits:
+            self._end_at_once(begun, run, state)
+            return
+        if run.streaming:
+            run.home.call(begun.go, partial(_keep, state))
+            return
+        here = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = here.create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the waiter's loop is closed: nobody waits any more
+                here.call_soon_threadsafe(_set, future, result, error)
+
+        run.home.call(begun.go, settle)
+        try:
+            state.ret_value = await future
+        except asyncio.CancelledError:
+            run.cancel()
+            raise
+
+    # -------------------------------------------------------------------------------- in a batch
+
+    def start(
+        self,
+        run: Run,
+        state: State,
+        call: BoundArguments,
+        pool: ThreadPoolExecutor,
+        *,
+        body_ended: Callable[[BaseException | None], None],
+        finished: Callable[[], None],
+    ) -> None:
+        """`pool` is for bodies, and there is none: `body_ended` is called at once, with what cannot begin. An error
+        that ends the program is the reason of its run."""
+        error: BaseException | None = None
+        try:
+            # One budget for many: whoever is shipped would have to hold all of it.
+            begun = self._begun(run, state, call, server=False if run.ledger.limited else self.server)
+            if self.plan.waits:
+                run.home.call(begun.go, partial(_keep, state))
+            else:
+                self._end_at_once(begun, run, state)
+        except Exception as raised:
+            error = raised
+        body_ended(error)
+        run.when_finished(finished)
+
+    # -------------------------------------------------------------------------------- how
+
+    def _begun(self, run: Run, state: BaseState, call: BoundArguments, *, server: Server) -> Execution:
+        stream = state._sink
+        assert isinstance(stream, Stream), "`open` made it"
+        arguments = {**self.defaults, **call.arguments}
+        try:
+            return execution(self.parcel, arguments, run, stream=stream, options=stream.run_options, server=server)
+        except BaseException as error:
+            run.end(error)
+            raise
+
+    def _end_at_once(self, begun: Execution, run: Run, state: BaseState) -> None:
+        """A program that waits for nothing has ended before its first call: what it said runs on."""
+        try:
+            state.ret_value = begun.result()
+        except BaseException as error:
+            run.end(error)
+            raise
+        else:
+            run.end()
+        finally:
+            run.home.call(begun.launch)
+
+
+class _Outcome:
+    """What a thread waits for. One that is woken once needs no more than a lock."""
+
+    __slots__ = ("_error", "_gate", "_result")
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        self._result, self._error = result, error
+        self._gate.release()
+
+    def wait(self) -> Any:
+        self._gate.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def _keep(state: BaseState, result: Any, error: BaseException | None) -> None:
+    """For a program that nobody waits for: its run has the error, and whoever reads the state raises it."""
+    if error is None:
+        state.ret_value = result
+
+
+def _set(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if future.done():  # its waiter was cancelled
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

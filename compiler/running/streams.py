@@ -1,0 +1,198 @@
+"""The nodes of a stream → its actions. Text that stands together is said at once, where that changes no prompt."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from ...interpreter.steps import ReasoningTags, Step
+from ...lang import ops
+from ...lang.source import Source, SourceKind
+from ..graph import Graph, Node
+from ..operations import Append, Choose, Constant, Fork, Generate, GetForkItem, Join, Look, Options
+from . import actions
+from .actions import Action
+from .gathering import Gathered
+from .slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Sampling fields of a `gen`, or of a `select` that draws: those around it and its own. `nested`: in a run inside
+    of the program, which the options of the run around it do not reach."""
+
+    defaults: Options
+    given: Options
+    nested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What all walks of a graph share.
+
+    Attributes:
+        sources: value node → slots of the bindings that it needs, in the order of the program.
+        joins: what joins bring back.
+        layers: of every call; walks add theirs.
+        turns: at every fork, what its branches begin with; walks add theirs.
+    """
+
+    graph: Graph
+    slots: Slots
+    sources: Mapping[Node, tuple[int, ...]]
+    joins: Mapping[Node, Gathered]
+    layers: list[Layer] = field(default_factory=list)
+    turns: dict[Node, "Turn"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whether a turn is open, and has content for certain. What comes first in a turn may be trimmed or led in by its
+    template, which looks at one piece of text."""
+
+    open: bool = False
+    begun: bool = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether text said here in two pieces is the same text as in one."""
+        return not self.open or self.begun
+
+
+class Walk:
+    """Along one stream; the streams of a graph are walked in the order in which they begin."""
+
+    def __init__(self, layout: Layout, number: int) -> None:
+        self._layout = layout
+        self._nested = _root(layout.graph, number) > 0
+        parents = layout.graph.parents(number)
+        nodes = layout.graph.streams[number]
+        self._turn = Turn() if parents is None else layout.turns[nodes[0].inputs[0]]
+        self._texts: list[Node] = []  # to be said at once
+        self._texts_join = False
+        self._source: Source | None = None  # of these texts: the same line
+        self._actions: list[Action] = []
+        for node in nodes:
+            self._add(node)
+        self._flush()
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return tuple(self._actions)
+
+    def _add(self, node: Node) -> None:
+        if isinstance(node.op, Append):
+            self._append(node, node.inputs[1])
+        else:
+            action = self._action(node)
+            if action is not None:
+                self._flush()
+                self._actions.append(action)
+        place = self._layout.slots.marks.get(node)
+        if place is not None:
+            self._flush()
+            self._actions.append(actions.Arrive(place))
+
+    # -------------------------------------------------------------------------------- text
+
+    def _append(self, node: Node, text: Node) -> None:
+        if self._is_late(text):
+            self._flush()
+            self._actions.append(actions.SayLater(text, _source(node)))
+            return
+        if not self._texts_join or _source(node) != self._source:
+            self._flush()
+            self._source = _source(node)
+            self._texts_join = self._turn.joins
+        self._texts.append(text)
+        if isinstance(text.op, Constant) and isinstance(text.op.value, str) and text.op.value.strip():
+            self._turn = replace(self._turn, begun=True)
+
+    def _flush(self) -> None:
+        if not self._texts:
+            return
+        constants = [text.op.value for text in self._texts if isinstance(text.op, Constant)]
+        if len(constants) == len(self._texts) and all(isinstance(constant, str) for constant in constants):
+            self._actions.append(actions.Fixed(Step(ops.Text("".join(constants)), source=self._source)))
+        else:
+            self._actions.append(actions.Say(tuple(self._texts), self._source))
+        self._texts = []
+        self._texts_join = False
+
+    def _is_late(self, *values: Node) -> bool:
+        return any(self._layout.sources[value] for value in values)
+
+    # -------------------------------------------------------------------------------- anything else
+
+    def _action(self, node: Node) -> Action | None:
+        """None for what begins a stream."""
+        slots = self._layout.slots
+        match node.op:
+            case Generate():
+                self._turn = replace(self._turn, begun=True)
+                return self._ask(node, node.op)
+            case Choose():
+                self._turn = replace(self._turn, begun=True)
+                return self._choose(node, node.op)
+            case Look(num_frames):
+                self._turn = replace(self._turn, begun=True)
+                source = node.inputs[1]
+                return actions.Show(source, num_frames, self._is_late(source), _source(node))
+            case ops.RoleBegin():
+                self._turn = Turn(open=True)
+                return actions.Fixed(Step(node.op, source=_source(node)))
+            case ops.RoleEnd():
+                self._turn = Turn()
+                return actions.Fixed(Step(node.op, source=_source(node)))
+            case ops.VarScopeBegin():
+                return actions.Fixed(Step(node.op))
+            case ops.VarScopeEnd(name):
+                return actions.EndScope(node.op, slots.variable(node, name))
+            case Fork(size):
+                self._layout.turns[node] = self._turn
+                return actions.Branch(size, self._branches(node))
+            case Join(mode):
+                ends = tuple(slots.marks[end] for end in node.inputs[1:])
+                if mode == "concate_and_append":
+                    return actions.TakeOver(ends)
+                gathered = self._layout.joins[node]
+                return actions.Collect((*ends, *gathered.given), tuple(gathered.lists))
+        return None
+
+    def _ask(self, node: Node, op: Generate) -> Action:
+        slots, name = self._layout.slots, op.gen.name
+        tags = None if op.tags is None else ReasoningTags(*op.tags)
+        thinking = None if tags is None else slots.thinking(node, name)
+        return actions.Ask(
+            op.gen, self._layer(op.defaults, op.gen.options), slots.variable(node, name), thinking, tags, _source(node)
+        )
+
+    def _choose(self, node: Node, op: Choose) -> Action:
+        choices = node.inputs[1:]
+        values = tuple(choice.op.value for choice in choices if isinstance(choice.op, Constant))
+        layer = self._layer(op.defaults, {}) if op.select.temperature else None
+        chosen = actions.Choose(op.select, layer, self._layout.slots.variable(node, op.select.name), _source(node))
+        if len(values) == len(choices):
+            return replace(chosen, select=replace(op.select, choices=cast(tuple[str, ...], values)))
+        return actions.ChooseAmong(chosen, choices, self._is_late(*choices))
+
+    def _layer(self, defaults: Options, given: Options) -> int:
+        self._layout.layers.append(Layer(defaults, given, self._nested))
+        return len(self._layout.layers) - 1
+
+    def _branches(self, fork: Node) -> tuple[int, ...]:
+        graph = self._layout.graph
+        return tuple(graph.stream_of[user] for user in graph.users[fork] if isinstance(user.op, GetForkItem))
+
+
+def _root(graph: Graph, number: int) -> int:
+    """The number of the run inside the program that a stream belongs to; 0 for the program's own."""
+    parents = graph.parents(number)
+    while parents is not None:
+        number = parents[0]
+        parents = graph.parents(number)
+    begin = graph.streams[number][0].op
+    return getattr(begin, "number", 0)
+
+
+def _source(node: Node) -> Source | None:
+    return None if node.line is None else Source(SourceKind.TEXT, node.line)

@@ -1,0 +1,264 @@
+"""The tape of one trace: nodes as they are said, symbols for them, and the way back from text to nodes."""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from ...lang.errors import TraceError
+from ...lang.state import BaseState, StateGroup
+from ..graph import Builder, Line, Node
+from ..operations import (
+    Apply,
+    Argument,
+    Concat,
+    Constant,
+    Leaf,
+    Operation,
+    Structure,
+)
+from .lines import current_line
+from .placeholders import Mangled, Placeholders
+from .sources import describe, is_lazy, is_of_object, members, sources
+from .symbols import Opaque, Symbol, node_of, tape_of
+
+_MAX_DEPTH = 64  # of a value that a program builds; deeper ones refer to themselves
+
+
+class Tape:
+    """What one trace has seen.
+
+    Args:
+        program: its name, for messages.
+        defaults: of its parameters, for messages too.
+    """
+
+    def __init__(self, program: str, defaults: Mapping[str, Any]) -> None:
+        self._program = program
+        self._defaults = defaults
+        self.builder = Builder()
+        self.closed = False
+        self.fault: TraceError | None = None  # the first refusal, also when the program catches it
+        self._thread = threading.get_ident()
+        self._placeholders = Placeholders()
+        self._symbols: dict[Node, Symbol | Opaque] = {}
+        self._numbered: list[Node] = []  # placeholder → node
+
+    # -------------------------------------------------------------------------------- nodes
+
+    def node(self, op: Operation, inputs: Iterable[Node] = (), line: Line | None = None) -> Node:
+        return self.builder.node(op, inputs, current_line() if line is None else line)
+
+    def symbol(self, node: Node) -> Symbol:
+        """The text that the node stands for: the same symbol every time."""
+        found = self._symbols.get(node)
+        if found is None:
+            found = Symbol(self._placeholders.make(len(self._numbered)), self, node)
+            self._numbered.append(node)
+            self._symbols[node] = found
+        assert isinstance(found, Symbol), "a node is a text or an object"
+        return found
+
+    def opaque(self, node: Node) -> Opaque:
+        """The object that the node stands for."""
+        found = self._symbols.setdefault(node, Opaque(self, node))
+        assert isinstance(found, Opaque), "a node is a text or an object"
+        return found
+
+    # -------------------------------------------------------------------------------- what symbols ask
+
+    def apply(self, function: str, node: Node, arguments: tuple[Any, ...] = ()) -> Symbol:
+        return self.symbol(self.node(Apply(function, arguments), (node,)))
+
+    def item(self, node: Node, key: str | int) -> Symbol | Opaque:
+        """Of an argument it is taken for text; of an object it is an object."""
+        applied = self.node(Apply("item", (key,)), (node,))
+        return self.opaque(applied) if is_of_object(node) else self.symbol(applied)
+
+    def concat(self, parts: Iterable[str]) -> Symbol:
+        nodes = [piece for part in parts for piece in self.pieces(part)]
+        return self.symbol(nodes[0] if len(nodes) == 1 else self.node(Concat(), nodes))
+
+    def is_constant(self, value: object) -> bool:
+        return self.inside(value) is None
+
+    def looked_at(self, node: Node, how: str) -> NoReturn:
+        raise self.refusal(
+            f"{how} looks at {describe(node)}, which is known only when the program runs; "
+            "a graph does the same for every value",
+            self._remedy(node),
+        )
+
+    # -------------------------------------------------------------------------------- from values to nodes
+
+    def pieces(self, text: str) -> list[Node]:
+        """The operands of a text: constants and what placeholders stand for. None of an empty text.
+
+        Raises:
+            TraceError: a placeholder in it was cut or changed.
+        """
+        if isinstance(text, Symbol):
+            node = self._own(text)
+            return list(node.inputs) if isinstance(node.op, Concat) else [node]
+        try:
+            found = self._placeholders.split(text)
+        except Mangled as mangled:
+            raise self._mangled(mangled.number) from None
+        pieces: list[Node] = []
+        for part in found:
+            if isinstance(part, str):
+                pieces.append(self.node(Constant(part)))
+            else:
+                node = self._numbered[part]
+                pieces += node.inputs if isinstance(node.op, Concat) else (node,)
+        return pieces
+
+    def text(self, text: str) -> Node:
+        """One node for all of a text."""
+        if isinstance(text, Symbol):
+            return self._own(text)
+        pieces = self.pieces(text)
+        match pieces:
+            case []:
+                return self.node(Constant(""))
+            case [one]:
+                return one
+            case _:
+                return self.node(Concat(), pieces)
+
+    def value(self, value: object, what: str) -> Node:
+        """A node for anything a program assigns or returns. `what`: it is, for messages."""
+        inputs: list[Node] = []
+        template = self._template(value, inputs, what, 0)
+        match template:
+            case Leaf(_):
+                return inputs[0]
+            case _ if inputs:
+                return self.node(Structure(template), inputs)
+            case _:
+                return self.node(Constant(template))
+
+    def _template(self, value: object, inputs: list[Node], what: str, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            raise self.refusal(f"{what} is nested more than {_MAX_DEPTH} deep", "keep it flat")
+        match value:
+            case Symbol() | Opaque():
+                return self._leaf(self._own(value), inputs)
+            case str():
+                return self._leaf(self.text(value), inputs) if self._placeholders.touches(value) else value
+            case list() if type(value) is list:
+                return [self._template(member, inputs, what, depth + 1) for member in value]
+            case tuple() if type(value) is tuple:
+                return tuple(self._template(member, inputs, what, depth + 1) for member in value)
+            case dict() if type(value) is dict:
+                self.check_constant(list(value), f"a key of {what}")
+                return {key: self._template(member, inputs, what, depth + 1) for key, member in value.items()}
+            case BaseState() | StateGroup():
+                raise self.refuse(f"{what} has a state in it", "what it holds: s[name], or s.text()")
+            case _ if is_lazy(value):
+                raise self.refuse(
+                    f"{what} has a {type(value).__name__} in it, which is read once", "list(...) around it"
+                )
+            case _:
+                self.check_constant(value, what)
+                return value
+
+    def _leaf(self, node: Node, inputs: list[Node]) -> Leaf:
+        inputs.append(node)
+        return Leaf(len(inputs) - 1)
+
+    def _own(self, value: Symbol | Opaque) -> Node:
+        node = node_of(value)
+        if tape_of(value) is not self:
+            raise self.refusal(f"{describe(node)} is of another trace", "trace the program anew")
+        return node
+
+    # -------------------------------------------------------------------------------- what must not be in values
+
+    def check_constant(self, value: object, what: str) -> None:
+        """Raises TraceError for a symbol anywhere in what has to be known now."""
+        found = self.inside(value)
+        if found is not None:
+            raise self.refusal(
+                f"{what} has {describe(found)} inside, which is known only when the program runs", self._remedy(found)
+            )
+
+    def _inside(self, value: object) -> Iterator[Node]:
+        """What symbols in `value` stand for, wherever they are."""
+        waiting, seen = [value], set[int]()
+        while waiting:
+            value = waiting.pop()
+            match value:
+                case Symbol() | Opaque():
+                    yield node_of(value)
+                case str():
+                    if self._placeholders.touches(value):
+                        yield self._numbered_node(self._placeholders.number(value)) or self.node(Constant(""))
+                case None | bool() | int() | float() | bytes():
+                    continue
+                case _ if id(value) not in seen:
+                    seen.add(id(value))
+                    waiting.extend(members(value))
+
+    def inside(self, value: object) -> Node | None:
+        """What a symbol in `value` stands for; None where there is none."""
+        return next(self._inside(value), None)
+
+    def shown(self, text: str) -> str:
+        """A message with placeholders said in words."""
+        try:
+            parts = self._placeholders.split(text)
+        except Mangled:
+            return "a text that was cut or changed"
+        return "".join(part if isinstance(part, str) else f"<{describe(self._numbered[part])}>" for part in parts)
+
+    def _numbered_node(self, number: int | None) -> Node | None:
+        """What a placeholder stands for; None for one whose number was changed."""
+        return self._numbered[number] if number is not None and number < len(self._numbered) else None
+
+    # -------------------------------------------------------------------------------- refusing
+
+    def check_usable(self) -> None:
+        """Raises TraceError in another thread, and when the trace is over."""
+        if self.closed:
+            raise self.refusal("this state was traced, and the trace is over", "run the program for a state to read")
+        if threading.get_ident() != self._thread:
+            raise self.refusal(
+                "another thread uses the state of a program that is being traced",
+                "fork() for what goes on in parallel",
+            )
+
+    def refuse(self, what: str, instead: str) -> TraceError:
+        return self.refusal(what, f"{instead}; or {self._interpreter()}")
+
+    def refusal(self, what: str, instead: str) -> TraceError:
+        """The error, with the user's line."""
+        return self.refuse_at(current_line(), what, instead)
+
+    def unknown(self, line: Line | None, node: Node | None, what: str) -> TraceError:
+        """The error for a value that has to be known while tracing."""
+        return self.refuse_at(line, what, self._remedy(node))
+
+    def refuse_at(self, line: Line | None, what: str, instead: str) -> TraceError:
+        error = TraceError(f"{line}: {what}. Write {instead}" if line is not None else f"{what}. Write {instead}")
+        if self.fault is None:
+            self.fault = error
+        return error
+
+    def _mangled(self, number: int | None) -> TraceError:
+        node = self._numbered_node(number)
+        source = f" {describe(node)}" if node is not None else " an argument or a variable"
+        return self.refusal(
+            f"a text with{source} in it was cut, split, escaped or changed, which takes its characters",
+            'the change before the text is put together (f"{q.strip()}" for f"{q} ".strip()); or ' + self._remedy(node),
+        )
+
+    def _remedy(self, node: Node | None) -> str:
+        found = [] if node is None else [source.op for source in sources(node)]
+        argument = next((op.name for op in found if isinstance(op, Argument)), None)
+        if argument is None:
+            return self._interpreter()
+        value = repr(self._defaults[argument]) if argument in self._defaults else "..."
+        return f'static_args={{"{argument}": {value}}} to trace for one value of it; or {self._interpreter()}'
+
+    def _interpreter(self) -> str:
+        return f"{self._program}.run(...) to run the program with the interpreter"

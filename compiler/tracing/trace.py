@@ -1,0 +1,209 @@
+"""Tracing: the user's function runs once, with symbols for what is not known, and what it says is the graph.
+
+This works for programs whose course does not depend on the values. Loops over constants and ranges unroll; what looks
+at an argument or at an answer raises TraceError with its line (`symbols.py`), and so does what a graph cannot say.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...interpreter.arguments import RUN_OPTIONS, Arguments, sampling_defaults
+from ...interpreter.body import Body, Call
+from ...interpreter.recording import recorded, recording
+from ...lang.errors import ParameterError, ProgramError, TraceError
+from ...lang.state import AsyncState, Sink, State
+from ..graph import Graph, Parameter
+from ..operations import Argument, Begin, Options
+from . import awaiting, hidden_looks
+from .effects import Effect, Watch
+from .lines import raising_line
+from .recorder import Recorder
+from .sources import describe, is_lazy, is_text
+from .symbols import Symbol, node_of
+from .tape import Tape
+
+if TYPE_CHECKING:
+    from ...interpreter.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What tracing a program gives.
+
+    Attributes:
+        graph: what the program says.
+        effects: what it does beside that, in the order in which it did; see `effects.py`.
+        watched: False where another profiler kept effects from being noticed.
+    """
+
+    graph: Graph
+    effects: tuple[Effect, ...] = ()
+    watched: bool = True
+
+
+def trace(program: "Program", *, static_args: Mapping[str, Any] | None = None) -> Trace:
+    """Run the user's function once and record what it says. See `Program.trace`, which warns of effects as well.
+
+    Args:
+        static_args: values of arguments that the course of the program depends on. They are given as they are, as
+            those fixed by `bind` are; all others are symbols.
+
+    Raises:
+        TraceError: the program does what no graph can say; the message has the line.
+        ParameterError: `static_args` has what the program has no parameter for.
+        Whatever else the function raises.
+    """
+    outer = recording()
+    if outer is not None:
+        raise outer.refuse("a program that is being traced traces another", "the trace outside of the program")
+    body = program.body
+    known = {**program.bound, **_checked_static(static_args)}
+    return _Tracer(body, Arguments(body.name, body.function, len(body.instance) + 1, known)).record()
+
+
+class _Tracer:
+    """One trace: its tape, its streams, and the runs that are opened inside of it. A `Recording`."""
+
+    def __init__(self, body: Body, arguments: Arguments) -> None:
+        self._body = body
+        self._arguments = arguments
+        unbound = arguments.unbound()
+        self._tape = Tape(body.name, {p.name: p.default for p in unbound if p.default is not p.empty})
+        self._streams: list[Recorder] = []
+        self._runs = 0
+        self._read: set[tuple[Callable[..., Any], frozenset[str], frozenset[str]]] = (
+            set()
+        )  # looked into, for these names
+        self._watch = Watch(partial(hidden_looks.check_call, self._tape))
+
+    def record(self) -> Trace:
+        """Frames around this one are none of the program's: `lines.BOUNDARY` names it."""
+        parameters, call = self._symbolic_call()
+        with recorded(self), self._explaining():
+            own = self._open(self._body, {})
+            self.enter(self._body, call, own)
+            returned = self._tape.value(self.body_result(own, call), "what the program returns")
+            variables = own.variables()
+        ends = (stream.last for stream in self._streams)
+        graph = self._tape.builder.graph(self._body.name, parameters, ends, variables, returned)
+        return Trace(graph, self._watch.effects, self._watch.watching)
+
+    def body_result(self, own: Recorder, call: Call) -> object:
+        """What the body returns."""
+        with self._watch.watched():
+            if self._body.is_async:
+                return awaiting.finish(self._body.invoke(AsyncState(own), call), self._tape)
+            return self._body.invoke(State(own), call)
+
+    def _symbolic_call(self) -> tuple[list[Parameter], Call]:
+        """The parameters of the graph, and the call with symbols for them."""
+        parameters: list[Parameter] = []
+        given: dict[str, Any] = {}
+        positional: list[Any] = []
+        for parameter in self._arguments.unbound():
+            parameters.append(_described(parameter))
+            symbol = self._tape.symbol(self._tape.builder.node(Argument(parameter.name)))
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                positional.append(symbol)
+            else:
+                given[parameter.name] = symbol
+        return parameters, self._arguments.bind(tuple(positional), given)
+
+    def _open(self, body: Body, run_options: Options) -> Recorder:
+        """A stream for a run of `body`."""
+        begin = self._tape.builder.node(Begin(body.name, self._runs))
+        self._runs += 1
+        return Recorder(self._tape, begin, body.options, run_options, self._streams)
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Errors say their line, and what symbols have to do with them; a refusal that was caught is raised again."""
+        try:
+            yield
+        except TraceError:
+            raise
+        except Exception as error:
+            fault = self._tape.fault
+            if fault is not None:
+                raise fault from error
+            line = raising_line(error)
+            source = self._tape.inside(str(error))
+            if source is not None:
+                message = f"{describe(source)} stands where a value has to be known now"
+                raise self._tape.unknown(line, source, f"{message}: {self._tape.shown(str(error))}") from error
+            if isinstance(error, ProgramError) and line is not None:
+                error.add_note(f"{line}, while {self._body.name} was traced")
+            elif line is not None:
+                error.add_note(f"{line}, while {self._body.name} was traced: arguments and variables are symbols then")
+            raise
+        finally:
+            self._tape.closed = True
+        if self._tape.fault is not None:
+            raise self._tape.fault
+
+    # -------------------------------------------------------------------------------- runs inside of the program
+
+    def run(self, body: Body, call: Call, options: Mapping[str, Any]) -> State:
+        if body.is_async:
+            raise self.refuse(f"{body.name} is an async program", f"await {body.name}.run_async(...)")
+        state = State(self._open(body, self._run_options(body, options)))
+        self.enter(body, call, state._sink)
+        state.ret_value = body.invoke(state, call)
+        return state
+
+    async def run_async(self, body: Body, call: Call, options: Mapping[str, Any]) -> AsyncState:
+        state = AsyncState(self._open(body, self._run_options(body, options)))
+        self.enter(body, call, state._sink)
+        if body.is_async:
+            state.ret_value = await body.invoke(state, call)
+        else:
+            state.ret_value = body.invoke(State(state._sink), call)
+        return state
+
+    def _run_options(self, body: Body, options: Mapping[str, Any]) -> Options:
+        inner = options.get("sampling") or {}
+        given = {name: value for name, value in options.items() if name != "sampling"} | dict(inner)
+        for name in RUN_OPTIONS:
+            if given.pop(name, None):
+                raise self.refuse(
+                    f"{body.name}.run({name}=...) inside of the program: a graph runs as a whole",
+                    f"{body.name}.run(...) without it, and {name} where the graph is run",
+                )
+        self._tape.check_constant(given, f"an option of {body.name}.run()")
+        return sampling_defaults(given)
+
+    def enter(self, body: Body, call: Call, sink: Sink) -> None:
+        if not isinstance(sink, Recorder) or sink.tape is not self._tape:
+            raise self.refuse("the state is of another program, which runs", f"{body.name}(s, ...) with its own state")
+        symbols = {name: value for name, value in call.arguments.items() if isinstance(value, Symbol)}
+        unknown = frozenset(name for name, symbol in symbols.items() if not is_text(node_of(symbol)))
+        key = body.function, frozenset(symbols), unknown
+        if key not in self._read:
+            self._read.add(key)
+            hidden_looks.check_source(self._tape, body.function, len(body.instance), *key[1:])
+
+    def refuse(self, what: str, instead: str) -> TraceError:
+        return self._tape.refuse(what, instead)
+
+
+def _checked_static(static_args: Mapping[str, Any] | None) -> dict[str, Any]:
+    if static_args is None:
+        return {}
+    if not isinstance(static_args, Mapping):
+        raise ParameterError(f'static_args={static_args!r}; write a dict such as static_args={{"n": 3}}')
+    for name, value in static_args.items():
+        if is_lazy(value):
+            raise TraceError(
+                f"static_args[{name!r}] is a {type(value).__name__}, which is read once; write list(...) around it"
+            )
+    return dict(static_args)
+
+
+def _described(parameter: inspect.Parameter) -> Parameter:
+    if parameter.default is parameter.empty:
+        return Parameter(parameter.name)
+    return Parameter(parameter.name, False, parameter.default)
