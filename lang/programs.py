@@ -7,8 +7,8 @@ ends exactly once, with `ProgramEnded` or `Failure`. Before that, in the order i
     ProgramValue    what a variable is, or why it is not
 
 A variable is named by its slot among the bindings of a run, which both sides find in the same way from the same graph;
-`compiler/running/reporting.py` says which are told of. What a program assigns and what it returns is made of these, so it is
-computed by its sender, in whose process its objects are.
+the compiler's `reporting.py` says which are told of. What a program assigns and what it returns is made of these, so it
+is computed by its sender, in whose process its objects are.
 """
 
 import hashlib

@@ -3,9 +3,10 @@
     f"Q: {question}"   →   "Q: " + placeholder 0   →   on arrival: the constant "Q: ", then number 0
 
 A placeholder that has been cut, stripped, split, escaped or changed is no longer one, and what is left of it is
-recognised, unless it is a character or two. It is made for that: it has white space at its ends and inside, letters of
-both cases, digits, and the punctuation that programs look for; a character that no text has stands between all of
-these; and a word is repeated that survives where only ASCII does.
+recognised, unless it is a character or two from its inside. It is made for that: it has white space at its ends and
+inside, letters of both cases, digits, and the punctuation that programs look for; a character that no text has stands
+between all of these; its ends are of a kind that no prompt has, either; and a word is repeated that survives where only
+ASCII does.
 """
 
 import re
@@ -15,7 +16,7 @@ from ...lang.errors import UmbelError
 
 _PRIVATE = (0xF0000, 0xFFFFD)  # a plane that no script uses
 _WORD_LENGTH = 10
-_ENDS = "\u205f"  # white space to Python, and rare
+_ENDS = "\u1680"  # white space to Python, and of Ogham inscriptions alone
 # What programs strip, split at, replace or escape. Blank lines are what textwrap and inspect rewrite.
 _TEMPTATIONS = (
     "\n \t\n", "\r\n", "\n\n\n", "  ", "\t", ", ", ". ", ": ", "; ", "- ", "* ", "# ", '"', "'", "`", "\\n", "\\",
@@ -36,7 +37,7 @@ class Mangled(UmbelError):
 
 
 class Placeholders:
-    """Those of one trace: numbers → text, and text → the numbers in it. Two traces have nothing in common."""
+    """Those of one trace: numbers → text, and text → the numbers in it."""
 
     def __init__(self) -> None:
         low, high = _PRIVATE
@@ -54,7 +55,7 @@ class Placeholders:
 
     def touches(self, text: str) -> bool:
         """Whether a placeholder, or anything that is left of one, is in the text."""
-        return self._mark in text or self._lowered in str.lower(text)
+        return self._mark in text or _ENDS in text or self._lowered in str.lower(text)
 
     def split(self, text: str) -> list[str | int]:
         """The constant texts (none is empty) and the placeholders' numbers, in order.

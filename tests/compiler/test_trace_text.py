@@ -40,6 +40,9 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "every second": lambda text: text[::2],
     "reversed": lambda text: text[::-1],
     "first characters": lambda text: text[:4],
+    "first character": lambda text: text[:1],
+    "last character": lambda text: text[-1:],
+    "as wide as two": lambda text: f"{'(' + text:.2}",
     "character by character": lambda text: "".join(character for character in text if character != "7"),
     "replace": lambda text: text.replace("e", "E"),
     "replace a digit": lambda text: text.replace("7", "seven"),
@@ -155,9 +158,10 @@ def test_every_fragment_of_a_placeholder_is_one() -> None:
                     placeholders.split(whole[start:stop])
 
 
-def test_two_traces_have_nothing_in_common() -> None:
+def test_a_placeholder_of_another_trace_is_refused() -> None:
     one, other = Placeholders(), Placeholders()
-    assert not other.touches(one.make(0))
+    with pytest.raises(Mangled):
+        other.split(one.make(0))
 
 
 def test_what_survives_of_bytes_is_not_found_out() -> None:
