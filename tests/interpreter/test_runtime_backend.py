@@ -113,6 +113,9 @@ class Shared:
     def hint(self, hint: Hint) -> None:
         self._runtime.hint(hint)
 
+    def release(self, id: str) -> None:
+        self._runtime.release(id)
+
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return self._runtime.tokens_at_most(prompt)
 
