@@ -209,7 +209,7 @@ def test_a_file_is_read_by_people_line_by_line():
 def test_another_process_reads_the_same_graph(tmp_path):
     graph = gen_graph(gen("x", dtype=list[int]), default=("ü", {"k": b"\0"}))
     graph.save(tmp_path / "x.umbel.json")
-    code = "import sys; from umbel.compiler.files import serialise; print(serialise.digest(serialise.read(sys.argv[1])))"
+    code = "import sys; from umbel.compiler.files.serialise import digest, read; print(digest(read(sys.argv[1])))"
     told = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "x.umbel.json")], capture_output=True, text=True, check=True
     )

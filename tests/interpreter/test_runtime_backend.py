@@ -113,8 +113,8 @@ class Shared:
     def hint(self, hint: Hint) -> None:
         self._runtime.hint(hint)
 
-    def release(self, id: str) -> None:
-        self._runtime.release(id)
+    def release(self, pinned: str) -> None:
+        self._runtime.release(pinned)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return self._runtime.tokens_at_most(prompt)
