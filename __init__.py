@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from .interpreter.backends.hosted.openai.profiles import Profile as Profile
     from .interpreter.backends.runtime import Runtime as Runtime
     from .interpreter.batch import Failure as Failure
-    from .interpreter.budget import Budget as Budget
+    from .interpreter.budgets.budget import Budget as Budget
+    from .interpreter.budgets.estimate import Estimate as Estimate
+    from .interpreter.budgets.prices import Price as Price
+    from .interpreter.budgets.prices import prices as prices
     from .interpreter.default import default_backend as default_backend
     from .interpreter.default import flush_cache as flush_cache
     from .interpreter.default import get_server_info as get_server_info
     from .interpreter.default import set_default_backend as set_default_backend
-    from .interpreter.estimate import Estimate as Estimate
-    from .interpreter.prices import Price as Price
-    from .interpreter.prices import prices as prices
+    from .interpreter.function import function as function
     from .interpreter.program import Program as Program
-    from .interpreter.program import function as function
     from .lang.cache_report import CacheCause as CacheCause
     from .lang.cache_report import CacheReport as CacheReport
     from .lang.chat_template import ChatTemplate as ChatTemplate
@@ -109,11 +109,12 @@ _HOMES = {
     "interpreter.backends.hosted.openai.profiles": ("Profile",),
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
-    "interpreter.budget": ("Budget",),
+    "interpreter.budgets.budget": ("Budget",),
     "interpreter.default": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
-    "interpreter.estimate": ("Estimate",),
-    "interpreter.prices": ("Price", "prices"),
-    "interpreter.program": ("Program", "function"),
+    "interpreter.budgets.estimate": ("Estimate",),
+    "interpreter.budgets.prices": ("Price", "prices"),
+    "interpreter.function": ("function",),
+    "interpreter.program": ("Program",),
     "lang.cache_report": ("CacheCause", "CacheReport"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),
     "lang.cost": ("Cost", "Speculation"),

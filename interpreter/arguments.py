@@ -13,7 +13,7 @@ from typing import Any
 from ..lang import sampling
 from ..lang.errors import ParameterError, remedy
 from ..lang.protocol import Backend
-from .budget import Budget
+from .budgets.budget import Budget
 from .default import chosen_backend
 from .speculation.settings import Setting, setting_of
 

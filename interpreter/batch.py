@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from ..lang.errors import ParameterError
 from ..lang.state import State
 from .arguments import Arguments, RunOptions
-from .budget import Allowance, allowance_of
+from .budgets.budget import Allowance, allowance_of
 from .progress import Bar
 from .run import Run
 

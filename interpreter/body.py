@@ -18,7 +18,7 @@ from ..lang.errors import BudgetError, CancelledError, DeadlineError, ParameterE
 from ..lang.state import AsyncState, BaseState, State
 from . import loop, transcript
 from .arguments import RunOptions
-from .budget import Allowance
+from .budgets.budget import Allowance
 from .recording import recording
 from .run import Run
 from .speculation.planner import Planner

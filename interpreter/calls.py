@@ -12,7 +12,7 @@ from ..lang.errors import BackendError, DeadlineError
 from ..lang.prompt import Part
 from ..lang.protocol import Backend, Chunk, Final, GenRequest, Scored, ScoreRequest
 from . import continuations
-from .charges import Charge
+from .budgets.charges import Charge
 
 if TYPE_CHECKING:
     from .run import Run

@@ -9,7 +9,7 @@ from ..lang.ops import assistant, system, user
 from ..lang.state import State
 from .arguments import sampling_defaults
 from .backends.runtime import Runtime
-from .program import function
+from .function import function
 
 HELP = "/reset starts anew, /usage counts tokens, /quit or Ctrl-D ends"
 # Without a chat template turns are plain lines; a model that goes on would write the other side's too.

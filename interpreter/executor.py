@@ -14,9 +14,10 @@ from ..lang.errors import CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
 from ..lang.source import Source, SourceKind
-from . import asking, media, meta, reasoning, requirements, selecting, starts
-from .asking import Reply
+from . import media, meta, reasoning, selecting, starts
 from .calls import OnChunk
+from .demands import asking, requirements
+from .demands.asking import Reply
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .speculation.speculator import Speculator

@@ -17,11 +17,11 @@ from typing import Any
 from ..lang.errors import BudgetError, CancelledError, DeadlineError, ProgramError
 from ..lang.protocol import Backend, Origin
 from . import loop
-from .budget import Allowance
+from .budgets.budget import Allowance
+from .budgets.ledger import Ledger
 from .calls import Calls
 from .explaining.history import History, history_of
 from .explaining.journal import Journal
-from .ledger import Ledger
 from .speculation.settings import Speculating
 from .waiting import Signal, earliest, seconds_left
 

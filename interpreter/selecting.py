@@ -13,8 +13,8 @@ from ..lang.errors import CapabilityError
 from ..lang.protocol import Capabilities, Chunk, ConstraintSpec, GenRequest, Origin, ScoreRequest
 from ..lang.sampling import SamplingParams
 from . import choices, meta
-from .asking import Reply
 from .calls import Calls, OnChunk
+from .demands.asking import Reply
 from .position import Position
 from .variables import Meta
 

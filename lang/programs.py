@@ -31,7 +31,7 @@ def digest_of(graph: bytes) -> str:
 
 
 class ProgramBudget(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What all calls of the program may take together; None: no limit. See `interpreter.budget.Budget`."""
+    """What all calls of the program may take together; None: no limit. See `interpreter.budgets.budget.Budget`."""
 
     tokens: int | None = None
     calls: int | None = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...interpreter.program import function
+from ...interpreter.function import function
 from ...lang.errors import CapabilityError
 from ...lang.ops import select
 from ...lang.protocol import Backend

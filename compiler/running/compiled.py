@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ...interpreter import batch as _batch
 from ...interpreter.arguments import Arguments, RunOptions, run_options
-from ...interpreter.budget import allowance_of
+from ...interpreter.budgets.budget import allowance_of
 from ...interpreter.recording import recording
 from ...interpreter.speculation.settings import Setting
 from ...lang.errors import BudgetError, ParameterError

@@ -17,7 +17,7 @@ from typing import Any
 from ...interpreter import loop, transcript
 from ...interpreter.arguments import RunOptions
 from ...interpreter.body import ending
-from ...interpreter.budget import Allowance
+from ...interpreter.budgets.budget import Allowance
 from ...interpreter.run import Run
 from ...interpreter.speculation.planner import Planner
 from ...interpreter.speculation.rest import Rest

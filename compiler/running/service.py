@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...interpreter.arguments import sampling_defaults
-from ...interpreter.budget import Allowance, Budget
+from ...interpreter.budgets.budget import Allowance, Budget
 from ...interpreter.explaining.history import History
 from ...interpreter.loop import RunningLoop
 from ...interpreter.run import Run

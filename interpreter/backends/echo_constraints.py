@@ -12,7 +12,7 @@ from typing import cast
 
 from ...lang.errors import CapabilityError, ConstraintError, RequestError
 from ...lang.protocol import ConstraintSpec
-from .. import schemas
+from ..demands import schemas
 
 _FLAGS = re.compile(r"(?:\(\?[aimsux]+\))?")  # they stand at the beginning of an expression, or nowhere
 

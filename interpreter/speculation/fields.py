@@ -12,7 +12,7 @@ from typing import Literal
 from ...lang.errors import UmbelError
 from ...lang.protocol import Completion, ConstraintSpec, FinishReason
 from ...lang.sampling import SamplingParams
-from .. import expressions, guarantees, validation
+from ..demands import expressions, guarantees, validation
 from .replies import LongReply
 
 

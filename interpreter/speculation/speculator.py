@@ -21,9 +21,10 @@ from ...lang.ops import Gen, Select
 from ...lang.prompt import Prompt
 from ...lang.protocol import Final, GenRequest, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
-from .. import asking, lowering, meta, selecting
-from ..asking import Reply
+from .. import meta, selecting
 from ..calls import OnChunk
+from ..demands import asking, lowering
+from ..demands.asking import Reply
 from ..position import Position, text_of
 from ..steps import Step
 from ..variables import Meta

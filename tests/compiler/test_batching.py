@@ -11,7 +11,7 @@ from umbel.interpreter.arguments import run_options
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.batch import Failure
 from umbel.interpreter.default import get_server_info
-from umbel.interpreter.program import function
+from umbel.interpreter.function import function
 from umbel.lang.errors import CapabilityError
 from umbel.lang.generation import gen
 from umbel.lang.prompt import Text

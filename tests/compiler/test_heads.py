@@ -19,7 +19,7 @@ from umbel.compiler.operations import (
 )
 from umbel.compiler.planning.heads import common_head, shared_arguments
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.program import function
+from umbel.interpreter.function import function
 from umbel.lang import ops
 from umbel.lang.chat_template import CHATML, ChatTemplate
 from umbel.lang.generation import gen

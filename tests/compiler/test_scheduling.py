@@ -9,7 +9,7 @@ from umbel.compiler.planning.scheduling import CriticalPaths
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.default import get_server_info
-from umbel.interpreter.program import function
+from umbel.interpreter.function import function
 from umbel.lang.generation import gen
 from umbel.lang.ops import select
 from umbel.lang.protocol import GenRequest

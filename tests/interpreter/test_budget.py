@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.backends.echo import Echo, FailCall
 from umbel.interpreter.backends.gate import Gate
-from umbel.interpreter.budget import Allowance
-from umbel.interpreter.charges import at_most
+from umbel.interpreter.budgets.budget import Allowance
+from umbel.interpreter.budgets.charges import at_most
 from umbel.lang.protocol import Capabilities, Chunk, Final, GenRequest
 
 from .conftest import PATIENCE

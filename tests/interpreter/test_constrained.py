@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 import umbel as ul
-from umbel.interpreter import schemas
 from umbel.interpreter.backends.echo import Echo
+from umbel.interpreter.demands import schemas
 from umbel.lang.protocol import Capabilities, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
 
 from .conftest import PATIENCE

@@ -11,9 +11,9 @@ import pytest
 import umbel as ul
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter import wording
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.echo_tokens import prompt_text
+from umbel.interpreter.demands import wording
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Capabilities, ConstraintSpec, GenRequest
 

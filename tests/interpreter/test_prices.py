@@ -2,10 +2,10 @@
 
 import pytest
 import umbel as ul
-from umbel.interpreter import price_list
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.ledger import Ledger
-from umbel.interpreter.prices import PriceTable
+from umbel.interpreter.budgets import price_list
+from umbel.interpreter.budgets.ledger import Ledger
+from umbel.interpreter.budgets.prices import PriceTable
 from umbel.lang.protocol import Capabilities
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter import validation
+from umbel.interpreter.demands import validation
 from umbel.lang.constraint import INTEGER, NUMBER
 from umbel.lang.errors import CapabilityError, ConstraintError, MissingExtraError
 from umbel.lang.protocol import ConstraintSpec

@@ -9,9 +9,9 @@ lark          by llguidance
 import json
 import re
 
-from ..lang.constraint import OPEN_ENDED
-from ..lang.errors import ConstraintError
-from ..lang.protocol import ConstraintSpec
+from ...lang.constraint import OPEN_ENDED
+from ...lang.errors import ConstraintError
+from ...lang.protocol import ConstraintSpec
 from . import expressions, schemas
 
 _BLANK = re.compile("[ \n]")

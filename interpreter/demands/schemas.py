@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from ..lang.errors import ConstraintError, MissingExtraError
+from ...lang.errors import ConstraintError, MissingExtraError
 from .expressions import stands_in
 
 MOST = 10  # violations that are told

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from ..lang.errors import BudgetError, ParameterError
+from ...lang.errors import BudgetError, ParameterError
 from .charges import NOTHING, PICODOLLARS, Charge, each
 from .prices import Price
 

@@ -11,9 +11,9 @@ import json
 
 import msgspec
 
-from ..lang.constraint import alternatives
-from ..lang.errors import CapabilityError
-from ..lang.protocol import Backend, ConstraintSpec
+from ...lang.constraint import alternatives
+from ...lang.errors import CapabilityError
+from ...lang.protocol import Backend, ConstraintSpec
 
 # Kind of constraint → how users write it.
 WRITTEN = {

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..lang.errors import CapabilityError, ConstraintError, MissingExtraError
+from ...lang.errors import CapabilityError, ConstraintError, MissingExtraError
 
 if TYPE_CHECKING:
-    from ..fsm.engines.llguidance_tokens import LlguidanceTokens
-    from ..fsm.engines.source import Source
-    from ..fsm.language import Grammar
+    from ...fsm.engines.llguidance_tokens import LlguidanceTokens
+    from ...fsm.engines.source import Source
+    from ...fsm.language import Grammar
 
 Kind = Literal["regex", "json_schema", "lark"]
 
@@ -60,7 +60,7 @@ def walk(kind: Kind, source: str, text: str) -> Walk:
     Raises:
         ConstraintError, CapabilityError: as `check`.
     """
-    from ..fsm.errors import ConstraintRefused
+    from ...fsm.errors import ConstraintRefused
 
     check_installed()
     if kind == "lark" and importlib.util.find_spec("llguidance") is None:
@@ -83,7 +83,7 @@ def stands_in(pattern: str, text: str) -> bool:
     Raises:
         ConstraintError: the pattern is none, or one that is not honoured.
     """
-    from ..fsm.errors import ConstraintRefused
+    from ...fsm.errors import ConstraintRefused
 
     check_installed()
     try:
@@ -100,8 +100,8 @@ def first_match(patterns: Iterable[str], text: str) -> tuple[int, int, str] | No
     Raises:
         ConstraintError: an expression that cannot be used.
     """
-    from ..fsm.errors import ConstraintRefused
-    from ..fsm.stop_regex import StopPatterns
+    from ...fsm.errors import ConstraintRefused
+    from ...fsm.stop_regex import StopPatterns
 
     try:
         matcher = StopPatterns(patterns).matcher()
@@ -121,8 +121,8 @@ def shortest(kind: Kind, source: str) -> str:
         ConstraintError: as `check`.
         CapabilityError: the expression is not read by our automata.
     """
-    from ..fsm.automaton.automaton import Automaton
-    from ..fsm.errors import ConstraintRefused
+    from ...fsm.automaton.automaton import Automaton
+    from ...fsm.errors import ConstraintRefused
 
     check_installed()
     try:
@@ -143,7 +143,7 @@ def shortest(kind: Kind, source: str) -> str:
 @lru_cache(maxsize=256)
 def _compiled(kind: Kind, source: str) -> "Grammar | None":
     """A grammar for our automaton; None: llguidance reads it. Raises ConstraintRefused."""
-    from ..fsm.engines.selection import compile_source
+    from ...fsm.engines.selection import compile_source
 
     compiled = compile_source(_source(kind, source))
     return None if compiled == "llguidance" else compiled
@@ -152,17 +152,17 @@ def _compiled(kind: Kind, source: str) -> "Grammar | None":
 @lru_cache(maxsize=256)
 def _searching(pattern: str) -> "Grammar":
     """All texts in which a pattern matches. Raises ConstraintRefused."""
-    from ..fsm.boolean.resolution import resolve
-    from ..fsm.language import Grammar
-    from ..fsm.limits import Limits
-    from ..fsm.regex.parser import search_regex
+    from ...fsm.boolean.resolution import resolve
+    from ...fsm.language import Grammar
+    from ...fsm.limits import Limits
+    from ...fsm.regex.parser import search_regex
 
     return resolve(Grammar(search_regex(pattern)), Limits())
 
 
 def _source(kind: Kind, source: str) -> "Source":
     """JSON with whatever blanks the model writes: they are not looked at."""
-    from ..fsm.engines.source import Source
+    from ...fsm.engines.source import Source
 
     return Source(kind, source, "flexible")
 
@@ -170,9 +170,9 @@ def _source(kind: Kind, source: str) -> "Source":
 @lru_cache(maxsize=1)
 def _bytes_as_tokens() -> "LlguidanceTokens":
     """A vocabulary of the 256 bytes: with it a matcher of tokens reads text."""
-    from ..fsm.engines.llguidance_tokens import LlguidanceTokens
-    from ..fsm.tokens.trie import build_trie
-    from ..fsm.tokens.vocabulary import Vocabulary
+    from ...fsm.engines.llguidance_tokens import LlguidanceTokens
+    from ...fsm.tokens.trie import build_trie
+    from ...fsm.tokens.vocabulary import Vocabulary
 
     vocabulary = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [256])
     return LlguidanceTokens(vocabulary, build_trie(vocabulary), None)
@@ -185,7 +185,7 @@ class _Automaton:
     """Our automaton at one place. It is made for one text: its states are not kept, nor shared between threads."""
 
     def __init__(self, grammar: "Grammar") -> None:
-        from ..fsm.automaton.automaton import Automaton
+        from ...fsm.automaton.automaton import Automaton
 
         self._automaton = Automaton(grammar)
         self._state = self._automaton.start
@@ -233,9 +233,9 @@ def _by_automaton(grammar: "Grammar") -> _Automaton:
 
 def _by_matcher(kind: Kind, source: str) -> _Matcher:
     """Raises ConstraintRefused; what neither llguidance nor our automata honour, with our reason."""
-    from ..fsm.engines.selection import own_grammar
-    from ..fsm.errors import ConstraintRefused
-    from ..fsm.limits import Limits
+    from ...fsm.engines.selection import own_grammar
+    from ...fsm.errors import ConstraintRefused
+    from ...fsm.limits import Limits
 
     read = _source(kind, source)
     try:

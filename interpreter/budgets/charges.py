@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..lang.prompt import Text
-from ..lang.protocol import Backend, GenRequest, ScoreRequest, Usage
+from ...lang.prompt import Text
+from ...lang.protocol import Backend, GenRequest, ScoreRequest, Usage
 from .prices import FREE, Price
 
 _AROUND_CONSTRAINT = 64  # tokens beside the bytes of a schema, of which a provider makes fewer tokens

@@ -3,11 +3,11 @@
 Written on the streams' loop. `cost` is replaced as a whole, so other threads may read it at any time.
 """
 
-from ..lang.cost import Cost, Speculation
-from ..lang.errors import BudgetError
-from ..lang.programs import ProgramBudget
-from ..lang.prompt import Part
-from ..lang.protocol import Backend, GenRequest, ScoreRequest, Usage
+from ...lang.cost import Cost, Speculation
+from ...lang.errors import BudgetError
+from ...lang.programs import ProgramBudget
+from ...lang.prompt import Part
+from ...lang.protocol import Backend, GenRequest, ScoreRequest, Usage
 from . import charges
 from .budget import Allowance
 from .charges import Charge

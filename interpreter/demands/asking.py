@@ -20,17 +20,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..lang.constraint import ENDINGS, OPEN_ENDED
-from ..lang.errors import CapabilityError, GuaranteeError, MissingExtraError
-from ..lang.ops import Gen
-from ..lang.prompt import Part, Text
-from ..lang.protocol import Capabilities, Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
-from ..lang.sampling import SamplingParams
-from . import dialogue, guarantees, lowering, meta, validation, wording
-from .calls import Calls, OnChunk
+from ...lang.constraint import ENDINGS, OPEN_ENDED
+from ...lang.errors import CapabilityError, GuaranteeError, MissingExtraError
+from ...lang.ops import Gen
+from ...lang.prompt import Part, Text
+from ...lang.protocol import Capabilities, Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
+from ...lang.sampling import SamplingParams
+from .. import meta
+from ..calls import Calls, OnChunk
+from ..position import Position
+from ..variables import Meta
+from . import dialogue, guarantees, lowering, validation, wording
 from .guarantees import Verdict
-from .position import Position
-from .variables import Meta
 
 _CALLED = {"regex": "regex", "json_schema": "JSON Schema", "choices": "choices", "lark": "grammar"}
 

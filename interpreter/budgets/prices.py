@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from ..lang.errors import ParameterError
-from ..lang.protocol import Usage
+from ...lang.errors import ParameterError
+from ...lang.protocol import Usage
 from . import price_list
 
 # What may stand behind a name of the table: dates and snapshots of the same model. A bare prefix would be wrong as

@@ -10,9 +10,9 @@ They are in the request only. The state goes on as if the accepted text had been
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..lang.chat_template import ChatTemplate, Turn
-from ..lang.prompt import EMPTY, Part, Text
-from .position import Position, since, text_of
+from ...lang.chat_template import ChatTemplate, Turn
+from ...lang.prompt import EMPTY, Part, Text
+from ..position import Position, since, text_of
 
 # A note joins the last turn of one of these: two user turns in a row are refused by many templates.
 _LISTENED_TO = ("user", "system", "developer")

@@ -12,10 +12,10 @@ from typing import get_args
 
 import msgspec
 
-from ..lang.chat_template import ChatTemplate
-from ..lang.errors import CapabilityError, UmbelError
-from ..lang.prompt import Generated, Part, Text
-from ..lang.protocol import (
+from ...lang.chat_template import ChatTemplate
+from ...lang.errors import CapabilityError, UmbelError
+from ...lang.prompt import Generated, Part, Text
+from ...lang.protocol import (
     Backend,
     Capabilities,
     Chunk,
@@ -33,7 +33,9 @@ from ..lang.protocol import (
     TokenLogprob,
     Usage,
 )
-from . import charges, expressions, starts, wording
+from .. import starts
+from ..demands import expressions, wording
+from . import charges
 from .charges import PICODOLLARS, Charge
 from .prices import prices
 

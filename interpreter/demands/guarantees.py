@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from ..lang.constraint import ENDINGS, OPEN_ENDED
-from ..lang.errors import BackendError
-from ..lang.protocol import Completion, ConstraintSpec, FinishReason
-from ..lang.sampling import SamplingParams
+from ...lang.constraint import ENDINGS, OPEN_ENDED
+from ...lang.errors import BackendError
+from ...lang.protocol import Completion, ConstraintSpec, FinishReason
+from ...lang.sampling import SamplingParams
+from ..variables import Meta
 from . import schemas, validation
-from .variables import Meta
 
 
 async def of_completion(constraint: ConstraintSpec, completion: Completion, backend: str) -> Meta:

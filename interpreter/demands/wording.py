@@ -3,8 +3,8 @@
 The wording is constant, so that prefix caches find it again; what varies stands last.
 """
 
-from ..lang.constraint import INTEGER, NUMBER
-from ..lang.protocol import ConstraintSpec
+from ...lang.constraint import INTEGER, NUMBER
+from ...lang.protocol import ConstraintSpec
 
 # In a conversation, behind what the program itself says last. `demand`: see `demand`.
 NOTE = "Write your answer as {demand}\nWrite nothing before it, nothing behind it, and no code fence around it."

@@ -1,9 +1,9 @@
 """What a call needs of its backend, checked before it is sent: nothing is dropped in silence."""
 
-from ..lang.errors import CapabilityError
-from ..lang.ops import Gen, Select
-from ..lang.protocol import Capabilities
-from ..lang.sampling import SamplingParams
+from ...lang.errors import CapabilityError
+from ...lang.ops import Gen, Select
+from ...lang.protocol import Capabilities
+from ...lang.sampling import SamplingParams
 from . import schemas
 
 

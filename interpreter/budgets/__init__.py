@@ -1,0 +1,1 @@
+"""What runs may cost, what they did cost, and what models charge."""
