@@ -59,7 +59,7 @@ def test_random_programs_on_echo(body: tuple[object, ...]) -> None:
     check_equal(body, Watched(Echo(answer)), "none")
 
 
-@settings(max_examples=60, **QUIETLY)
+@settings(max_examples=200, **QUIETLY)
 @given(body=bodies(4))
 def test_random_programs_on_the_oracle(body: tuple[object, ...], oracle: Watched) -> None:
     check_equal(body, oracle, "default")
