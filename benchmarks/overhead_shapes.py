@@ -14,6 +14,7 @@ import umbel as ul
 from umbel.lang.protocol import Backend
 
 TURNS = 8
+FIELDS = 5
 
 # ------------------------------------------------------------------------------------------ programs
 
@@ -37,6 +38,13 @@ def chain(s: ul.State, text: str) -> str:
         s += f"\nStep {number}:" + ul.gen("step", max_tokens=2, temperature=0, ignore_eos=True)
         s += f"\nIn short: {s['step'].strip()}."
     return str(s["step"])
+
+
+@ul.function
+def card(s: ul.State, text: str) -> None:
+    s += text
+    for number in range(FIELDS):
+        s += f"\nField {number}:" + ul.gen(f"field {number}", max_tokens=2, temperature=0, ignore_eos=True)
 
 
 @ul.function
@@ -128,6 +136,10 @@ def shapes(writer: Writer) -> list[Shape]:
         program, texts = make(chain), [words(100) for _ in range(10)]
         return lambda backend: [program.run(text, backend=backend).sync() for text in texts][-1]
 
+    def cards(make: Make) -> Run:
+        program, texts = make(card), [words(100) for _ in range(16)]
+        return lambda backend: [program.run(text, backend=backend).sync() for text in texts][-1]
+
     def forks(branches: int, programs: int) -> Callable[[Make], Run]:
         def prepare(make: Make) -> Run:
             program, texts = make(fan, branches=branches), [words(500) for _ in range(programs)]
@@ -165,6 +177,7 @@ def shapes(writer: Writer) -> list[Shape]:
         Shape("chat, 8 turns to 2k tokens", 2, TURNS, chats(2000)),
         Shape("chat, 8 turns to 8k tokens", 2, TURNS, chats(8000)),
         Shape("chain of 8, each step read", 10, TURNS, chains),
+        Shape("five gens, none read", 16, FIELDS, cards),
         Shape("fork of 8", 10, 8, forks(8, 10)),
         Shape("fork of 64", 2, 64, forks(64, 2)),
         Shape("select of 4", 40, 1, selects),
