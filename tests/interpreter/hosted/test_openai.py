@@ -26,6 +26,7 @@ from umbel.lang.prompt import Text
 from umbel.lang.protocol import ConstraintSpec, FinishReason, Origin, ScoreRequest
 from umbel.testing import FakeOpenAI
 
+from ..conftest import PATIENCE
 from .wired import DONE, KEY, USAGE, Pieces, Wire, answer, asking, backend, conversation, event, generate, streamed
 
 
@@ -402,12 +403,16 @@ def test_a_tokenizer_makes_bounds_tighter(monkeypatch):
 
 def test_calls_at_once_are_bounded():
     running = most = 0
+    full = asyncio.Event()  # as many run as may: until then nobody is answered
 
     class Counting(httpx2.AsyncBaseTransport):
         async def handle_async_request(self, request):
             nonlocal running, most
             running += 1
             most = max(most, running)
+            if running == 3:
+                full.set()
+            await asyncio.wait_for(full.wait(), PATIENCE)
             await asyncio.sleep(0)
             running -= 1
             return answer()
