@@ -69,7 +69,7 @@ class SchedulerConfig:
     headroom: int = 8
     partial_logits: bool = True
     jump_forward: bool = True
-    constraint_fuel: int = 600
+    constraint_fuel: int = 250
     check_every_step: bool = False
 
     def __post_init__(self) -> None:
