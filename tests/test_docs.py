@@ -12,7 +12,10 @@ NAMES = [page.name for page in PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_code_blocks_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_blocks_run(
+    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # for the files that they write
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     with ul.default_backend(ul.Echo()):
         for block in blocks:

@@ -1,16 +1,14 @@
 """A user's file → its programs, source and graph beside each other. The file runs, as an import of it would."""
 
 import inspect
-import runpy
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...interpreter.program import Program
 from ...lang.errors import ParameterError, UmbelError
+from ..script import names_of
 from ..tracing.effects import TraceWarning
 from ..tracing.trace import Trace, trace
 from .linting import Subject
@@ -29,7 +27,7 @@ def load(
 
     Raises:
         ParameterError: there is no such file or program, or the file is no Python.
-        Whatever the file raises when it runs.
+        ParameterError, UmbelError: the file fails when it runs; the message, or a note, has its line.
     """
     try:
         file = SourceFile.read(path)
@@ -54,10 +52,8 @@ def load(
 
 def _programs(path: Path) -> dict[int, Program]:
     """Those that the file's names stand for, by the first line of their functions."""
-    with _as_script(path):
-        names = runpy.run_path(str(path), run_name="__umbel_lint__")
     found = {}
-    for value in names.values():
+    for value in names_of(path).values():
         if isinstance(value, Program):
             code = inspect.unwrap(value).__code__
             if Path(code.co_filename) == path:
@@ -82,16 +78,3 @@ def _traced(
             return trace(program, static_args=given), ""
     except UmbelError as error:
         return None, str(error)
-
-
-@contextmanager
-def _as_script(path: Path) -> Iterator[None]:
-    """What Python gives a script: its folder to import from, and its name in sys.argv."""
-    arguments, folder = sys.argv, str(path.resolve().parent)
-    sys.argv = [str(path)]
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.argv = arguments
-        sys.path.remove(folder)
