@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the gateway reads this file through its configuration, and 
     import torch
 
     from ..fsm.tokens.trie_walk import Walk
+    from .engine_protocol import EnginePicture
     from .sampler import Chooser
 
 DUMMY_SLOT = 0  # never handed out; rows whose key is already in the pool write here
@@ -69,6 +70,15 @@ class Picks:
         )
 
 
+class PictureRows(NamedTuple):
+    """Rows [first, first + rows) of a step are tokens [offset, offset + rows) of a picture."""
+
+    first: int
+    rows: int
+    number: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """All arrays are on the host. R rows, B sequences, L rows whose logits are needed."""
@@ -86,6 +96,10 @@ class Batch:
     # [B] rows at the end of each sequence that were generated: their attention is computed row by row, so that a forced
     # token's keys are those that it would have in a step of its own. None: no row.
     generated: NDArray[np.int32] | None = None
+    pictures: tuple[PictureRows, ...] = ()  # in the order of their rows; their token ids are those of pictures
+    # Of each sequence the positions [start, end) whose rows see each other, whatever the order: pictures of models that
+    # look at them in both directions. Empty: none of any sequence.
+    spans: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     @property
     def rows(self) -> int:
@@ -109,12 +123,31 @@ class Logits:
         return cls(values, np.arange(rows, dtype=np.int64), np.full(rows, -1, dtype=np.int64))
 
 
+class PictureStore(Protocol):
+    """The pictures that requests may hold, by number."""
+
+    both_ways: bool  # rows of a picture see all of it; else only what is before them
+
+    def put(self, picture: EnginePicture) -> None:
+        """Raises RequestError for one that does not fit the model."""
+
+    def forget(self, number: int) -> None:
+        """One that is not known is no mistake."""
+
+    def tokens(self, number: int) -> int | None:
+        """How many tokens it has; None when it is not known."""
+
+
 class Runner(Protocol):
     """A model and its KV pool. The fake is `oracle.OracleRunner`."""
 
     vocab_size: int
     context_length: int
     num_slots: int  # including DUMMY_SLOT
+
+    @property
+    def pictures(self) -> PictureStore | None:
+        """None: the model reads text only."""
 
     @property
     def chooser(self) -> Chooser | None:

@@ -103,6 +103,30 @@ class EngineAbort(_Wire, frozen=True):
     id: int
 
 
+class EnginePicture(_Wire, frozen=True):
+    """A picture that messages behind this one may hold, see pictures/numbers.py, until it is forgotten. Never answered.
+
+    `width` and `height` are those of the original; `columns` × `rows` is how it was cut into tiles (anyres), 0 × 0 when
+    it was not. The tiles that the model's tower sees: an overview, then those of the grid, row by row.
+    """
+
+    number: int
+    tokens: int
+    width: int
+    height: int
+    columns: int
+    rows: int
+    tile_height: int
+    tile_width: int
+    pixels: bytes  # uint8 RGB [tiles, tile_height, tile_width, 3]
+
+
+class EngineForget(_Wire, frozen=True):
+    """No message behind this one holds the picture of this number. Never answered."""
+
+    number: int
+
+
 class EngineControl(_Wire, frozen=True):
     """verb: "flush_cache" or "info"."""
 
@@ -110,7 +134,17 @@ class EngineControl(_Wire, frozen=True):
     verb: str
 
 
-ToEngine = EngineGenerate | EngineScore | EngineChoose | EnginePrefill | EngineRelease | EngineAbort | EngineControl
+ToEngine = (
+    EngineGenerate
+    | EngineScore
+    | EngineChoose
+    | EnginePrefill
+    | EngineRelease
+    | EngineAbort
+    | EnginePicture
+    | EngineForget
+    | EngineControl
+)
 
 # ---- from the engine
 

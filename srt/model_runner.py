@@ -39,6 +39,7 @@ class ModelRunner:
 
     chooser = None
     trie_walk = None
+    pictures = None
 
     def __init__(
         self,

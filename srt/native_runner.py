@@ -36,6 +36,8 @@ class NativeRunner:
         library: the kernels that `model` runs on.
     """
 
+    pictures = None
+
     def __init__(self, model: NativeDecoder, *, num_slots: int, tree_attention: bool, library: ctypes.CDLL) -> None:
         self.model = model
         self.vocab_size = model.vocab_size

@@ -90,6 +90,7 @@ class OracleRunner:
 
     chooser = None
     trie_walk = None
+    pictures = None
 
     def __init__(
         self,

@@ -26,7 +26,9 @@ from .engine_protocol import (
     EngineAbort,
     EngineChoose,
     EngineControl,
+    EngineForget,
     EngineGenerate,
+    EnginePicture,
     EnginePrefill,
     EngineRelease,
     EngineScore,
@@ -129,6 +131,11 @@ class Scheduler:
                 self._controls.append(message)
             case EngineRelease(id=message_id):
                 self._release(message_id)
+            case EnginePicture():
+                self._take_picture(message)
+            case EngineForget(number):
+                if self._runner.pictures is not None:
+                    self._runner.pictures.forget(number)
             case EngineGenerate() | EngineScore() | EngineChoose() | EnginePrefill():
                 if message.id in self._roster.alive:
                     raise ParameterError(f"request id {message.id} is in use; give every request its own")
@@ -239,6 +246,15 @@ class Scheduler:
             self._roster.hold(requests[0])
         else:
             self._roster.add(message.id, requests)
+
+    def _take_picture(self, picture: EnginePicture) -> None:
+        """Messages that hold a picture which could not be taken are refused when they come."""
+        try:
+            if self._runner.pictures is None:
+                raise CapabilityError("the model reads text only")
+            self._runner.pictures.put(picture)
+        except Exception as error:
+            self._roster.last_failure = error
 
     def _release(self, message_id: int) -> None:
         """Ends a pin, or the hint that would have placed it."""

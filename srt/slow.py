@@ -16,6 +16,7 @@ class Slowed:
         self.num_slots = runner.num_slots
         self.chooser = runner.chooser
         self.trie_walk = runner.trie_walk
+        self.pictures = runner.pictures
 
     def forward(self, batch: Batch) -> Logits:
         time.sleep(self._seconds)
