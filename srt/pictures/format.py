@@ -1,0 +1,113 @@
+"""How a model takes a picture: as one tile of fixed size, or as an overview and the tiles of a grid ("anyres").
+
+What is said here crosses process boundaries and decides how many tokens a picture has before a pixel of it is decoded.
+
+                  pad to a square   resize        crop around the middle
+    fixed     ──▶ (pad_colour)  ──▶ (resize)  ──▶ to the tile             ──▶ 1 tile
+    anyres    ──▶ the same                                                ──▶ the overview, and
+              ──▶ the best of `grids`: fitted into it, black around it    ──▶ its tiles, row by row
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Literal
+
+import msgspec
+
+Layout = Literal["fixed", "anyres"]
+Resample = Literal["lanczos", "bilinear", "bicubic", "box", "hamming"]
+
+_VERSION = 1  # of what `prepare` makes of a picture and its format
+
+
+class PictureFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes are pixels, height before width.
+
+    Attributes:
+        tile_tokens: tokens of one tile, all together.
+        patch_size: side of the squares that a tile's tokens stand for; what an anyres grid is cut by.
+        resize: to exactly this size; one number is the length of the shorter side, which keeps the proportions; None
+            leaves the picture as it is.
+        pad_colour: first make the picture square, in the middle of this colour.
+        grids: sizes that anyres may choose from, multiples of the tile.
+        before, after: control text around the picture's tokens.
+    """
+
+    layout: Layout
+    tile_height: int
+    tile_width: int
+    tile_tokens: int
+    patch_size: int
+    resize: tuple[int, int] | int | None
+    resample: Resample = "bicubic"
+    pad_colour: tuple[int, int, int] | None = None
+    grids: tuple[tuple[int, int], ...] = ()
+    before: str = ""
+    after: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that decides which pixels the model sees, and in which layout."""
+        pixels = msgspec.structs.replace(self, before="", after="")
+        return sha256(f"{_VERSION}/".encode() + msgspec.msgpack.encode(pixels)).hexdigest()
+
+
+class Raster(msgspec.Struct, frozen=True, array_like=True):
+    """A picture as a tower sees it: see `engine_protocol.EnginePicture`, which carries these fields."""
+
+    tokens: int
+    width: int
+    height: int
+    columns: int
+    rows: int
+    tile_height: int
+    tile_width: int
+    pixels: bytes  # uint8 RGB [tiles, tile_height, tile_width, 3]
+
+
+def picture_tokens_at(form: PictureFormat, width: int, height: int) -> int:
+    """Tokens of a picture of `width` × `height` pixels."""
+    if form.layout == "fixed":
+        return form.tile_tokens
+    grid_height, grid_width = best_grid(form.grids, width, height)
+    top, bottom, left, right = unpadded(grid_height // form.patch_size, grid_width // form.patch_size, width, height)
+    return form.tile_tokens + anyres_tokens(bottom - top, right - left)
+
+
+def frame_format(form: PictureFormat) -> PictureFormat:
+    """Of the frames of a clip: a grid for each of them would fill the context, so they are overviews only."""
+    return msgspec.structs.replace(form, layout="fixed", grids=())
+
+
+def best_grid(grids: Sequence[tuple[int, int]], width: int, height: int) -> tuple[int, int]:
+    """The grid (height, width) that shows most of the picture's pixels; of equals the one with least padding.
+
+    As LLaVA-NeXT chooses (transformers: select_best_resolution); the first of those that are equal in both.
+    """
+
+    def worth(grid: tuple[int, int]) -> tuple[int, int]:
+        scale = min(grid[1] / width, grid[0] / height)
+        shown = min(int(width * scale) * int(height * scale), width * height)
+        return shown, shown - grid[0] * grid[1]
+
+    return max(grids, key=worth)
+
+
+def unpadded(rows: int, columns: int, width: int, height: int) -> tuple[int, int, int, int]:
+    """Of a grid of patches into which a picture of `width` × `height` was fitted: the [top, bottom) and [left, right)
+    that show it.
+
+    As LLaVA-NeXT cuts (transformers: unpad_image): equally much on both sides, so that a patch of padding may stay.
+    """
+    if width / height > columns / rows:
+        shown = int(round(height * (columns / width), 7))
+        padding = (rows - shown) // 2
+        return padding, rows - padding, 0, columns
+    shown = int(round(width * (rows / height), 7))
+    padding = (columns - shown) // 2
+    return 0, rows, padding, columns - padding
+
+
+def anyres_tokens(rows: int, columns: int) -> int:
+    """Of the part of a grid that shows the picture: one for each patch, and one at the end of each row."""
+    return rows * (columns + 1)

@@ -1,0 +1,132 @@
+"""A decoded picture → the tiles that a model's tower sees, as transformers' PIL-based image processors make them.
+
+The pixels are theirs bit by bit, with one exception: where resizing by the shorter side would make a strip of more than
+`STRIP_PIXELS` of which the crop keeps the middle, only the middle is computed, and a value may differ by one.
+"""
+
+import math
+
+from PIL import Image
+
+from .format import PictureFormat, Raster, Resample, best_grid, picture_tokens_at
+
+FILTERS: dict[Resample, Image.Resampling] = {
+    "lanczos": Image.Resampling.LANCZOS,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+STRIP_PIXELS = 1 << 22  # 16 MiB as PIL holds them
+BAND_PIXELS = 1 << 20  # of a padded square that is never whole in memory
+
+
+def prepare(image: Image.Image, form: PictureFormat) -> Raster:
+    """The picture's tiles: the overview, then those of its grid, row by row.
+
+    Beside the picture it needs some megabytes, or a strip of the tile's width and the picture's longer side.
+
+    Args:
+        image: mode RGB, at least one pixel.
+    """
+    assert image.mode == "RGB", "towers see three channels; whoever decodes converts"
+    tiles = [_overview(image, form)]
+    columns = rows = 0
+    if form.layout == "anyres":
+        grid = best_grid(form.grids, image.width, image.height)
+        rows, columns = grid[0] // form.tile_height, grid[1] // form.tile_width
+        tiles += _tiles(_fitted(image, grid, FILTERS[form.resample]), rows, columns, form)
+    return Raster(
+        tokens=picture_tokens_at(form, image.width, image.height),
+        width=image.width,
+        height=image.height,
+        columns=columns,
+        rows=rows,
+        tile_height=form.tile_height,
+        tile_width=form.tile_width,
+        pixels=b"".join(tile.tobytes() for tile in tiles),
+    )
+
+
+def _overview(image: Image.Image, form: PictureFormat) -> Image.Image:
+    """The whole picture as one tile."""
+    resample = FILTERS[form.resample]
+    if form.pad_colour is not None and image.width != image.height:
+        assert form.resize is not None, "a square as large as the picture's longer side might fill the memory"
+        size = (form.resize, form.resize) if isinstance(form.resize, int) else form.resize
+        resized = _resized_square(image, form.pad_colour, size, resample)
+    elif isinstance(form.resize, int):
+        resized = _resized_by_shorter_side(image, form.resize, form.tile_width, form.tile_height, resample)
+    elif form.resize is not None:
+        resized = image.resize((form.resize[1], form.resize[0]), resample)
+    else:
+        resized = image
+    return _cropped(resized, form.tile_width, form.tile_height)
+
+
+def _cropped(image: Image.Image, width: int, height: int) -> Image.Image:
+    """The middle; black around an image that is smaller. Odd differences are rounded as numpy's // does."""
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def _resized_by_shorter_side(
+    image: Image.Image, side: int, crop_width: int, crop_height: int, resample: Image.Resampling
+) -> Image.Image:
+    """Keeps the proportions. Of a strip that is too long for the memory, the part in which the crop lies."""
+    width, height = image.size
+    long = int(side * max(image.size) / min(image.size))
+    size = (side, long) if width <= height else (long, side)
+    if size[0] * size[1] <= STRIP_PIXELS:
+        return image.resize(size, resample)
+    keep = (min(size[0], _same_parity(crop_width, size[0])), min(size[1], _same_parity(crop_height, size[1])))
+    left, top = (size[0] - keep[0]) // 2, (size[1] - keep[1]) // 2
+    x, y = width / size[0], height / size[1]
+    box = (left * x, top * y, (left + keep[0]) * x, (top + keep[1]) * y)
+    return image.resize(keep, resample, box=box)
+
+
+def _same_parity(kept: int, whole: int) -> int:
+    """The middle of the middle is the middle only if nothing is rounded twice."""
+    return kept + (whole - kept) % 2
+
+
+def _resized_square(
+    image: Image.Image, colour: tuple[int, int, int], size: tuple[int, int], resample: Image.Resampling
+) -> Image.Image:
+    """The picture in the middle of a square of `colour`, resized to (height, width).
+
+    PIL resizes rows first, then columns. The square may be a thousand times larger than the picture, so its rows are
+    resized in bands: the same numbers, without the square.
+    """
+    side = max(image.size)
+    left, top = (side - image.width) // 2, (side - image.height) // 2
+    narrow = Image.new("RGB", (size[1], side))
+    band = max(1, BAND_PIXELS // side)
+    for first in range(0, side, band):
+        rows = Image.new("RGB", (side, min(band, side - first)), colour)
+        rows.paste(image, (left, top - first))
+        narrow.paste(rows.resize((size[1], rows.height), resample), (0, first))
+    return narrow.resize((size[1], size[0]), resample)
+
+
+def _fitted(image: Image.Image, grid: tuple[int, int], resample: Image.Resampling) -> Image.Image:
+    """As large as fits into the grid (height, width) with its proportions kept, in the middle of black."""
+    height, width = grid
+    by_width, by_height = width / image.width, height / image.height
+    if by_width < by_height:
+        size = (width, min(math.ceil(image.height * by_width), height))
+    else:
+        size = (min(math.ceil(image.width * by_height), width), height)
+    fitted = Image.new("RGB", (width, height))
+    fitted.paste(image.resize(size, resample), ((width - size[0]) // 2, (height - size[1]) // 2))
+    return fitted
+
+
+def _tiles(fitted: Image.Image, rows: int, columns: int, form: PictureFormat) -> list[Image.Image]:
+    height, width = form.tile_height, form.tile_width
+    return [
+        fitted.crop((column * width, row * height, (column + 1) * width, (row + 1) * height))
+        for row in range(rows)
+        for column in range(columns)
+    ]
