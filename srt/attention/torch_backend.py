@@ -58,8 +58,7 @@ class TorchBackend:
         )
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
-        pool.keys[layer].index_copy_(0, slots, keys)
-        pool.values[layer].index_copy_(0, slots, values)
+        pool.write(layer, keys, values, slots)
 
     def attend(
         self,

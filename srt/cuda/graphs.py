@@ -1,0 +1,68 @@
+"""Captured graphs of decode steps: one for each number of rows that steps are padded to.
+
+A decode step of a 7B model is some 300 kernels of a few microseconds each; launching them one by one takes longer than
+running them. A captured step is launched by one call. What it reads lies at fixed addresses, and its number of rows is
+fixed, so that steps are padded to the next of a few sizes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from .device import Accelerator, Graph
+
+
+def sizes_upto(most: int) -> tuple[int, ...]:
+    """Numbers of rows that steps are padded to: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64 and so on, the last is `most`.
+
+    From 8 rows on at most a third of a padded step is padding, and more graphs would take longer to capture.
+    """
+    sizes = [1, 2, 4]
+    power = 8
+    while sizes[-1] < most:
+        sizes += [power, power * 3 // 2]
+        power *= 2
+    return (*(size for size in sizes if size < most), most)
+
+
+class DecodeGraphs:
+    """Captures a size when it is first asked for, or all of them in `capture_all`.
+
+    Args:
+        sizes: ascending.
+        work: what a step of so many rows does.
+    """
+
+    def __init__(self, accelerator: Accelerator, sizes: Sequence[int], work: Callable[[int], None]) -> None:
+        self._accelerator = accelerator
+        self._sizes = sizes
+        self._work = work
+        self._graphs: dict[int, Graph] = {}
+        self.replays = 0
+
+    def __len__(self) -> int:
+        """How many are captured."""
+        return len(self._graphs)
+
+    @property
+    def most_rows(self) -> int:
+        return self._sizes[-1]
+
+    def size_for(self, rows: int) -> int:
+        """The smallest size that holds so many rows; there is one up to `most_rows`."""
+        return self._sizes[bisect_left(self._sizes, rows)]
+
+    def run(self, size: int) -> None:
+        """One step of so many rows."""
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(size)
+        self._graphs[size].replay()
+        self.replays += 1
+
+    def capture_all(self) -> None:
+        """Largest first: the smaller ones find their memory among what it took."""
+        for size in reversed(self._sizes):
+            if size not in self._graphs:
+                self._graphs[size] = self._capture(size)
+
+    def _capture(self, size: int) -> Graph:
+        return self._accelerator.capture(lambda: self._work(size))
