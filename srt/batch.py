@@ -9,6 +9,10 @@ Rows of a step may read keys that other rows of the same step write: every layer
 
 Most rows whose logits are "needed" need only the token that they choose. `Picks` says so, and a runner that finds
 the token without computing 262,144 logits may answer with it; any runner may give the logits instead.
+
+A runner that does not wait for its steps is a `Launcher`: the next step is launched behind one that still runs, and
+rows whose token that one is about to choose say where it will be found (`Batch.token_sources`). overlap.py has the
+whole picture.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +61,9 @@ class Picks:
     # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
     min_p: NDArray[np.float64]
     allowed: Mapping[int, Allowed] = field(default_factory=dict)  # row → its tokens; rows that are not in it: all
+    # Only batches for a Launcher have these, and there top_k may be any number.
+    top_p: NDArray[np.float64] | None = None  # [L] 1 = all, as in draw.Draws; None: all of every row
+    described: NDArray[np.bool_] | None = None  # [L] rows that get their token and their logits; None: no row
 
     def take(self, rows: NDArray[np.integer]) -> Picks:
         """Those of some of the logit rows."""
@@ -67,6 +74,8 @@ class Picks:
             self.top_k[rows],
             self.min_p[rows],
             {index: self.allowed[row] for index, row in enumerate(rows.tolist()) if row in self.allowed},
+            None if self.top_p is None else self.top_p[rows],
+            None if self.described is None else self.described[rows],
         )
 
 
@@ -100,6 +109,9 @@ class Batch:
     # Of each sequence the positions [start, end) whose rows see each other, whatever the order: pictures of models that
     # look at them in both directions. Empty: none of any sequence.
     spans: tuple[tuple[tuple[int, int], ...], ...] = ()
+    # [R] for a row whose token is still being chosen: by which of the logit rows [L] of the step launched before this
+    # one; −1: token_ids has the token, and 0 in its place otherwise. None: token_ids has all.
+    token_sources: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
@@ -108,7 +120,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
-    """What a forward pass answers, valid until the next one. A row has its logits, or its token, or both.
+    """What a forward pass answers, valid until the next one. A row has its logits, or its token, or both. A launched
+    step's answer is valid longer (`Pending`).
 
     Build it with `complete` where all rows have their logits.
     """
@@ -169,3 +182,35 @@ class Runner(Protocol):
 
     def clear(self) -> None:
         """Forget the KV pool's content (after a failed step or a flush)."""
+
+
+class Pending(Protocol):
+    """A step that was launched, and may still run."""
+
+    def result(self) -> Logits:
+        """Waits until the step has run; called once. What it gives is valid until the second step after this one is
+        launched: it is read while the next one runs.
+
+        Raises:
+            Exception: whatever made the step fail, as `Runner.forward`. The pool is not to be trusted then. A step that
+                was launched behind it is waited for as well, and its answer thrown away.
+        """
+
+
+@runtime_checkable
+class Launcher(Runner, Protocol):
+    """A runner that does not wait for its steps. The fake is `launched_oracle.LaunchedOracle`.
+
+    Steps run one after the other in the order in which they were launched. So a step reads the keys of those before it,
+    and a slot that a running step reads or writes may be given away: who gets it writes there later.
+    """
+
+    def launch(self, batch: Batch) -> Pending:
+        """Begins a step. When it returns, the arrays of the batch have been read or copied.
+
+        Rows with a pick are answered with their token, for the next batch may refer to it by `token_sources`; only
+        those with `Picks.allowed` may be answered with logits instead. `Picks.described` rows get both.
+
+        Raises:
+            Exception: the step cannot be computed; nothing of it runs any more.
+        """
