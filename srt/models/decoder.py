@@ -1,6 +1,7 @@
 """The decoder of Llama, Mistral, Qwen 2, Qwen 3 and Gemma 3: one reading, families are configurations.
 
     token ids → embedding → layers × [ norm → attention → +   norm → MLP → + ] → norm → logits of the rows asked for
+                    ↑ in the rows of pictures what a tower sees in them
 
 Rows of all sequences are one flat list: only attention knows which row belongs to whom. The rounding of every
 intermediate follows transformers, so that greedy text is the same in the same dtype. R rows, D = head_dim.
@@ -158,6 +159,8 @@ class Decoder:
         x = functional.embedding(rows.token_ids, self._embedding).to(self._dtype)  # [R, hidden]
         if self._embedding_scale is not None:
             x = x * self._embedding_scale
+        if rows.given is not None:
+            x = x.index_copy(0, rows.given.rows, rows.given.values)
         angles = {config: rope.angles(rows.positions, x.dtype) for config, rope in self._ropes.items()}
         for layer in self._layers:
             x = layer(x, angles[layer.rope], attention)

@@ -14,12 +14,21 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """Rows whose embeddings come from elsewhere, what a tower sees in a picture: as they are, not scaled. G of them."""
+
+    rows: torch.Tensor  # int64 [G] ascending
+    values: torch.Tensor  # [G, hidden] in the model's dtype
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of one step, on the model's device."""
 
-    token_ids: torch.Tensor  # int64 [R]
+    token_ids: torch.Tensor  # int64 [R] all of the vocabulary; those of given rows mean nothing
     positions: torch.Tensor  # int64 [R]
     logit_rows: torch.Tensor  # int64 [L]
+    given: Given | None = None
 
 
 class Model(Protocol):
