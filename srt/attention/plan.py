@@ -29,7 +29,7 @@ Int32 = NDArray[np.int32]
 ITEMS_PER_WORKER = 4  # enough that the last ones end at about the same time
 SHORTEST_RUN = 128  # keys; shorter ones are not cut further to keep workers busy
 SINGLE_RUN = 256  # keys of a row that is alone: cut in the same way whatever else is in the step
-LOAD_COST = 4  # reading a key costs as much as computing it for so many rows
+LOAD_COST = 4  # rows: reading a key costs as much as computing it for so many, on the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,9 @@ class Cut:
     tree: keys that several sequences share are read once for all of them, where it pays.
     workers: long runs are cut so that so many can work; 1 cuts none.
     merge_keys: what merging a further part of one row costs, in keys that are read.
+    load_cost: reading a key costs as much as computing it for so many rows.
+    shortest_run: keys; shorter runs are not cut further to keep workers busy.
+    single_run: most keys of a row that is alone in its item; None: cut as those of several rows are.
     """
 
     block_rows: int
@@ -48,6 +51,9 @@ class Cut:
     tree: bool = True
     workers: int = 1
     merge_keys: int = MERGE_KEYS
+    load_cost: int = LOAD_COST
+    shortest_run: int = SHORTEST_RUN
+    single_run: int | None = SINGLE_RUN
 
     def __post_init__(self) -> None:
         assert self.block_rows >= 1, "a tile holds at least one row"
@@ -132,7 +138,7 @@ def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
     item_tile, part = _cut(tiles.hi - tiles.lo, runs)
     item_pos = tiles.lo[item_tile] + part * runs[item_tile]
     item_end = np.minimum(item_pos + runs[item_tile], tiles.hi[item_tile])
-    cost = (item_end - item_pos) * (LOAD_COST + tiles.rows[item_tile])
+    cost = (item_end - item_pos) * (cut.load_cost + tiles.rows[item_tile])
     order = np.argsort(cost, kind="stable")
     item_tile, item_pos, item_end = item_tile[order], item_pos[order], item_end[order]
 
@@ -189,10 +195,11 @@ def _run_lengths(tiles: _Tiles, cut: Cut) -> Int32:
     span = tiles.hi - tiles.lo
     longest = span
     if cut.workers > 1:
-        row_cost, alone = LOAD_COST + tiles.rows, tiles.rows == 1
+        row_cost = cut.load_cost + tiles.rows
+        alone = (tiles.rows == 1) & (cut.single_run is not None)
         work = int((span.astype(np.int64) * row_cost)[~alone].sum())
         share = work // (cut.workers * ITEMS_PER_WORKER)
-        longest = np.where(alone, SINGLE_RUN, np.maximum(share // row_cost, SHORTEST_RUN))
+        longest = np.where(alone, cut.single_run or 0, np.maximum(share // row_cost, cut.shortest_run))
     if cut.split is not None:
         longest = np.minimum(longest, cut.split)
     parts = -(-span // longest)
