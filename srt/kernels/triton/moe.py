@@ -1,0 +1,368 @@
+"""Mixture of experts: every token goes through the few experts that its router chose, and nothing else is computed.
+
+    route      logits [T, E] → weights and experts [T, k]                          one program for a token
+    arrange    pairs (token, choice), T · k of them, by expert, in blocks:         one program for an expert
+
+               rows    [ 3 7 · · | 0 4 5 9 | 12 · · · | … ]        · = padding, a number behind all pairs
+               expert      0         2          2                  one for each block
+
+    gate_up    block × columns: act(x Gᵀ) × (x Uᵀ) of the block's expert, written by pair
+    down       block × columns: times Dᵀ, times the router's weight, written by pair
+    combine    the k results of a token, summed in the order of its choices
+
+Experts without tokens are not read. Blocks of 16 rows are for decoding, where the weights are what costs; larger ones
+for prompts. How many blocks there are is known on the device only: grids have room for the most there can be, and the
+rest of the programs end at once, so a step can be captured in a graph. Nothing is added in an order that changes.
+
+The twins are `twins.route` and `twins.fused_experts`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .activation import ACTIVATION_KINDS, activated
+from .jit import block_of, jit
+
+_PAIRS = 1024  # pairs that an arranging program reads at once
+_COMBINED = 1024  # columns of a combining program
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How the products are cut: a program has `rows` × `columns` of gates and as many of ups, and 2 · columns of down."""
+
+    rows: int
+    columns: int
+    depth: int
+    group: int  # blocks whose programs lie side by side, so that they find each other's weights in the cache
+    warps: int
+    stages: int
+
+
+# By the pairs that an expert has on average, up to which they are used. Accumulators: rows · 2 · columns floats.
+DECODE_TILES = Tiles(rows=16, columns=32, depth=128, group=1, warps=4, stages=4)
+MIDDLE_TILES = Tiles(rows=64, columns=64, depth=64, group=4, warps=4, stages=4)
+PREFILL_TILES = Tiles(rows=128, columns=128, depth=64, group=8, warps=8, stages=3)
+
+
+def tiles_for(pairs: int, experts: int) -> Tiles:
+    """The cut for `pairs` of token and expert, as if they were spread evenly."""
+    each = pairs / experts
+    if each <= 16:
+        return DECODE_TILES
+    return MIDDLE_TILES if each <= 96 else PREFILL_TILES
+
+
+def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most probable experts of each token.
+
+    Args:
+        logits: [T, E], the router's product; rows may lie apart.
+        top_k: experts of a token, E at most.
+        renormalise: the weights of a token sum to one.
+
+    Returns:
+        weights float32 [T, top_k] and experts int32 [T, top_k], the most probable first, of equal ones the first.
+    """
+    tokens, experts = logits.shape
+    assert 0 < top_k <= experts, "a token goes through experts that there are"
+    assert logits.stride(1) == 1, "the logits of a token lie side by side"
+    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
+    chosen = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
+    if tokens:
+        _route[(tokens,)](
+            *(logits, weights, chosen, logits.stride(0), experts),
+            TOP_K=top_k,
+            RENORMALISE=renormalise,
+            CHOICES=block_of(top_k),
+            BLOCK=block_of(experts),
+            num_warps=1,
+        )
+    return weights, chosen
+
+
+def fused_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    *,
+    activation: str,
+    tiles: Tiles | None = None,
+) -> torch.Tensor:
+    """Each token through its experts, and their weighted sum.
+
+    Args:
+        x: [T, hidden] of the model's dtype; rows may lie apart.
+        gate_up: [E, 2 width, hidden], gates above ups.
+        down: [E, hidden, width].
+        weights: [T, top_k] of any floating dtype.
+        experts: int32 [T, top_k], each in [0, E).
+        activation: one of `models.layers.ACTIVATIONS`.
+        tiles: the cut; None: `tiles_for`.
+
+    Returns:
+        [T, hidden] in the dtype of x. Results of experts are rounded to it, their sum is float32.
+    """
+    tokens, hidden = x.shape
+    count, width, top_k = len(gate_up), gate_up.shape[1] // 2, experts.shape[1]
+    assert gate_up.shape == (count, 2 * width, hidden), "gates and ups for each expert, over what goes in"
+    assert down.shape == (count, hidden, width), "a down map for each expert"
+    assert gate_up.is_contiguous(), "experts lie one behind the other"
+    assert down.is_contiguous(), "experts lie one behind the other"
+    assert weights.is_contiguous(), "choices lie side by side"
+    assert experts.is_contiguous(), "choices lie side by side"
+    assert x.stride(1) == 1, "the elements of a row lie side by side"
+    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    if not tokens:
+        return out
+    pairs = tokens * top_k
+    cut = tiles_for(pairs, count) if tiles is None else tiles
+    blocks = _Blocks.of(experts, count, cut.rows)
+    middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    mixed = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
+    precision = "ieee" if x.dtype is torch.float32 else "tf32"
+    _gate_up[(blocks.most * triton.cdiv(width, cut.columns),)](
+        *(x, gate_up, middle, blocks.rows, blocks.experts, blocks.count, x.stride(0), pairs, top_k),
+        WIDTH=width,
+        HIDDEN=hidden,
+        KIND=ACTIVATION_KINDS[activation],
+        PRECISION=precision,
+        BLOCK_M=cut.rows,
+        BLOCK_N=cut.columns,
+        BLOCK_K=cut.depth,
+        GROUP=cut.group,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+    )
+    _down[(blocks.most * triton.cdiv(hidden, 2 * cut.columns),)](
+        *(middle, down, mixed, weights, blocks.rows, blocks.experts, blocks.count, pairs),
+        WIDTH=width,
+        HIDDEN=hidden,
+        PRECISION=precision,
+        BLOCK_M=cut.rows,
+        BLOCK_N=2 * cut.columns,
+        BLOCK_K=cut.depth,
+        GROUP=cut.group,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+    )
+    _combine[(tokens, triton.cdiv(hidden, _COMBINED))](mixed, out, hidden, TOP_K=top_k, BLOCK=_COMBINED, num_warps=4)
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blocks:
+    """Pairs by expert, in blocks that each have one expert."""
+
+    rows: torch.Tensor  # int32 [most · block rows]: token · top_k + choice; the number of pairs is padding
+    experts: torch.Tensor  # int32 [most]
+    count: torch.Tensor  # int32 [1] blocks there are
+    most: int  # blocks there can be
+
+    @classmethod
+    def of(cls, experts: torch.Tensor, count: int, block_rows: int) -> "_Blocks":
+        pairs = experts.numel()
+        # c pairs of an expert fill ⌈c / rows⌉ ≤ (c + rows − 1) / rows blocks.
+        most = min(pairs, (pairs + min(count, pairs) * (block_rows - 1)) // block_rows)
+        memory = torch.empty(most * (block_rows + 1) + 1, dtype=torch.int32, device=experts.device)
+        rows, owners, filled = memory.split([most * block_rows, most, 1])
+        _arrange[(count,)](
+            *(experts, rows, owners, filled, pairs),
+            EXPERTS=count,
+            BINS=block_of(count + 1),  # one more, for what lies behind the last pair
+            BLOCK_M=block_rows,
+            TILE=min(_PAIRS, block_of(pairs, least=16)),
+            num_warps=4,
+        )
+        return cls(rows, owners, filled, most)
+
+
+@jit
+def _route(  # type: ignore[no-untyped-def]
+    logits: tl.tensor,
+    weights: tl.tensor,
+    chosen: tl.tensor,
+    stride: int,
+    experts: int,
+    TOP_K: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    CHOICES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    choice = tl.arange(0, CHOICES)
+    values = tl.load(logits + token * stride + expert, mask=expert < experts, other=-float("inf")).to(tl.float32)
+    left = tl.exp(values - tl.max(values, axis=0))
+    left = left / tl.sum(left, axis=0)
+    left = tl.where(expert < experts, left, -1.0)
+    taken = tl.zeros([CHOICES], dtype=tl.float32)
+    for turn in tl.static_range(TOP_K):
+        winner = tl.minimum(tl.argmax(left, axis=0), experts - 1)  # logits that are no numbers choose some expert too
+        taken = tl.where(choice == turn, tl.max(left, axis=0), taken)
+        tl.store(chosen + token * TOP_K + turn, winner)
+        left = tl.where(expert == winner, -1.0, left)
+    if RENORMALISE:
+        taken = taken / tl.sum(taken, axis=0)
+    tl.store(weights + token * TOP_K + choice, taken, mask=choice < TOP_K)
+
+
+@jit
+def _arrange(  # type: ignore[no-untyped-def]
+    experts: tl.tensor,
+    rows: tl.tensor,
+    owners: tl.tensor,
+    filled: tl.tensor,
+    pairs: int,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    expert = tl.program_id(0)
+    counts = tl.zeros([BINS], dtype=tl.int32)
+    first = 0
+    while first < pairs:
+        pair = first + tl.arange(0, TILE)
+        counts += tl.histogram(tl.load(experts + pair, mask=pair < pairs, other=EXPERTS), BINS)
+        first += TILE
+    blocks = (counts + BLOCK_M - 1) // BLOCK_M
+    bins = tl.arange(0, BINS)
+    before = tl.sum(tl.where(bins < expert, blocks, 0), axis=0)
+    own = tl.sum(tl.where(bins == expert, blocks, 0), axis=0)
+    if expert == EXPERTS - 1:
+        tl.store(filled, before + own)
+
+    place = before * BLOCK_M
+    first = 0
+    while first < pairs:
+        pair = first + tl.arange(0, TILE)
+        mine = (tl.load(experts + pair, mask=pair < pairs, other=EXPERTS) == expert).to(tl.int32)
+        tl.store(rows + place + tl.cumsum(mine, axis=0) - 1, pair, mask=mine > 0)
+        place += tl.sum(mine, axis=0)
+        first += TILE
+    padding = place + tl.arange(0, BLOCK_M)
+    tl.store(rows + padding, tl.full([BLOCK_M], 0, tl.int32) + pairs, mask=padding < (before + own) * BLOCK_M)
+    first = 0
+    while first < own:
+        block = first + tl.arange(0, TILE)
+        tl.store(owners + before + block, tl.full([TILE], 0, tl.int32) + expert, mask=block < own)
+        first += TILE
+
+
+@jit
+def _place(blocks: int, columns: int, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The block and the columns of this program: GROUP blocks side by side share each cut of the weights."""
+    program = tl.program_id(0)
+    group = program // (GROUP * columns)
+    size = tl.minimum(blocks - group * GROUP, GROUP)
+    within = program % (GROUP * columns)
+    return group * GROUP + within % size, within // size
+
+
+@jit
+def _gate_up(  # type: ignore[no-untyped-def]
+    x: tl.tensor,
+    weight: tl.tensor,
+    middle: tl.tensor,
+    rows: tl.tensor,
+    owners: tl.tensor,
+    filled: tl.tensor,
+    x_stride: int,
+    pairs: int,
+    top_k: int,
+    WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    KIND: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
+    blocks = tl.load(filled)
+    if tl.program_id(0) < blocks * COLUMNS:
+        block, columns = _place(blocks, COLUMNS, GROUP)
+        dtype: tl.constexpr = middle.dtype.element_ty
+        pair = tl.load(rows + block * BLOCK_M + tl.arange(0, BLOCK_M))
+        expert = tl.load(owners + block).to(tl.int64)
+        column = columns * BLOCK_N + tl.arange(0, BLOCK_N)
+        depth = tl.arange(0, BLOCK_K)
+        there = (pair < pairs)[:, None]
+        inputs = x + (pair // top_k).to(tl.int64)[:, None] * x_stride + depth[None, :]
+        gates = weight + expert * (2 * WIDTH * HIDDEN) + column[None, :] * HIDDEN + depth[:, None]
+        gate = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        up = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        for start in range(0, HIDDEN, BLOCK_K):
+            inside = depth < HIDDEN - start
+            mask = (column < WIDTH)[None, :] & inside[:, None]
+            left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
+            gate = tl.dot(left, tl.load(gates + start, mask=mask, other=0.0), gate, input_precision=PRECISION)
+            ups = tl.load(gates + WIDTH * HIDDEN + start, mask=mask, other=0.0)
+            up = tl.dot(left, ups, up, input_precision=PRECISION)
+        acted = activated(gate.to(dtype).to(tl.float32), KIND).to(dtype).to(tl.float32)
+        product = acted * up.to(dtype).to(tl.float32)
+        at = pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        tl.store(middle + at, product.to(dtype), mask=there & (column < WIDTH)[None, :])
+
+
+@jit
+def _down(  # type: ignore[no-untyped-def]
+    middle: tl.tensor,
+    weight: tl.tensor,
+    mixed: tl.tensor,
+    shares: tl.tensor,
+    rows: tl.tensor,
+    owners: tl.tensor,
+    filled: tl.tensor,
+    pairs: int,
+    WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    COLUMNS: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
+    blocks = tl.load(filled)
+    if tl.program_id(0) < blocks * COLUMNS:
+        block, columns = _place(blocks, COLUMNS, GROUP)
+        dtype: tl.constexpr = mixed.dtype.element_ty
+        pair = tl.load(rows + block * BLOCK_M + tl.arange(0, BLOCK_M))
+        expert = tl.load(owners + block).to(tl.int64)
+        column = columns * BLOCK_N + tl.arange(0, BLOCK_N)
+        depth = tl.arange(0, BLOCK_K)
+        there = (pair < pairs)[:, None]
+        inputs = middle + pair.to(tl.int64)[:, None] * WIDTH + depth[None, :]
+        maps = weight + expert * (HIDDEN * WIDTH) + column[None, :] * WIDTH + depth[:, None]
+        total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        for start in range(0, WIDTH, BLOCK_K):
+            inside = depth < WIDTH - start
+            left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
+            right = tl.load(maps + start, mask=(column < HIDDEN)[None, :] & inside[:, None], other=0.0)
+            total = tl.dot(left, right, total, input_precision=PRECISION)
+        share = tl.load(shares + pair, mask=pair < pairs, other=0.0).to(tl.float32)[:, None]
+        at = pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+        result = total.to(dtype).to(tl.float32) * share
+        tl.store(mixed + at, result.to(dtype), mask=there & (column < HIDDEN)[None, :])
+
+
+@jit
+def _combine(  # type: ignore[no-untyped-def]
+    mixed: tl.tensor, out: tl.tensor, hidden: int, TOP_K: tl.constexpr, BLOCK: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < hidden
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for choice in tl.static_range(TOP_K):
+        place = mixed + (token * TOP_K + choice) * hidden + column
+        total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=inside)

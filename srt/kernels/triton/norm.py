@@ -1,0 +1,147 @@
+"""RMS norms, with the residual sum before them: one read and one write of each row.
+
+The twins are `twins.rms_norm` and `twins.add_rms_norm`. A program has one row, so a row gives the same bits alone and
+in a batch. Sums are float32; results are rounded where `models.layers.RMSNorm` rounds.
+"""
+
+import torch
+import triton.language as tl
+
+from .jit import block_of, jit
+
+_MOST_HIDDEN = 65_536  # elements of a row that a program holds in registers
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor:
+    """x / rms(x) × weight.
+
+    Args:
+        x: [R, hidden] of the model's dtype; rows may lie apart.
+        weight: [hidden] as the checkpoint stores it, in the model's dtype.
+        centered: the weight is stored minus one (Gemma).
+
+    Returns:
+        [R, hidden] in the dtype of x.
+    """
+    rows, hidden = x.shape
+    _require(x, weight, hidden)
+    out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
+    if rows:
+        block = block_of(hidden)
+        _rms_norm[(rows,)](
+            *(x, weight, out, x.stride(0), hidden, eps),
+            CENTERED=centered,
+            BLOCK=block,
+            num_warps=_warps(block),
+        )
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    centered: bool,
+    after: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """residual += x, and the norm of the sum.
+
+    Args:
+        x: [R, hidden], what attention or an MLP gave; rows may lie apart.
+        residual: [R, hidden] of the same dtype; holds the sum afterwards.
+        weight: [hidden], of the norm of the sum.
+        after: [hidden], the weight of a norm that x goes through before it is added (Gemma's sandwich).
+
+    Returns:
+        [R, hidden] in the dtype of x: the norm of the sum.
+    """
+    rows, hidden = x.shape
+    _require(x, weight, hidden)
+    _require(residual, weight if after is None else after, hidden)
+    out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
+    if rows:
+        block = block_of(hidden)
+        _add_rms_norm[(rows,)](
+            *(x, residual, weight, weight if after is None else after, out, x.stride(0), residual.stride(0)),
+            *(hidden, eps),
+            CENTERED=centered,
+            SANDWICH=after is not None,
+            BLOCK=block,
+            num_warps=_warps(block),
+        )
+    return out
+
+
+def _require(x: torch.Tensor, weight: torch.Tensor, hidden: int) -> None:
+    """What a kernel cannot know."""
+    assert x.shape[1] == hidden, "a residual has the rows of what is added to it"
+    assert weight.shape == (hidden,), "one weight for each element of a row"
+    assert x.stride(1) == 1, "the elements of a row lie side by side"
+    assert weight.is_contiguous(), "the weights lie side by side"
+    assert hidden <= _MOST_HIDDEN, f"a row of {hidden} elements does not fit a program"
+
+
+def _warps(block: int) -> int:
+    """16 to 32 elements for each thread: enough loads in flight, and no register that spills."""
+    return min(max(block // 512, 1), 16)
+
+
+@jit
+def normed(x: tl.tensor, weight: tl.tensor, hidden: int, eps: float, dtype: tl.constexpr, CENTERED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The norm of one row: float32 [BLOCK], rounded to dtype. x: float32, 0 behind its `hidden` elements."""
+    scaled = x * tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
+    if CENTERED:
+        return (scaled * (weight.to(tl.float32) + 1.0)).to(dtype).to(tl.float32)
+    return (weight.to(tl.float32) * scaled.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+
+
+@jit
+def _rms_norm(  # type: ignore[no-untyped-def]
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    x_stride: int,
+    hidden: int,
+    eps: float,
+    CENTERED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < hidden
+    dtype: tl.constexpr = out.dtype.element_ty
+    values = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    weights = tl.load(weight + at, mask=inside, other=0.0)
+    tl.store(out + row * hidden + at, normed(values, weights, hidden, eps, dtype, CENTERED).to(dtype), mask=inside)
+
+
+@jit
+def _add_rms_norm(  # type: ignore[no-untyped-def]
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    after: tl.tensor,
+    out: tl.tensor,
+    x_stride: int,
+    residual_stride: int,
+    hidden: int,
+    eps: float,
+    CENTERED: tl.constexpr,
+    SANDWICH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < hidden
+    dtype: tl.constexpr = out.dtype.element_ty
+    added = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(residual + row * residual_stride + at, mask=inside, other=0.0).to(tl.float32)
+    weights = tl.load(weight + at, mask=inside, other=0.0)
+    if SANDWICH:
+        added = normed(added, tl.load(after + at, mask=inside, other=0.0), hidden, eps, dtype, CENTERED)
+    total = (before + added).to(dtype)
+    tl.store(residual + row * residual_stride + at, total, mask=inside)
+    result = normed(total.to(tl.float32), weights, hidden, eps, dtype, CENTERED)
+    tl.store(out + row * hidden + at, result.to(dtype), mask=inside)

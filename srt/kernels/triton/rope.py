@@ -1,0 +1,189 @@
+"""From the product of a layer's queries, keys and values to what attention reads, in one pass.
+
+    qkv row:  [ q0 q1 … | k0 … | v0 … ]      heads of head_dim elements
+                norm      norm                where the model has one
+                turn      turn                by the row's position
+                queries   the pool's keys and values, at the row's slot
+
+The twin is `twins.turn_and_store`. Every intermediate is rounded where `models.layers.RMSNorm` and `models.rope.turn`
+round it. Rows whose keys are in the pool already write to the dummy slot, which nobody reads.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .head_norm import HeadNorm
+from .jit import block_of, jit
+
+FP8_LARGEST = tl.constexpr(448.0)  # of float8_e4m3fn, which has no infinity: what is larger is stored as this
+
+_FEW_ROWS = 64  # up to here programs take few heads each, so that there are enough of them
+_HEADS_OF_FEW = 2
+_HEADS_OF_MANY = 8
+
+
+def turn_and_store(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    table: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    head_norm: HeadNorm | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> torch.Tensor:
+    """Store the keys and values of each row, and return its queries, turned.
+
+    Args:
+        qkv: [R, (heads + 2 kv_heads) · head_dim] of the model's dtype; rows may lie apart.
+        positions: int64 [R], rows of the table.
+        slots: int64 [R], of the pool; several rows may have slot 0 and no other.
+        table: [P, head_dim] of the model's dtype: `rope_table.rope_table`.
+        keys, values: [slots, kv_heads, head_dim], a layer of the pool, in the model's dtype or float8_e4m3fn.
+        head_norm: norm of each head of queries and keys before the turn.
+        key_scale, value_scale: of a pool in float8: it holds key / key_scale, cut off at ±448. Others ignore them.
+
+    Returns:
+        [R, heads, head_dim] in the dtype of qkv, in one piece.
+    """
+    kv_heads, head_dim = keys.shape[1:]
+    rows, heads = len(qkv), qkv.shape[1] // head_dim - 2 * kv_heads
+    _require(qkv, table, keys, values, heads)
+    queries = torch.empty((rows, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if rows:
+        taken = _HEADS_OF_FEW if rows <= _FEW_ROWS else _HEADS_OF_MANY
+        half_block = block_of(head_dim // 2)
+        _turn_and_store[(rows, triton.cdiv(heads + 2 * kv_heads, taken))](
+            *(qkv, positions, slots, table),
+            *(
+                table if head_norm is None else head_norm.query_weight,
+                table if head_norm is None else head_norm.key_weight,
+            ),
+            *(queries, keys, values, qkv.stride(0), keys.stride(0), heads, kv_heads),
+            *(0.0 if head_norm is None else head_norm.eps, key_scale, value_scale),
+            HEAD_NORM=head_norm is not None,
+            CENTERED=head_norm is not None and head_norm.centered,
+            FP8=keys.dtype is torch.float8_e4m3fn,
+            HEAD_DIM=head_dim,
+            HALF_BLOCK=half_block,
+            HEADS_BLOCK=taken,
+            num_warps=min(max(taken * half_block // 128, 1), 4),
+        )
+    return queries
+
+
+def _require(qkv: torch.Tensor, table: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int) -> None:
+    """What the kernel cannot know."""
+    kv_heads, head_dim = keys.shape[1:]
+    assert heads > 0, "a row of qkv has heads of queries, keys and values"
+    assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, "a row of qkv has whole heads"
+    assert qkv.stride(1) == 1, "the elements of a row lie side by side"
+    assert table.is_contiguous(), "a row of the table lies behind the other"
+    assert table.shape[1] == head_dim, "half a row of cosines, half a row of sines"
+    assert keys.shape == values.shape, "a slot has keys and values of the same heads"
+    assert keys.stride() == values.stride() == (keys.stride(0), head_dim, 1), "the heads of a slot lie side by side"
+
+
+@jit
+def _turn_and_store(  # type: ignore[no-untyped-def]
+    qkv: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    table: tl.tensor,
+    query_weight: tl.tensor,
+    key_weight: tl.tensor,
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    qkv_stride: int,
+    slot_stride: int,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+    key_scale: float,
+    value_scale: float,
+    HEAD_NORM: tl.constexpr,
+    CENTERED: tl.constexpr,
+    FP8: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+):
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dtype: tl.constexpr = queries.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
+    at = tl.arange(0, HALF_BLOCK)
+    inside = at < HALF
+    is_query = (head < heads)[:, None]
+    is_key = ((head >= heads) & (head < heads + kv_heads))[:, None]
+    is_value = ((head >= heads + kv_heads) & (head < heads + 2 * kv_heads))[:, None]
+
+    place = row * qkv_stride + head[:, None] * HEAD_DIM + at[None, :]
+    there = (is_query | is_key | is_value) & inside[None, :]
+    low = tl.load(qkv + place, mask=there, other=0.0).to(tl.float32)  # [heads, half]
+    high = tl.load(qkv + place + HALF, mask=there, other=0.0).to(tl.float32)
+
+    slot = tl.load(slots + row).to(tl.int64)
+    value_at = slot * slot_stride + (head - heads - kv_heads)[:, None] * HEAD_DIM + at[None, :]
+    _store(values, value_at, low, is_value & inside[None, :], value_scale, dtype, FP8)
+    _store(values, value_at + HALF, high, is_value & inside[None, :], value_scale, dtype, FP8)
+
+    if HEAD_NORM:
+        scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD_DIM + eps)[:, None]
+        low = _weighted(low * scale, query_weight, key_weight, at, is_query, inside, dtype, CENTERED)
+        high = _weighted(high * scale, query_weight + HALF, key_weight + HALF, at, is_query, inside, dtype, CENTERED)
+
+    angle = table + tl.load(positions + row).to(tl.int64) * HEAD_DIM + at
+    cos = tl.load(angle, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(angle + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
+    turned_low = (low * cos).to(dtype).to(tl.float32) - (high * sin).to(dtype).to(tl.float32)
+    turned_high = (high * cos).to(dtype).to(tl.float32) + (low * sin).to(dtype).to(tl.float32)
+
+    query_at = (row * heads + head[:, None]) * HEAD_DIM + at[None, :]
+    tl.store(queries + query_at, turned_low.to(dtype), mask=is_query & inside[None, :])
+    tl.store(queries + query_at + HALF, turned_high.to(dtype), mask=is_query & inside[None, :])
+    key_at = slot * slot_stride + (head - heads)[:, None] * HEAD_DIM + at[None, :]
+    _store(keys, key_at, turned_low, is_key & inside[None, :], key_scale, dtype, FP8)
+    _store(keys, key_at + HALF, turned_high, is_key & inside[None, :], key_scale, dtype, FP8)
+
+
+@jit
+def _weighted(  # type: ignore[no-untyped-def]
+    scaled: tl.tensor,
+    query_weight: tl.tensor,
+    key_weight: tl.tensor,
+    at: tl.tensor,
+    is_query: tl.tensor,
+    inside: tl.tensor,
+    dtype: tl.constexpr,
+    CENTERED: tl.constexpr,
+):
+    """Half of each head, normalised, times the weight of its kind: [heads, half], rounded to dtype."""
+    of_queries = tl.load(query_weight + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    of_keys = tl.load(key_weight + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    weight = tl.where(is_query, of_queries, of_keys)
+    if CENTERED:
+        return (scaled * (weight + 1.0)).to(dtype).to(tl.float32)
+    return (weight * scaled.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+
+
+@jit
+def _store(  # type: ignore[no-untyped-def]
+    pool: tl.tensor,
+    at: tl.tensor,
+    x: tl.tensor,
+    mask: tl.tensor,
+    scale: float,
+    dtype: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """Write half heads to the pool: in the model's dtype, or scaled and cut off for float8."""
+    x = x.to(dtype)
+    if FP8:
+        scaled = x.to(tl.float32) / scale
+        x = tl.minimum(tl.maximum(scaled, -FP8_LARGEST), FP8_LARGEST)
+    tl.store(pool + at, x.to(pool.dtype.element_ty), mask=mask)

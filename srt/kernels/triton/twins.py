@@ -1,0 +1,105 @@
+"""The kernels of this folder in plain torch, by the same names: on any device, and the oracle of the tests.
+
+Nothing here imports Triton.
+"""
+
+import torch
+from torch.nn import functional
+
+from ...models.layers import ACTIVATIONS, RMSNorm
+from .head_norm import HeadNorm
+
+_FP8_LARGEST = 448.0
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor:
+    """See `norm.rms_norm`."""
+    return RMSNorm(weight, eps=eps, centered=centered)(x)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    centered: bool,
+    after: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `norm.add_rms_norm`."""
+    residual += x if after is None else rms_norm(x, after, eps=eps, centered=centered)
+    return rms_norm(residual, weight, eps=eps, centered=centered)
+
+
+def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """See `activation.act_and_multiply`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate) * up
+
+
+def turn_and_store(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    table: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    head_norm: HeadNorm | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> torch.Tensor:
+    """See `rope.turn_and_store`."""
+    kv_heads, head_dim = keys.shape[1:]
+    split = qkv.view(len(qkv), -1, head_dim)
+    heads = split.shape[1] - 2 * kv_heads
+    queries, new_keys, new_values = split.split([heads, kv_heads, kv_heads], dim=1)
+    if head_norm is not None:
+        queries = rms_norm(queries, head_norm.query_weight, eps=head_norm.eps, centered=head_norm.centered)
+        new_keys = rms_norm(new_keys, head_norm.key_weight, eps=head_norm.eps, centered=head_norm.centered)
+    cos, sin = table.index_select(0, positions)[:, None].chunk(2, dim=-1)  # [R, 1, head_dim / 2]
+    _write(keys, slots, _turned(new_keys, cos, sin), key_scale)
+    _write(values, slots, new_values, value_scale)
+    return _turned(queries, cos, sin).contiguous()
+
+
+def _turned(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = heads.chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
+def _write(pool: torch.Tensor, slots: torch.Tensor, x: torch.Tensor, scale: float) -> None:
+    if pool.dtype is torch.float8_e4m3fn:
+        x = (x.float() / scale).clamp(-_FP8_LARGEST, _FP8_LARGEST).to(pool.dtype)
+        pool, x = pool.view(torch.uint8), x.view(torch.uint8)  # torch has no index_copy_ of float8
+    pool.index_copy_(0, slots, x.to(pool.dtype))
+
+
+def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `moe.route`."""
+    probabilities = functional.softmax(logits.float(), dim=-1)
+    # A stable sort, so that of equal experts the first comes first: torch.topk leaves ties open.
+    order = probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = probabilities.gather(1, order)
+    if renormalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights, order.int()
+
+
+def fused_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    *,
+    activation: str,
+) -> torch.Tensor:
+    """See `moe.fused_experts`."""
+    result = torch.zeros_like(x)
+    for expert in torch.unique(experts).tolist():
+        tokens, choice = (experts == expert).nonzero(as_tuple=True)
+        middle = act_and_multiply(functional.linear(x[tokens], gate_up[expert]), activation)
+        mixed = functional.linear(middle, down[expert]) * weights[tokens, choice, None]
+        result.index_add_(0, tokens, mixed.to(x.dtype))
+    return result
