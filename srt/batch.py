@@ -150,6 +150,9 @@ class PictureStore(Protocol):
     def tokens(self, number: int) -> int | None:
         """How many tokens it has; None when it is not known."""
 
+    def hold(self, number: int) -> object:
+        """Rows of a known picture can be computed, also when it is forgotten, as long as this object is there."""
+
 
 class Runner(Protocol):
     """A model and its KV pool. The fake is `oracle.OracleRunner`."""
@@ -177,7 +180,7 @@ class Runner(Protocol):
             EngineError: a token was to be picked among logits that are not numbers.
         """
 
-    def facts(self) -> dict[str, str | int]:
+    def facts(self) -> Mapping[str, str | int | float]:
         """What computes, and cumulative counters of what its optimisations have saved."""
 
     def clear(self) -> None:

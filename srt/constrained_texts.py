@@ -17,6 +17,7 @@ from .constraint_cursor import Boundary, Cursor, SharedConstraint
 from .constraint_shelf import ConstraintShelf
 from .counters import Counters
 from .engine_protocol import EngineGenerate
+from .pictures.numbers import PICTURE_BASE
 from .request import Generation, Request
 from .roster import Roster
 from .scheduler_config import SchedulerConfig
@@ -107,7 +108,7 @@ class ConstrainedTexts:
         assert isinstance(generation, Generation), "only generations have constraints"
         _check_budget(request, generation, constraint.minimum_tokens)
         last = int(request.tokens[-1])
-        said = self._token_bytes(last)
+        said = self._token_bytes(last) if last < PICTURE_BASE else b""
         boundary: Boundary | None = None
         if held.heal and said and _replaceable(request, generation):
             healing = constraint.healing(said)

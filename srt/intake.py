@@ -7,7 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..lang.errors import RequestError
+from .batch import PictureStore
 from .engine_protocol import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
+from .pictures.numbers import PICTURE_BASE, PICTURE_END, picture_spans
+from .pictures.sequence import NO_PICTURES, SequencePictures
 from .request import Choosing, Generation, Job, Prefilling, Request, ScoreGroup, Scoring
 from .stops import StopShelf
 
@@ -21,9 +24,18 @@ class Intake:
         vocab_size: token ids are below it.
         context_length, pool_size: a sequence may have as many tokens as the smaller of the two.
         eos_ids: tokens with which the model ends its text.
+        pictures: those that prompts may hold; None: the model reads text only.
     """
 
-    def __init__(self, *, vocab_size: int, context_length: int, pool_size: int, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        context_length: int,
+        pool_size: int,
+        eos_ids: frozenset[int],
+        pictures: PictureStore | None = None,
+    ) -> None:
         self.longest = min(context_length, pool_size)
         self._limit = (
             f"the context of {context_length} tokens"
@@ -32,12 +44,14 @@ class Intake:
         )
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)  # a model may lack some
+        self._pictures = pictures
         self._arrived = 0
         self._stops = StopShelf()
 
     def generate(self, message: EngineGenerate, now: float) -> Request:
         sampling = message.sampling
-        tokens = self._tokens(message.token_ids, "the prompt")
+        tokens, pictures = self._sequence(message.token_ids, "the prompt")
+        _check_healing(message.heal, message.token_ids)
         room = 1 if sampling.max_tokens else 0
         if len(tokens) + room > self.longest:
             raise RequestError(
@@ -52,6 +66,11 @@ class Intake:
                 f"logprob_start_len (prompt_logprobs_from={start}) is past the prompt of {len(tokens)} tokens; "
                 f"write 0 to {len(tokens)}"
             )
+        if start is not None and start < pictures.end:
+            raise RequestError(
+                f"logprob_start_len (prompt_logprobs_from={start}): the tokens of a picture have no log-probability, "
+                f"and the prompt's last picture ends at {pictures.end}; write {pictures.end} to {len(tokens)}"
+            )
         if sampling.seed is None and not sampling.greedy:
             raise RequestError("the request has no seed; the gateway sets one for every continuation")
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
@@ -63,7 +82,7 @@ class Intake:
             stops=self._stops.of(sampling),
             length_limit=min(len(tokens) + sampling.max_tokens, self.longest),
         )
-        return self._request(message.id, tokens, job, message.schedule, now)
+        return self._request(message.id, tokens, pictures, job, message.schedule, now)
 
     def score(self, message: EngineScore, now: float) -> list[Request]:
         if not message.sequences:
@@ -71,14 +90,17 @@ class Intake:
         if message.start < 1:
             raise RequestError(f"start={message.start}: the first token has no log-probability; write 1 or more")
         group = ScoreGroup(message.start)
-        arrays = [self._tokens(ids, f"sequence {i}") for i, ids in enumerate(message.sequences)]
-        for i, tokens in enumerate(arrays):
+        sequences = [self._sequence(ids, f"sequence {i}") for i, ids in enumerate(message.sequences)]
+        first = sequences[0][0]
+        for i, (tokens, pictures) in enumerate(sequences):
             if len(tokens) > self.longest:
                 raise RequestError(f"sequence {i} has {len(tokens)} tokens, more than {self._limit}; shorten it")
-            if len(tokens) < message.start or not np.array_equal(tokens[: message.start], arrays[0][: message.start]):
+            _check_start(message.start, pictures, f"sequence {i}")
+            if len(tokens) < message.start or not np.array_equal(tokens[: message.start], first[: message.start]):
                 raise RequestError(f"sequence {i} does not share its first {message.start} tokens with sequence 0")
         group.members.extend(
-            self._request(message.id, tokens, Scoring(group), message.schedule, now) for tokens in arrays
+            self._request(message.id, tokens, pictures, Scoring(group), message.schedule, now)
+            for tokens, pictures in sequences
         )
         return group.members
 
@@ -86,9 +108,11 @@ class Intake:
         """The request that waits for the search: it runs the first choice's tokens."""
         if not message.choices or not all(message.choices):
             raise RequestError("a search without choices, or with an empty one; give each at least one token")
-        prompt = self._tokens(message.prompt, "the prompt")
+        prompt, pictures = self._sequence(message.prompt, "the prompt")
+        _check_healing(message.heal, message.prompt)
         if not 1 <= message.start <= len(prompt):
             raise RequestError(f"start={message.start} with a prompt of {len(prompt)} tokens; write 1 to {len(prompt)}")
+        _check_start(message.start, pictures, "the prompt")
         for i, ids in enumerate(message.choices):
             self._known(f"choice {i}", ids)
             length = message.start + len(ids)
@@ -104,23 +128,24 @@ class Intake:
             )
         shared = message.prompt[: message.start]
         tokens = np.array([*shared, *message.choices[0][:-1]], dtype=np.int32)
-        return self._request(message.id, tokens, Choosing(None, []), message.schedule, now)
+        return self._request(message.id, tokens, pictures, Choosing(None, []), message.schedule, now)
 
     def another(self, request: Request, token_ids: Sequence[int], job: Choosing) -> Request:
-        """One more request of the same message."""
+        """One more request of the same message: its pictures lie in what all of them share."""
         tokens = np.array(token_ids, dtype=np.int32)
-        return self._request(request.message_id, tokens, job, request.schedule, request.arrival)
+        return self._request(request.message_id, tokens, request.pictures, job, request.schedule, request.arrival)
 
     def prefill(self, message: EnginePrefill, now: float) -> Request:
-        tokens = self._tokens(message.token_ids, "the hinted prefix")
+        tokens, pictures = self._sequence(message.token_ids, "the hinted prefix")
         if len(tokens) > self.longest:
             raise RequestError(f"the hinted prefix has {len(tokens)} tokens, more than {self._limit}")
-        return self._request(message.id, tokens, Prefilling(message.pin), message.schedule, now)
+        return self._request(message.id, tokens, pictures, Prefilling(message.pin), message.schedule, now)
 
     def _request(
         self,
         message_id: int,
         tokens: NDArray[np.int32],
+        pictures: SequencePictures,
         job: Job,
         schedule: Schedule,
         now: float,
@@ -128,15 +153,39 @@ class Intake:
         if schedule.timeout is not None and math.isnan(schedule.timeout):
             raise RequestError("timeout is not a number; write seconds or nothing")
         self._arrived += 1
-        return Request(self._arrived, message_id, tokens, job, schedule, now)
+        return Request(self._arrived, message_id, tokens, job, schedule, now, pictures)
 
-    def _tokens(self, ids: Sequence[int], what: str) -> NDArray[np.int32]:
+    def _sequence(self, ids: Sequence[int], what: str) -> tuple[NDArray[np.int32], SequencePictures]:
+        """Tokens of the vocabulary and whole pictures."""
         if not ids:
             raise RequestError(f"{what} is empty; give at least one token")
-        self._known(what, ids)
-        return np.array(ids, dtype=np.int32)
+        if max(ids) < PICTURE_BASE:
+            self._known(what, ids)
+            return np.array(ids, dtype=np.int32), NO_PICTURES
+        self._known(what, [token for token in ids if not PICTURE_BASE <= token < PICTURE_END])
+        if self._pictures is None:
+            raise RequestError(f"{what} holds a picture, and the model reads text only; load one that sees")
+        try:
+            spans = picture_spans(np.array(ids, dtype=np.int64), self._pictures.tokens)
+        except ValueError as error:
+            raise RequestError(f"{what}: {error}; send a picture before what holds it, and all of its tokens") from None
+        holds = tuple(self._pictures.hold(number) for number in {span.number for span in spans})
+        return np.array(ids, dtype=np.int32), SequencePictures(spans, self._pictures.both_ways, holds)
 
     def _known(self, what: str, ids: Sequence[int]) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise RequestError(f"{what}: token id {wrong} is outside the vocabulary; write 0 to {self._vocab_size - 1}")
+
+
+def _check_start(start: int, pictures: SequencePictures, what: str) -> None:
+    if start < pictures.end:
+        raise RequestError(
+            f"start={start}: the tokens of a picture have no log-probability, and the last picture of {what} ends at "
+            f"{pictures.end}; write {pictures.end} or more"
+        )
+
+
+def _check_healing(heal: bool, ids: Sequence[int]) -> None:
+    if heal and ids[-1] >= PICTURE_BASE:
+        raise RequestError("heal=True: the prompt ends in a picture, which no token can replace; write heal=False")

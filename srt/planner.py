@@ -205,7 +205,7 @@ class Planner:
         if not request.remaining_rows:
             self._finish(request)
             return None
-        end = min(request.computed + 1 if request.decoding else self.current.reachable(request), last)
+        end = min(request.computed + 1, last) if request.decoding else self.current.reachable(request, last)
         if end <= request.computed or not self._ensure_room(request, end):
             return None
         count = self._space.missing(request, end)

@@ -25,6 +25,7 @@ from ..fsm.stops import Matcher, Stops
 from ..lang.sampling import SamplingParams
 from .constraint_cursor import Cursor
 from .engine_protocol import IdLogprob, Schedule
+from .pictures.sequence import NO_PICTURES, SequencePictures
 from .radix_node import Match
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Request:
         token_ids: the prompt.
         job: what is wanted.
         arrival: clock at submit.
+        pictures: those of the prompt.
     """
 
     __slots__ = (
@@ -130,6 +132,7 @@ class Request:
         "message_id",
         "number",
         "phase",
+        "pictures",
         "prompt_length",
         "reached",
         "schedule",
@@ -144,12 +147,14 @@ class Request:
         job: Job,
         schedule: Schedule,
         arrival: float,
+        pictures: SequencePictures = NO_PICTURES,
     ) -> None:
         self.number = number
         self.message_id = message_id
         self.job = job
         self.schedule = schedule
         self.arrival = arrival
+        self.pictures = pictures
         self.deadline = None if schedule.timeout is None else arrival + schedule.timeout
         self.phase = Phase.WAITING
         self.admitted = False  # has been running at least once

@@ -85,6 +85,7 @@ class Scheduler:
             context_length=runner.context_length,
             pool_size=self.space.pool.total,
             eos_ids=eos_ids,
+            pictures=runner.pictures,
         )
         self._roster = Roster(self.space, self._counters)
         self._commit = Commit(

@@ -1,6 +1,7 @@
 """A runner that takes its time: for tests of what others do meanwhile."""
 
 import time
+from collections.abc import Mapping
 
 from .batch import Batch, Logits, Runner
 
@@ -22,7 +23,7 @@ class Slowed:
         time.sleep(self._seconds)
         return self._runner.forward(batch)
 
-    def facts(self) -> dict[str, str | int]:
+    def facts(self) -> Mapping[str, str | int | float]:
         return self._runner.facts()
 
     def clear(self) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import DUMMY_SLOT, Batch, Picks
+from .batch import DUMMY_SLOT, Batch, Picks, PictureRows
 from .request import Path, Request
 
 
@@ -47,13 +47,20 @@ class StepPlan:
     def full(self) -> bool:
         return self.rows_left == 0 or not self.logits_left
 
-    def reachable(self, request: Request) -> int:
-        """The row before which this step must stop for the request, by the limits of rows and of logits."""
-        end = request.length
+    def reachable(self, request: Request, last: int) -> int:
+        """The row before which this step must stop for the request, by the limits of rows and of logits; at most `last`.
+
+        A picture whose rows run together may pass the limit of rows, or it would wait for ever for a step in which it
+        fits. So a step is longer than its limit by less than one picture: the plan is full then. Rows that need logits
+        lie behind all pictures, but for the last row of one, which is the end of its picture.
+        """
+        end = last
         if self.rows_left is not None:
             end = min(end, request.computed + self.rows_left)
-        first, last = request.logit_rows(request.computed, end)
-        return first + self.logits_left if last - first > self.logits_left else end
+        first, stop = request.logit_rows(request.computed, end)
+        if stop - first > self.logits_left:
+            end = first + self.logits_left
+        return request.pictures.stop(request.computed, end, last) if request.pictures.both_ways else end
 
     def add(self, request: Request, end: int, known: int) -> None:
         start = request.computed
@@ -99,6 +106,8 @@ class StepPlan:
             paths=tuple(_path(r.request, r.end) for r in rows),
             picks=picks,
             generated=_generated(rows, counts) if len(token_ids) > len(rows) else None,
+            pictures=_pictures(rows, offsets),
+            spans=_spans(rows),
         )
 
 
@@ -112,6 +121,22 @@ def _generated(planned: list[PlannedRows], counts: NDArray[np.int64]) -> NDArray
     """Of each request's rows those of tokens behind its prompt: [B]"""
     ends = np.array([rows.end - rows.request.prompt_length for rows in planned], dtype=np.int64)
     return np.clip(ends, 0, counts).astype(np.int32)
+
+
+def _pictures(planned: list[PlannedRows], offsets: NDArray[np.int64]) -> tuple[PictureRows, ...]:
+    if not any(rows.start < rows.request.pictures.end for rows in planned):
+        return ()
+    return tuple(
+        part
+        for rows, first in zip(planned, offsets.tolist(), strict=True)
+        for part in rows.request.pictures.rows(rows.start, rows.end, first)
+    )
+
+
+def _spans(planned: list[PlannedRows]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    if not any(rows.request.pictures.both_ways and rows.start < rows.request.pictures.end for rows in planned):
+        return ()
+    return tuple(rows.request.pictures.seen_whole(rows.start, rows.end) for rows in planned)
 
 
 def _path(request: Request, end: int) -> Path:

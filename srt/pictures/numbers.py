@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PICTURE_BASE = 1 << 30  # ids from here on are pictures; no vocabulary reaches it, and int32 holds 2^30 numbers
+PICTURE_END = 1 << 31
 
 
 class PictureSpan(NamedTuple):
@@ -21,6 +22,11 @@ def picture_tokens(number: int, tokens: int) -> list[int]:
     """What a picture of so many tokens is in a sequence."""
     assert 0 <= number < PICTURE_BASE, "numbers are not used twice, and int32 ends there"
     return [PICTURE_BASE + number] * tokens
+
+
+def without_pictures(token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ids that an embedding takes: those of pictures, whose embeddings come from elsewhere, are 0."""
+    return np.where(token_ids < PICTURE_BASE, token_ids, 0)
 
 
 def picture_spans(
