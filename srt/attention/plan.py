@@ -43,6 +43,7 @@ class Cut:
     merge_keys: what merging a further part of one row costs, in keys that are read.
     load_cost: reading a key costs as much as computing it for so many rows.
     shortest_run: keys; shorter runs are not cut further to keep workers busy.
+    run_per_row: keys for each row of a tile; the same, where a part of a row costs much to write and to merge.
     single_run: most keys of a row that is alone in its item; None: cut as those of several rows are.
     """
 
@@ -53,6 +54,7 @@ class Cut:
     merge_keys: int = MERGE_KEYS
     load_cost: int = LOAD_COST
     shortest_run: int = SHORTEST_RUN
+    run_per_row: int = 0
     single_run: int | None = SINGLE_RUN
 
     def __post_init__(self) -> None:
@@ -199,7 +201,8 @@ def _run_lengths(tiles: _Tiles, cut: Cut) -> Int32:
         alone = (tiles.rows == 1) & (cut.single_run is not None)
         work = int((span.astype(np.int64) * row_cost)[~alone].sum())
         share = work // (cut.workers * ITEMS_PER_WORKER)
-        longest = np.where(alone, cut.single_run or 0, np.maximum(share // row_cost, cut.shortest_run))
+        least = np.maximum(cut.shortest_run, cut.run_per_row * tiles.rows)
+        longest = np.where(alone, cut.single_run or 0, np.maximum(share // row_cost, least))
     if cut.split is not None:
         longest = np.minimum(longest, cut.split)
     parts = -(-span // longest)

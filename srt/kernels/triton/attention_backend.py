@@ -1,0 +1,223 @@
+"""The attention backend over the Triton kernels: cuts a step, sends the plan, launches.
+
+A launch for each kind of item that a plan has, and one merge when rows have several parts. A plan that captured graphs
+read (`reserve`) is launched whole every time, with as many programs as the device runs at once: the kernels find the
+counts on the device.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from ....lang.errors import MissingExtraError
+from ...attention.backend import AttentionCounters, AttentionGeometry
+from ...attention.plan import ITEMS_PER_WORKER, AttentionPlan, Cut, make_plan
+from ...batch import Batch
+from ...kv_pool import FLOAT8, KVPool
+
+try:
+    import triton
+    import triton.language as tl
+
+    from .attention import LOG2_E, attend_items, merge_parts, store_rows
+    from .attention_plan import Capacity, TritonPlan, pack
+    from .attention_tiles import Tile, tiles_for
+    from .jit import block_of
+except ImportError as error:
+    raise MissingExtraError("triton", "runtime") from error
+
+HOST_MULTIPROCESSORS = 2  # of the interpreter, which runs one program after another
+# Keys. A run is read at 25 GB/s by each multiprocessor; below so many, starting and merging it costs more than it saves.
+SHORTEST_RUN = 256
+# Keys for each query vector of an item: a part of one is written and read in float32, as much as two keys.
+RUN_PER_VECTOR = 8
+# Query vectors whose products take as long as loading one key from device memory.
+LOAD_VECTORS = 128
+# With two rows a shared run pays from 256 keys on, with many from half of that.
+MERGE_KEYS = 128
+BLOCK_PARTS = 16
+MERGE_RESIDENT = 8  # programs of the merge on a multiprocessor
+STORE_BLOCK = 1024
+_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+# The interpreter multiplies bfloat16 as the integers that it keeps them in; products of float32 are exact for both.
+_INTERPRETED = not isinstance(attend_items, triton.JITFunction)
+
+
+class TritonBackend:
+    """An AttentionBackend (see attention/backend.py) over the Triton kernels.
+
+    Args:
+        geometry: heads of the model; head_dim is a multiple of 16 up to 256.
+        device: where pool and queries are. The CPU works in Triton's interpreter only.
+        dtype: of queries and results.
+        kv_dtype: of the pool: the same, or float8_e4m3fn; None is the same.
+        tree_attention: keys that sequences share are read once for all of them, where it pays.
+        multiprocessors: of the device; None asks it.
+
+    Raises:
+        ParameterError: a head_dim or a dtype that the kernels do not take.
+    """
+
+    def __init__(
+        self,
+        geometry: AttentionGeometry,
+        device: torch.device | str,
+        *,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
+        tree_attention: bool = True,
+        multiprocessors: int | None = None,
+    ) -> None:
+        self.geometry = geometry
+        self.device = torch.device(device)
+        self.tiles = tiles_for(geometry, dtype, kv_dtype or dtype)
+        self.multiprocessors = multiprocessors or _multiprocessors(self.device)
+        self.cut = Cut(
+            self.tiles.many.rows(geometry),
+            tree=tree_attention,
+            # Units of work are items × KV heads; the planner makes ITEMS_PER_WORKER items for each worker.
+            workers=max(1, self.multiprocessors // geometry.kv_heads),
+            merge_keys=MERGE_KEYS,
+            load_cost=max(1, LOAD_VECTORS // geometry.group),
+            shortest_run=SHORTEST_RUN,
+            run_per_row=RUN_PER_VECTOR * geometry.group,
+            single_run=None,
+        )
+        self.counters = AttentionCounters()
+
+    def plan(self, batch: Batch, window: int | None) -> TritonPlan:
+        """On the device when the work that is enqueued now is done; see attention/backend.py."""
+        tiles = (self.tiles.few, self.tiles.many)
+        host = make_plan(batch, window, self.cut)
+        packed = pack(host, tiles[0].rows(self.geometry))
+        plan = TritonPlan(packed.size, tiles, self.geometry, self.device, fixed=False)
+        plan.fill(packed)
+        self._count(host)
+        return plan
+
+    def reserve(self, *, rows: int, keys: int) -> TritonPlan:
+        """An empty plan at fixed addresses, for captured graphs of decode steps. `attend` with it can be captured.
+
+        Args:
+            rows: most rows of a step, one for each sequence. A step may have fewer: results of the others are not
+                written.
+            keys: most keys of a step, those of all sequences together.
+        """
+        merged = self.cut.workers * ITEMS_PER_WORKER
+        # Every row is in an item of its own, and in those of the runs that it shares, some of them cut.
+        capacity = Capacity(
+            items=4 * rows + 2 * merged,
+            slots=16 * rows + 2 * merged,
+            merged=rows,
+            places=16 * rows + 2 * merged,
+            keys=keys,
+        )
+        return TritonPlan(capacity, (self.tiles.few, self.tiles.some), self.geometry, self.device, fixed=True)
+
+    def plan_into(self, plan: TritonPlan, batch: Batch, window: int | None) -> None:
+        """Fill a reserved plan with a decode step of at most its rows and keys.
+
+        A step whose shared runs need more room than there is, is planned without sharing.
+        """
+        cut = replace(self.cut, block_rows=plan.tiles[1].rows(self.geometry))
+        few = plan.tiles[0].rows(self.geometry)
+        host = make_plan(batch, window, cut)
+        packed = pack(host, few)
+        if not plan.capacity.holds(packed.size):
+            host = make_plan(batch, window, replace(cut, tree=False))
+            packed = pack(host, few)
+        plan.fill(packed)
+        self._count(host)
+
+    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
+        """Write keys and values [R, kv_heads, head_dim] to `slots` [R], rounded to the pool's dtype."""
+        keys, values = _rows(keys), _rows(values)
+        width = self.geometry.kv_heads * self.geometry.head_dim
+        block = min(block_of(width), STORE_BLOCK)
+        store_rows[(len(keys), triton.cdiv(width, block))](
+            *(keys, values, pool.keys[layer], pool.values[layer], slots, keys.stride(0), values.stride(0)),
+            LARGEST=torch.finfo(FLOAT8).max if pool.geometry.dtype is FLOAT8 else None,
+            WIDTH=width,
+            BLOCK=block,
+            num_warps=min(max(block // 256, 1), 4),
+        )
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        pool: KVPool,
+        plan: TritonPlan,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See attention/backend.py. `scale` is more than 0."""
+        assert scale > 0, "the largest logit is found before it is scaled"
+        queries = _rows(queries)
+        if out is None:
+            out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        target = _rows(out)  # itself, where its heads lie side by side
+        for kind, tile in enumerate(plan.tiles):
+            units = plan.counts[kind] * self.geometry.kv_heads
+            programs = tile.resident * self.multiprocessors if plan.fixed else units
+            if programs:
+                self._launch(kind, tile, programs, layer, queries, pool, plan, target, scale, softcap)
+        units = plan.counts[-1] * self.geometry.heads
+        programs = MERGE_RESIDENT * self.multiprocessors if plan.fixed else units
+        if programs:
+            merge_parts[(programs,)](
+                *(plan.part_out, plan.part_lse, target, plan.bounds, plan.merge_rows, plan.merge_ptr, target.stride(0)),
+                HEADS=self.geometry.heads,
+                HEAD_DIM=self.geometry.head_dim,
+                BLOCK_D=block_of(self.geometry.head_dim),
+                BLOCK_PARTS=BLOCK_PARTS,
+                num_warps=1,
+            )
+        return out if target is out else out.copy_(target)
+
+    def _launch(
+        self,
+        kind: int,
+        tile: Tile,
+        programs: int,
+        layer: int,
+        queries: torch.Tensor,
+        pool: KVPool,
+        plan: TritonPlan,
+        out: torch.Tensor,
+        scale: float,
+        softcap: float,
+    ) -> None:
+        attend_items[(programs,)](
+            *(queries, pool.keys[layer], pool.values[layer], out, plan.part_out, plan.part_lse),
+            *(plan.bounds, plan.items, plan.slots, plan.kv_idx, queries.stride(0), out.stride(0)),
+            *((softcap or scale) * LOG2_E, 2 * LOG2_E * scale / softcap if softcap else 0.0),
+            KIND=kind,
+            KV_HEADS=self.geometry.kv_heads,
+            GROUP=self.geometry.group,
+            HEAD_DIM=self.geometry.head_dim,
+            BLOCK_D=block_of(self.geometry.head_dim),
+            BLOCK_M=tile.vectors,
+            BLOCK_N=tile.keys,
+            SOFTCAP=softcap > 0,
+            PRODUCT=tl.float32 if _INTERPRETED else _DTYPES[queries.dtype],
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+    def _count(self, plan: AttentionPlan) -> None:
+        self.counters.add(plan.keys_read, plan.keys_saved)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return HOST_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """[R, heads, head_dim] with heads side by side; rows may lie apart."""
+    plain = tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2]
+    return tensor if plain else tensor.contiguous()

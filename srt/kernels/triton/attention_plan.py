@@ -1,0 +1,135 @@
+"""A plan as the attention kernels read it: one int32 buffer on the device, filled by one transfer.
+
+    bounds      [0, few, items, merged]              items of kind 0 are [0, few), of kind 1 [few, items)
+    items       [I, 5]   first place in slots, places, first key in kv_idx, keys, position of the first key
+    slots       [S, 4]   row, place among the partial results or −1, first visible position, end of them
+    merge_rows  [M]      rows with several parts
+    merge_ptr   [M+1]    the parts of merge_rows[m] are the places [merge_ptr[m], merge_ptr[m+1])
+    kv_idx      [T]      slots of the pool; last, because most of what is sent is here, and only what is used is sent
+
+Items of a kind come in descending cost: the last ones to run are short. Parts of a row lie side by side. The host's
+memory is fresh for each plan: torch's pinned allocator gives it out again when the copy is done, so nobody waits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...attention.backend import AttentionGeometry
+from ...attention.plan import AttentionPlan
+from .attention_tiles import Tile
+
+KINDS = 2
+ALIGNMENT = 4  # int32: Triton reads 16 bytes at once where it knows that an address is a multiple of them
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a buffer holds at most: I items, S places of rows in them, M rows with several parts, T keys."""
+
+    items: int
+    slots: int
+    merged: int
+    places: int  # partial results
+    keys: int
+
+    def holds(self, other: "Capacity") -> bool:
+        return (
+            other.items <= self.items
+            and other.slots <= self.slots
+            and other.merged <= self.merged
+            and other.places <= self.places
+            and other.keys <= self.keys
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlan:
+    """The arrays of the drawing, on the host. Counts of items by kind, and what of the plan goes to which place."""
+
+    items: NDArray[np.int32]  # [I, 5]
+    slots: NDArray[np.int32]  # [S, 4]
+    merge_rows: NDArray[np.int32]  # [M]
+    merge_ptr: NDArray[np.int32]  # [M+1]
+    kv_idx: NDArray[np.int32]  # [T]
+    few: int  # items of kind 0
+
+    @property
+    def size(self) -> Capacity:
+        places = int(self.merge_ptr[-1])
+        return Capacity(len(self.items), len(self.slots), len(self.merge_rows), places, len(self.kv_idx))
+
+
+def pack(plan: AttentionPlan, few_rows: int) -> PackedPlan:
+    """`few_rows`: items of at most so many rows are of kind 0."""
+    rows = np.diff(plan.item_q)
+    descending = np.arange(plan.items - 1, -1, -1)
+    small = rows[descending] <= few_rows
+    order = np.concatenate([descending[small], descending[~small]])
+    first_key, end_key = plan.item_kv[order, 0], plan.item_kv[order, 1]
+    items = np.stack([plan.item_q[order], rows[order], first_key, end_key - first_key, plan.item_pos[order]], axis=1)
+
+    parts = np.diff(plan.merge_ptr)  # [R]
+    merge_rows = np.flatnonzero(parts > 1)
+    by_row = plan.merge_slot[np.repeat(parts > 1, parts)]  # places in q_rows of all parts that are merged, row by row
+    place = np.full(len(plan.q_rows), -1, dtype=np.int32)
+    place[by_row] = np.arange(len(by_row), dtype=np.int32)
+    return PackedPlan(
+        items=items.astype(np.int32, copy=False),
+        slots=np.stack([plan.q_rows, place, plan.row_lo[plan.q_rows], plan.row_hi[plan.q_rows]], axis=1),
+        merge_rows=merge_rows.astype(np.int32),
+        merge_ptr=np.concatenate([[0], np.cumsum(parts[merge_rows])]).astype(np.int32),
+        kv_idx=plan.kv_idx,
+        few=int(small.sum()),
+    )
+
+
+class TritonPlan:
+    """A plan on the device, and room for its partial results. Arrays stay where they are for good.
+
+    Args:
+        capacity: what it can be filled with.
+        tiles: of the two kinds of items.
+        fixed: captured graphs read it, so launches must not depend on what it is filled with.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        tiles: tuple[Tile, Tile],
+        geometry: AttentionGeometry,
+        device: torch.device,
+        *,
+        fixed: bool,
+    ) -> None:
+        self.capacity = capacity
+        self.tiles = tiles
+        self.fixed = fixed
+        self.counts = (0,) * (KINDS + 1)  # items of each kind, merged rows
+        sizes = (KINDS + 2, 5 * capacity.items, 4 * capacity.slots, capacity.merged, capacity.merged + 1, capacity.keys)
+        ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
+        self._starts = [0, *ends[:-1]]
+        # At least one element: an address that is none would make Triton compile another kernel.
+        self._buffer = torch.zeros(max(ends[-1], 1), dtype=torch.int32, device=device)
+        views = [self._buffer[start:] for start in self._starts]
+        self.bounds, self.items, self.slots, self.merge_rows, self.merge_ptr, self.kv_idx = views
+        places = max(capacity.places, 1)
+        self.part_out = torch.empty((places, geometry.heads, geometry.head_dim), dtype=torch.float32, device=device)
+        self.part_lse = torch.empty((places, geometry.heads), dtype=torch.float32, device=device)
+
+    def fill(self, packed: PackedPlan) -> None:
+        """Send a plan that fits. What ran before has read the old one: copies and kernels are in one stream."""
+        assert self.capacity.holds(packed.size), "a plan that is larger than its buffer"
+        items, merged = len(packed.items), len(packed.merge_rows)
+        self.counts = (packed.few, items - packed.few, merged)
+        bounds = np.array([0, packed.few, items, merged], dtype=np.int32)
+        arrays = (bounds, packed.items, packed.slots, packed.merge_rows, packed.merge_ptr, packed.kv_idx)
+        used = self._starts[-1] + len(packed.kv_idx)
+        pinned = self._buffer.is_cuda
+        host = torch.empty(used, dtype=torch.int32, pin_memory=pinned)
+        numbers = host.numpy()
+        for start, array in zip(self._starts, arrays, strict=True):
+            numbers[start : start + array.size] = array.ravel()
+        self._buffer[:used].copy_(host, non_blocking=pinned)

@@ -1,0 +1,94 @@
+"""Sizes of the attention kernels: what a program computes at once, and with how many threads.
+
+Items come in kinds by their number of query vectors (rows × heads of a group), each with a tile of its own:
+
+    FEW      at most 16, or one row      decode: a stream of keys, limited by memory
+    SOME     at most 64                  branches of a tree in captured decode steps
+    MANY     at most 128                 prompts: limited by products
+
+A tile of keys and one of values are 16 KiB each, three of them are under way at once, and two programs share a
+multiprocessor where that is more than one needs: 64 KiB in flight hide the latency of device memory.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ...attention.backend import AttentionGeometry
+from ...kv_pool import FLOAT8
+from ....lang.errors import ParameterError
+from .jit import block_of
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MOST_HEAD_DIM = 256
+HEAD_DIM_UNIT = 16
+MOST_GROUP = 128  # query heads of one KV head, which are in one tile
+TILE_BYTES = 16 << 10  # of keys
+FEW, SOME, MANY = 16, 64, 128  # query vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one kind of item is computed."""
+
+    vectors: int  # query vectors: rows × heads of a group
+    keys: int
+    warps: int
+    stages: int  # tiles of keys that are under way at once, the one that is computed included
+    resident: int  # programs on a multiprocessor
+
+    def rows(self, geometry: AttentionGeometry) -> int:
+        """Most rows of an item."""
+        return self.vectors // geometry.group
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of one model. `some` and `many` are never in the same plan."""
+
+    few: Tile
+    some: Tile
+    many: Tile
+
+
+def tiles_for(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype) -> Tiles:
+    """For queries and results of `dtype`, keys and values of `kv_dtype`.
+
+    Raises:
+        ParameterError: a head_dim, a group or a dtype that the kernels do not take.
+    """
+    head_dim, group = geometry.head_dim, geometry.group
+    if head_dim % HEAD_DIM_UNIT or not 0 < head_dim <= MOST_HEAD_DIM:
+        raise ParameterError(
+            f"head_dim={head_dim}: the Triton kernels take multiples of {HEAD_DIM_UNIT} up to {MOST_HEAD_DIM}; "
+            'write kernels="torch"'
+        )
+    if group > MOST_GROUP:
+        raise ParameterError(
+            f"{geometry.heads} heads over {geometry.kv_heads} KV heads: the Triton kernels take up to {MOST_GROUP} "
+            'heads for each; write kernels="torch"'
+        )
+    if dtype not in DTYPES:
+        raise ParameterError(
+            f'dtype={_name(dtype)}: the Triton kernels take {_names(DTYPES)}; write one of them, or kernels="torch"'
+        )
+    if kv_dtype not in (dtype, FLOAT8):
+        raise ParameterError(
+            f"keys and values in {_name(kv_dtype)} for queries in {_name(dtype)}: the Triton kernels take a pool of "
+            f'the same dtype, or of {_name(FLOAT8)}; write kv_dtype="auto"'
+        )
+    wide = block_of(head_dim, least=HEAD_DIM_UNIT)
+    keys = max(HEAD_DIM_UNIT, min(128, TILE_BYTES // (wide * dtype.itemsize)))
+    least = block_of(group)  # one row at least
+    few = Tile(max(FEW, least), keys, warps=4, stages=3, resident=2)
+    some = Tile(max(SOME, least), keys, warps=4, stages=3, resident=2)
+    many = Tile(max(MANY if wide <= 128 else SOME, least), keys, warps=8, stages=3, resident=1)
+    return Tiles(few, some, many)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(map(_name, dtypes))
