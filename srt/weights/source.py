@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...lang.errors import ModelError
 from ..hf_tokenizer import HFTokenizer
+from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
+from ..models.vision.text_config import sees, text_config
+from ..pictures.format import PictureFormat
 from ..tokenizer_file import read_tokenizer_file, token_table
 from ..vocabulary import Vocabulary
 from .cache import build_once, cache_folder, make_private, write_atomically
-from .configs import chat_template_of, read_config
+from .configs import chat_template_of, picture_surroundings, read_config, read_preprocessor
 from .convert import MANIFEST, convert, read_manifest
 from .default_model import DEFAULT, DEFAULT_NAMES, FOLDER_NAME, make_default_model
 from .gguf_file import GgufFile, open_gguf
@@ -35,7 +38,8 @@ class ModelSource:
 
     name: str
     folder: Path
-    config: Mapping[str, Any] = field(repr=False)  # Any: config.json as Hugging Face writes it
+    # Any: config.json as Hugging Face writes it, and of a model that sees its preprocessor's file, under `PREPROCESSOR`
+    config: Mapping[str, Any] = field(repr=False)
     tensors: "Mapping[str, Tensor]" = field(repr=False)  # Hugging Face parameter names
     cache: Path = field(repr=False)
 
@@ -107,12 +111,27 @@ class ModelSource:
         return chat_template_of(self._tokenizer_config, self.folder)
 
     @cached_property
+    def picture_format(self) -> PictureFormat | None:
+        """How it takes a picture; None: it reads text only.
+
+        Raises:
+            ModelError: the preprocessor's file is missing, does not fit the model, or has a setting that is not
+                implemented.
+        """
+        if not sees(self.config):
+            return None
+        before, after = picture_surroundings(self.config["model_type"], self._tokenizer_config, self.chat_template)
+        return read_picture_format(self.config, before=before, after=after)
+
+    @cached_property
     def _tokenizer_config(self) -> dict[str, Any]:
         return read_config(self.folder / "tokenizer_config.json")
 
     @cached_property
     def _text_config(self) -> Mapping[str, Any]:
-        nested = self.config.get("text_config")  # of models that also see
+        if sees(self.config):
+            return text_config(self.config)
+        nested = self.config.get("text_config")  # of others that also see
         return nested if isinstance(nested, dict) else self.config
 
     def _tokenizer_content(self) -> tuple[bytes, Path]:
@@ -255,6 +274,9 @@ def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
         raise ModelError(f"{folder} is quantised with {method!r}; use the unquantised safetensors, or a GGUF file")
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} holds no tokenizer.json; download it from the model's page into this folder")
+    preprocessor = read_preprocessor(folder) if sees(config) else {}
+    if preprocessor:
+        config[PREPROCESSOR] = preprocessor
     return ModelSource(name, folder, config, open_tensors(folder), cache)
 
 

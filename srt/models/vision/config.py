@@ -1,0 +1,190 @@
+"""What a model that sees is, as data: its tower, which of the tower's layers are looked at, and its projector.
+
+`read_vision` reads the configurations of LLaVA, LLaVA-NeXT and Gemma 3. A value that is not implemented is refused,
+never ignored. No torch: the gateway asks how many tokens a picture has.
+"""
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Literal
+
+from ....lang.errors import ModelError
+from ..config_values import Config, flag, positive_int, positive_number, section
+from .text_config import DECODERS, text_config
+
+Kind = Literal["clip", "siglip"]
+
+_TOWERS: dict[str, Kind] = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
+_USUAL_TOWER = {"llava": "clip_vision_model", "llava_next": "clip_vision_model", "gemma3": "siglip_vision_model"}
+# What transformers takes of a LLaVA whose configuration has no tower at all: CLIP ViT-L/14 at 336 pixels.
+_LLAVA_TOWER = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+_LLAVA_NEXT_GRIDS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+
+
+@dataclass(frozen=True, slots=True)
+class TowerConfig:
+    """A transformer over the patches of a square tile."""
+
+    kind: Kind  # "clip" has a class token before the patches, and a norm before the layers
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    image_size: int  # side of a tile, in pixels
+    patch_size: int
+    activation: str
+    norm_eps: float
+
+    @property
+    def patches(self) -> int:
+        """Along one side. What is left of a tile beyond whole patches is not seen."""
+        return self.image_size // self.patch_size
+
+    @property
+    def positions(self) -> int:
+        return self.patches**2 + (self.kind == "clip")
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    family: str
+    tower: TowerConfig
+    # Features are the states after so many layers (0: before the first), side by side where there are several.
+    depths: tuple[int, ...]
+    drop_first: bool  # the first position of the tower is not passed on
+    hidden_size: int  # of the decoder
+    activation: str = "gelu"  # of LLaVA's projector
+    projector_bias: bool = True
+    grids: tuple[tuple[int, int], ...] = ()  # LLaVA-NeXT: sizes (height, width) that anyres may choose from
+    pooled_side: int = 0  # Gemma 3: a tile's patches are averaged to a square of this side
+
+    @property
+    def tile_tokens(self) -> int:
+        return self.pooled_side**2 if self.pooled_side else self.tower.positions - self.drop_first
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether the decoder's rows of a picture see all of it, and not only what is before them."""
+        return self.family == "gemma3"
+
+
+def read_vision(config: Config) -> VisionConfig:
+    """Raises ModelError for a value that is wrong, or not implemented here."""
+    family = config.get("model_type")
+    if family not in DECODERS:
+        raise ModelError(f"model_type {family!r} does not see; those that do are {', '.join(DECODERS)}")
+    tower = _read_tower(config, _USUAL_TOWER[family])
+    hidden_size = positive_int(text_config(config), "hidden_size")
+    if family == "gemma3":
+        side = _pooled_side(config, tower)
+        return VisionConfig(family, tower, (tower.layers,), False, hidden_size, pooled_side=side)
+    strategy = config.get("vision_feature_select_strategy") or "default"
+    if strategy not in ("default", "full"):
+        raise ModelError(f'vision_feature_select_strategy {strategy!r}; write "default" or "full"')
+    read = VisionConfig(
+        family,
+        tower,
+        _read_depths(config, tower.layers),
+        strategy == "default",
+        hidden_size,
+        activation=str(config.get("projector_hidden_act") or "gelu"),
+        projector_bias=flag(config, "multimodal_projector_bias", True),
+        grids=_read_grids(config, tower.image_size) if family == "llava_next" else (),
+    )
+    if family == "llava_next" and read.tile_tokens != tower.patches**2:
+        raise ModelError(
+            f"vision_feature_select_strategy {strategy!r} leaves {read.tile_tokens} of the {tower.kind} tower's "
+            f"{tower.positions} positions, which is no square of patches that a grid could be put together of; "
+            f'write "{"default" if tower.kind == "clip" else "full"}"'
+        )
+    return read
+
+
+def _read_tower(config: Config, usual: str) -> TowerConfig:
+    stated = section(config, "vision_config")
+    if not stated and usual == "clip_vision_model":
+        stated = dict(_LLAVA_TOWER)
+    name = stated.get("model_type") or usual
+    if name not in _TOWERS:
+        raise ModelError(f"vision_config has model_type {name!r}; write one of {', '.join(_TOWERS)}")
+    clip = _TOWERS[name] == "clip"
+    tower = TowerConfig(
+        kind=_TOWERS[name],
+        hidden_size=positive_int(stated, "hidden_size", 768),
+        intermediate_size=positive_int(stated, "intermediate_size", 3072),
+        layers=positive_int(stated, "num_hidden_layers", 12),
+        heads=positive_int(stated, "num_attention_heads", 12),
+        image_size=positive_int(stated, "image_size", 224),
+        patch_size=positive_int(stated, "patch_size", 32 if clip else 16),
+        activation=str(stated.get("hidden_act") or ("quick_gelu" if clip else "gelu_pytorch_tanh")),
+        norm_eps=positive_number(stated, "layer_norm_eps", 1e-5 if clip else 1e-6),
+    )
+    if tower.hidden_size % tower.heads:
+        raise ModelError(
+            f"vision_config: hidden_size={tower.hidden_size} is not a multiple of num_attention_heads={tower.heads}"
+        )
+    if tower.patches < 1:
+        raise ModelError(
+            f"vision_config: a patch of {tower.patch_size} pixels is larger than the tile, {tower.image_size}"
+        )
+    channels = positive_int(stated, "num_channels", 3)
+    if channels != 3:
+        raise ModelError(f"vision_config: num_channels={channels}; pictures are read as red, green and blue")
+    return tower
+
+
+def _read_depths(config: Config, layers: int) -> tuple[int, ...]:
+    """transformers counts the states before, between and behind the layers: −1 is behind the last one."""
+    stated = config.get("vision_feature_layer", -2)
+    chosen = stated if isinstance(stated, list) else [-2 if stated is None else stated]
+    depths = []
+    for number in chosen:
+        if not isinstance(number, int) or isinstance(number, bool) or not -layers - 1 <= number <= layers:
+            raise ModelError(f"vision_feature_layer={stated!r}; write numbers from {-layers - 1} to {layers}")
+        depths.append(number % (layers + 1))
+    if not depths:
+        raise ModelError(f"vision_feature_layer={stated!r} names no layer; write -2")
+    return tuple(depths)
+
+
+def _read_grids(config: Config, tile: int) -> tuple[tuple[int, int], ...]:
+    stated = config.get("image_grid_pinpoints")
+    return read_grids(_LLAVA_NEXT_GRIDS if stated is None else stated, tile)
+
+
+def read_grids(stated: object, tile: int) -> tuple[tuple[int, int], ...]:
+    """Raises ModelError for sizes that tiles of `tile` pixels do not fill."""
+    grids = []
+    for pair in stated if isinstance(stated, list) else [None]:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(_fills(size, tile) for size in pair):
+            raise ModelError(
+                f"image_grid_pinpoints {stated!r}; write pairs [height, width] of multiples of {tile}, a tile's side"
+            )
+        grids.append((pair[0], pair[1]))
+    if not grids:
+        raise ModelError(f"image_grid_pinpoints is empty; write at least [[{tile}, {tile}]]")
+    return tuple(grids)
+
+
+def _fills(size: object, tile: int) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size > 0 and size % tile == 0
+
+
+def _pooled_side(config: Config, tower: TowerConfig) -> int:
+    if tower.kind != "siglip":
+        raise ModelError("vision_config: a gemma3 model's tower is a siglip_vision_model")
+    tokens = positive_int(config, "mm_tokens_per_image", 256)
+    side = isqrt(tokens)
+    if side**2 != tokens or tower.patches % side:
+        raise ModelError(
+            f"mm_tokens_per_image={tokens}: the tower's {tower.patches} × {tower.patches} patches cannot be averaged "
+            "to a square of so many; write the square of a divisor"
+        )
+    return side

@@ -1,0 +1,137 @@
+"""CLIP's and SigLIP's vision transformers: pixels of tiles → the states of their patches after chosen layers.
+
+    pixels → patches × matrix → (class token) + positions → (norm) → layers × [ norm → attention → + norm → MLP → + ]
+
+T tiles, P positions, D the tower's width. Layers behind the last one that is looked at are not even read.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from ....lang.errors import ModelError
+from ..checkpoint import Checkpoint
+from ..layers import ACTIVATIONS
+from .config import TowerConfig
+
+BATCH_ROWS = 4096  # positions of one pass, of however many tiles: bounds the widest intermediate at about 64 MiB
+_ROOT = "vision_tower"
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+TOWER_ACTIVATIONS = {**ACTIVATIONS, "quick_gelu": quick_gelu}
+
+
+class LayerNorm:
+    """Centred and scaled by its own deviation, with weight and bias."""
+
+    def __init__(self, name: str, config: TowerConfig, weights: Checkpoint) -> None:
+        self._shape = (config.hidden_size,)
+        self._weight = weights.take(f"{name}.weight", config.hidden_size)
+        self._bias = weights.take(f"{name}.bias", config.hidden_size)
+        self._eps = config.norm_eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+
+
+class Layer:
+    """Attention of all positions of a tile to all of them, and an MLP."""
+
+    def __init__(self, index: int, config: TowerConfig, weights: Checkpoint) -> None:
+        name = f"{_ROOT}.encoder.layers.{index}"
+        width, wide = config.hidden_size, config.intermediate_size
+        projections = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
+        self._heads = config.heads
+        self._norm_before_attention = LayerNorm(f"{name}.layer_norm1", config, weights)
+        self._qkv = weights.take_fused([f"{part}.weight" for part in projections], [(width, width)] * 3)
+        self._qkv_bias = weights.take_fused([f"{part}.bias" for part in projections], [(width,)] * 3)
+        self._output = weights.take(f"{name}.self_attn.out_proj.weight", width, width)
+        self._output_bias = weights.take(f"{name}.self_attn.out_proj.bias", width)
+        self._norm_before_mlp = LayerNorm(f"{name}.layer_norm2", config, weights)
+        self._up = weights.take(f"{name}.mlp.fc1.weight", wide, width)
+        self._up_bias = weights.take(f"{name}.mlp.fc1.bias", wide)
+        self._down = weights.take(f"{name}.mlp.fc2.weight", width, wide)
+        self._down_bias = weights.take(f"{name}.mlp.fc2.bias", width)
+        self._activation = TOWER_ACTIVATIONS[config.activation]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self._attend(self._norm_before_attention(x))
+        wide = self._activation(functional.linear(self._norm_before_mlp(x), self._up, self._up_bias))
+        return x + functional.linear(wide, self._down, self._down_bias)
+
+    def _attend(self, x: torch.Tensor) -> torch.Tensor:
+        tiles, positions, width = x.shape
+        qkv = functional.linear(x, self._qkv, self._qkv_bias).view(tiles, positions, 3, self._heads, -1)
+        queries, keys, values = qkv.permute(2, 0, 3, 1, 4)  # each [T, heads, P, D / heads]
+        attended = functional.scaled_dot_product_attention(queries, keys, values)
+        attended = attended.transpose(1, 2).reshape(tiles, positions, width)
+        return functional.linear(attended, self._output, self._output_bias)
+
+
+class Tower:
+    """A whole tower.
+
+    Args:
+        depths: after how many layers the state is looked at; several give their states side by side.
+        last_norm: normalise the state after the last layer, as Gemma 3 does and LLaVA does not.
+    """
+
+    def __init__(self, config: TowerConfig, depths: Sequence[int], weights: Checkpoint, *, last_norm: bool) -> None:
+        if config.activation not in TOWER_ACTIVATIONS:
+            raise ModelError(
+                f"vision_config: hidden_act {config.activation!r} is not one of {', '.join(TOWER_ACTIVATIONS)}"
+            )
+        clip = config.kind == "clip"
+        width, side = config.hidden_size, config.patch_size
+        self._config = config
+        self._depths = tuple(depths)
+        embeddings = f"{_ROOT}.embeddings"
+        patch = weights.take(f"{embeddings}.patch_embedding.weight", width, 3, side, side)
+        self._patch = patch.flatten(1)  # [D, 3 · side²]: patches do not overlap, so the convolution is a product
+        self._patch_bias = None if clip else weights.take(f"{embeddings}.patch_embedding.bias", width)
+        self._positions = weights.take(f"{embeddings}.position_embedding.weight", config.positions, width)
+        self._class = weights.take(f"{embeddings}.class_embedding", width) if clip else None
+        # The name is CLIP's, and misspelt in every checkpoint.
+        self._first_norm = LayerNorm(f"{_ROOT}.pre_layrnorm", config, weights) if clip else None
+        self._layers = [Layer(index, config, weights) for index in range(max(depths))]
+        self._last_norm = LayerNorm(f"{_ROOT}.post_layernorm", config, weights) if last_norm else None
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """pixels [T, 3, image_size, image_size], normalised, in the weights' dtype → [T, P, D · depths]"""
+        tiles = max(1, BATCH_ROWS // self._config.positions)
+        return torch.cat([self._see(part) for part in torch.split(pixels, tiles)])
+
+    def _see(self, pixels: torch.Tensor) -> torch.Tensor:
+        x = self._embed(pixels)
+        states = {0: x}
+        for depth, layer in enumerate(self._layers, 1):
+            x = layer(x)
+            if depth in self._depths:
+                states[depth] = x
+        if self._last_norm is not None:
+            states = {depth: self._last_norm(state) for depth, state in states.items()}
+        return torch.cat([states[depth] for depth in self._depths], dim=-1)
+
+    def _embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        count, side = self._config.patches, self._config.patch_size
+        whole = pixels[:, :, : count * side, : count * side]
+        patches = whole.unflatten(2, (count, side)).unflatten(4, (count, side))  # [T, 3, rows, side, columns, side]
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [T, rows · columns, 3 · side²]
+        x = functional.linear(patches, self._patch, self._patch_bias)
+        if self._class is not None:
+            x = torch.cat([self._class.expand(len(x), 1, -1), x], dim=1)
+        x = x + self._positions
+        return x if self._first_norm is None else self._first_norm(x)
+
+
+def unread(config: TowerConfig, depths: Sequence[int], *, last_norm: bool) -> tuple[str, ...]:
+    """Beginnings of the names of tensors that a tower of this configuration has and that nothing here is computed
+    with: layers behind the last one that is looked at, the head of a tower that was trained to name pictures."""
+    layers = [f"{_ROOT}.encoder.layers.{index}." for index in range(max(depths), config.layers)]
+    ends = [] if last_norm else [f"{_ROOT}.post_layernorm."]
+    return (*layers, *ends, f"{_ROOT}.head.", f"{_ROOT}.embeddings.position_ids")
