@@ -1,0 +1,83 @@
+"""Draws on the device: all columns and masks in one transfer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...draw import Draws
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceDraws:
+    """The columns of `draw.Draws` as kernels read them. n draws."""
+
+    rows: torch.Tensor  # int64 [n] of the logits
+    inverse_temperatures: torch.Tensor  # float64 [n] 0 = the most likely token
+    keys: torch.Tensor  # int64 [n] the bits of draw_key
+    top_p: torch.Tensor  # float64 [n] 1 = all
+    log_min_p: torch.Tensor  # float64 [n] −∞ = all
+    top_k: torch.Tensor  # int64 [n] 0 = all
+    mask_rows: torch.Tensor  # int64 [n] index into masks, −1 = all tokens may be chosen
+    masks: torch.Tensor  # int32 [m, words] packed bits, as in Draws
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(cls, draws: Draws, device: torch.device) -> "DeviceDraws":
+        """Nobody waits for the copy: it is in the device's stream, in front of what reads it."""
+        count = len(draws)
+        masks = [] if draws.masks is None else [mask for mask in draws.masks if mask is not None]
+        words = len(masks[0]) if masks else 0
+        host = np.empty(7 * count + (len(masks) * words + 1) // 2, dtype=np.int64)
+        columns = host[: 7 * count].reshape(7, count)
+        columns[0] = draws.rows
+        columns[1] = draws.inverse_temperatures.view(np.int64)
+        columns[2] = draws.keys.view(np.int64)
+        columns[3] = draws.top_p.view(np.int64)
+        with np.errstate(divide="ignore"):
+            columns[4] = np.log(draws.min_p).view(np.int64)
+        columns[5] = draws.top_k
+        columns[6] = _mask_rows(draws)
+        if masks:
+            np.stack(masks, out=host[7 * count :].view(np.uint32)[: len(masks) * words].reshape(len(masks), words))
+        return cls._over(_sent(host, device), count, len(masks), words)
+
+    @classmethod
+    def greedy(cls, rows: NDArray[np.int64], device: torch.device) -> "DeviceDraws":
+        """The most likely token of each row."""
+        count = len(rows)
+        numbers = np.zeros(count)
+        return cls.of(
+            Draws(rows, numbers, np.zeros(count, np.uint64), np.zeros(count, np.int32), numbers + 1.0, numbers), device
+        )
+
+    @classmethod
+    def _over(cls, memory: torch.Tensor, count: int, masks: int, words: int) -> "DeviceDraws":
+        columns = memory[: 7 * count].view(7, count)
+        return cls(
+            rows=columns[0],
+            inverse_temperatures=columns[1].view(torch.float64),
+            keys=columns[2],
+            top_p=columns[3].view(torch.float64),
+            log_min_p=columns[4].view(torch.float64),
+            top_k=columns[5],
+            mask_rows=columns[6],
+            masks=memory[7 * count :].view(torch.int32)[: masks * words].view(masks, words),
+        )
+
+
+def _mask_rows(draws: Draws) -> NDArray[np.int64]:
+    if draws.masks is None:
+        return np.full(len(draws), -1, dtype=np.int64)
+    masked = np.array([mask is not None for mask in draws.masks], dtype=np.int64)
+    return np.where(masked > 0, masked.cumsum() - 1, -1)
+
+
+def _sent(host: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    memory = torch.from_numpy(host)
+    if device.type == "cpu":
+        return memory
+    return memory.pin_memory().to(device, non_blocking=True)
