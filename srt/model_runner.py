@@ -18,6 +18,9 @@ from .logits_buffer import LogitsBuffer
 from .models.config_values import Config
 from .models.model import Model, Rows, Tensors, attention_geometry
 from .models.registry import build_model
+from .models.vision.registry import build_vision, sees, text_part
+from .pictures.numbers import without_pictures
+from .pictures.store import VisionStore
 
 if TYPE_CHECKING:
     from .native_runner import NativeRunner
@@ -35,11 +38,11 @@ class ModelRunner:
         model: what to run.
         num_slots: size of the KV pool, the dummy slot included.
         backend: attention kernels; None takes torch.
+        pictures: what prompts may show the model; None: it reads text only.
     """
 
     chooser = None
     trie_walk = None
-    pictures = None
 
     def __init__(
         self,
@@ -48,8 +51,10 @@ class ModelRunner:
         num_slots: int,
         # Any: each backend prepares plans in its own form, and only the backend reads it.
         backend: AttentionBackend[Any] | None = None,
+        pictures: VisionStore | None = None,
     ) -> None:
         self.model = model
+        self.pictures = pictures
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
@@ -62,6 +67,8 @@ class ModelRunner:
         device = self.model.device
         out = self._logits.take(len(batch.logit_rows))  # outside inference mode: a sampler may write to it
         with torch.inference_mode():
+            given = self.pictures.given(batch.pictures) if self.pictures is not None and batch.pictures else None
+            token_ids = batch.token_ids if given is None else without_pictures(batch.token_ids)
             attention = AttentionStep(
                 backend=self.backend,
                 pool=self.pool,
@@ -69,18 +76,20 @@ class ModelRunner:
                 write_slots=torch.from_numpy(batch.write_slots).to(device),
             )
             rows = Rows(
-                token_ids=torch.from_numpy(batch.token_ids).to(device),
+                token_ids=torch.from_numpy(token_ids).to(device),
                 positions=torch.from_numpy(batch.positions).to(device),
                 logit_rows=torch.from_numpy(batch.logit_rows).to(device),
+                given=given,
             )
             return Logits.complete(self.model.forward(rows, attention, out=out))
 
-    def facts(self) -> dict[str, str | int]:
+    def facts(self) -> dict[str, str | int | float]:
         return {
             "kernels": "torch",
             "weights": str(self.model.kv_geometry.dtype).removeprefix("torch."),
             "keys_read": self.backend.counters.keys_read,
             "keys_saved": self.backend.counters.keys_saved,
+            **(self.pictures.facts() if self.pictures is not None else {}),
         }
 
     def clear(self) -> None:
@@ -104,7 +113,7 @@ def build_runner(
     """Model, pool and kernels in one call. Give the pool's size as `kv_bytes` or as `num_slots`.
 
     With kernels "auto", a model that the native kernels cannot run here, for whatever reason, runs in torch, and a
-    warning says why. `pack` is torch's way to lay weights out.
+    warning says why. `pack` is torch's way to lay weights out. The tower of a model that sees runs in torch.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -114,6 +123,10 @@ def build_runner(
         raise ParameterError(f"kv_bytes={kv_bytes}, num_slots={num_slots}: write exactly one of them")
     target = resolve_device(device)
     resolved = resolve_dtype(dtype, target)
+    pictures = None
+    if sees(config):
+        pictures = VisionStore(build_vision(config, tensors, dtype=resolved, device=target))
+        config, tensors = text_part(config, tensors)
 
     def slots(geometry: KVGeometry) -> int:
         if num_slots is not None:
@@ -137,6 +150,7 @@ def build_runner(
                 weights=weights,
                 tree_attention=tree_attention,
                 screened_head=screened_head,
+                pictures=pictures,
             )
         why = reason or str(library)
         if kernels == "native":
@@ -149,7 +163,7 @@ def build_runner(
         )
     model = build_model(config, tensors, dtype=resolved, device=target, pack=pack)
     backend = TorchBackend(attention_geometry(model), model.device, tree_attention=tree_attention)
-    return ModelRunner(model, num_slots=slots(model.kv_geometry), backend=backend)
+    return ModelRunner(model, num_slots=slots(model.kv_geometry), backend=backend, pictures=pictures)
 
 
 def _library() -> ctypes.CDLL | NoKernels:

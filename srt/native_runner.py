@@ -24,6 +24,8 @@ from .models.decoder_config import FAMILIES, read_config
 from .models.model import Tensors
 from .models.native_decoder import NativeDecoder, NativeRows, PoolTable
 from .picks import choose_few
+from .pictures.numbers import without_pictures
+from .pictures.store import VisionStore
 
 
 class NativeRunner:
@@ -34,12 +36,20 @@ class NativeRunner:
         num_slots: size of the KV pool, the dummy slot included.
         tree_attention: attend once to what sequences of a step share.
         library: the kernels that `model` runs on.
+        pictures: what prompts may show the model; None: it reads text only.
     """
 
-    pictures = None
-
-    def __init__(self, model: NativeDecoder, *, num_slots: int, tree_attention: bool, library: ctypes.CDLL) -> None:
+    def __init__(
+        self,
+        model: NativeDecoder,
+        *,
+        num_slots: int,
+        tree_attention: bool,
+        library: ctypes.CDLL,
+        pictures: VisionStore | None = None,
+    ) -> None:
         self.model = model
+        self.pictures = pictures
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
@@ -58,12 +68,14 @@ class NativeRunner:
         if count > len(self._hidden):
             self._hidden = torch.empty((2 * count, self.model.config.hidden_size))
         hidden = self._hidden[:count]
-        rows = NativeRows(batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
+        given = self.pictures.given(batch.pictures) if self.pictures is not None and batch.pictures else None
+        token_ids = batch.token_ids if given is None else without_pictures(batch.token_ids)
+        rows = NativeRows(token_ids, batch.positions, batch.write_slots, batch.logit_rows, given)
         plans = [self._attention.plan(batch, window) for window in self.model.windows]
         self.model.forward(rows, plans, self._table, hidden)
         return self._answer(hidden, batch.picks)
 
-    def facts(self) -> dict[str, str | int]:
+    def facts(self) -> dict[str, str | int | float]:
         head = self.model.head.counters
         return {
             "kernels": f"native {isa_of(self._library).value}",
@@ -73,6 +85,7 @@ class NativeRunner:
             "screened_rows": head.rows - head.fallbacks if self.model.head.screens else 0,
             "screen_candidates": head.candidates,
             "screen_fallbacks": head.fallbacks,
+            **(self.pictures.facts() if self.pictures is not None else {}),
         }
 
     def clear(self) -> None:
@@ -159,6 +172,7 @@ def build_native_runner(
     weights: str,
     tree_attention: bool,
     screened_head: bool,
+    pictures: VisionStore | None = None,
 ) -> NativeRunner:
     """Packs the weights and makes the pool.
 
@@ -179,7 +193,13 @@ def build_native_runner(
         screened=screened_head,
         library=library,
     )
-    return NativeRunner(model, num_slots=num_slots(model.kv_geometry), tree_attention=tree_attention, library=library)
+    return NativeRunner(
+        model,
+        num_slots=num_slots(model.kv_geometry),
+        tree_attention=tree_attention,
+        library=library,
+        pictures=pictures,
+    )
 
 
 def weight_format(name: str, tensors: Tensors) -> Format:

@@ -23,7 +23,7 @@ from ..kv_pool import KVGeometry, KVPool
 from .checkpoint import Checkpoint
 from .decoder import landmarks
 from .decoder_config import DecoderConfig
-from .model import Tensors
+from .model import Given, Tensors
 from .rope import Rope, RopeConfig
 
 ACTIVATION_CODES = {
@@ -45,6 +45,7 @@ class NativeRows:
     positions: NDArray[np.int64]  # [R]
     write_slots: NDArray[np.int64]  # [R]
     output_rows: NDArray[np.int64]  # [L] ascending
+    given: Given | None = None
 
 
 class NativeDecoder:
@@ -116,6 +117,9 @@ class NativeDecoder:
         angles = [rope.upto(most) for rope in self._ropes.values()]
         plan_table = _array([ctypes.addressof(plan.arguments) for plan in plans])
         angle_table = _array(angles)
+        given_rows = given_values = None
+        if rows.given is not None:
+            given_rows, given_values = rows.given.rows.contiguous(), rows.given.values.float().contiguous()
         step = DecoderStep(
             rows=len(rows.token_ids),
             outputs=len(rows.output_rows),
@@ -127,6 +131,9 @@ class NativeDecoder:
             pools=ctypes.addressof(pool.layers),
             angles=ctypes.addressof(angle_table),
             hidden=hidden.data_ptr(),
+            given=0 if given_rows is None else len(given_rows),
+            given_rows=None if given_rows is None else given_rows.data_ptr(),
+            given_values=None if given_values is None else given_values.data_ptr(),
         )
         self._kernel.forward(step)
 

@@ -128,6 +128,7 @@ class TransformersModel:
         self.windows = record.windows
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
+        assert rows.given is None, "models that see have a decoder of ours"
         kept = {"logits_to_keep": rows.logit_rows} if self._keeps_rows else {}
         with self._channel.carry(_LayerMap(attention, self._pool_layer)):
             result = self._module(

@@ -44,6 +44,8 @@ class DecoderStep(ctypes.Structure):
         ("outputs", _LONG),
         *((name, _POINTER) for name in ("token_ids", "positions", "write_slots", "output_rows")),
         *((name, _POINTER) for name in ("plans", "pools", "angles", "hidden")),
+        ("given", _LONG),
+        *((name, _POINTER) for name in ("given_rows", "given_values")),
     ]
 
 
