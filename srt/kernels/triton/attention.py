@@ -96,7 +96,7 @@ def attend_items(  # type: ignore[no-untyped-def]
 
         key_number = tl.where(before > 0, 0, whole) * BLOCK_N + number
         gathered = tl.load(index + tl.minimum(key_number, length - 1))
-        for step in range(0, tiles - whole):
+        for step in range(tiles - whole):
             tile = tl.where(step < before, step, step + whole)
             following = tl.where(step + 1 < before, step + 1, step + 1 + whole)
             offset = gathered.to(tl.int64)[:, None] * SLOT_STRIDE

@@ -27,7 +27,7 @@ except ImportError as error:
     raise MissingExtraError("triton", "runtime") from error
 
 HOST_MULTIPROCESSORS = 2  # of the interpreter, which runs one program after another
-# Keys. A run is read at 25 GB/s by each multiprocessor; below so many, starting and merging it costs more than it saves.
+# Keys. A multiprocessor reads 25 GB/s; below so many, starting and merging a run costs more than it saves.
 SHORTEST_RUN = 256
 # Keys for each query vector of an item: a part of one is written and read in float32, as much as two keys.
 RUN_PER_VECTOR = 8

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
 from ...kv_pool import FLOAT8
-from ....lang.errors import ParameterError
 from .jit import block_of
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -69,9 +69,8 @@ def tiles_for(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.d
             'heads for each; write kernels="torch"'
         )
     if dtype not in DTYPES:
-        raise ParameterError(
-            f'dtype={_name(dtype)}: the Triton kernels take {_names(DTYPES)}; write one of them, or kernels="torch"'
-        )
+        known = ", ".join(map(_name, DTYPES))
+        raise ParameterError(f'dtype={_name(dtype)}: the Triton kernels take {known}; write kernels="torch"')
     if kv_dtype not in (dtype, FLOAT8):
         raise ParameterError(
             f"keys and values in {_name(kv_dtype)} for queries in {_name(dtype)}: the Triton kernels take a pool of "
@@ -88,7 +87,3 @@ def tiles_for(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.d
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return ", ".join(map(_name, dtypes))
