@@ -48,7 +48,7 @@ class StepPlan:
         return self.rows_left == 0 or not self.logits_left
 
     def reachable(self, request: Request, last: int) -> int:
-        """The row before which this step must stop for the request, by the limits of rows and of logits; at most `last`.
+        """The row before which this step must stop for the request, by the limits of rows and logits, at most `last`.
 
         A picture whose rows run together may pass the limit of rows, or it would wait for ever for a step in which it
         fits. So a step is longer than its limit by less than one picture: the plan is full then. Rows that need logits

@@ -26,7 +26,7 @@ def generated_apart(batch: Batch) -> Batch:
     """The same rows; where several of a sequence were generated, as more sequences.
 
     Only the last row keeps the radix path: rows of one request do not share keys by tree attention, and would not in
-    steps of their own.
+    steps of their own. Pictures are in prompts, so what sees them whole is among the first rows.
     """
     if batch.generated is None:
         return batch
@@ -37,6 +37,7 @@ def generated_apart(batch: Batch) -> Batch:
     prefix: list[int] = []
     slots = []
     paths = []
+    spans: list[tuple[tuple[int, int], ...]] = []
     for index, split in enumerate(apart.tolist()):
         rows, before = int(batch.query_lengths[index]), int(batch.prefix_lengths[index])
         path = batch.paths[index] if batch.paths else ()
@@ -47,11 +48,13 @@ def generated_apart(batch: Batch) -> Batch:
             prefix.append(before + start)
             slots.append(batch.slots[index][: before + end])
             paths.append(path if end == rows else ())
+            spans.append(batch.spans[index] if batch.spans and start < first else ())
     return replace(
         batch,
         query_lengths=np.array(query, dtype=np.int32),
         prefix_lengths=np.array(prefix, dtype=np.int32),
         slots=tuple(slots),
         paths=tuple(paths) if batch.paths else (),
+        spans=tuple(spans) if batch.spans else (),
         generated=None,
     )

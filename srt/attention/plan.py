@@ -10,6 +10,12 @@ positions per row, so causal, sliding window, chunked extend and decode differ o
                 |       |           |
     items       |-- item 0 --|- item 1 -|              rows 0-2 × positions [0,7), rows 2 × positions [7,10)
 
+A picture [a, b) whose rows see each other widens theirs, to [min(lo, a), max(pos + 1, b)): pos lies in both, so the
+union of what causality or the window shows and of the picture is one interval too. Along a sequence neither end goes
+back: hi is at most a before the picture, b in it and more behind it; lo in it is the smaller of two numbers that do not
+fall, at least that of the row before it, which is below a, and at most that of the row behind it. So the first row of a
+tile has the lowest lo and the last row the highest hi, with pictures and without.
+
 A row that two items see has two partial results, merged by log-sum-exp; a row with one part is written directly.
 Rows of an item may belong to several sequences that share its keys (`sharing.py`), so tree attention is a matter of
 cutting as well. The arrays are numpy on the host. A backend copies them to where its kernel reads them.
@@ -119,7 +125,7 @@ def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
     """Cut a batch into items. Keys that no row of a tile sees are left out, and rows that see nothing of a run."""
     assert window is None or window >= 1, "a row sees at least its own key"
     batch = generated_apart(batch)
-    row_lo, row_hi, first_row = _intervals(batch, window)
+    row_lo, row_hi, first_row = visible_intervals(batch, window)
     lengths = batch.prefix_lengths + batch.query_lengths
     kv_start = (np.cumsum(lengths) - lengths).astype(np.int32)  # [B] where the slots of a sequence begin in kv_idx
 
@@ -209,14 +215,22 @@ def _run_lengths(tiles: _Tiles, cut: Cut) -> Int32:
     return (-(-span // parts)).astype(np.int32)
 
 
-def _intervals(batch: Batch, window: int | None) -> tuple[Int32, Int32, Int32]:
-    """Per row the visible interval; per sequence its first row."""
+def visible_intervals(batch: Batch, window: int | None) -> tuple[Int32, Int32, Int32]:
+    """Per row the visible interval, [lo, hi); per sequence its first row."""
     query = batch.query_lengths
     ends = np.cumsum(query, dtype=np.int32)
     first_row = ends - query
     position = np.arange(batch.rows, dtype=np.int32) + np.repeat(batch.prefix_lengths - first_row, query)
     row_lo = np.zeros_like(position) if window is None else np.maximum(position - (window - 1), 0)
-    return row_lo, position + 1, first_row
+    row_hi = position + 1
+    for index, spans in enumerate(batch.spans):
+        before, count = int(batch.prefix_lengths[index]), int(query[index])
+        for start, end in spans:
+            assert end <= before + count, "rows that see each other run in one step"
+            rows = slice(int(first_row[index]) + max(start - before, 0), int(first_row[index]) + max(end - before, 0))
+            row_lo[rows] = np.minimum(row_lo[rows], start)
+            row_hi[rows] = end
+    return row_lo, row_hi, first_row
 
 
 def _cut(lengths: Int32, size: Int32 | int) -> tuple[Int32, Int32]:

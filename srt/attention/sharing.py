@@ -56,7 +56,7 @@ def find_sharing(batch: Batch, first_visible: Int32, *, block_rows: int, merge_k
     """Walk the paths from the root down.
 
     Args:
-        first_visible: [B] lowest position that any row of the sequence sees.
+        first_visible: [B] lowest position that any row of the sequence sees: what its first row sees (plan.py).
         block_rows: rows that read a run of keys together when it is not shared.
         merge_keys: what merging a further part of one row costs, in keys that are read.
     """
