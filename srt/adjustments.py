@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from .draw import Draw
+from .pictures.numbers import PICTURE_BASE
 
 
 def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
@@ -45,7 +46,7 @@ def _of_row(draw: Draw, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.
     if counted or repeated:
         parts.append(generated)
     if repeated:
-        parts.append(draw.prompt.astype(np.int64))
+        parts.append(draw.prompt[draw.prompt < PICTURE_BASE].astype(np.int64))
     ids = np.unique(np.concatenate(parts))
     if not len(ids):
         return None

@@ -19,6 +19,7 @@ from ..lang.protocol import FinishReason
 from ..lang.sampling import SamplingParams
 from .batch import DUMMY_SLOT, Batch, Logits, Pick, Picks
 from .draw import Draw, gumbel
+from .oracle_pictures import OraclePictures
 from .picks import choose_few
 from .sampler import Sampler
 
@@ -86,11 +87,11 @@ class OracleRunner:
         expected: when given, is asked at every step for the true tokens of each sequence of the batch, in order
             (`Scheduler.planned_tokens`); what the slots hold must be exactly these.
         picks_tokens: answer rows that only have to choose a token with the token.
+        both_ways: rows of a picture see all of it.
     """
 
     chooser = None
     trie_walk = None
-    pictures = None
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class OracleRunner:
         favourites: Iterable[int] | None = None,
         expected: Callable[[], Sequence[NDArray[np.int32]]] | None = None,
         picks_tokens: bool = False,
+        both_ways: bool = False,
     ) -> None:
         self.vocab_size = vocab_size
         self.context_length = context_length
@@ -108,6 +110,7 @@ class OracleRunner:
         self.model = OracleModel(vocab_size, None if favourites is None else tuple(favourites))
         self.expected = expected
         self.picks_tokens = picks_tokens
+        self.pictures = OraclePictures(both_ways=both_ways)
         self.batches: list[int] = []  # rows of every step
         self.clear()
 
@@ -130,14 +133,18 @@ class OracleRunner:
         self._positions[written] = batch.positions[writes]
         # All rows store before any row attends: first every fingerprint is stored, then every sequence is checked.
         fingerprints = []
+        spans = []
         first = 0
         for index, count in enumerate(batch.query_lengths.tolist()):
             gathered = self._gather(batch, index)
             fingerprints.append(histories(gathered))
+            spans.append(self.pictures.spans_of(gathered))
+            self.pictures.widen(fingerprints[-1], spans[-1])
             rows = slice(first, first + count)
             keep = writes[rows]
             self._histories[batch.write_slots[rows][keep]] = fingerprints[-1][-count:][keep]
             first += count
+        self.pictures.check(batch, spans)
         for index, own in enumerate(fingerprints):
             wrong = self._histories[batch.slots[index]] != own
             if wrong.any():

@@ -136,7 +136,8 @@ def _pictures(planned: list[PlannedRows], offsets: NDArray[np.int64]) -> tuple[P
 def _spans(planned: list[PlannedRows]) -> tuple[tuple[tuple[int, int], ...], ...]:
     if not any(rows.request.pictures.both_ways and rows.start < rows.request.pictures.end for rows in planned):
         return ()
-    return tuple(rows.request.pictures.seen_whole(rows.start, rows.end) for rows in planned)
+    spans = tuple(rows.request.pictures.seen_whole(rows.start, rows.end) for rows in planned)
+    return spans if any(spans) else ()
 
 
 def _path(request: Request, end: int) -> Path:

@@ -1,6 +1,8 @@
 """Ragged random batches and a dense float32 loop: the oracle of every attention backend."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -134,6 +136,31 @@ def radix_paths(slots: list[np.ndarray], in_tree: list[int]) -> tuple[tuple[tupl
     return tuple(map(tuple, paths))
 
 
+def with_pictures(batch: Batch, seed: int) -> Batch:
+    """The same rows, some of which see the rest of a picture too: short and long ones, side by side, before the rows,
+    among them, and reaching into them."""
+    rng = np.random.default_rng(seed)
+    spans = []
+    for slots in batch.slots:
+        edges = np.unique(rng.integers(0, len(slots) + 1, 2 * rng.integers(0, 4))).tolist()
+        spans.append(tuple(pair for pair in pairwise(edges) if rng.random() < 0.7))
+    return replace(batch, spans=tuple(spans))
+
+
+def seen(batch: Batch, window: int | None) -> Iterator[np.ndarray]:
+    """The positions that each row sees, by definition."""
+    for index, (prefix, count) in enumerate(zip(batch.prefix_lengths, batch.query_lengths, strict=True)):
+        for position in range(prefix, prefix + count):
+            positions = np.arange(len(batch.slots[index]))
+            visible = positions <= position
+            if window is not None:
+                visible &= positions > position - window
+            for start, end in batch.spans[index] if batch.spans else ():
+                if start <= position < end:
+                    visible |= (positions >= start) & (positions < end)
+            yield positions[visible]
+
+
 def random_pool(num_slots: int, geometry: AttentionGeometry, dtype: torch.dtype, seed: int) -> KVPool:
     """One layer, full of values; the dummy slot holds NaN, which must reach nobody."""
     pool = KVPool(KVGeometry(1, geometry.kv_heads, geometry.head_dim, dtype), num_slots, "cpu")
@@ -150,16 +177,13 @@ def dense_attention(
     """Row by row and head by head, float32, from the definition."""
     group = queries.shape[1] // pool.geometry.kv_heads
     result = torch.empty(queries.shape)
-    row = 0
-    for slots, prefix, count in zip(batch.slots, batch.prefix_lengths, batch.query_lengths, strict=True):
-        for position in range(prefix, prefix + count):
-            first = 0 if window is None else max(0, position - window + 1)
-            seen = torch.from_numpy(slots[first : position + 1].astype(np.int64))
-            for head in range(queries.shape[1]):
-                keys = pool.keys[0][seen, head // group].float()
-                logits = keys @ queries[row, head].float() * scale
-                if softcap:
-                    logits = softcap * torch.tanh(logits / softcap)
-                result[row, head] = logits.softmax(0) @ pool.values[0][seen, head // group].float()
-            row += 1
+    owners = np.repeat(np.arange(len(batch.slots)), batch.query_lengths)
+    for row, (owner, positions) in enumerate(zip(owners, seen(batch, window), strict=True)):
+        places = torch.from_numpy(batch.slots[owner][positions].astype(np.int64))
+        for head in range(queries.shape[1]):
+            keys = pool.keys[0][places, head // group].float()
+            logits = keys @ queries[row, head].float() * scale
+            if softcap:
+                logits = softcap * torch.tanh(logits / softcap)
+            result[row, head] = logits.softmax(0) @ pool.values[0][places, head // group].float()
     return result

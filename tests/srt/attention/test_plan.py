@@ -3,12 +3,13 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.srt.attention.plan import AttentionPlan, Cut, make_plan
 from umbel.srt.batch import Batch
 
-from .batches import Sequence, branches, make_batch, make_tree_batch, sequences
+from .batches import Sequence, branches, make_batch, make_tree_batch, seen, sequences, with_pictures
 
 windows = st.one_of(st.none(), st.integers(1, 30))
 splits = st.one_of(st.none(), st.integers(1, 17))
@@ -16,29 +17,29 @@ splits = st.one_of(st.none(), st.integers(1, 17))
 
 def seen_by_items(plan: AttentionPlan) -> list[list[tuple[int, int]]]:
     """Per row the (position, slot) pairs it sees, from the items alone."""
-    seen: list[list[tuple[int, int]]] = [[] for _ in plan.row_lo]
+    found: list[list[tuple[int, int]]] = [[] for _ in plan.row_lo]
     for item in range(plan.items):
         start, end = plan.item_kv[item]
         for row in plan.q_rows[plan.item_q[item] : plan.item_q[item + 1]]:
             for position, slot in enumerate(plan.kv_idx[start:end].tolist(), start=int(plan.item_pos[item])):
                 if plan.row_lo[row] <= position < plan.row_hi[row]:
-                    seen[row].append((position, slot))
-    return seen
+                    found[row].append((position, slot))
+    return found
 
 
 def seen_by_definition(batch: Batch, window: int | None) -> list[list[tuple[int, int]]]:
-    seen = []
-    for slots, prefix, count in zip(batch.slots, batch.prefix_lengths, batch.query_lengths, strict=True):
-        for position in range(prefix, prefix + count):
-            first = 0 if window is None else max(0, position - window + 1)
-            seen.append([(index, int(slots[index])) for index in range(first, position + 1)])
-    return seen
+    owners = np.repeat(np.arange(len(batch.slots)), batch.query_lengths)
+    return [
+        [(position, int(batch.slots[owner][position])) for position in positions.tolist()]
+        for owner, positions in zip(owners, seen(batch, window), strict=True)
+    ]
 
 
-batches = st.one_of(
+of_text = st.one_of(
     st.builds(lambda parts: make_batch(parts, seed=1)[0], sequences),
     st.builds(lambda parts: make_tree_batch(parts, seed=1)[0], branches),
 )
+batches = st.one_of(of_text, st.builds(with_pictures, of_text, st.integers(0, 1000)))
 cuts = st.builds(
     Cut, st.integers(1, 9), splits, tree=st.booleans(), workers=st.sampled_from([1, 2, 8]), merge_keys=st.just(4)
 )
@@ -136,6 +137,22 @@ def test_generated_rows_are_cut_as_in_steps_of_their_own() -> None:
         items = [parts_of(plan, at) for plan, at in ((together, row), (make_plan_of_row(alone), 0))]
         assert items[0] == items[1]
         assert all(rows == 1 for rows, _, _ in items[0])
+
+
+def test_generated_rows_behind_a_picture_see_what_they_see_alone() -> None:
+    batch, _ = make_batch([Sequence(prefix=10, query=20)], seed=0)
+    batch = dataclasses.replace(batch, spans=(((4, 9), (12, 25)),))
+    apart = dataclasses.replace(batch, generated=np.array([4]))
+    for window in (None, 6):
+        assert seen_by_items(make_plan(apart, window, Cut(16))) == seen_by_definition(batch, window)
+    alone = make_plan(apart, None, Cut(16))
+    assert [rows for row in range(16, 20) for rows, _, _ in parts_of(alone, row)] == [1] * 4
+
+
+def test_a_step_that_cuts_a_picture_is_a_mistake_of_ours() -> None:
+    batch, _ = make_batch([Sequence(prefix=0, query=8)], seed=0)
+    with pytest.raises(AssertionError, match="run in one step"):
+        make_plan(dataclasses.replace(batch, spans=(((4, 9),),)), None, Cut(16))
 
 
 def make_plan_of_row(batch: Batch) -> AttentionPlan:

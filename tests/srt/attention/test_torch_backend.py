@@ -21,6 +21,7 @@ from .batches import (
     make_tree_batch,
     random_pool,
     sequences,
+    with_pictures,
 )
 
 SCALE = 0.3
@@ -34,6 +35,7 @@ backends = st.builds(
     st.booleans(),
 )
 windows = st.one_of(st.none(), st.integers(1, 30))
+pictures = st.one_of(st.none(), st.integers(0, 1000))  # seed of those that rows see both ways
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +44,13 @@ def _one_thread() -> None:
 
 
 @settings(max_examples=120, deadline=None)
-@given(sequences, backends, windows, st.sampled_from([0.0, 5.0]), st.integers(0, 15))
+@given(sequences, backends, windows, st.sampled_from([0.0, 5.0]), st.integers(0, 15), pictures)
 def test_attention_equals_the_dense_loop(
-    parts: list[Sequence], backend: TorchBackend, window: int | None, softcap: float, shared: int
+    parts: list[Sequence], backend: TorchBackend, window: int | None, softcap: float, shared: int, seed: int | None
 ) -> None:
     batch, num_slots = make_batch(parts, seed=2, shared=shared)
+    if seed is not None:
+        batch = with_pictures(batch, seed)
     pool = random_pool(num_slots, HEADS, torch.float32, seed=3)
     queries = torch.randn((batch.rows, HEADS.heads, HEADS.head_dim), generator=torch.Generator().manual_seed(4))
     expected = dense_attention(batch, pool, queries, window=window, scale=SCALE, softcap=softcap)
@@ -55,11 +59,13 @@ def test_attention_equals_the_dense_loop(
 
 
 @settings(max_examples=100, deadline=None)
-@given(branches, windows, st.sampled_from([0.0, 5.0]), st.sampled_from([2, 128]))
+@given(branches, windows, st.sampled_from([0.0, 5.0]), st.sampled_from([2, 128]), pictures)
 def test_tree_attention_equals_the_dense_loop(
-    parts: list[Branch], window: int | None, softcap: float, block_rows: int
+    parts: list[Branch], window: int | None, softcap: float, block_rows: int, seed: int | None
 ) -> None:
     batch, num_slots = make_tree_batch(parts, seed=2)
+    if seed is not None:
+        batch = with_pictures(batch, seed)
     pool = random_pool(num_slots, HEADS, torch.float32, seed=3)
     queries = torch.randn((batch.rows, HEADS.heads, HEADS.head_dim), generator=torch.Generator().manual_seed(4))
     expected = dense_attention(batch, pool, queries, window=window, scale=SCALE, softcap=softcap)
