@@ -6,6 +6,7 @@ counts on the device.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -132,14 +133,9 @@ class TritonBackend:
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
         """Write keys and values [R, kv_heads, head_dim] to `slots` [R], rounded to the pool's dtype."""
         keys, values = _rows(keys), _rows(values)
-        width = self.geometry.kv_heads * self.geometry.head_dim
-        block = min(block_of(width), STORE_BLOCK)
-        store_rows[(len(keys), triton.cdiv(width, block))](
-            *(keys, values, pool.keys[layer], pool.values[layer], slots, keys.stride(0), values.stride(0)),
-            LARGEST=torch.finfo(FLOAT8).max if pool.geometry.dtype is FLOAT8 else None,
-            WIDTH=width,
-            BLOCK=block,
-            num_warps=min(max(block // 256, 1), 4),
+        constants = store_constants(self.geometry, pool.geometry.dtype)
+        store_rows[(len(keys), triton.cdiv(constants["WIDTH"], constants["BLOCK"]))](
+            *(keys, values, pool.keys[layer], pool.values[layer], slots, keys.stride(0), values.stride(0)), **constants
         )
 
     def attend(
@@ -169,10 +165,7 @@ class TritonBackend:
         if programs:
             merge_parts[(programs,)](
                 *(plan.part_out, plan.part_lse, target, plan.bounds, plan.merge_rows, plan.merge_ptr, target.stride(0)),
-                HEADS=self.geometry.heads,
-                HEAD_DIM=self.geometry.head_dim,
-                BLOCK_D=block_of(self.geometry.head_dim),
-                BLOCK_PARTS=BLOCK_PARTS,
+                **merge_constants(self.geometry),
                 num_warps=1,
             )
         return out if target is out else out.copy_(target)
@@ -194,21 +187,47 @@ class TritonBackend:
             *(queries, pool.keys[layer], pool.values[layer], out, plan.part_out, plan.part_lse),
             *(plan.bounds, plan.items, plan.slots, plan.kv_idx, queries.stride(0), out.stride(0)),
             *((softcap or scale) * LOG2_E, 2 * LOG2_E * scale / softcap if softcap else 0.0),
-            KIND=kind,
-            KV_HEADS=self.geometry.kv_heads,
-            GROUP=self.geometry.group,
-            HEAD_DIM=self.geometry.head_dim,
-            BLOCK_D=block_of(self.geometry.head_dim),
-            BLOCK_M=tile.vectors,
-            BLOCK_N=tile.keys,
-            SOFTCAP=softcap > 0,
-            PRODUCT=tl.float32 if _INTERPRETED else _DTYPES[queries.dtype],
+            **item_constants(self.geometry, tile, kind=kind, softcap=softcap, dtype=queries.dtype),
             num_warps=tile.warps,
             num_stages=tile.stages,
+            enable_fp_fusion=True,
         )
 
     def _count(self, plan: AttentionPlan) -> None:
         self.counters.add(plan.keys_read, plan.keys_saved)
+
+
+# Any, in the three: Triton takes numbers, dtypes and None alike.
+def item_constants(
+    geometry: AttentionGeometry, tile: Tile, *, kind: int, softcap: float, dtype: torch.dtype
+) -> dict[str, Any]:
+    """What `attend_items` is compiled for; `dtype` is that of queries."""
+    return {
+        "KIND": kind,
+        "KV_HEADS": geometry.kv_heads,
+        "GROUP": geometry.group,
+        "HEAD_DIM": geometry.head_dim,
+        "BLOCK_D": block_of(geometry.head_dim),
+        "BLOCK_M": tile.vectors,
+        "BLOCK_N": tile.keys,
+        "SOFTCAP": softcap > 0,
+        "PRODUCT": tl.float32 if _INTERPRETED else _DTYPES[dtype],
+    }
+
+
+def merge_constants(geometry: AttentionGeometry) -> dict[str, Any]:
+    return {
+        "HEADS": geometry.heads,
+        "HEAD_DIM": geometry.head_dim,
+        "BLOCK_D": block_of(geometry.head_dim),
+        "BLOCK_PARTS": BLOCK_PARTS,
+    }
+
+
+def store_constants(geometry: AttentionGeometry, kv_dtype: torch.dtype) -> dict[str, Any]:
+    width = geometry.kv_heads * geometry.head_dim
+    largest = torch.finfo(FLOAT8).max if kv_dtype is FLOAT8 else None
+    return {"LARGEST": largest, "WIDTH": width, "BLOCK": min(block_of(width), STORE_BLOCK)}
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -29,7 +29,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where kernels are compiled, `pytest -m gpu` runs all of their tests; elsewhere those that need a GPU are skipped."""
+    """Where kernels are compiled, `pytest -m gpu` runs all their tests; elsewhere those that need a GPU are skipped."""
     here = [item for item in items if "triton" in item.path.parts]
     for item in here:
         if COMPILED:

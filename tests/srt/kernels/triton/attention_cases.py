@@ -1,0 +1,65 @@
+"""What the attention tests share: backends with tiny tiles, pools on the device, and the torch twin's answer."""
+
+from dataclasses import replace
+
+import torch
+from umbel.srt.attention.backend import AttentionGeometry
+from umbel.srt.attention.torch_backend import TorchBackend
+from umbel.srt.batch import Batch
+from umbel.srt.kernels.triton.attention_backend import TritonBackend
+from umbel.srt.kernels.triton.attention_tiles import Tile, Tiles
+from umbel.srt.kv_pool import KVPool, rounded
+
+from ...attention.batches import random_pool
+
+SCALE = 0.2
+TINY_KEYS = 16  # of a tile: what the batches of tests read takes several
+
+
+def normal(*shape: int, seed: int = 4) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tiny(tile: Tile) -> Tile:
+    return replace(tile, keys=TINY_KEYS)
+
+
+def tiny_backend(
+    geometry: AttentionGeometry,
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    tree: bool = True,
+    multiprocessors: int = 2,
+    shortest_run: int = 24,
+) -> TritonBackend:
+    """Runs of few keys are cut and shared already."""
+    backend = TritonBackend(
+        geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=tree, multiprocessors=multiprocessors
+    )
+    backend.tiles = Tiles(tiny(backend.tiles.few), tiny(backend.tiles.some), tiny(backend.tiles.many))
+    backend.cut = replace(backend.cut, merge_keys=4, shortest_run=shortest_run, run_per_row=0)
+    return backend
+
+
+def pool_for(
+    num_slots: int, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device, *, seed: int = 3
+) -> KVPool:
+    """One layer of random keys and values; the dummy slot holds NaN."""
+    source = random_pool(num_slots, geometry, torch.float32, seed)
+    pool = KVPool(replace(source.geometry, dtype=dtype), num_slots, device)
+    pool.keys[0] = rounded(source.keys[0].to(device), dtype)
+    pool.values[0] = rounded(source.values[0].to(device), dtype)
+    return pool
+
+
+def twin(
+    batch: Batch, pool: KVPool, queries: torch.Tensor, window: int | None, *, softcap: float = 0.0
+) -> torch.Tensor:
+    """The torch backend's answer in float32, without sharing, from the same rounded keys."""
+    heads, head_dim = queries.shape[1:]
+    geometry = AttentionGeometry(heads, pool.geometry.kv_heads, head_dim)
+    backend = TorchBackend(geometry, queries.device, tree_attention=False)
+    exact = queries.float()
+    return backend.attend(0, exact, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)

@@ -1,0 +1,236 @@
+"""Attention in Triton against the torch backend, on ragged batches."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.lang.errors import ParameterError
+from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
+from umbel.srt.attention.torch_backend import TorchBackend
+from umbel.srt.batch import DUMMY_SLOT, Batch
+from umbel.srt.kernels.triton.attention_backend import TritonBackend
+from umbel.srt.kv_pool import FLOAT8, KVPool
+
+from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences
+from .attention_cases import SCALE, normal, pool_for, tiny_backend, twin
+
+SMALL = AttentionGeometry(heads=4, kv_heads=2, head_dim=16)
+batches = st.one_of(
+    st.builds(lambda parts, shared: make_batch(parts[:4], seed=2, shared=shared), sequences, st.integers(0, 15)),
+    st.builds(lambda parts: make_tree_batch(parts[:5], seed=2), branches),
+)
+windows = st.one_of(st.none(), st.integers(1, 60))
+
+
+def attend(
+    backend: TritonBackend, batch: Batch, pool: KVPool, queries: torch.Tensor, window: int | None, softcap: float = 0.0
+) -> torch.Tensor:
+    return backend.attend(0, queries, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    made=batches,
+    geometry=st.sampled_from([SMALL, AttentionGeometry(3, 3, 16), AttentionGeometry(3, 1, 48)]),
+    window=windows,
+    softcap=st.sampled_from([0.0, 5.0]),
+    tree=st.booleans(),
+    multiprocessors=st.sampled_from([2, 40]),  # of 40, runs are cut for as many as there are
+)
+def test_attention_is_that_of_torch(
+    device: torch.device,
+    made: tuple[Batch, int],
+    geometry: AttentionGeometry,
+    window: int | None,
+    softcap: float,
+    tree: bool,
+    multiprocessors: int,
+) -> None:
+    batch, num_slots = made
+    pool = pool_for(num_slots, geometry, torch.float32, device)
+    queries = normal(batch.rows, geometry.heads, geometry.head_dim).to(device)
+    backend = tiny_backend(geometry, device, tree=tree, multiprocessors=multiprocessors)
+    result = attend(backend, batch, pool, queries, window, softcap)
+    torch.testing.assert_close(result, twin(batch, pool, queries, window, softcap=softcap), rtol=1e-5, atol=1e-5)
+
+
+MIXED = [Sequence(40, 1), Sequence(9, 1), Sequence(30, 21), Sequence(0, 5), Sequence(60, 1, cached=True)]
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, FLOAT8),
+    (torch.float16, FLOAT8),
+    (torch.float32, FLOAT8),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_narrow_dtypes_round_what_is_multiplied_and_no_more(
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, softcap: float
+) -> None:
+    batch, num_slots = make_batch(MIXED, seed=0, shared=8)
+    pool = pool_for(num_slots, SMALL, kv_dtype, device)
+    queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device, dtype)
+    backend = tiny_backend(SMALL, device, dtype=dtype, kv_dtype=kv_dtype)
+    result = attend(backend, batch, pool, queries, 33, softcap)
+    assert result.dtype is dtype
+    expected = twin(batch, pool, queries, 33, softcap=softcap)
+    error = (result.float() - expected).norm() / expected.norm()
+    assert error < (1e-5 if dtype is torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
+def test_head_dims(device: torch.device, head_dim: int) -> None:
+    geometry = AttentionGeometry(4, 1, head_dim)
+    batch, num_slots = make_batch([Sequence(20, 1), Sequence(5, 14)], seed=0)
+    pool = pool_for(num_slots, geometry, torch.float32, device)
+    queries = normal(batch.rows, 4, head_dim).to(device)
+    result = attend(TritonBackend(geometry, device, dtype=torch.float32), batch, pool, queries, None)
+    torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("group", [1, 5, 7, 16, 20, 71])
+def test_groups_of_any_size_are_packed_into_a_tile(device: torch.device, group: int) -> None:
+    geometry = AttentionGeometry(group, 1, 16)
+    batch, num_slots = make_batch([Sequence(20, 1), Sequence(3, 1), Sequence(5, 9)], seed=0)
+    pool = pool_for(num_slots, geometry, torch.float32, device)
+    queries = normal(batch.rows, group, 16).to(device)
+    result = attend(tiny_backend(geometry, device), batch, pool, queries, None)
+    torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+
+
+def test_tree_attention_reads_less_and_gives_the_same(device: torch.device) -> None:
+    batch, num_slots = make_tree_batch([Branch(-1, 1.0, 300, 1, 1), *[Branch(0, 1.0, 20, 1, 1)] * 19], seed=0)
+    pool = pool_for(num_slots, SMALL, torch.float32, device)
+    queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device)
+    on, off = (tiny_backend(SMALL, device, tree=tree) for tree in (True, False))
+    results = [attend(backend, batch, pool, queries, None) for backend in (on, off)]
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    assert on.counters.keys_saved == off.counters.keys_read - on.counters.keys_read == 19 * 299
+    assert off.counters.keys_saved == 0
+    assert on.plan(batch, None).counts[1] > 0, "a run of 20 rows with 2 heads each is in the large tile"
+
+
+def test_a_run_that_two_sequences_share_is_an_item_from_256_keys_on(device: torch.device) -> None:
+    for length, saved in ((255, 0), (256, 256)):
+        batch, _ = make_tree_batch([Branch(-1, 1.0, length + 1, 1, 1), Branch(0, length / (length + 1), 9, 1, 1)], 0)
+        backend = TritonBackend(SMALL, device, dtype=torch.float32)
+        backend.plan(batch, None)
+        assert backend.counters.keys_saved == saved
+
+
+@pytest.mark.parametrize("broken", ["keys", "values"])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_nan_reaches_the_rows_that_see_it_and_no_others(device: torch.device, broken: str, rows: int) -> None:
+    batch, num_slots = make_batch([Sequence(9, rows), Sequence(4, rows), Sequence(17, 1)], seed=0)
+    pool = pool_for(num_slots, SMALL, torch.float32, device)
+    getattr(pool, broken)[0][int(batch.slots[0][3])] = float("nan")
+    queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device)
+    result = attend(tiny_backend(SMALL, device), batch, pool, queries, None)
+    assert bool(result[:rows].isnan().all())
+    assert bool(result[rows:].isfinite().all())
+
+
+def test_a_nan_behind_a_shared_prefix_stays_in_its_branch(device: torch.device) -> None:
+    batch, num_slots = make_tree_batch([Branch(-1, 1.0, 50, 1, 10), *[Branch(0, 0.8, 10, 1, 5)] * 4], seed=0)
+    pool = pool_for(num_slots, SMALL, torch.float32, device)
+    pool.values[0][int(batch.slots[0][42])] = float("nan")
+    backend = tiny_backend(SMALL, device)
+    result = attend(backend, batch, pool, normal(batch.rows, 4, 16).to(device), None)
+    assert backend.counters.keys_saved > 0
+    assert bool(result[:1].isnan().all())
+    assert bool(result[1:].isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FLOAT8], ids=str)
+def test_store_writes_what_torch_writes_and_leaves_the_dummy_slot_alone(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    geometry = AttentionGeometry(6, 2, 48)
+    model_dtype = torch.float32 if dtype is FLOAT8 else dtype
+    backend = TritonBackend(geometry, device, dtype=model_dtype, kv_dtype=dtype)
+    ours, theirs = (pool_for(40, geometry, dtype, device, seed=0) for _ in range(2))
+    # Quarters are numbers of all dtypes, so that nothing is rounded, and 1000 is one that float8 has not.
+    keys, values = ((normal(19, 2, 48, seed=seed) * 4).round() / 4 for seed in (1, 2))
+    keys[7, 0, 3], values[8, 1, 5] = 1000.0, -1000.0
+    keys, values = keys.to(device, model_dtype), values.to(device, model_dtype)
+    slots = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:19].to(device)
+    slots[5] = slots[11] = DUMMY_SLOT
+    backend.store(0, keys, values, ours, slots)
+    TorchBackend(geometry, device).store(0, keys, values, theirs, slots)
+    assert torch.equal(ours.keys[0][1:].float(), theirs.keys[0][1:].float())
+    assert torch.equal(ours.values[0][1:].float(), theirs.values[0][1:].float())
+    assert bool(ours.keys[0][DUMMY_SLOT].float().isnan().all())
+
+
+def test_a_step_reads_what_it_writes_and_rows_may_lie_apart(device: torch.device) -> None:
+    """Queries, keys and values of a fused projection are views of one matrix."""
+    batch, num_slots = make_batch([Sequence(0, 6), Sequence(4, 3)], seed=0, shared=4)
+    fused = normal(9, 8 * 16).to(device)
+    queries, keys, values = (part.view(9, -1, 16) for part in fused.split((4 * 16, 2 * 16, 2 * 16), dim=1))
+    results = []
+    for backend in (tiny_backend(SMALL, device), TorchBackend(SMALL, device)):
+        pool = pool_for(num_slots, SMALL, torch.float32, device)
+        slots = torch.from_numpy(batch.write_slots).to(device)
+        step = AttentionStep(backend, pool, {None: backend.plan(batch, None)}, slots)
+        results.append(step.attend(0, queries, keys, values, window=None, scale=SCALE))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_results_go_where_the_caller_wants_them(device: torch.device, side_by_side: bool) -> None:
+    batch, num_slots = make_batch([Sequence(9, 3)], seed=0)
+    pool, queries = pool_for(num_slots, SMALL, torch.float32, device), normal(3, 4, 16).to(device)
+    wide = torch.zeros(3, 4, 40, device=device)
+    out = wide.view(3, 160)[:, :64].view(3, 4, 16) if side_by_side else wide[:, :, :16]
+    backend = tiny_backend(SMALL, device)
+    result = backend.attend(0, queries, pool, backend.plan(batch, None), scale=SCALE, out=out)
+    assert result is out
+    torch.testing.assert_close(out, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "dtypes", "message"),
+    [
+        (
+            AttentionGeometry(2, 1, 24),
+            (torch.float32, None),
+            r'head_dim=24.*multiples of 16.*kernels="torch"',
+        ),
+        (AttentionGeometry(2, 1, 512), (torch.float32, None), r'head_dim=512.*kernels="torch"'),
+        (AttentionGeometry(129, 1, 64), (torch.float32, None), r'129 heads over 1 KV heads.*kernels="torch"'),
+        (SMALL, (torch.float64, None), r'dtype=float64.*bfloat16, float16, float32.*kernels="torch"'),
+        (SMALL, (torch.float16, torch.bfloat16), r'bfloat16 for queries in float16.*kv_dtype="auto"'),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_refused_with_a_remedy(
+    device: torch.device, geometry: AttentionGeometry, dtypes: tuple[torch.dtype, torch.dtype | None], message: str
+) -> None:
+    with pytest.raises(ParameterError, match=message):
+        TritonBackend(geometry, device, dtype=dtypes[0], kv_dtype=dtypes[1])
+
+
+def test_without_triton_the_extra_is_named() -> None:
+    program = "import sys; sys.modules['triton'] = None; import umbel.srt.kernels.triton.attention_backend"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "MissingExtraError: 'triton' is not installed; run: pip install 'umbel[runtime]'" in finished.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FLOAT8], ids=str)
+def test_long_runs_on_a_device(device: torch.device, head_dim: int, kv_dtype: torch.dtype) -> None:
+    geometry = AttentionGeometry(32, 8, head_dim)
+    parts = [Sequence(5000, 1), *[Sequence(300, 1)] * 30, Sequence(900, 700), Sequence(0, 129)]
+    batch, num_slots = make_batch(parts, seed=0)
+    pool = pool_for(num_slots, geometry, kv_dtype, device)
+    queries = normal(batch.rows, 32, head_dim).to(device, torch.bfloat16)
+    for window in (None, 512):
+        result = attend(
+            TritonBackend(geometry, device, dtype=torch.bfloat16, kv_dtype=kv_dtype), batch, pool, queries, window
+        )
+        expected = twin(batch, pool, queries, window)
+        assert (result.float() - expected).norm() / expected.norm() < 1e-2

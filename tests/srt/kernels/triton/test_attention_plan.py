@@ -1,0 +1,149 @@
+"""Plans in the buffers of a device: packed, padded, filled again, and read by launches that know no counts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.srt.attention.backend import AttentionGeometry
+from umbel.srt.attention.plan import Cut, make_plan
+from umbel.srt.batch import Batch
+from umbel.srt.kernels.triton.attention_plan import pack
+
+from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences
+from .attention_cases import SCALE, normal, pool_for, tiny_backend, twin
+
+SMALL = AttentionGeometry(heads=4, kv_heads=2, head_dim=16)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    batch=st.one_of(
+        st.builds(lambda parts: make_batch(parts, seed=1)[0], sequences),
+        st.builds(lambda parts: make_tree_batch(parts, seed=1)[0], branches),
+    ),
+    window=st.one_of(st.none(), st.integers(1, 30)),
+    block_rows=st.integers(1, 9),
+    few_rows=st.integers(1, 9),
+)
+def test_a_packed_plan_says_what_the_plan_says(
+    batch: Batch, window: int | None, block_rows: int, few_rows: int
+) -> None:
+    plan = make_plan(batch, window, Cut(block_rows, 17, merge_keys=4))
+    packed = pack(plan, few_rows)
+    kinds = packed.items[:, 1] > few_rows
+    assert kinds.tolist() == sorted(kinds.tolist()), "few first"
+    assert packed.few == int((~kinds).sum())
+    for of_kind in (packed.items[: packed.few], packed.items[packed.few :]):
+        cost = of_kind[:, 3] * (4 + of_kind[:, 1])
+        assert (np.diff(cost) <= 0).all(), "the last ones to run are short"
+
+    ours = sorted((*packed.slots[item[0] : item[0] + item[1], 0], item[2], item[3], item[4]) for item in packed.items)
+    theirs = sorted(
+        (*plan.q_rows[plan.item_q[i] : plan.item_q[i + 1]], first, end - first, plan.item_pos[i])
+        for i, (first, end) in enumerate(plan.item_kv)
+    )
+    assert ours == theirs
+    assert np.array_equal(packed.slots[:, 2], plan.row_lo[plan.q_rows])
+    assert np.array_equal(packed.slots[:, 3], plan.row_hi[plan.q_rows])
+
+    places = {row: packed.slots[packed.slots[:, 0] == row, 1].tolist() for row in range(batch.rows)}
+    merged = {row: list(range(*packed.merge_ptr[m : m + 2])) for m, row in enumerate(packed.merge_rows.tolist())}
+    for row, of_row in places.items():
+        assert sorted(of_row) == merged.get(row, [-1])
+
+
+def decode_batch(prefixes: list[int], *, seed: int) -> tuple[Batch, int]:
+    return make_batch([Sequence(prefix, 1) for prefix in prefixes], seed=seed)
+
+
+def test_a_reserved_plan_is_filled_again_and_again(device: torch.device) -> None:
+    backend = tiny_backend(SMALL, device, multiprocessors=3)
+    plan = backend.reserve(rows=8, keys=500)
+    addresses = [array.data_ptr() for array in (plan.bounds, plan.items, plan.slots, plan.kv_idx, plan.part_out)]
+    for seed, prefixes in enumerate([[40, 3, 90], [1], [100, 100, 7, 9, 11, 2, 0, 60], [90]]):
+        batch, num_slots = decode_batch(prefixes, seed=seed)
+        pool = pool_for(num_slots, SMALL, torch.float32, device)
+        queries = normal(8, 4, 16, seed=seed).to(device)  # padded: a captured step has always 8 rows
+        out = torch.full_like(queries, 7.0)
+        backend.plan_into(plan, batch, None)
+        backend.attend(0, queries, pool, plan, scale=SCALE, out=out)
+        expected = twin(batch, pool, queries[: batch.rows], None)
+        torch.testing.assert_close(out[: batch.rows], expected, rtol=1e-5, atol=1e-5)
+        assert bool((out[batch.rows :] == 7.0).all()), "rows that pad the step are not written"
+    assert addresses == [a.data_ptr() for a in (plan.bounds, plan.items, plan.slots, plan.kv_idx, plan.part_out)]
+
+
+def test_an_empty_reserved_plan_computes_nothing(device: torch.device) -> None:
+    backend = tiny_backend(SMALL, device)
+    queries = normal(2, 4, 16).to(device)
+    out = torch.full_like(queries, 7.0)
+    pool = pool_for(3, SMALL, torch.float32, device)
+    backend.attend(0, queries, pool, backend.reserve(rows=2, keys=9), scale=SCALE, out=out)
+    assert bool((out == 7.0).all())
+
+
+def test_a_reserved_plan_shares_as_any_other_does(device: torch.device) -> None:
+    batch, num_slots = make_tree_batch([Branch(-1, 1.0, 60, 1, 1), *[Branch(0, 1.0, 9, 1, 1)] * 11], seed=0)
+    pool = pool_for(num_slots, SMALL, torch.float32, device)
+    queries = normal(batch.rows, 4, 16).to(device)
+    captured, eager = tiny_backend(SMALL, device), tiny_backend(SMALL, device)
+    plan = captured.reserve(rows=batch.rows, keys=2000)
+    captured.plan_into(plan, batch, 50)
+    result = captured.attend(0, queries, pool, plan, scale=SCALE)
+    expected = eager.attend(0, queries, pool, eager.plan(batch, 50), scale=SCALE)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    assert captured.counters.keys_saved == eager.counters.keys_saved > 0
+
+
+def test_a_step_whose_sharing_does_not_fit_is_planned_without(device: torch.device) -> None:
+    batch, num_slots = make_tree_batch([Branch(-1, 1.0, 60, 1, 1), *[Branch(0, 1.0, 9, 1, 1)] * 11], seed=0)
+    pool = pool_for(num_slots, SMALL, torch.float32, device)
+    queries = normal(batch.rows, 4, 16).to(device)
+    backend = tiny_backend(SMALL, device)
+    plan = backend.reserve(rows=batch.rows, keys=2000)
+    plan.capacity = replace(plan.capacity, slots=batch.rows + 2)
+    backend.plan_into(plan, batch, None)
+    result = backend.attend(0, queries, pool, plan, scale=SCALE)
+    torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+    assert backend.counters.keys_saved == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    prefixes=st.lists(st.one_of(st.integers(0, 40), st.integers(0, 6000)), min_size=1, max_size=12),
+    multiprocessors=st.integers(1, 140),
+    kv_heads=st.sampled_from([1, 2, 8]),
+    window=st.one_of(st.none(), st.integers(1, 300)),
+)
+def test_a_decode_step_without_sharing_always_fits(
+    prefixes: list[int], multiprocessors: int, kv_heads: int, window: int | None
+) -> None:
+    batch, _ = decode_batch(prefixes, seed=0)
+    geometry = AttentionGeometry(kv_heads, kv_heads, 16)
+    backend = tiny_backend(geometry, torch.device("cpu"), multiprocessors=multiprocessors, shortest_run=256)
+    plan = backend.reserve(rows=len(prefixes), keys=sum(prefixes) + len(prefixes))
+    backend.plan_into(plan, batch, window)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_attends_to_what_the_plan_says_when_it_is_replayed(device: torch.device) -> None:
+    geometry = AttentionGeometry(32, 8, 128)
+    backend = tiny_backend(geometry, device, dtype=torch.bfloat16, multiprocessors=132, shortest_run=256)
+    plan = backend.reserve(rows=8, keys=9000)
+    pool = pool_for(9000, geometry, torch.bfloat16, device)
+    queries, out = (torch.zeros(8, 32, 128, device=device, dtype=torch.bfloat16) for _ in range(2))
+    backend.plan_into(plan, decode_batch([5], seed=0)[0], None)
+    backend.attend(0, queries, pool, plan, scale=SCALE, out=out)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        backend.attend(0, queries, pool, plan, scale=SCALE, out=out)
+    for seed, prefixes in enumerate([[4000, 30, 600], [1], [1000] * 8]):
+        batch, _ = decode_batch(prefixes, seed=seed)
+        queries.copy_(normal(8, 32, 128, seed=seed))
+        backend.plan_into(plan, batch, None)
+        graph.replay()
+        expected = twin(batch, pool, queries[: batch.rows], None)
+        assert (out[: batch.rows].float() - expected).norm() / expected.norm() < 1e-2
