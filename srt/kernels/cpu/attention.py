@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionCounters, AttentionGeometry
 from ...attention.generated_rows import generated_apart
-from ...attention.plan import AttentionPlan, Cut
+from ...attention.plan import AttentionPlan, Cut, visible_intervals
 from ...batch import Batch
 from ...kv_pool import KVPool
 from .library import load_library
@@ -57,6 +57,7 @@ class _PlanRequest(ctypes.Structure):
         *((name, ctypes.c_long) for name in ("sequences", "keys")),
         *((name, ctypes.c_void_p) for name in ("query_lengths", "prefix_lengths", "path_ptr", "path", "kv_idx")),
         *((name, ctypes.c_long) for name in ("window", "block_rows", "split", "workers", "merge_keys")),
+        *((name, ctypes.c_void_p) for name in ("row_lo", "row_hi")),
     ]
 
 
@@ -134,8 +135,12 @@ class _BatchArrays:
         numbers = chain.from_iterable(chain.from_iterable(apart.paths))
         return cls(batch, apart, kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
 
-    def request(self, cut: Cut, window: int | None) -> _PlanRequest:
-        return _PlanRequest(
+    def plan(self, library: ctypes.CDLL, cut: Cut, window: int | None) -> CpuPlan:
+        # Where rows of pictures see each other, what each row sees is worked out here, else by the planner.
+        low = high = None
+        if any(self.apart.spans):
+            low, high, _ = visible_intervals(self.apart, window)
+        request = _PlanRequest(
             len(self.apart.query_lengths),
             len(self.kv_idx),
             self.apart.query_lengths.ctypes.data,
@@ -148,7 +153,10 @@ class _BatchArrays:
             cut.split or 0,
             cut.workers,
             cut.merge_keys,
+            None if low is None else low.ctypes.data,
+            None if high is None else high.ctypes.data,
         )
+        return CpuPlan(library, request, self)
 
 
 def layer_arguments(pool: KVPool, layer: int) -> LayerArguments:
@@ -198,7 +206,7 @@ class CpuBackend:
         if self._latest is None or self._latest.batch is not batch:
             self._latest = _BatchArrays.of(batch, tree=self.cut.tree)
         cut = replace(self.cut, workers=self._library.umbel_threads())
-        plan = CpuPlan(self._library, self._latest.request(cut, window), self._latest)
+        plan = self._latest.plan(self._library, cut, window)
         self.counters.add(plan.keys_read, plan.keys_saved)
         return plan
 

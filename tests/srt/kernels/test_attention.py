@@ -19,7 +19,16 @@ from umbel.srt.kernels.cpu.isa import Isa
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kv_pool import KVGeometry, KVPool
 
-from ..attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, random_pool, sequences
+from ..attention.batches import (
+    Branch,
+    Sequence,
+    branches,
+    make_batch,
+    make_tree_batch,
+    random_pool,
+    sequences,
+    with_pictures,
+)
 from .native import native_isas
 
 SCALE = 0.2
@@ -28,9 +37,13 @@ GEOMETRIES = [
     *(AttentionGeometry(4, 1, 256), AttentionGeometry(6, 2, 64), AttentionGeometry(3, 3, 16)),
     *(AttentionGeometry(8, 2, 48), AttentionGeometry(14, 2, 128), AttentionGeometry(2, 1, 80)),
 ]
-batches = st.one_of(
+of_text = st.one_of(
     st.builds(lambda parts, shared: make_batch(parts, seed=2, shared=shared), sequences, st.integers(0, 15)),
     st.builds(lambda parts: make_tree_batch(parts, seed=2), branches),
+)
+batches = st.one_of(
+    of_text,
+    st.builds(lambda made, seed: (with_pictures(made[0], seed), made[1]), of_text, st.integers(0, 1000)),
 )
 
 

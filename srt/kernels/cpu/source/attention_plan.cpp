@@ -37,6 +37,7 @@ struct PlanRequest {
     const Step* path;
     const int32_t* kv_idx;  // [T] the slots of all sequences, one after the other
     long window, block_rows, split, workers, merge_keys;
+    const int32_t *row_lo, *row_hi;  // [R] what each row sees; nullptr: all that is before it and in its window
 };
 
 struct PlanResult {
@@ -82,6 +83,10 @@ class Planner : public PlanResult {
                 row_lo_.push_back(request_.window ? std::max(position - (request_.window - 1), 0L) : 0);
                 row_hi_.push_back(position + 1);
             }
+        }
+        if (request_.row_lo) {
+            std::copy_n(request_.row_lo, row_lo_.size(), row_lo_.begin());
+            std::copy_n(request_.row_hi, row_hi_.size(), row_hi_.begin());
         }
         rows_.resize(row_lo_.size());
         std::iota(rows_.begin(), rows_.end(), 0);

@@ -1,5 +1,6 @@
 #include "decoder.h"
 
+#include <cstring>
 #include <vector>
 
 #include "linear_float.h"
@@ -25,6 +26,8 @@ class Decoder {
         if (!x || !update || !wide || !seen) return false;
 
         embed(s.embedding, s.embedding_is_bf16, step.token_ids, s.embedding_scale, x, rows, s.hidden);
+        for (long i = 0; i < step.given; i++)
+            std::memcpy(x + step.given_rows[i] * s.hidden, step.given_values + i * s.hidden, s.hidden * sizeof(float));
         if (!normed_.reset(*layers_[0].qkv, rows)) return false;
         rms_norm(x, layers_[0].before_attention, normed_, rows, s.hidden, s.epsilon);
         for (long index = 0; index < s.layers; index++) {

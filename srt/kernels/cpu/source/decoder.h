@@ -36,6 +36,9 @@ struct DecoderStep {
     const LayerPool* pools;             // by layer
     const float* const* angles;         // by DecoderLayer::rope: [positions, head_dim]
     float* hidden;                      // [outputs, hidden]
+    long given;                         // rows whose embeddings come from elsewhere
+    const int64_t* given_rows;          // [given]
+    const float* given_values;          // [given, hidden]
 };
 
 }  // namespace umbel

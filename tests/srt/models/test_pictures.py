@@ -1,0 +1,159 @@
+"""Pictures in the runners: logits are those of transformers with the tower's embeddings in their rows."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+from umbel.lang.runtime_options import Kernels
+from umbel.srt.attention.torch_backend import TorchBackend
+from umbel.srt.batch import Batch
+from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.model_runner import ModelRunner
+from umbel.srt.models.decoder import build_decoder
+from umbel.srt.models.model import attention_geometry
+from umbel.srt.native_runner import NativeRunner, build_native_runner
+from umbel.srt.pictures.numbers import PICTURE_BASE, picture_spans, picture_tokens
+from umbel.srt.pictures.sequence import SequencePictures
+from umbel.srt.pictures.store import VisionStore
+
+from ..pictures.toy_vision import ToyVision, picture
+from .reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
+
+NUM_SLOTS = 120
+SIZES = {4: 7, 5: 12}  # tokens of the pictures, by number
+TOKEN_IDS = [
+    [*random_tokens(5, 1), *picture_tokens(4, 7), *random_tokens(3, 2), *picture_tokens(5, 12), *random_tokens(4, 3)],
+    [*picture_tokens(5, 12), *picture_tokens(5, 12), *random_tokens(2, 4)],
+    random_tokens(9, 5),
+]
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 16},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 2},  # shorter than a picture
+}
+WHOLE = [[Piece(0, 0, 31), Piece(1, 0, 26), Piece(2, 0, 9)]]
+BETWEEN_PICTURES = [
+    [Piece(0, 0, 5), Piece(1, 0, 12)],
+    [Piece(0, 5, 9), Piece(1, 12, 13), Piece(2, 0, 4)],
+    [Piece(0, 14, 13), Piece(1, 25, 1), Piece(2, 4, 5)],
+    [Piece(0, 27, 4)],
+]
+INSIDE_PICTURES = [
+    [Piece(0, 0, 8), Piece(1, 0, 5)],
+    [Piece(0, 8, 1), Piece(1, 5, 15), Piece(2, 0, 9)],
+    [Piece(0, 9, 22), Piece(1, 20, 6)],
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def store_of(*, both_ways: bool) -> tuple[VisionStore, ToyVision]:
+    vision = ToyVision(both_ways=both_ways)
+    store = VisionStore(vision)
+    for number, tokens in SIZES.items():
+        store.put(picture(number, tokens))
+    return store, vision
+
+
+def runner_of(reference: PreTrainedModel, kernels: Kernels, store: VisionStore) -> ModelRunner | NativeRunner:
+    config, tensors = reference.config.to_dict(), tensors_of(reference)
+    if kernels == "torch":
+        model = build_decoder(config, tensors, dtype=torch.float32, device=torch.device("cpu"), pack=False)
+        backend = TorchBackend(attention_geometry(model), "cpu", block_rows=4)
+        return ModelRunner(model, num_slots=NUM_SLOTS, backend=backend, pictures=store)
+    return build_native_runner(
+        config,
+        tensors,
+        library=load_library(),
+        num_slots=lambda geometry: NUM_SLOTS,
+        dtype=torch.float32,
+        weights="float32",
+        tree_attention=True,
+        screened_head=False,
+        pictures=store,
+    )
+
+
+def batch_of(sequences: Sequences, pieces: list[Piece], *, both_ways: bool) -> Batch:
+    pictures = [SequencePictures(picture_spans(ids, SIZES.get), both_ways) for ids in sequences.token_ids]
+    parts, spans, first = [], [], 0
+    for piece in pieces:
+        own, end = pictures[piece.sequence], piece.start + piece.count
+        parts.extend(own.rows(piece.start, end, first))
+        spans.append(own.seen_whole(piece.start, end))
+        first += piece.count
+    return replace(sequences.batch(pieces), pictures=tuple(parts), spans=tuple(spans) if both_ways else ())
+
+
+def reference_logits(reference: PreTrainedModel, ids: np.ndarray, *, both_ways: bool) -> torch.Tensor:
+    """[tokens, vocab] of transformers, with embeddings in place of ids and masks written out."""
+    numbers = ids - PICTURE_BASE
+    embeddings = reference.get_input_embeddings()(torch.from_numpy(np.where(numbers < 0, ids, 0))[None])
+    position = torch.arange(len(ids))
+    causal = position[None, :] <= position[:, None]
+    together = torch.zeros_like(causal)
+    for start, end, number in picture_spans(ids, SIZES.get):
+        embeddings[0, start:end] = ToyVision().encode(picture(number, SIZES[number]))
+        together[start:end, start:end] = both_ways
+    masks = {"full_attention": causal | together}
+    window = getattr(reference.config, "sliding_window", None)
+    if window is not None:
+        masks["sliding_attention"] = causal & (position[None, :] > position[:, None] - window) | together
+    additive = {
+        name: torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None] for name, seen in masks.items()
+    }
+    mask: Any = additive if window is not None else additive["full_attention"]  # what transformers takes, by family
+    with torch.no_grad():
+        return reference(inputs_embeds=embeddings, attention_mask=mask, use_cache=False).logits[0].float()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("family", MODELS)
+def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(
+    family: str, both_ways: bool, kernels: Kernels
+) -> None:
+    with torch.no_grad():
+        reference = reference_model(family, **MODELS[family])
+        sequences = Sequences(TOKEN_IDS, NUM_SLOTS)
+        expected = [reference_logits(reference, ids, both_ways=both_ways) for ids in sequences.token_ids]
+    store, vision = store_of(both_ways=both_ways)
+    runner = runner_of(reference, kernels, store)
+    for steps in (WHOLE, BETWEEN_PICTURES, *([] if both_ways else [INSIDE_PICTURES])):
+        runner.clear()
+        collected: list[list[torch.Tensor]] = [[] for _ in expected]
+        for pieces in steps:
+            logits = runner.forward(batch_of(sequences, pieces, both_ways=both_ways)).values.clone()
+            for piece, part in zip(pieces, logits.split([piece.count for piece in pieces]), strict=True):
+                collected[piece.sequence].append(part)
+        for parts, truth in zip(collected, expected, strict=True):
+            assert relative_error(torch.cat(parts), truth) < 2e-5
+    assert sorted(vision.encoded) == [4, 5], "each picture goes through the tower once"
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_facts_say_what_the_tower_did(kernels: Kernels) -> None:
+    store, _ = store_of(both_ways=False)
+    runner = runner_of(reference_model("llama", **MODELS["llama"]), kernels, store)
+    sequences = Sequences(TOKEN_IDS, NUM_SLOTS)
+    for pieces in INSIDE_PICTURES:
+        runner.forward(batch_of(sequences, pieces, both_ways=False))
+    facts = runner.facts()
+    assert facts["pictures_computed"] == 2
+    assert facts["picture_features_found"] == 6
+    assert isinstance(facts["tower_seconds"], float)
+
+
+def test_a_model_of_text_says_nothing_of_pictures() -> None:
+    reference = reference_model("llama", **MODELS["llama"])
+    model = build_decoder(
+        reference.config.to_dict(), tensors_of(reference), dtype=torch.float32, device=torch.device("cpu"), pack=False
+    )
+    runner = ModelRunner(model, num_slots=NUM_SLOTS)
+    assert runner.pictures is None
+    assert not any("picture" in name for name in runner.facts())
