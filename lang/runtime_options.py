@@ -16,7 +16,8 @@ from .protocol import ConstraintEngine
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Weights = Literal["auto", "float32", "bf16", "int8"]
-Kernels = Literal["auto", "native", "torch"]
+Kernels = Literal["auto", "native", "triton", "torch"]
+KVDType = Literal["auto", "fp8"]
 Policy = Literal["lpm", "dfs-weight", "fcfs", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -33,7 +34,11 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             fastest. "float32" rounds nothing but the weights, if those are asked to be smaller.
         weights: how the native CPU kernels keep the model: "float32", "bf16", or "int8" (a scale for each output, half
             the memory, not exact); "auto" takes "bf16" for a checkpoint in 16 bits, else "float32".
-        kernels: "native" (compiled once), "torch", or "auto": native where they run, torch elsewhere.
+        kv_dtype: of the KV cache: "fp8" rounds keys and values to float8 (e4m3, 3 bits of fraction), so that the same
+            memory holds twice as many tokens as in 16 bits; "auto" takes dtype.
+        kernels: "native" (C++ for the CPU, compiled once), "triton" (for CUDA devices), "torch", or "auto": those of
+            the device where they run, torch elsewhere.
+        cuda_graphs: decode steps on a CUDA device run as captured graphs.
         device: "auto" takes a GPU when there is one.
         context_length: most tokens of prompt and answer together; None takes the model's own.
         max_running: requests computed together in one step.
@@ -76,7 +81,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     model: str = DEFAULT
     dtype: DType = "auto"
     weights: Weights = "auto"
+    kv_dtype: KVDType = "auto"
     kernels: Kernels = "auto"
+    cuda_graphs: bool = True
     device: Device = "auto"
     context_length: int | None = None
     max_running: int = 64
@@ -114,6 +121,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ParameterError(f"model={self.model!r}; write a name or a path, or leave it out for the default model")
         _choice("dtype", self.dtype, get_args(DType))
         _choice("weights", self.weights, get_args(Weights))
+        _choice("kv_dtype", self.kv_dtype, get_args(KVDType))
         _choice("kernels", self.kernels, get_args(Kernels))
         _choice("device", self.device, get_args(Device))
         _choice("policy", self.policy, get_args(Policy))

@@ -6,11 +6,11 @@ only by the function that needs them, so the gateway process stays without torch
 
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..lang.errors import MissingExtraError, ParameterError
 from ..lang.runtime_options import ORACLE, RuntimeOptions
@@ -31,8 +31,8 @@ ORACLE_POOL = 1 << 16
 ORACLE_FAVOURITES = (*range(ord("a"), ord("z") + 1), ord(" "))
 CPU_POOL_BYTES = 2 << 30  # at most, unless asked for: the machine is somebody's
 CPU_POOL_SHARE = 0.25  # of the free memory
-GPU_POOL_SHARE = 0.85  # of what the weights leave
-GPU_POOL_BYTES = 32 << 30  # at most, unless asked for: the check of the whole pool at idle walks all of it
+WHOLE_PROMPT = 8192  # tokens that memory is laid out for where prompts are not cut into chunks
+MOST_LOGITS = 256  # rows of one step with logits, or max_running where that is more
 
 Phase = Callable[[str], None]
 
@@ -76,7 +76,7 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
     config = SchedulerConfig(
         max_running=options.max_running,
         max_step_tokens=options.chunk_size,
-        max_step_logits=max(256, options.max_running),
+        max_step_logits=max(MOST_LOGITS, options.max_running),
         policy=PolicyName(options.policy),
         policy_seed=options.seed or 0,
         radix_cache=options.radix_cache,
@@ -160,6 +160,7 @@ def _open_source(options: RuntimeOptions) -> "ModelSource":
 def _model_runner(options: RuntimeOptions, source: "ModelSource") -> Runner:
     import torch
 
+    from .cuda.memory import StepLimits
     from .model_runner import build_runner, resolve_device
 
     if options.threads is not None:
@@ -167,13 +168,23 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource") -> Runner:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     resolve_device(device)  # refused here, before its memory is asked about
     slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
+    pool_memory = options.pool_memory
+    if slots is None and pool_memory is None and device == "cpu":  # a GPU's is laid out when the weights are there
+        pool_memory = min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory()))
     runner = build_runner(
         source.config,
         source.tensors,
         num_slots=slots,
-        kv_bytes=(options.pool_memory or _pool_bytes(device, source.tensors)) if slots is None else None,
+        kv_bytes=pool_memory,
         dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
         device=device,
+        cuda_graphs=options.cuda_graphs,
+        limits=StepLimits(
+            rows=(options.chunk_size or WHOLE_PROMPT) + options.max_running,
+            sequences=options.max_running,
+            logits=max(MOST_LOGITS, options.max_running),
+        ),
         kernels=options.kernels,
         weights=options.weights,
         tree_attention=options.tree_attention,
@@ -187,20 +198,6 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource") -> Runner:
             )
         runner.context_length = options.context_length
     return runner
-
-
-def _pool_bytes(device: str, tensors: Mapping[str, Any]) -> int:  # Any: tensors, of which only names are counted here
-    """A share of the memory that is free now, before the weights are loaded."""
-    import torch
-
-    if device == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-        return min(GPU_POOL_BYTES, int(GPU_POOL_SHARE * max(0, free - _weight_bytes(tensors))))
-    return min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory()))
-
-
-def _weight_bytes(tensors: Mapping[str, Any]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _free_memory() -> int:

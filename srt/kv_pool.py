@@ -10,7 +10,7 @@ between; what is larger becomes 448, never infinite.
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ class KVGeometry:
     @property
     def bytes_per_slot(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def rounded_to(self, dtype: torch.dtype | None) -> "KVGeometry":
+        """The same in another dtype; None: in this one."""
+        return self if dtype is None else replace(self, dtype=dtype)
 
 
 class KVPool:

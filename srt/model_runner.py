@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..lang.errors import ModelError, ParameterError
-from ..lang.runtime_options import Kernels, Weights
+from ..lang.runtime_options import Kernels, KVDType, Weights
 from .attention.backend import AttentionBackend, AttentionStep
 from .attention.torch_backend import TorchBackend
 from .batch import Batch, Logits
+from .cuda.memory import StepLimits, measured_slots, probe_slots
 from .kernels.cpu.build import NoKernels
 from .kernels.cpu.library import load_library
-from .kv_pool import KVGeometry, KVPool, slots_for_bytes
+from .kv_pool import FLOAT8, KVGeometry, KVPool, slots_for_bytes
 from .logits_buffer import LogitsBuffer
 from .models.config_values import Config
 from .models.model import Model, Rows, Tensors, attention_geometry
@@ -23,6 +24,7 @@ from .pictures.numbers import without_pictures
 from .pictures.store import VisionStore
 
 if TYPE_CHECKING:
+    from .cuda.runner import CudaRunner
     from .native_runner import NativeRunner
 
 _log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class ModelRunner:
         num_slots: size of the KV pool, the dummy slot included.
         backend: attention kernels; None takes torch.
         pictures: what prompts may show the model; None: it reads text only.
+        kv_dtype: of the KV pool; None is that of the model.
     """
 
     chooser = None
@@ -52,13 +55,14 @@ class ModelRunner:
         # Any: each backend prepares plans in its own form, and only the backend reads it.
         backend: AttentionBackend[Any] | None = None,
         pictures: VisionStore | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.pictures = pictures
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
-        self.pool = KVPool(model.kv_geometry, num_slots, model.device)
+        self.pool = KVPool(model.kv_geometry.rounded_to(kv_dtype), num_slots, model.device)
         self.backend: AttentionBackend[Any] = backend or TorchBackend(attention_geometry(model), model.device)
         self._logits = LogitsBuffer(self.vocab_size, model.device)
 
@@ -87,6 +91,7 @@ class ModelRunner:
         return {
             "kernels": "torch",
             "weights": str(self.model.kv_geometry.dtype).removeprefix("torch."),
+            "kv_dtype": str(self.pool.geometry.dtype).removeprefix("torch."),
             "keys_read": self.backend.counters.keys_read,
             "keys_saved": self.backend.counters.keys_saved,
             **(self.pictures.facts() if self.pictures is not None else {}),
@@ -103,26 +108,33 @@ def build_runner(
     kv_bytes: int | None = None,
     num_slots: int | None = None,
     dtype: str = "auto",
+    kv_dtype: KVDType = "auto",
     device: str = "cpu",
     kernels: Kernels = "auto",
     weights: Weights = "auto",
     tree_attention: bool = True,
     screened_head: bool = True,
+    cuda_graphs: bool = True,
+    limits: StepLimits | None = None,
     pack: bool | None = None,
-) -> "ModelRunner | NativeRunner":
-    """Model, pool and kernels in one call. Give the pool's size as `kv_bytes` or as `num_slots`.
+) -> "ModelRunner | NativeRunner | CudaRunner":
+    """Model, pool and kernels in one call. Give the pool's size as `kv_bytes` or as `num_slots`; on a CUDA device it
+    may be left out, and is what the weights and the largest step leave.
 
-    With kernels "auto", a model that the native kernels cannot run here, for whatever reason, runs in torch, and a
-    warning says why. `pack` is torch's way to lay weights out. The tower of a model that sees runs in torch.
+    With kernels "auto", a model that the device's own kernels cannot run here, for whatever reason, runs in torch, and
+    a warning says why. `pack` is torch's way to lay weights out. The tower of a model that sees runs in torch.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
         ParameterError: a pool too small, an unknown dtype or device, kernels or weights that cannot be had here.
     """
-    if (kv_bytes is None) == (num_slots is None):
-        raise ParameterError(f"kv_bytes={kv_bytes}, num_slots={num_slots}: write exactly one of them")
     target = resolve_device(device)
+    left_out = kv_bytes is None and num_slots is None
+    if (kv_bytes is not None and num_slots is not None) or (left_out and target.type == "cpu"):
+        raise ParameterError(f"kv_bytes={kv_bytes}, num_slots={num_slots}: write exactly one of them")
     resolved = resolve_dtype(dtype, target)
+    pool_dtype = FLOAT8 if kv_dtype == "fp8" else resolved
+    limits = limits or StepLimits()
     pictures = None
     if sees(config):
         pictures = VisionStore(build_vision(config, tensors, dtype=resolved, device=target))
@@ -134,10 +146,30 @@ def build_runner(
         assert kv_bytes is not None, "one of the two is given"
         return slots_for_bytes(geometry, kv_bytes)
 
+    if kernels == "triton" or (kernels == "auto" and target.type == "cuda"):
+        from .cuda.building import accelerator_for, build_cuda_runner
+        from .cuda.building import obstacle as cuda_obstacle
+
+        reason = cuda_obstacle(config, dtype=resolved, kv_dtype=pool_dtype, device=target)
+        if reason is None:
+            _require_weights_in(resolved, weights, "the Triton kernels compute")
+            return build_cuda_runner(
+                config,
+                tensors,
+                accelerator=accelerator_for(target),
+                dtype=resolved,
+                kv_dtype=pool_dtype,
+                num_slots=None if left_out else slots,
+                limits=limits,
+                tree_attention=tree_attention,
+                cuda_graphs=cuda_graphs,
+                pictures=pictures,
+            )
+        _torch_instead("triton", reason, asked=kernels)
     if kernels == "native" or (kernels == "auto" and target.type == "cpu"):
         from .native_runner import build_native_runner, obstacle
 
-        reason = obstacle(config, dtype=resolved, device=target)
+        reason = obstacle(config, dtype=pool_dtype, device=target)
         library = None if reason else _library()
         if isinstance(library, ctypes.CDLL):
             library.umbel_set_threads(torch.get_num_threads())
@@ -152,18 +184,35 @@ def build_runner(
                 screened_head=screened_head,
                 pictures=pictures,
             )
-        why = reason or str(library)
-        if kernels == "native":
-            raise ParameterError(f'kernels="native": {why}; leave it out, and torch computes')
-        _log.warning("torch computes, not the native CPU kernels: %s", why)
-    if weights not in ("auto", _TORCH_WEIGHTS.get(resolved)):
-        raise ParameterError(
-            f"weights={weights!r}: torch computes, with weights of the dtype, {resolved}; leave weights out, or run on "
-            "the native CPU kernels"
-        )
+        _torch_instead("native", reason or str(library), asked=kernels)
+    _require_weights_in(resolved, weights, "torch computes")
     model = build_model(config, tensors, dtype=resolved, device=target, pack=pack)
-    backend = TorchBackend(attention_geometry(model), model.device, tree_attention=tree_attention)
-    return ModelRunner(model, num_slots=slots(model.kv_geometry), backend=backend, pictures=pictures)
+
+    def runner(slots: int) -> ModelRunner:
+        backend = TorchBackend(attention_geometry(model), model.device, tree_attention=tree_attention)
+        return ModelRunner(model, num_slots=slots, backend=backend, pictures=pictures, kv_dtype=pool_dtype)
+
+    geometry = model.kv_geometry.rounded_to(pool_dtype)
+    if left_out:
+        from .cuda.building import accelerator_for
+
+        return runner(measured_slots(runner(probe_slots(limits)), geometry, accelerator_for(target), limits))
+    return runner(slots(geometry))
+
+
+def _torch_instead(tried: Kernels, reason: str, *, asked: Kernels) -> None:
+    """Says why. Raises ParameterError where nothing else than the kernels that were tried will do."""
+    if asked == tried:
+        raise ParameterError(f'kernels="{tried}": {reason}; leave it out, and torch computes')
+    _log.warning("torch computes, not the %s kernels: %s", tried, reason)
+
+
+def _require_weights_in(dtype: torch.dtype, weights: Weights, who: str) -> None:
+    if weights not in ("auto", _TORCH_WEIGHTS.get(dtype)):
+        raise ParameterError(
+            f"weights={weights!r}: {who}, with weights of the dtype, {dtype}; leave weights out, or run on the native "
+            "CPU kernels"
+        )
 
 
 def _library() -> ctypes.CDLL | NoKernels:

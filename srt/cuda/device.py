@@ -62,9 +62,7 @@ class CudaAccelerator:
             torch.cuda.set_device(index)
             self.name = torch.cuda.get_device_name(index)
         except (AssertionError, RuntimeError) as error:
-            raise ModelError(
-                f'device="{device}": {error}; write "cpu", or the number of a device that is there'
-            ) from error
+            raise ModelError(f'device="{device}" cannot be used: {error}; write "cpu", or another device') from error
         self.device = torch.device("cuda", index)
         self._graphs = torch.cuda.graph_pool_handle()  # graphs run one after another, and share their memory
 

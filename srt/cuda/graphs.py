@@ -25,7 +25,7 @@ def sizes_upto(most: int) -> tuple[int, ...]:
 
 
 class DecodeGraphs:
-    """Captures a size when it is first asked for, or all of them in `capture_all`.
+    """Captures a size when it is first run, or when it is asked to.
 
     Args:
         sizes: ascending.
@@ -33,11 +33,11 @@ class DecodeGraphs:
     """
 
     def __init__(self, accelerator: Accelerator, sizes: Sequence[int], work: Callable[[int], None]) -> None:
+        self.sizes = sizes
+        self.replays = 0
         self._accelerator = accelerator
-        self._sizes = sizes
         self._work = work
         self._graphs: dict[int, Graph] = {}
-        self.replays = 0
 
     def __len__(self) -> int:
         """How many are captured."""
@@ -45,24 +45,18 @@ class DecodeGraphs:
 
     @property
     def most_rows(self) -> int:
-        return self._sizes[-1]
+        return self.sizes[-1]
 
     def size_for(self, rows: int) -> int:
         """The smallest size that holds so many rows; there is one up to `most_rows`."""
-        return self._sizes[bisect_left(self._sizes, rows)]
+        return self.sizes[bisect_left(self.sizes, rows)]
+
+    def capture(self, size: int) -> None:
+        if size not in self._graphs:
+            self._graphs[size] = self._accelerator.capture(lambda: self._work(size))
 
     def run(self, size: int) -> None:
         """One step of so many rows."""
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size)
+        self.capture(size)
         self._graphs[size].replay()
         self.replays += 1
-
-    def capture_all(self) -> None:
-        """Largest first: the smaller ones find their memory among what it took."""
-        for size in reversed(self._sizes):
-            if size not in self._graphs:
-                self._graphs[size] = self._capture(size)
-
-    def _capture(self, size: int) -> Graph:
-        return self._accelerator.capture(lambda: self._work(size))

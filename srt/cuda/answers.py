@@ -1,0 +1,102 @@
+"""What the logits of a step say: tokens that are chosen on the device, and logits for rows that want them.
+
+Chosen tokens stay on the device for the rows of the next step, and are copied to the host, eight bytes each, behind
+the step. Nobody waits for that copy before somebody asks for the result.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...lang.errors import EngineError
+from ..batch import Logits, Pick, Picks
+from ..picks import draws_of
+from .choosing import DeviceChooser
+from .device import Accelerator, Mark
+from .staging import Staging
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """The tokens that a step has chosen, on the device. By logit row [L]: where its token is, −1 = none."""
+
+    tokens: torch.Tensor  # int64 [n]; −1: the logits were not numbers
+    places: NDArray[np.int64]  # [L]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A `batch.Pending`: tokens that are on their way to the host, and logits that stay where they are."""
+
+    values: torch.Tensor  # float32 [F, vocab] on the device
+    value_places: NDArray[np.int64]  # [L] index into values, −1 = none
+    chosen: Chosen
+    host_tokens: torch.Tensor = field(repr=False)  # int64 [n] in pinned memory, full behind the mark
+    mark: Mark
+
+    def result(self) -> Logits:
+        """Waits for the step.
+
+        Raises:
+            EngineError: a token was to be chosen among logits that are not numbers.
+        """
+        self.mark.wait()
+        tokens = np.full(len(self.value_places), -1, dtype=np.int64)
+        has_token = self.chosen.places >= 0
+        chosen = self.host_tokens.numpy()
+        if (chosen < 0).any():
+            raise EngineError("the model's logits are not numbers: no token can be chosen")
+        tokens[has_token] = chosen[self.chosen.places[has_token]]
+        return Logits(self.values, self.value_places, tokens)
+
+
+class Answers:
+    """Chooses tokens on the device and sends them on their way."""
+
+    def __init__(self, accelerator: Accelerator, chooser: DeviceChooser) -> None:
+        self._accelerator = accelerator
+        self._chooser = chooser
+        self._staging = Staging(accelerator, 1 << 12)
+
+    def begin(self, logits: torch.Tensor, picks: Picks | None, *, kept: bool) -> Answer:
+        """What a step answers.
+
+        Args:
+            logits: float32 [L, vocab] on the device.
+            kept: their memory belongs to this step alone; otherwise the rows that want logits get a copy.
+        """
+        count = len(logits)
+        picked, whole = _wants(picks, count)
+        tokens = torch.empty(0, dtype=torch.int64, device=logits.device)
+        if picks is not None and len(picked):
+            tokens = self._chooser.choose_async(logits, draws_of(picks, picked, picked, logits.shape[1]))
+        host_tokens = self._accelerator.host_buffer(tokens.nbytes).view(torch.int64)
+        host_tokens.copy_(tokens, non_blocking=True)
+        if len(whole) < count:
+            values = logits.index_select(0, self._staging.send([whole])[0])
+        else:
+            values = logits if kept else logits.clone()
+        return Answer(
+            values=values,
+            value_places=_places(whole, count),
+            chosen=Chosen(tokens, _places(picked, count)),
+            host_tokens=host_tokens,
+            mark=self._accelerator.mark(),
+        )
+
+
+def _wants(picks: Picks | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The logit rows of which a token is asked, and those that want their logits."""
+    if picks is None:
+        return np.zeros(0, dtype=np.int64), np.arange(count)
+    picked = picks.kinds != Pick.ALL
+    whole = ~picked if picks.described is None else ~picked | picks.described
+    return np.flatnonzero(picked), np.flatnonzero(whole)
+
+
+def _places(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    places = np.full(count, -1, dtype=np.int64)
+    places[rows] = np.arange(len(rows))
+    return places

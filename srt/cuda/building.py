@@ -1,0 +1,111 @@
+"""Configuration and tensors → a runner: what can be built, in which order, and how large its pool gets.
+
+weights that fit → read, tensor by tensor → the largest step, measured → the pool → graphs
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from ...lang.errors import ParameterError
+from ..kv_pool import KVGeometry
+from ..models.config_values import Config
+from ..models.decoder_config import FAMILIES, read_config
+from ..models.model import Tensors
+from ..pictures.store import VisionStore
+from .decoder import CudaDecoder, attention_geometry
+from .device import Accelerator, CudaAccelerator, HostAccelerator
+from .memory import StepLimits, measured_slots, probe_slots, require_room_for_weights, shortage, weight_bytes
+from .parts import Parts, triton_parts
+from .runner import CudaRunner
+
+
+def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the Triton kernels cannot run a model here, as a clause; None when they can."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        return f"{family!r} runs in transformers"
+    try:
+        parts = triton_parts()
+    except ImportError as error:
+        return str(error)
+    if device.type != "cuda" and not parts.anywhere:
+        seen = 'write device="cuda"' if torch.cuda.is_available() else "torch sees none here"
+        return f"they run on CUDA devices, not on the {device.type}; {seen}"
+    geometry = attention_geometry(read_config(config))
+    try:
+        parts.attention(geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=True)
+    except ParameterError as error:
+        return str(error)
+    return None
+
+
+def accelerator_for(device: torch.device) -> Accelerator:
+    """Raises ModelError for a device that torch cannot use."""
+    return CudaAccelerator(device) if device.type == "cuda" else HostAccelerator()
+
+
+def build_cuda_runner(
+    config: Config,
+    tensors: Tensors,
+    *,
+    accelerator: Accelerator,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    num_slots: Callable[[KVGeometry], int] | None = None,
+    limits: StepLimits,
+    tree_attention: bool = True,
+    cuda_graphs: bool = True,
+    pictures: VisionStore | None = None,
+    parts: Parts | None = None,
+) -> CudaRunner:
+    """Loads the weights, measures, makes the pool and captures the graphs.
+
+    Args:
+        num_slots: of the pool, given what one token costs; None takes what memory there is.
+        limits: the largest step that there will be.
+        parts: kernels; None takes those in Triton.
+
+    Raises:
+        ModelError: configuration or tensors that cannot be used.
+        ParameterError: too little memory; a model that the kernels do not take.
+    """
+    parts = parts or triton_parts()
+    decoder = read_config(config)
+    require_room_for_weights(tensors, dtype, accelerator)
+    try:
+        model = CudaDecoder(
+            decoder, tensors, dtype=dtype, kv_dtype=kv_dtype, device=accelerator.device, kernels=parts.kernels
+        )
+    except torch.OutOfMemoryError as error:
+        raise shortage(weight_bytes(tensors, dtype), accelerator.free_memory(), dtype, accelerator) from error
+    chooser = parts.chooser()
+
+    def runner(slots: int, *, graphs: bool) -> CudaRunner:
+        backend = parts.attention(
+            attention_geometry(decoder),
+            accelerator.device,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            tree_attention=tree_attention,
+        )
+        return CudaRunner(
+            model,
+            accelerator,
+            name=parts.name,
+            num_slots=slots,
+            backend=backend,
+            chooser=chooser,
+            max_running=limits.sequences,
+            cuda_graphs=graphs,
+            pictures=pictures,
+        )
+
+    if num_slots is not None:
+        slots = num_slots(model.kv_geometry)
+    else:
+        slots = measured_slots(runner(probe_slots(limits), graphs=False), model.kv_geometry, accelerator, limits)
+    built = runner(slots, graphs=cuda_graphs)
+    if accelerator.device.type == "cuda":  # where no graph saves anything, those that are needed are soon enough
+        built.capture_graphs()
+    return built

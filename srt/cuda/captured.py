@@ -1,0 +1,102 @@
+"""Decode steps as captured graphs: what they read and write lies at addresses that stay.
+
+inputs    | token ids | positions | write slots |  one place for all sizes: steps come one after another
+plans     of each window class                     plans.py
+pool      keys and values                          kv_pool.py, `fixed`
+logits    | row 0 | row 1 | …                      float32, the first rows of a step of any size
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..batch import Batch
+from .device import Accelerator
+from .graphs import DecodeGraphs, sizes_upto
+from .padding import idle, only_decodes, padded
+from .plans import GraphBackend, GraphPlans
+from .staging import Staging
+
+MOST_ROWS = 512  # more rows than that keep a device busy without graphs
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The rows of one step, on the device."""
+
+    token_ids: torch.Tensor  # int64 [R]
+    positions: torch.Tensor  # int64 [R]
+    write_slots: torch.Tensor  # int64 [R]
+    plans: dict[int | None, Any]  # window class → prepared plan; Any: only the backend that made it reads it
+
+
+class CapturedDecodes:
+    """Runs steps in which each sequence decodes one token.
+
+    Args:
+        compute: what is captured: all logits of a step, written to the second argument.
+        max_running: most rows of such a step.
+        context_length: most keys of one row.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        compute: Callable[[StepInputs, torch.Tensor], None],
+        backend: GraphBackend[Any],  # Any: as in StepInputs
+        windows: tuple[int | None, ...],
+        *,
+        max_running: int,
+        context_length: int,
+        vocab_size: int,
+    ) -> None:
+        sizes = sizes_upto(min(max_running, MOST_ROWS))
+        most = sizes[-1]
+        self._compute = compute
+        self._graphs = DecodeGraphs(accelerator, sizes, self._work)
+        self._plans = GraphPlans(backend, windows, rows=most, keys=most * context_length)
+        self._staging = Staging(accelerator, 3 * 8 * (most + 1))
+        self._inputs: dict[int, StepInputs] = {}  # by size, at the same addresses every time
+        self._logits = torch.empty((most, vocab_size), device=accelerator.device)
+
+    @property
+    def graphs(self) -> int:
+        """How many are captured."""
+        return len(self._graphs)
+
+    @property
+    def replays(self) -> int:
+        return self._graphs.replays
+
+    def takes(self, batch: Batch) -> bool:
+        return only_decodes(batch) and batch.rows <= self._graphs.most_rows and self._plans.holds(batch)
+
+    def run(self, batch: Batch, resolve: Callable[[Batch, torch.Tensor], None]) -> torch.Tensor:
+        """Logits [R, vocab] of a step that it takes, in memory that the next one overwrites.
+
+        resolve: fills in token ids that are on the device only.
+        """
+        size = self._graphs.size_for(batch.rows)
+        self._send(padded(batch, size))
+        resolve(batch, self._inputs[size].token_ids)
+        self._graphs.run(size)
+        return self._logits[: batch.rows]
+
+    def capture_all(self) -> None:
+        """Now; otherwise each graph is captured by the first step of its size.
+
+        Largest first: the smaller ones find their memory in what it took.
+        """
+        for size in reversed(self._graphs.sizes):
+            self._send(idle(size))
+            self._graphs.capture(size)
+
+    def _send(self, batch: Batch) -> None:
+        arrays = [batch.token_ids, batch.positions, batch.write_slots]
+        self._plans.fill(batch)
+        self._inputs[batch.rows] = StepInputs(*self._staging.send(arrays), plans=self._plans.by_window)
+
+    def _work(self, size: int) -> None:
+        self._compute(self._inputs[size], self._logits[:size])

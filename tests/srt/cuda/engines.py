@@ -1,0 +1,101 @@
+"""The CUDA engine on the host, and tiny models of every family to run on it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from umbel.srt.batch import Batch
+from umbel.srt.cuda.building import build_cuda_runner
+from umbel.srt.cuda.device import HostAccelerator
+from umbel.srt.cuda.memory import StepLimits
+from umbel.srt.cuda.parts import Parts, twin_parts
+from umbel.srt.cuda.runner import CudaRunner
+from umbel.srt.model_runner import ModelRunner, build_runner
+from umbel.srt.models.model import Tensors
+
+from ..models.reference import Piece, Sequences, random_tokens, reference_model, tensors_of
+
+NUM_SLOTS = 200
+LENGTHS = (23, 9, 31)
+
+# Windows are shorter than the sequences.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "mistral": ("mistral", {"sliding_window": 7, "head_dim": 16}),
+    "qwen 2": ("qwen2", {"tie_word_embeddings": True, "hidden_size": 64}),
+    "qwen 3": ("qwen3", {"head_dim": 16}),
+    "gemma 3": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+}
+
+
+def tiny_model(family: str) -> tuple[dict[str, Any], Tensors]:
+    """Configuration and float32 tensors."""
+    model_type, changes = FAMILIES[family]
+    reference = reference_model(model_type, **changes)
+    return reference.config.to_dict(), tensors_of(reference)
+
+
+def on_host(
+    config: dict[str, Any],
+    tensors: Tensors,
+    *,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    parts: Parts | None = None,
+    accelerator: HostAccelerator | None = None,
+    num_slots: int = NUM_SLOTS,
+    max_running: int = 8,
+    **switches: bool,
+) -> CudaRunner:
+    """parts: kernels; None takes the twins."""
+    return build_cuda_runner(
+        config,
+        tensors,
+        accelerator=accelerator or HostAccelerator(),
+        dtype=dtype,
+        kv_dtype=kv_dtype or dtype,
+        num_slots=lambda geometry: num_slots,
+        limits=StepLimits(rows=32, sequences=max_running),
+        parts=parts or twin_parts(),
+        **switches,
+    )
+
+
+def in_torch(config: dict[str, Any], tensors: Tensors, **options: Any) -> ModelRunner:
+    """The runner that the CUDA engine is compared with."""
+    runner = build_runner(
+        config, tensors, **{"num_slots": NUM_SLOTS, "dtype": "float32", "kernels": "torch", "pack": False, **options}
+    )
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
+def sequences(lengths: Sequence[int] = LENGTHS) -> Sequences:
+    return Sequences([random_tokens(length, seed) for seed, length in enumerate(lengths)], NUM_SLOTS)
+
+
+def mixed_steps() -> list[list[Piece]]:
+    """Prompts in chunks beside rows that decode, then decoding alone: of three sequences, of two, of one."""
+    return [
+        [Piece(0, 0, 12), Piece(2, 0, 7)],
+        [Piece(0, 12, 1), Piece(1, 0, 4), Piece(2, 7, 13)],
+        *([Piece(0, 13 + i, 1), Piece(1, 4 + i, 1), Piece(2, 20 + i, 1)] for i in range(5)),
+        *([Piece(0, 18 + i, 1), Piece(2, 25 + i, 1)] for i in range(5)),
+        [Piece(2, 30, 1)],
+    ]
+
+
+def only_last_rows(batch: Batch) -> Batch:
+    """Logits of the last row of each sequence, as a step of generations asks for them."""
+    return replace(batch, logit_rows=np.cumsum(batch.query_lengths, dtype=np.int64) - 1)

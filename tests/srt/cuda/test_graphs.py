@@ -1,0 +1,168 @@
+"""Graphs of decode steps: their sizes, the padding of steps, and that nothing which they read ever moves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from umbel.srt.batch import DUMMY_SLOT, PictureRows
+from umbel.srt.cuda.device import Graph, HostAccelerator
+from umbel.srt.cuda.graphs import DecodeGraphs, sizes_upto
+from umbel.srt.cuda.padding import idle, only_decodes, padded
+from umbel.srt.cuda.staging import ALIGNMENT, Staging
+
+from ..models.reference import Piece
+from .engines import mixed_steps, on_host, only_last_rows, sequences, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 9, 64, 100, 512])
+def test_sizes_ascend_to_the_most_rows_and_waste_at_most_half(most: int) -> None:
+    sizes = sizes_upto(most)
+    assert sizes[0] == 1
+    assert sizes[-1] == most
+    assert list(sizes) == sorted(set(sizes))
+    for before, size in pairwise(sizes):
+        assert size <= 2 * before
+        assert before < 8 or 2 * size <= 3 * before + 1
+
+
+def test_the_usual_sizes() -> None:
+    assert sizes_upto(64) == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+
+
+@dataclass
+class Recorded:
+    """A device that notes what is captured."""
+
+    captured: list[int] = field(default_factory=list)
+    ran: list[int] = field(default_factory=list)
+
+    def graphs(self, sizes: tuple[int, ...]) -> DecodeGraphs:
+        return DecodeGraphs(_Capturing(self), sizes, self.ran.append)
+
+
+class _Capturing(HostAccelerator):
+    def __init__(self, record: Recorded) -> None:
+        super().__init__()
+        self._record = record
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        graph = super().capture(work)
+        self._record.captured.append(self._record.ran.pop())  # a capture runs nothing
+        return graph
+
+
+def test_a_size_is_captured_once_and_replayed_every_time() -> None:
+    record = Recorded()
+    graphs = record.graphs((1, 2, 4))
+    for rows in (3, 1, 4, 3):
+        graphs.run(graphs.size_for(rows))
+    assert record.captured == [4, 1]
+    assert record.ran == [4, 1, 4, 4]
+    assert (len(graphs), graphs.replays) == (2, 4)
+
+
+def test_captured_ahead_no_step_has_to_capture() -> None:
+    record = Recorded()
+    graphs = record.graphs((1, 2, 4))
+    for size in (4, 2, 1):
+        graphs.capture(size)
+    graphs.run(2)
+    assert record.captured == [4, 2, 1]
+    assert record.ran == [2]
+
+
+def test_all_graphs_of_a_runner_can_be_captured_ahead() -> None:
+    runner = on_host(*tiny_model("qwen 3"), max_running=5)
+    runner.capture_graphs()
+    assert runner.facts()["graphs"] == 4  # 1, 2, 4, 5
+    assert not any(part[1:].any() for part in runner.pool.keys), "only the dummy slot was written"
+
+
+def test_only_steps_in_which_every_sequence_decodes_have_graphs() -> None:
+    decode = only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 1)]))
+    assert only_decodes(decode)
+    assert not only_decodes(only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 2)])))
+    assert not only_decodes(replace(decode, logit_rows=np.array([1])))
+    assert not only_decodes(replace(decode, pictures=(PictureRows(0, 1, 0, 0),)))
+
+
+def test_rows_of_padding_are_sequences_of_one_token_in_the_dummy_slot() -> None:
+    batch = only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 1)]))
+    batch = replace(batch, paths=(((1, 0, 4),), ()), token_sources=np.array([-1, 0]))
+    more = padded(batch, 4)
+    assert more.token_ids.tolist() == [*batch.token_ids.tolist(), 0, 0]
+    assert more.positions.tolist() == [5, 3, 0, 0]
+    assert more.write_slots.tolist() == [*batch.write_slots.tolist(), DUMMY_SLOT, DUMMY_SLOT]
+    assert more.query_lengths.tolist() == [1, 1, 1, 1]
+    assert more.prefix_lengths.tolist() == [5, 3, 0, 0]
+    assert [slots.tolist() for slots in more.slots[2:]] == [[DUMMY_SLOT]] * 2
+    assert more.logit_rows.tolist() == [0, 1, 2, 3]
+    assert more.paths == (((1, 0, 4),), (), (), ())
+    assert more.token_sources is not None
+    assert more.token_sources.tolist() == [-1, 0, -1, -1]
+    assert padded(batch, 2) is batch
+    assert only_decodes(idle(3))
+    assert padded(batch, 3).spans == ()
+
+
+def test_broken_numbers_in_the_dummy_slot_reach_no_row() -> None:
+    config, tensors = tiny_model("gemma 3")
+    clean, broken = on_host(config, tensors), on_host(config, tensors)
+    batch = only_last_rows(sequences().batch([Piece(i, 4, 1) for i in range(3)]))
+    for runner in (clean, broken):
+        runner.forward(only_last_rows(sequences().batch([Piece(i, 0, 4) for i in range(3)])))
+    for part in (*broken.pool.keys, *broken.pool.values):
+        part[DUMMY_SLOT] = float("nan")
+    assert torch.equal(clean.forward(batch).values, broken.forward(batch).values)
+
+
+def test_what_graphs_read_and_write_stays_where_it_is() -> None:
+    """A captured graph knows addresses only. Steps of several sizes, with others between them."""
+    runner = on_host(*tiny_model("gemma 3"))
+    captured = runner._captured
+    assert captured is not None
+    seen: dict[int, set[tuple[int, ...]]] = {}
+    for pieces in [*mixed_steps(), *mixed_steps()]:
+        runner.forward(only_last_rows(sequences().batch(pieces)))
+        for size, inputs in captured._inputs.items():
+            tensors = (inputs.token_ids, inputs.positions, inputs.write_slots, captured._logits, *runner.pool.keys)
+            addresses = (*(tensor.data_ptr() for tensor in tensors), *(id(plan) for plan in inputs.plans.values()))
+            seen.setdefault(size, set()).add(addresses)
+        runner.clear()
+    assert sorted(seen) == [1, 2, 4]
+    assert all(len(addresses) == 1 for addresses in seen.values())
+
+
+def test_arrays_travel_together_and_arrive_as_they_were() -> None:
+    staging = Staging(HostAccelerator(), 64)
+    arrays = [
+        np.arange(5, dtype=np.int64),
+        np.zeros(0, dtype=np.int64),
+        np.arange(6, dtype=np.int32).reshape(2, 3),
+        np.array([1.5, -2.5]),
+        np.array([7], dtype=np.uint8),
+    ]
+    for _ in range(2):  # the first call has to grow the buffer
+        tensors = staging.send(arrays)
+        for tensor, array in zip(tensors, arrays, strict=True):
+            assert tensor.numpy().dtype == array.dtype
+            np.testing.assert_array_equal(tensor.numpy(), array)
+        addresses = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
+        assert all((address - addresses[0]) % ALIGNMENT == 0 for address in addresses)
+    arrays[0] += 1
+    again = staging.send(arrays)
+    assert [tensor.data_ptr() for tensor in again] == [tensor.data_ptr() for tensor in tensors]
+    assert again[0].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_rows_that_do_not_lie_side_by_side_can_be_sent() -> None:
+    (tensor,) = Staging(HostAccelerator(), 64).send([np.arange(10, dtype=np.int64)[::3]])
+    assert tensor.tolist() == [0, 3, 6, 9]
