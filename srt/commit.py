@@ -1,4 +1,8 @@
-"""The end of a step: what its rows say becomes tokens of texts, log-probabilities and endings."""
+"""The end of a step: what its rows say becomes tokens of texts, log-probabilities and endings.
+
+When it ends, the next step may be running already (overlap.py): `computed` of a request then lies behind rows that
+nobody has read yet, so that what has been read is told by the rows of the step, and not by the request.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import assert_never
@@ -57,33 +61,34 @@ class Commit:
         )
         self.searches = Searches(constraints, roster, counters, token_bytes, another=another, longest=longest)
 
-    def commit(self, plan: StepPlan, outcome: Outcome) -> None:
-        """The rows of the plan have run, and the outcome is what they say."""
+    def begin(self, plan: StepPlan) -> None:
+        """The rows of the plan are about to run."""
+        counters = self._counters
         for rows in plan.planned:
-            self._count_rows(rows)
-        for rows in plan.planned:
+            request = rows.request
+            new = max(rows.start, request.reached)
+            counters.computed_prompt_tokens += max(0, min(rows.end, request.prompt_length) - new)
+            counters.recomputed_tokens += min(rows.end, new) - rows.start
+            counters.duplicate_rows += max(0, min(rows.known, rows.end) - rows.start)
+            request.computed = rows.end
+            request.reached = max(request.reached, rows.end)
+
+    def commit(self, planned: Sequence[PlannedRows], outcome: Outcome) -> None:
+        """These rows have run, and the outcome is what they say."""
+        for rows in planned:
             request = rows.request
             if request.phase is not Phase.RUNNING:
                 continue  # its message has failed in this commit
             try:
                 self._faults("engine.commit")
                 if rows.start < request.prompt_length:
-                    self._space.adopt(request, request.computed)
-                self._commit_request(request, outcome)
+                    self._space.adopt(request, rows.end)
+                self._commit_request(request, outcome, last=rows.end == request.length)
             except Exception as error:
                 self._roster.fail(request, error)
 
-    def _count_rows(self, rows: PlannedRows) -> None:
-        """The rows have run."""
-        request, counters = rows.request, self._counters
-        new = max(rows.start, request.reached)
-        counters.computed_prompt_tokens += max(0, min(rows.end, request.prompt_length) - new)
-        counters.recomputed_tokens += min(rows.end, new) - rows.start
-        counters.duplicate_rows += max(0, min(rows.known, rows.end) - rows.start)
-        request.computed = rows.end
-        request.reached = max(request.reached, rows.end)
-
-    def _commit_request(self, request: Request, outcome: Outcome) -> None:
+    def _commit_request(self, request: Request, outcome: Outcome, *, last: bool) -> None:
+        """last: these rows are the last of those that the request has now."""
         known = outcome.known.get(request.number, [])
         match request.job:
             case Generation() as generation:
@@ -105,7 +110,7 @@ class Commit:
                 pass
             case _:
                 assert_never(request.job)
-        if not request.remaining_rows:
+        if last:
             self.finish(request)
 
     def _commit_token(self, request: Request, generation: Generation, sampled: Sampled) -> None:

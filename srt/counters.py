@@ -48,6 +48,8 @@ class Counters:
     mask_waits: int = 0  # rows left out of a step because their mask was not finished
     forward_rows: int = 0
     logit_rows: int = 0
+    overlapped_steps: int = 0  # launched while the one before had not been read
+    wasted_rows: int = 0  # of texts that had ended when their rows were read
     picked_rows: int = 0  # logit rows of which the runner gave the token, and not the logits
     evicted_tokens: int = 0
     pins_placed: int = 0  # = those that hold + released + expired + given way + lost

@@ -192,10 +192,10 @@ class KVSpace:
         request.match = match
 
     def close(self, request: Request) -> None:
-        """The request holds nothing any more; what it has computed stays in the tree, evictable."""
+        """The request holds nothing any more; what it has computed, or computes now, stays in the tree, evictable."""
         if request.match is None:
             return
-        self.adopt(request, min(request.computed, request.kv_length))
+        self.adopt(request, min(request.computed, request.kv_length, request.length))
         self.pool.release(request.private_slots)
         with self.tree_time:
             self.cache.mark_whole(request.match)

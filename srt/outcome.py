@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from ..lang.errors import EngineError
 from .batch import Logits, Pick, Picks
 from .choosing import questions
-from .draw import Draw, Draws
+from .draw import Draw
 from .engine_protocol import IdLogprob
 from .logprobs import Wanted, describe, look_up
-from .picks import allowed_of, bits_of, forbidden_ends
+from .picks import allowed_of, bits_of, draws_of, forbidden_ends
 from .request import Choosing, Generation, Request
 from .sampler import Sampler
-from .step_plan import PlannedRows, StepPlan
+from .step_plan import PlannedRows
 
 
 class Sampled(NamedTuple):
@@ -38,44 +38,44 @@ class Outcome:
     asked: dict[int, list[NDArray[np.float64]]]
 
 
-def read_outcome(logits: Logits, plan: StepPlan, picks: Picks | None, sampler: Sampler) -> Outcome:
-    """picks: what the batch asked for. A row for which the runner gave no token is chosen from its logits here.
+def read_outcome(logits: Logits, planned: Sequence[PlannedRows], picks: Picks | None, sampler: Sampler) -> Outcome:
+    """planned: rows of the step, of requests that have not ended. picks: what the batch asked for. A row for which the
+    runner gave no token is chosen from its logits here.
 
     Log-probabilities are the model's own: they are taken before the sampler adjusts rows.
     """
-    known, forced = _known(logits, plan, sampler)
-    owners = [rows for rows in plan.planned if rows.end == rows.request.length and rows.request.samples]
+    known, forced = _known(logits, planned, sampler)
+    owners = [rows for rows in planned if rows.end == rows.request.length and rows.request.samples]
     rows = np.array([planned.logits_of_last for planned in owners], dtype=np.int64)
     tokens = logits.tokens[rows]
     left = np.flatnonzero(tokens < 0)
     if picks is not None and len(left):
         picked = left[picks.kinds[rows[left]] != Pick.ALL]
         if len(picked):
-            tokens[picked] = sampler.choose(logits.values, _draws(picks, rows[picked], logits, sampler.vocab_size))
+            places = np.array([_place(logits, row) for row in rows[picked].tolist()], dtype=np.int64)
+            tokens[picked] = sampler.choose(logits.values, draws_of(picks, rows[picked], places, sampler.vocab_size))
             left = np.flatnonzero(tokens < 0)
-    sampled: dict[int, Sampled] = {}
+    chosen = np.flatnonzero(tokens >= 0).tolist()
+    sampled = _picked([owners[i] for i in chosen], tokens[chosen], logits, sampler)
     if len(left):
-        sampled = _sample([owners[i] for i in left.tolist()], logits, sampler)
-    for i in np.flatnonzero(tokens >= 0).tolist():
-        sampled[owners[i].request.number] = Sampled(_settled(owners[i].request, int(tokens[i])), None)
-    return Outcome(known, forced, sampled, _asked(logits, plan, sampler))
+        sampled.update(_sample([owners[i] for i in left.tolist()], logits, sampler))
+    return Outcome(known, forced, sampled, _asked(logits, planned, sampler))
 
 
-def _draws(picks: Picks, rows: NDArray[np.int64], logits: Logits, vocab_size: int) -> Draws:
-    """Rows that need no adjustment, as the runner was asked for them."""
-    places = logits.places[rows]
-    if places.min() < 0:
-        raise _no_answer(int(rows[places.argmin()]))
-    sampled = picks.kinds[rows] == Pick.SAMPLE
-    return Draws(
-        rows=places,
-        inverse_temperatures=np.where(sampled, picks.inverse_temperatures[rows], 0.0),
-        keys=picks.keys[rows],
-        top_k=picks.top_k[rows],
-        top_p=np.ones(len(rows)),
-        min_p=picks.min_p[rows],
-        masks=[bits_of(picks.allowed.get(row), vocab_size) for row in rows.tolist()] if picks.allowed else None,
-    )
+def _picked(
+    owners: Sequence[PlannedRows], tokens: NDArray[np.int64], logits: Logits, sampler: Sampler
+) -> dict[int, Sampled]:
+    """By number of the request its token, which is known, and its log-probability where it was asked for."""
+    settled = [_settled(rows.request, token) for rows, token in zip(owners, tokens.tolist(), strict=True)]
+    wanted: dict[int, Wanted] = {}
+    for i, (rows, token) in enumerate(zip(owners, settled, strict=True)):
+        job = rows.request.job
+        if isinstance(job, Generation) and job.wants_logprobs and token is not None:
+            wanted[i] = Wanted(_place(logits, rows.logits_of_last), token, job.sampling.top_logprobs)
+    logprobs: dict[int, IdLogprob] = {}
+    if wanted:
+        logprobs = dict(zip(wanted, describe(logits.values, list(wanted.values()), sampler.chooser), strict=True))
+    return {rows.request.number: Sampled(settled[i], logprobs.get(i)) for i, rows in enumerate(owners)}
 
 
 def _sample(owners: Sequence[PlannedRows], logits: Logits, sampler: Sampler) -> dict[int, Sampled]:
@@ -108,13 +108,13 @@ def _settled(request: Request, token: int) -> int | None:
 _ByRequest = dict[int, list[IdLogprob]]
 
 
-def _known(logits: Logits, plan: StepPlan, sampler: Sampler) -> tuple[_ByRequest, _ByRequest]:
+def _known(logits: Logits, planned: Sequence[PlannedRows], sampler: Sampler) -> tuple[_ByRequest, _ByRequest]:
     """Tokens of prompts and choices, and generated ones that were known before their rows ran."""
     wanted: list[Wanted] = []
     shares: list[tuple[_ByRequest, int, int]] = []  # (where they go, request, number of tokens)
     known: _ByRequest = {}
     forced: _ByRequest = {}
-    for rows in plan.planned:
+    for rows in planned:
         request = rows.request
         if rows.first_logit >= min(rows.last_logit, request.length - 1) or isinstance(request.job, Choosing):
             continue
@@ -133,16 +133,16 @@ def _known(logits: Logits, plan: StepPlan, sampler: Sampler) -> tuple[_ByRequest
     return known, forced
 
 
-def _asked(logits: Logits, plan: StepPlan, sampler: Sampler) -> dict[int, list[NDArray[np.float64]]]:
+def _asked(logits: Logits, planned: Sequence[PlannedRows], sampler: Sampler) -> dict[int, list[NDArray[np.float64]]]:
     """By number of the request, for each of its rows the log-probabilities that a search asks for."""
-    planned = [rows for rows in plan.planned if isinstance(rows.request.job, Choosing)]
+    asking = [rows for rows in planned if isinstance(rows.request.job, Choosing)]
     wanted = [
         (_place(logits, rows.first_index + row - rows.first_logit), ids)
-        for rows in planned
+        for rows in asking
         for row, ids in enumerate(questions(rows.request, rows.first_logit, rows.last_logit), rows.first_logit)
     ]
     found = iter(look_up(logits.values, wanted, sampler.chooser))
-    return {rows.request.number: [next(found) for _ in range(rows.last_logit - rows.first_logit)] for rows in planned}
+    return {rows.request.number: [next(found) for _ in range(rows.last_logit - rows.first_logit)] for rows in asking}
 
 
 def _described(request: Request) -> int | None:

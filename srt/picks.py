@@ -2,6 +2,9 @@
 
 A token is enough when nothing looks at the other logits: no log-probabilities, no penalties, biases or forbidden
 tokens, no nucleus (its mass is a sum over the whole vocabulary) and no top_k that keeps more than a head searches for.
+
+A Launcher is asked for more tokens, because only where it chooses by itself can the next step run behind it: in a
+nucleus, with any top_k, and beside the logits where log-probabilities are wanted.
 """
 
 from collections.abc import Sequence
@@ -13,15 +16,16 @@ from ..fsm.tokens.vocabulary import pack
 from ..lang.errors import EngineError
 from ..lang.sampling import SamplingParams
 from .batch import Allowed, Pick, Picks
-from .draw import draw_keys, gumbel, inverse_temperature
+from .draw import Draws, draw_keys, gumbel, inverse_temperature
 from .request import Generation, Request
 from .step_plan import PlannedRows
 
-MOST_PICKED = 256  # the largest top_k of a SAMPLE row
+MOST_PICKED = 256  # the largest top_k of a SAMPLE row, but for a Launcher's
+_LARGEST_INT32 = 2**31 - 1
 
 
-def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
-    """What each of the step's `logit_rows` rows of logits is needed for."""
+def picks_of(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool = False) -> Picks:
+    """What each of the step's `logit_rows` rows of logits is needed for. launched: they are for a Launcher."""
     allowed: dict[int, Allowed] = {}
     picks = Picks(
         kinds=np.full(logit_rows, Pick.ALL, dtype=np.uint8),
@@ -30,10 +34,12 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
         top_k=np.zeros(logit_rows, dtype=np.int32),
         min_p=np.zeros(logit_rows),
         allowed=allowed,
+        top_p=np.ones(logit_rows) if launched else None,
+        described=np.zeros(logit_rows, dtype=np.bool_) if launched else None,
     )
     best: list[int] = []
     sampled: list[int] = []
-    drawn: list[tuple[float, int, int, int, float]] = []  # of each sampled row: the columns
+    drawn: list[tuple[float, int, int, int, float, float]] = []  # of each sampled row: the columns
     for rows in planned:
         request = rows.request
         if rows.end < request.length or not request.samples:
@@ -41,25 +47,46 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int) -> Picks:
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
         sampling = generation.sampling
-        if forbidden_ends(request, generation) or not only_token(sampling):
+        if forbidden_ends(request, generation):
             continue
+        if not (_chosen_alone(generation) if launched else only_token(sampling)):
+            continue
+        if picks.described is not None and generation.wants_logprobs:
+            picks.described[rows.logits_of_last] = True
         if (tokens := allowed_of(request, generation)) is not None:
             allowed[rows.logits_of_last] = tokens
         if sampling.temperature == 0.0:
             best.append(rows.logits_of_last)
             continue
         sampled.append(rows.logits_of_last)
-        columns = (generation.seed, request.length, max(sampling.top_k, 0), sampling.min_p)
-        drawn.append((inverse_temperature(sampling.temperature), *columns))
+        columns = (generation.seed, request.length, min(max(sampling.top_k, 0), _LARGEST_INT32), sampling.min_p)
+        drawn.append((inverse_temperature(sampling.temperature), *columns, sampling.top_p))
     picks.kinds[best] = Pick.BEST
     if sampled:
         picks.kinds[sampled] = Pick.SAMPLE
-        inverse_temperatures, seeds, positions, top_k, min_p = zip(*drawn, strict=True)
+        inverse_temperatures, seeds, positions, top_k, min_p, top_p = zip(*drawn, strict=True)
         picks.inverse_temperatures[sampled] = inverse_temperatures
         picks.keys[sampled] = draw_keys(seeds, positions)
         picks.top_k[sampled] = top_k
         picks.min_p[sampled] = min_p
+        if picks.top_p is not None:
+            picks.top_p[sampled] = top_p
     return picks
+
+
+def draws_of(picks: Picks, rows: NDArray[np.integer], places: NDArray[np.int64], vocab_size: int) -> Draws:
+    """The draws that some of the rows with a pick are. places: [n] of their logits."""
+    sampled = picks.kinds[rows] == Pick.SAMPLE
+    ones = np.ones(len(rows))
+    return Draws(
+        rows=places,
+        inverse_temperatures=np.where(sampled, picks.inverse_temperatures[rows], 0.0),
+        keys=picks.keys[rows],
+        top_k=picks.top_k[rows],
+        top_p=ones if picks.top_p is None else np.where(sampled, picks.top_p[rows], ones),
+        min_p=picks.min_p[rows],
+        masks=[bits_of(picks.allowed.get(row), vocab_size) for row in rows.tolist()] if picks.allowed else None,
+    )
 
 
 def allowed_of(request: Request, generation: Generation) -> Allowed | None:
@@ -120,12 +147,25 @@ def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
 
 def only_token(sampling: SamplingParams) -> bool:
     """The token is all that is needed of a row that is sampled with these parameters."""
+    narrow = sampling.temperature == 0.0 or (sampling.top_p == 1.0 and sampling.top_k <= MOST_PICKED)
+    return narrow and not sampling.logprobs and sampling.top_logprobs == 0 and not _adjusted(sampling)
+
+
+def _chosen_alone(generation: Generation) -> bool:
+    """The token follows from the row's logits and from what a batch can say of a draw, whatever else is needed of them.
+
+    A constraint may overrule a token, so log-probabilities of its texts are taken when the token is settled.
+    """
+    if generation.cursor is not None and generation.wants_logprobs:
+        return False
+    return not _adjusted(generation.sampling)
+
+
+def _adjusted(sampling: SamplingParams) -> bool:
+    """The logits are changed before a token is drawn from them."""
     return (
-        not sampling.logprobs
-        and sampling.top_logprobs == 0
-        and sampling.frequency_penalty == 0.0
-        and sampling.presence_penalty == 0.0
-        and sampling.repetition_penalty == 1.0
-        and not sampling.logit_bias
-        and (sampling.temperature == 0.0 or (sampling.top_p == 1.0 and sampling.top_k <= MOST_PICKED))
+        sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+        or sampling.repetition_penalty != 1.0
+        or bool(sampling.logit_bias)
     )

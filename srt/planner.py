@@ -51,14 +51,24 @@ class Planner:
         self._finish = finish
         self._ready = ready
         self._counters = counters
+        self._behind = False  # a step is running
+        self.short = False  # the last plan left rows out for want of room, which the running step may yet give
         self._arranger = Arranger(config, space.peek, counters)
         self._order: Order | None = None  # the last one: who comes next, until there is a new one
         self._protected = False  # in this step
         self._held = 0  # steps for which nobody needs to be asked whether he fits
         self._held_at = 0  # state of the roster then
 
-    def plan(self) -> StepPlan:
-        running = sorted(self._roster.running.values(), key=lambda request: request.rank)
+    def plan(self, *, behind: bool = False) -> StepPlan:
+        """behind: a step is running, and `computed` of its requests lies behind its rows.
+
+        Then nobody is retracted: those who end with the running step may give the room that is missing.
+        """
+        self._behind, self.short = behind, False
+        running = sorted(
+            (request for request in self._roster.running.values() if request.remaining_rows),  # else it waits for them
+            key=lambda request: request.rank,
+        )
         self._arranger.pace.begin_step(self._clock.now(), busy=bool(running and self.current.planned))
         self._space.begin_step()
         self._protected = False
@@ -221,7 +231,12 @@ class Planner:
         """
         count = self._space.missing(request, end)
         while not self._make_room(count):
-            if self._space.take_back_spare(self._roster.running.values()) or self._space.pins.give_way():
+            if self._space.take_back_spare(self._roster.running.values()):
+                continue
+            if self._behind:
+                self.short = True
+                return False
+            if self._space.pins.give_way():
                 continue
             planned = {rows.request.number for rows in self.current.planned}
             candidates = [other for other in self._roster.running.values() if other.number not in planned]

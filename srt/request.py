@@ -6,8 +6,10 @@ rows          [────────── computed ────────�
 
 match.length ≤ kv_length        the tree owns the slots before match.length; we own those behind it
 kv_length ≤ slot_end            slots taken ahead for tokens to come, so that they lie in runs; slot_end may pass length
-computed ≤ kv_length            rows before `computed` have run; a row whose key is already in the pool
+computed ≤ kv_length            rows before `computed` have run, or run now; a row whose key is already in the pool
                                 (it was found in the tree, but its logits are needed) writes to no slot
+
+While a step is planned behind one that still runs (overlap.py), `length` counts a token that is not known yet.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from .radix_node import Match
 
 if TYPE_CHECKING:
     from .stopping import Stop
+
+COMING = -1  # stands for a token that a running step is about to choose
+NOWHERE = -1  # source of a request whose tokens are all known
 
 Path = tuple[tuple[int, int, int], ...]  # root first: (node id, position of its first token, number of tokens)
 
@@ -137,6 +142,7 @@ class Request:
         "reached",
         "schedule",
         "slot_end",
+        "source",
     )
 
     def __init__(
@@ -169,6 +175,7 @@ class Request:
         self.computed = 0
         self.reached = 0  # most rows ever computed or found: behind it rows are new, before it repeated
         self.cached_tokens = 0  # prompt tokens that this request never computed
+        self.source = NOWHERE  # the logit row of the running step that chooses the token which is COMING
 
     # ---------------------------------------------------------------------------------------- tokens
 
@@ -193,6 +200,17 @@ class Request:
             self._tokens = grown
         self._tokens[self.length] = token
         self.length += 1
+
+    def expect(self, source: int) -> None:
+        """The next token is taken for granted, until `forget_expected`; a logit row of the running step chooses it."""
+        assert self.source == NOWHERE, "a step runs ahead of one other only"
+        self.append(COMING)
+        self.source = source
+
+    def forget_expected(self) -> None:
+        assert self.source != NOWHERE, "nothing was expected"
+        self.length -= 1
+        self.source = NOWHERE
 
     def drop_prompt_token(self) -> None:
         """The prompt's last token will be sampled again."""

@@ -1,4 +1,7 @@
-"""The engine's step: plan → forward → sample → commit. No sockets, no threads, no clock of its own.
+"""The engine's step: plan → launch → land. No sockets, no threads, no clock of its own.
+
+To launch a plan is to begin its forward pass; to land it, to wait for that, to choose tokens and to commit them. With
+overlap a step is planned and launched before the one before it lands (overlap.py); without, they land at once.
 
 Requests share one pool of KV slots through a radix tree. Tokens enter the tree when their slots are assigned, before
 they are computed: every layer stores its keys before it attends, so a request planned later in the same step reads
@@ -8,45 +11,33 @@ One failing request ends alone. A failing forward pass ends its batch, empties t
 compute again.
 """
 
+from collections import deque
 from collections.abc import Callable
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lang.errors import CapabilityError, ConstraintError, DeadlineError, ParameterError, RequestError
-from .batch import Runner
+from ..lang.errors import ParameterError
+from .batch import Launcher, Runner
 from .clock import Clock
 from .commit import Commit
 from .constraint_shelf import ConstraintShelf
 from .counters import Counters
-from .endings import aborted, failure
-from .engine_protocol import (
-    ControlEnded,
-    EngineAbort,
-    EngineChoose,
-    EngineControl,
-    EngineForget,
-    EngineGenerate,
-    EnginePicture,
-    EnginePrefill,
-    EngineRelease,
-    EngineScore,
-    FromEngine,
-    ToEngine,
-)
+from .engine_protocol import FromEngine, ToEngine
 from .faults import FaultHook, no_faults
+from .inbox import Inbox, Info
 from .intake import Intake
 from .kv_space import KVSpace
 from .memory import IntegrityError
 from .outcome import Outcome, read_outcome
+from .overlap import Flight, Landed, expected
 from .picks import picks_of
 from .planner import Planner
-from .request import Phase, Prefilling
+from .request import Phase
 from .roster import Roster
 from .sampler import Sampler
 from .scheduler_config import PolicyName, SchedulerConfig
-from .step_plan import StepPlan
+from .step_plan import PlannedRows, StepPlan
 
 __all__ = ["PolicyName", "Scheduler", "SchedulerConfig"]
 
@@ -62,6 +53,9 @@ class Scheduler:
         faults: visited at engine.plan and engine.commit (once for each request), memory.allocate (once for each
             allocation), engine.forward and engine.sample (once for each step).
         constraints: opens the constraints of requests; None refuses such requests.
+
+    Raises:
+        ParameterError: overlap with a runner that is no `batch.Launcher`.
     """
 
     def __init__(
@@ -74,8 +68,12 @@ class Scheduler:
         faults: FaultHook = no_faults,
         constraints: ConstraintShelf | None = None,
     ) -> None:
+        if config.overlap and not isinstance(runner, Launcher):
+            raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
         self.config = config
         self._runner = runner
+        self._launcher = runner if config.overlap and isinstance(runner, Launcher) else None
+        self._flights: deque[Flight] = deque()  # oldest first; between steps one at most
         self._clock = clock
         self._faults = faults
         self._counters = Counters()
@@ -113,8 +111,18 @@ class Scheduler:
             ready=self._constrained.ready,
         )
         self._sampler = Sampler(runner.vocab_size, runner.chooser)
-        self._aborts: list[int] = []
-        self._controls: list[EngineControl] = []
+        self._inbox = Inbox(
+            self._intake,
+            self._roster,
+            self.space,
+            self._counters,
+            clock,
+            fork_hints=config.fork_hints,
+            pictures=runner.pictures,
+            constrained=self._constrained,
+            searches=self._searches,
+            info=self._info,
+        )
         self._verified = True  # nobody has run since pool and tree were verified
 
     # ------------------------------------------------------------------------------------------ outside
@@ -125,39 +133,20 @@ class Scheduler:
         Raises:
             ParameterError: an id that is in use; two endings with one id could not be told apart.
         """
-        match message:
-            case EngineAbort(id=message_id):
-                self._aborts.append(message_id)
-            case EngineControl():
-                self._controls.append(message)
-            case EngineRelease(id=message_id):
-                self._release(message_id)
-            case EnginePicture():
-                self._take_picture(message)
-            case EngineForget(number):
-                if self._runner.pictures is not None:
-                    self._runner.pictures.forget(number)
-            case EngineGenerate() | EngineScore() | EngineChoose() | EnginePrefill():
-                if message.id in self._roster.alive:
-                    raise ParameterError(f"request id {message.id} is in use; give every request its own")
-                self._accept(message)
-            case _:
-                assert_never(message)
+        self._inbox.submit(message)
 
     def step(self) -> list[FromEngine]:
-        """Runs at most one forward pass. Empty when nothing happened; call again while not `idle`."""
+        """Launches at most one forward pass. Empty when nothing happened; call again while not `idle`."""
         started = self._clock.now()
-        self._answer_controls()
-        self._end_aborted()
-        self._end_expired()
+        self._inbox.read()
         self.space.pins.expire(started)
         self._constrained.begin_step()
         self._searches.begin_step()
-        plan = self._planner.plan()
-        if plan.planned:
-            outcome = self._forward(plan)
-            if outcome is not None:
-                self._commit.commit(plan, outcome)
+        if self._flights and (self._planner.short or self._flights[0].hinders):
+            self._land()
+        ahead = 1 if self._launch() and self._launcher is not None else 0
+        while len(self._flights) > ahead:
+            self._land()
         self.space.pins.renew(self._clock.now())
         self._verify()
         self._counters.step_seconds += self._clock.now() - started
@@ -167,12 +156,13 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing to do: no request, no answer to fetch."""
-        return not (self._roster.alive or self._aborts or self._controls or self._roster.events)
+        return self._inbox.empty and not (self._roster.alive or self._flights or self._roster.events)
 
     @property
     def opening(self) -> bool:
         """All that is alive waits for its constraint to be opened elsewhere: `step` has nothing to compute yet."""
-        return len(self._roster.held) == len(self._roster.alive) > 0 and not (self._aborts or self._controls)
+        waits = len(self._roster.held) == len(self._roster.alive) > 0
+        return waits and self._inbox.empty and not self._flights
 
     @property
     def running(self) -> int:
@@ -194,11 +184,12 @@ class Scheduler:
         return self._roster.last_failure
 
     def planned_tokens(self) -> list[NDArray[np.int32]]:
-        """During a forward pass: the true tokens of each sequence of the batch, for the oracle to compare."""
+        """While a step is launched: the true tokens of each sequence of the batch, for the oracle to compare. One that
+        is not known yet is COMING."""
         return [rows.request.tokens[: rows.end] for rows in self._planner.current.planned]
 
     def planned_messages(self) -> list[int]:
-        """The ids of the messages that had rows in the last step, in the order of the batch."""
+        """The ids of the messages that have rows in the step that was planned last, in the order of the batch."""
         return [rows.request.message_id for rows in self._planner.current.planned]
 
     def check(self) -> None:
@@ -210,77 +201,9 @@ class Scheduler:
         self.space.check(list(self._roster.running.values()))
         self._roster.check()
 
-    # ------------------------------------------------------------------------------------- between steps
+    # ------------------------------------------------------------------------------------------ inside
 
-    def _accept(self, message: EngineGenerate | EngineScore | EngineChoose | EnginePrefill) -> None:
-        if isinstance(message, EnginePrefill) and message.pin is None and not self.config.fork_hints:
-            self._counters.dropped_hints += 1
-            return
-        now = self._clock.now()
-        try:
-            match message:
-                case EngineGenerate():
-                    requests = [self._intake.generate(message, now)]
-                    if message.constraint is not None:
-                        self._constrained.hold(requests[0], message)
-                case EngineScore():
-                    requests = self._intake.score(message, now)
-                case EngineChoose():
-                    requests = [self._intake.choose(message, now)]
-                    self._searches.hold(requests[0], message)
-                case EnginePrefill():
-                    requests = [self._intake.prefill(message, now)]
-                case _:
-                    assert_never(message)
-        except (RequestError, CapabilityError, ConstraintError) as error:
-            self._counters.refused += 1
-            if isinstance(message, EnginePrefill):
-                self._counters.dropped_hints += 1  # a hint is never answered
-            else:
-                self._roster.events.append(failure(message.id, error))
-            return
-        self._counters.requests += 1
-        self._counters.hints += isinstance(message, EnginePrefill)
-        if isinstance(message, EngineChoose) or (
-            isinstance(message, EngineGenerate) and message.constraint is not None
-        ):
-            self._roster.hold(requests[0])
-        else:
-            self._roster.add(message.id, requests)
-
-    def _take_picture(self, picture: EnginePicture) -> None:
-        """Messages that hold a picture which could not be taken are refused when they come."""
-        try:
-            if self._runner.pictures is None:
-                raise CapabilityError("the model reads text only")
-            self._runner.pictures.put(picture)
-        except Exception as error:
-            self._roster.last_failure = error
-
-    def _release(self, message_id: int) -> None:
-        """Ends a pin, or the hint that would have placed it."""
-        requests = self._roster.alive.get(message_id)
-        if requests is None:
-            self.space.pins.release(message_id)
-        elif isinstance(requests[0].job, Prefilling):
-            self._roster.drop(requests[0])
-
-    def _answer_controls(self) -> None:
-        controls, self._controls = self._controls, []
-        for control in controls:
-            match control.verb:
-                case "flush_cache":
-                    answer: FromEngine = ControlEnded(
-                        control.id, {"evicted": self.space.flush(), "kept": self.space.cache.total_tokens}
-                    )
-                case "info":
-                    answer = ControlEnded(control.id, self._info())
-                case _:
-                    error = ParameterError(f'unknown verb {control.verb!r}; write "flush_cache" or "info"')
-                    answer = failure(control.id, error)
-            self._roster.events.append(answer)
-
-    def _info(self) -> dict[str, str | int | float | bool | list[int | str] | None]:
+    def _info(self) -> Info:
         return {
             **self.counters,
             **self._runner.facts(),
@@ -293,26 +216,6 @@ class Scheduler:
             "total_slots": self.space.pool.total,
             "longest": self._intake.longest,
         }
-
-    def _end_aborted(self) -> None:
-        aborts, self._aborts = self._aborts, []
-        for message_id in aborts:
-            if message_id in self._roster.alive:  # else it has ended already, and was answered by that
-                self._counters.aborted += 1
-                self._roster.end(message_id, aborted(self._roster.alive[message_id][0]))
-
-    def _end_expired(self) -> None:
-        now = self._clock.now()
-        expired = [
-            (message_id, requests[0])
-            for message_id, requests in self._roster.alive.items()
-            if requests[0].deadline is not None and now >= requests[0].deadline
-        ]
-        for message_id, request in expired:
-            self._counters.expired += 1
-            seconds, tokens = request.schedule.timeout, request.generated
-            error = DeadlineError(f"the deadline of {seconds:g} s passed after {tokens} tokens")
-            self._roster.end(message_id, failure(message_id, error))
 
     def _verify(self) -> None:
         """After every step in tests, else when nobody is left: there a contradiction costs only the cache."""
@@ -327,40 +230,77 @@ class Scheduler:
                 self._forget_keys()
         self._verified = not self._roster.alive
 
-    # --------------------------------------------------------------------------- forward, sample, commit
+    # ----------------------------------------------------------------------------------- plan, launch, land
 
-    def _forward(self, plan: StepPlan) -> Outcome | None:
-        """Logits and what they say; None when the step has failed."""
+    def _launch(self) -> bool:
+        """Plans a step and begins it; False when there is nothing to run, or it crashed."""
+        before = self._flights[-1] if self._flights else None
+        with expected(before):
+            plan = self._planner.plan(behind=before is not None)
+            if not plan.planned:
+                return False
+            self._commit.begin(plan)
+            try:
+                flight = self._take_off(plan)
+            except Exception as error:
+                flight = Flight.crashed(plan, error)
+        self._counters.overlapped_steps += before is not None
+        self._flights.append(flight)
+        return not flight.failed
+
+    def _take_off(self, plan: StepPlan) -> Flight:
+        launcher, picks = self._launcher, None
+        if self.config.partial_logits:
+            picks = picks_of(plan.planned, plan.logit_rows, launched=launcher is not None)
+        batch = plan.build(picks)
+        started = self._clock.now()
+        self._faults("engine.forward")
+        pending = Landed(self._runner.forward(batch)) if launcher is None else launcher.launch(batch)
+        self._counters.forward_seconds += self._clock.now() - started
+        return Flight(plan, picks, pending) if launcher is None else Flight.launched(plan, picks, pending)
+
+    def _land(self) -> None:
+        """Waits for the oldest flight, and commits what it says."""
+        flight = self._flights.popleft()
+        planned = flight.plan.planned
+        going = [rows for rows in planned if rows.request.phase is not Phase.ENDED]
         try:
-            batch = plan.build(picks_of(plan.planned, plan.logit_rows) if self.config.partial_logits else None)
-            started = self._clock.now()
-            self._faults("engine.forward")
-            logits = self._runner.forward(batch)
-            computed = self._clock.now()
-            self._faults("engine.sample")
-            outcome = read_outcome(logits, plan, batch.picks, self._sampler)
+            outcome = self._read(flight, going)
         except Exception as error:
-            self._fail_step(plan, error)
-            return None
-        self._counters.forward_seconds += computed - started
-        self._counters.sample_seconds += self._clock.now() - computed
+            self._fail(flight, error)
+            return
+        rows = sum(rows.end - rows.start for rows in planned)
         self._counters.steps += 1
-        self._counters.forward_rows += batch.rows
-        self._counters.logit_rows += plan.logit_rows
+        self._counters.forward_rows += rows
+        self._counters.wasted_rows += rows - sum(rows.end - rows.start for rows in going)
+        self._counters.logit_rows += flight.plan.logit_rows
+        self._commit.commit(going, outcome)
+
+    def _read(self, flight: Flight, going: list[PlannedRows]) -> Outcome:
+        """Waits, and asks what the step says of those that have not ended meanwhile."""
+        started = self._clock.now()
+        logits = flight.pending.result()
+        computed = self._clock.now()
+        self._counters.forward_seconds += computed - started
+        self._faults("engine.sample")
+        outcome = read_outcome(logits, going, flight.picks, self._sampler)
+        self._counters.sample_seconds += self._clock.now() - computed
         self._counters.picked_rows += int((logits.places < 0).sum())
         return outcome
 
     # ------------------------------------------------------------------------------------------ failures
 
-    def _fail_step(self, plan: StepPlan, error: Exception) -> None:
+    def _fail(self, flight: Flight, error: Exception) -> None:
         """Keys of this step may be wrong or missing, and the tree holds them already: everything is forgotten.
 
         Those in the batch end with the cause; the other running requests wait again with all their tokens.
         """
+        while self._flights:
+            self._flights.popleft().drop()  # it has read those keys
         self._counters.failed_steps += 1
         self._forget_keys()
         self._runner.clear()
-        for rows in plan.planned:
+        for rows in flight.plan.planned:
             if rows.request.phase is not Phase.ENDED:
                 self._roster.fail(rows.request, error)
 

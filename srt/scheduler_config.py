@@ -46,6 +46,7 @@ class SchedulerConfig:
         jump_forward: tokens that a constraint leaves no choice about are appended without a step of their own.
         constraint_fuel: transitions of automata that one step may work out, some 6 ms of Python; masks that need more
             are finished in later steps.
+        overlap: a step is planned while the one before runs (overlap.py); the runner is a batch.Launcher.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
     """
 
@@ -70,6 +71,7 @@ class SchedulerConfig:
     partial_logits: bool = True
     jump_forward: bool = True
     constraint_fuel: int = 250
+    overlap: bool = False
     check_every_step: bool = False
 
     def __post_init__(self) -> None:

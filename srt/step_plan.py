@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import DUMMY_SLOT, Batch, Picks, PictureRows
-from .request import Path, Request
+from .request import NOWHERE, Path, Request
 
 
 class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to make, once per row of a decode step
@@ -92,6 +92,7 @@ class StepPlan:
             write_slots[first:last] = r.request.slots(r.start, r.end)
             if r.known > r.start:
                 write_slots[first : min(first + r.known - r.start, last)] = DUMMY_SLOT
+        sources = _sources(rows, offsets + counts - 1, token_ids)
         return Batch(
             token_ids=token_ids,
             positions=_ranges(starts, counts),
@@ -106,9 +107,24 @@ class StepPlan:
             paths=tuple(_path(r.request, r.end) for r in rows),
             picks=picks,
             generated=_generated(rows, counts) if len(token_ids) > len(rows) else None,
+            token_sources=sources,
             pictures=_pictures(rows, offsets),
             spans=_spans(rows),
         )
+
+
+def _sources(
+    planned: list[PlannedRows], last_rows: NDArray[np.int64], token_ids: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """Of rows whose token is still being chosen, by which logit row of the running step: [R]. Their ids become 0."""
+    of_requests = np.array([rows.request.source for rows in planned], dtype=np.int64)
+    coming = np.flatnonzero(of_requests != NOWHERE)
+    if not len(coming):
+        return None
+    sources = np.full(len(token_ids), NOWHERE, dtype=np.int64)
+    sources[last_rows[coming]] = of_requests[coming]
+    token_ids[last_rows[coming]] = 0
+    return sources
 
 
 def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

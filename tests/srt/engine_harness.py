@@ -22,6 +22,7 @@ from umbel.srt.engine_protocol import (
     Tokens,
 )
 from umbel.srt.faults import FaultHook, no_faults
+from umbel.srt.launched_oracle import Computes, LaunchedOracle
 from umbel.srt.oracle import OracleRunner, Reference, reference_generate
 from umbel.srt.scheduler import Scheduler, SchedulerConfig
 
@@ -49,13 +50,19 @@ class Engine:
         token_bytes: Callable[[int], bytes] = letters,
         eos_ids: frozenset[int] = EOS,
         constraints: ConstraintShelf | None = None,
+        computes: Computes = "when asked",
+        forward_seconds: float = 0.0,
         **settings: object,
     ) -> None:
+        """`computes`, `forward_seconds`: of a LaunchedOracle, which runs the steps where they overlap, or take time."""
         self.clock = VirtualClock()
         self.runner = OracleRunner(vocabulary, context, pool + 1)
         config = SchedulerConfig(**{"check_every_step": True, **settings})  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.runner, token_bytes, eos_ids, config, self.clock, faults, constraints)
-        self.runner.expected = self.scheduler.planned_tokens
+        steps: OracleRunner | LaunchedOracle = self.runner
+        if config.overlap or forward_seconds:
+            steps = LaunchedOracle(self.runner, computes=computes, clock=self.clock, seconds=forward_seconds)
+        self.scheduler = Scheduler(steps, token_bytes, eos_ids, config, self.clock, faults, constraints)
+        steps.expected = self.scheduler.planned_tokens
         self.token_bytes = token_bytes
         self.endings: dict[int, Ending] = {}
         self.streamed: dict[int, list[int]] = {}

@@ -70,6 +70,7 @@ configs = st.fixed_dictionaries(
         "constraint_fuel": st.sampled_from([7, 2000]),
         "jump_forward": st.sampled_from([True, True, False]),
         "partial_logits": st.booleans(),
+        "overlap": st.booleans(),
     }
 )
 

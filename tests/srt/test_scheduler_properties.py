@@ -84,6 +84,8 @@ configs = st.fixed_dictionaries(
         "foresight": st.sampled_from([False, False, True]),
         "max_step_logits": st.sampled_from([16, 256]),
         "pool": st.sampled_from([22, 30, 200]),
+        "overlap": st.booleans(),
+        "computes": st.sampled_from(["when asked", "when launched"]),
     }
 )
 

@@ -1,0 +1,68 @@
+"""Launched steps on a runner that waits: what a Launcher owes its caller, made of `forward`.
+
+For runners that compute beside the scheduler (threaded_runner.py), or as if they did (launched_oracle.py). Steps run in
+the order of their launches.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batch import Batch, Logits, Pick, Picks, Runner
+from .picks import MOST_PICKED, draws_of
+from .sampler import Sampler
+
+
+class StepChain:
+    """Runs steps one behind the other, and hands the tokens that one chooses to the next.
+
+    Args:
+        runner: computes. Its answers are valid until the next step runs.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._sampler = Sampler(runner.vocab_size, runner.chooser)
+        self._tokens = np.empty(0, dtype=np.int64)  # [L] of the last step; −1: not chosen there
+
+    def run(self, batch: Batch) -> Logits:
+        """As `Runner.forward`, for a batch that `Launcher.launch` takes."""
+        asked = batch.picks
+        if batch.token_sources is not None:
+            batch = replace(batch, token_ids=self.resolve(batch.token_ids, batch.token_sources), token_sources=None)
+        if asked is not None:
+            batch = replace(batch, picks=_narrowed(asked))
+        logits = self._runner.forward(batch)
+        self._tokens = logits.tokens if asked is None else self._chosen(logits, asked)
+        return Logits(logits.values, logits.places, self._tokens)
+
+    def resolve(self, token_ids: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows' tokens: those that are given, and those that the last step has chosen. Both: [R]"""
+        rows = np.flatnonzero(sources >= 0)
+        resolved = token_ids.copy()
+        resolved[rows] = self._tokens[sources[rows]]
+        assert resolved[rows].min(initial=0) >= 0, "a row refers to a token that the step before did not choose"
+        return resolved
+
+    def _chosen(self, logits: Logits, asked: Picks) -> NDArray[np.int64]:
+        """Every pick that may be any token has one: [L]"""
+        tokens = logits.tokens.copy()
+        left = (asked.kinds != Pick.ALL) & (tokens < 0)
+        left[list(asked.allowed)] = False
+        rows = np.flatnonzero(left)
+        if len(rows):
+            draws = draws_of(asked, rows, logits.places[rows], self._sampler.vocab_size)
+            tokens[rows] = self._sampler.choose(logits.values, replace(draws, masks=None))
+        return tokens
+
+
+def _narrowed(picks: Picks) -> Picks:
+    """As it is asked of a runner that is no Launcher: of other rows it is to give the logits."""
+    wide = np.zeros(len(picks.kinds), dtype=np.bool_)
+    if picks.described is not None:
+        wide |= picks.described
+    if picks.top_p is not None:
+        wide |= (picks.kinds == Pick.SAMPLE) & ((picks.top_p < 1) | (picks.top_k > MOST_PICKED))
+    kinds = np.where(wide, np.uint8(Pick.ALL), picks.kinds)
+    return replace(picks, kinds=kinds, top_p=None, described=None)

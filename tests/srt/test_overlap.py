@@ -1,0 +1,162 @@
+"""Steps that overlap: the same texts, in the time of the longer of scheduling and forward pass."""
+
+import pytest
+from umbel.lang.errors import ParameterError
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.engine_protocol import Ended, EngineAbort, EngineControl, EngineFailed
+from umbel.srt.faults import FailAt
+from umbel.srt.launched_oracle import Computes
+from umbel.srt.oracle import OracleError
+
+from .engine_harness import GREEDY, Engine
+
+LONG = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+def period(forward: float, scheduling: float, **settings: object) -> float:
+    """Virtual seconds of a decode step of three texts."""
+    engine: Engine | None = None
+
+    def pass_time(point: str) -> None:
+        if point == "engine.forward" and engine is not None:
+            engine.clock.advance(scheduling)
+
+    engine = Engine(faults=pass_time, forward_seconds=forward, **settings)  # type: ignore[arg-type]
+    for first in (1, 2, 3):
+        engine.generate([first, 5, 5], LONG)
+    started = engine.clock.now()
+    engine.run()
+    return (engine.clock.now() - started) / engine.count("steps")
+
+
+@pytest.mark.parametrize(("forward", "scheduling"), [(8.0, 2.0), (3.0, 3.0), (2.0, 5.0)])
+def test_a_step_takes_the_longer_of_forward_and_scheduling(forward: float, scheduling: float) -> None:
+    alone = period(forward, scheduling)
+    together = period(forward, scheduling, overlap=True)
+    assert alone == pytest.approx(forward + scheduling)
+    assert together == pytest.approx(max(forward, scheduling), rel=0.1)
+
+
+@pytest.mark.parametrize("computes", ["when asked", "when launched"])
+def test_texts_are_those_of_steps_that_wait(computes: Computes) -> None:
+    engine = Engine(overlap=True, computes=computes)
+    prompts = [[1, 2, 3, branch] for branch in range(4, 9)]
+    samplings = [
+        GREEDY,
+        SamplingParams(temperature=0.8, seed=3, max_tokens=12),
+        SamplingParams(temperature=0.8, top_p=0.7, top_k=9, min_p=0.05, seed=3, max_tokens=12, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=9, stop=("ab", "cca"), ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=12, repetition_penalty=1.4, ignore_eos=True),
+    ]
+    ids = [engine.generate(prompt, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
+    engine.run()
+    for message_id, prompt, sampling in zip(ids, prompts, samplings, strict=True):
+        engine.assert_equals_reference(message_id, prompt, sampling)
+
+
+def test_a_row_behind_the_end_of_a_text_is_wasted_and_counted() -> None:
+    engine = Engine(overlap=True)
+    stop = SamplingParams(temperature=0.0, max_tokens=30, stop=("ab",), ignore_eos=True)
+    message_id = engine.generate([1, 2, 3], stop)
+    engine.run()
+    engine.assert_equals_reference(message_id, [1, 2, 3], stop)
+    assert engine.count("wasted_rows") == 1
+    engine.generate([1, 2, 3], GREEDY)
+    engine.run()
+    assert engine.count("wasted_rows") == 1, "the end by max_tokens is known beforehand"
+
+
+def test_overlapped_steps_are_counted() -> None:
+    engine = Engine(overlap=True)
+    engine.generate([1, 2, 3], LONG)
+    engine.run()
+    assert engine.count("steps") == 30
+    assert engine.count("overlapped_steps") == 29
+
+
+def test_the_key_of_a_last_token_is_kept() -> None:
+    """It was computed in the row that was wasted."""
+    engine = Engine(overlap=True)
+    stop = SamplingParams(temperature=0.0, max_tokens=30, stop=("ab",), ignore_eos=True)
+    first = engine.generate([1, 2, 3], stop)
+    engine.run()
+    said = [1, 2, 3, *engine.tokens(first)]
+    second = engine.generate([*said, 7], GREEDY)
+    engine.run()
+    assert engine.cached(second) == len(said)
+    engine.assert_equals_reference(second, [*said, 7], GREEDY)
+
+
+def test_an_abort_ends_a_text_in_flight_at_once() -> None:
+    engine = Engine(overlap=True)
+    aborted = engine.generate([1, 2, 3], LONG)
+    other = engine.generate([1, 2, 4], LONG)
+    for _ in range(4):
+        engine.step()
+    engine.scheduler.submit(EngineAbort(aborted))
+    engine.step()
+    engine.assert_equals_reference(aborted, [1, 2, 3], LONG)
+    assert isinstance(engine.endings[aborted], Ended)
+    engine.run()
+    engine.assert_equals_reference(other, [1, 2, 4], LONG)
+
+
+def test_an_engine_with_a_step_in_flight_is_not_idle() -> None:
+    engine = Engine(overlap=True)
+    message_id = engine.generate([1, 2, 3], LONG)
+    engine.step()
+    engine.scheduler.submit(EngineAbort(message_id))
+    engine.step()
+    assert message_id in engine.endings
+    engine.run()
+    assert engine.scheduler.idle
+    assert engine.count("wasted_rows") > 0
+
+
+def test_a_cache_is_flushed_beside_a_step_in_flight() -> None:
+    engine = Engine(overlap=True)
+    message_id = engine.generate([1, 2, 3], LONG)
+    for _ in range(3):
+        engine.step()
+    engine.scheduler.submit(EngineControl(99, "flush_cache"))
+    engine.run()
+    engine.assert_equals_reference(message_id, [1, 2, 3], LONG)
+
+
+@pytest.mark.parametrize("point", ["engine.forward", "engine.sample"])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_a_failed_step_ends_its_requests_and_no_others(point: str, k: int) -> None:
+    engine = Engine(overlap=True, faults=FailAt(point, k, OracleError("injected")), max_running=3, max_step_tokens=6)
+    prompts = [[stem, 2, 3, 4, 5, 6, 7] for stem in range(1, 9)]
+    ids = [engine.generate(prompt, GREEDY) for prompt in prompts]
+    engine.run()
+    failed = [message_id for message_id in ids if isinstance(engine.endings[message_id], EngineFailed)]
+    assert 1 <= len(failed) <= 3
+    assert engine.count("failed_steps") == engine.count("pool_rebuilds") == 1
+    for message_id, prompt in zip(ids, prompts, strict=True):
+        if message_id not in failed:
+            engine.assert_equals_reference(message_id, prompt, GREEDY)
+
+
+def test_log_probabilities_come_with_tokens_of_overlapped_steps() -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=True, top_logprobs=2)
+    endings = []
+    for overlap in (False, True):
+        engine = Engine(overlap=overlap)
+        message_id = engine.generate([1, 2, 3], sampling)
+        engine.run()
+        endings.append(engine.endings[message_id])
+        assert engine.count("overlapped_steps") == (7 if overlap else 0)
+    one, other = endings
+    assert isinstance(one, Ended)
+    assert isinstance(other, Ended)
+    assert one.logprobs == other.logprobs
+
+
+def test_overlap_needs_a_runner_that_launches() -> None:
+    from umbel.srt.clock import VirtualClock
+    from umbel.srt.oracle import OracleRunner
+    from umbel.srt.scheduler import Scheduler, SchedulerConfig
+
+    with pytest.raises(ParameterError, match="overlap=False"):
+        Scheduler(OracleRunner(), lambda _: b"", frozenset(), SchedulerConfig(overlap=True), VirtualClock())
