@@ -18,6 +18,7 @@ FILTERS: dict[Resample, Image.Resampling] = {
     "hamming": Image.Resampling.HAMMING,
 }
 STRIP_PIXELS = 1 << 22  # 16 MiB as PIL holds them
+REACH = 3  # pixels to each side that a value is made of, at most (Lanczos), where nothing is made smaller
 BAND_PIXELS = 1 << 20  # of a padded square that is never whole in memory
 
 
@@ -83,7 +84,23 @@ def _resized_by_shorter_side(
     left, top = (size[0] - keep[0]) // 2, (size[1] - keep[1]) // 2
     x, y = width / size[0], height / size[1]
     box = (left * x, top * y, (left + keep[0]) * x, (top + keep[1]) * y)
-    return image.resize(keep, resample, box=box)
+    near = _surroundings(box, image.size, margin=math.ceil(REACH * max(x, y, 1)) + 1)
+    # Only what is near: PIL keeps a box in single precision, and takes columns first in what is a hundred times taller.
+    return image.crop(near).resize(
+        keep, resample, box=(box[0] - near[0], box[1] - near[1], box[2] - near[0], box[3] - near[1])
+    )
+
+
+def _surroundings(
+    box: tuple[float, float, float, float], size: tuple[int, int], margin: int
+) -> tuple[int, int, int, int]:
+    """Whole pixels of an image of (width, height): the box and `margin` around it, as far as there are any."""
+    return (
+        max(0, math.floor(box[0]) - margin),
+        max(0, math.floor(box[1]) - margin),
+        min(size[0], math.ceil(box[2]) + margin),
+        min(size[1], math.ceil(box[3]) + margin),
+    )
 
 
 def _same_parity(kept: int, whole: int) -> int:

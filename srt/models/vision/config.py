@@ -187,4 +187,7 @@ def _pooled_side(config: Config, tower: TowerConfig) -> int:
             f"mm_tokens_per_image={tokens}: the tower's {tower.patches} × {tower.patches} patches cannot be averaged "
             "to a square of so many; write the square of a divisor"
         )
+    window = positive_int(text_config(config), "sliding_window", 4096)
+    if window < tokens:  # versions of transformers differ in whether a picture's rows see its first ones then
+        raise ModelError(f"sliding_window={window} is smaller than a picture, mm_tokens_per_image={tokens}")
     return side

@@ -120,7 +120,7 @@ class Tower:
     def _embed(self, pixels: torch.Tensor) -> torch.Tensor:
         count, side = self._config.patches, self._config.patch_size
         whole = pixels[:, :, : count * side, : count * side]
-        patches = whole.unflatten(2, (count, side)).unflatten(4, (count, side))  # [T, 3, rows, side, columns, side]
+        patches = whole.reshape(len(pixels), 3, count, side, count, side)  # [T, 3, rows, side, columns, side]
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [T, rows · columns, 3 · side²]
         x = functional.linear(patches, self._patch, self._patch_bias)
         if self._class is not None:

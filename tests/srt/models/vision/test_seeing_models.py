@@ -1,0 +1,149 @@
+"""Whole models that see against transformers: prompts with pictures in, logits out, through the engine's runners."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from umbel.lang.runtime_options import Kernels
+from umbel.srt.batch import Batch, PictureRows
+from umbel.srt.model_runner import build_runner
+from umbel.srt.pictures.numbers import PICTURE_BASE, PictureSpan, picture_spans, picture_tokens
+
+from ..reference import Piece, Sequences, random_tokens, relative_error, run_steps
+from .tiny import IMAGE_TOKEN, Tiny, gemma3, llava, llava_next, noise
+
+NUM_SLOTS = 700
+HEADS = {"head_dim": 16}  # what the native kernels take
+
+CASES: dict[str, Callable[[], Tiny]] = {
+    "llava, clip": lambda: llava(text=HEADS),
+    "llava, clip, full": lambda: llava(text=HEADS, vision_feature_select_strategy="full"),
+    "llava, siglip, several layers": lambda: llava(tower="siglip", text=HEADS, vision_feature_layer=[1, -1]),
+    "llava, siglip, full": lambda: llava(tower="siglip", text=HEADS, vision_feature_select_strategy="full"),
+    "llava, mistral": lambda: llava(text={**HEADS, "model_type": "mistral", "sliding_window": 20}),
+    "llava, qwen 2, tied": lambda: llava(text={"model_type": "qwen2", "hidden_size": 64, "tie_word_embeddings": True}),
+    "llava next, clip": lambda: llava_next(text=HEADS),
+    "llava next, siglip": lambda: llava_next(tower="siglip", text=HEADS, vision_feature_select_strategy="full"),
+    "gemma 3": gemma3,
+    "gemma 3, wide window": lambda: gemma3(sliding_window=64),
+}
+# Each sequence: text, and pictures by (width, height) where they stand. Two in one prompt, one at the very beginning.
+PROMPTS: list[list[int | tuple[int, int]]] = [
+    [7, (50, 31), 9],
+    [(24, 24), 5, (20, 77), 11],
+    [23],
+]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    token_ids: list[int]  # pictures by number
+    images: list[Image.Image]
+
+
+def prompts_of(tiny: Tiny) -> list[Prompt]:
+    """Numbers go on from prompt to prompt."""
+    prompts, number = [], 0
+    for seed, parts in enumerate(PROMPTS):
+        ids: list[int] = []
+        images = []
+        for part in parts:
+            if isinstance(part, int):
+                ids += [token for token in random_tokens(part, seed * 10 + len(ids)) if token != IMAGE_TOKEN]
+                continue
+            number += 1
+            images.append(noise(*part, seed=number))
+            ids += picture_tokens(number, tiny.picture(images[-1], number).tokens)
+        prompts.append(Prompt(ids, images))
+    return prompts
+
+
+def expected_logits(tiny: Tiny, prompt: Prompt) -> torch.Tensor:
+    """[tokens, vocab] by transformers."""
+    shown = np.array(prompt.token_ids) >= PICTURE_BASE
+    ids = np.where(shown, IMAGE_TOKEN, prompt.token_ids)
+    inputs: dict[str, Any] = tiny.inputs(*prompt.images) if prompt.images else {}
+    if tiny.model.config.model_type == "gemma3":
+        inputs["token_type_ids"] = torch.from_numpy(shown.astype(np.int64))[None]
+    with torch.no_grad():
+        return tiny.model(input_ids=torch.from_numpy(ids)[None], use_cache=False, **inputs).logits[0].float()
+
+
+class Seeing(Sequences):
+    """Sequences whose rows of pictures are named, as the scheduler plans them."""
+
+    def __init__(self, prompts: Sequence[Prompt], tokens_of: Callable[[int], int | None], both_ways: bool) -> None:
+        super().__init__([prompt.token_ids for prompt in prompts], NUM_SLOTS)
+        self.spans = [picture_spans(ids, tokens_of) for ids in self.token_ids]
+        self.both_ways = both_ways
+
+    def batch(self, pieces: Sequence[Piece]) -> Batch:
+        rows: list[PictureRows] = []
+        first = 0
+        for piece in pieces:
+            rows += [row for span in self.spans[piece.sequence] if (row := _rows(span, piece, first))]
+            first += piece.count
+        spans = tuple(
+            tuple((s.start, s.end) for s in self.spans[p.sequence] if s.start < p.start + p.count and s.end > p.start)
+            for p in pieces
+        )
+        return replace(super().batch(pieces), pictures=tuple(rows), spans=spans if self.both_ways else ())
+
+
+def _rows(span: PictureSpan, piece: Piece, first: int) -> PictureRows | None:
+    start, end = max(span.start, piece.start), min(span.end, piece.start + piece.count)
+    return (
+        PictureRows(first + start - piece.start, end - start, span.number, start - span.start) if start < end else None
+    )
+
+
+def pieces_of(prompt: Prompt, index: int, *, whole_pictures: bool) -> list[Piece]:
+    """A prompt in chunks that end anywhere, or in such that end at a picture's ends at most."""
+    length = len(prompt.token_ids)
+    ends = {5, 11, 30, 48, length}
+    if whole_pictures:
+        shown = np.diff(np.array(prompt.token_ids) >= PICTURE_BASE, prepend=False, append=False)
+        ends = {*np.flatnonzero(shown).tolist(), length}
+    cuts = sorted({0, *(end for end in ends if 0 < end <= length)})
+    return [Piece(index, start, end - start) for start, end in itertools.pairwise(cuts)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str, kernels: Kernels) -> None:
+    tiny = CASES[case]()
+    runner = build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels=kernels)
+    assert runner.pictures is not None
+    prompts = prompts_of(tiny)
+    number = 0
+    for prompt in prompts:
+        for image in prompt.images:
+            number += 1
+            runner.pictures.put(tiny.picture(image, number))
+    both_ways = runner.pictures.both_ways
+    sequences = Seeing(prompts, runner.pictures.tokens, both_ways)
+    expected = [expected_logits(tiny, prompt) for prompt in prompts]
+    together = [[Piece(index, 0, len(prompt.token_ids)) for index, prompt in enumerate(prompts)]]
+    chunks = [[p] for i, prompt in enumerate(prompts) for p in pieces_of(prompt, i, whole_pictures=both_ways)]
+    for steps in (together, chunks):
+        runner.clear()
+        for actual, logits in zip(run_steps(runner, sequences, steps), expected, strict=True):
+            assert relative_error(actual, logits) < 1e-4
+
+
+def test_a_text_prompt_of_a_model_that_sees_is_a_text_models() -> None:
+    tiny = gemma3()
+    runner = build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32")
+    prompt = prompts_of(tiny)[2]
+    actual = run_steps(runner, Sequences([prompt.token_ids], NUM_SLOTS), [[Piece(0, 0, len(prompt.token_ids))]])[0]
+    assert relative_error(actual, expected_logits(tiny, prompt)) < 1e-4

@@ -1,0 +1,146 @@
+"""Tiny random models that see: as transformers holds them, with the preprocessor that belongs to them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3ImageProcessorPil,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextImageProcessorPil,
+    PreTrainedModel,
+    SiglipImageProcessorPil,
+    SiglipVisionConfig,
+)
+from umbel.srt.engine_protocol import EnginePicture
+from umbel.srt.models.vision.preprocessor import PREPROCESSOR, read_picture_format
+from umbel.srt.pictures.prepare import prepare
+
+from ..reference import TINY
+
+SIDE, PATCH = 24, 4
+IMAGE_TOKEN = 96
+GRIDS = [[24, 48], [48, 24], [48, 48], [72, 24]]
+# Any, in this file: fields of configuration classes, classes without types.
+TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": SIDE,
+    "patch_size": PATCH,
+}
+CROPPED: dict[str, Any] = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+GEMMA_TEXT: dict[str, Any] = {**TINY, "head_dim": 16, "sliding_window": 12, "sliding_window_pattern": 3}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    model: PreTrainedModel
+    processor: Any
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As `ModelSource.config` has it."""
+        return {**self.model.config.to_dict(), PREPROCESSOR: self.processor.to_dict()}
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What transformers 5 calls them in memory; tied ones once."""
+        tensors = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        if self.model.config.tie_word_embeddings:
+            del tensors["lm_head.weight"]
+        return tensors
+
+    def picture(self, image: Image.Image, number: int = 1) -> EnginePicture:
+        """As the gateway sends it."""
+        raster = prepare(image, read_picture_format(self.config))
+        return EnginePicture(
+            number=number,
+            tokens=raster.tokens,
+            width=raster.width,
+            height=raster.height,
+            columns=raster.columns,
+            rows=raster.rows,
+            tile_height=raster.tile_height,
+            tile_width=raster.tile_width,
+            pixels=raster.pixels,
+        )
+
+    def inputs(self, *images: Image.Image) -> dict[str, torch.Tensor]:
+        """What transformers' forward pass takes beside the token ids."""
+        inputs = self.processor(list(images), return_tensors="pt")
+        return {name: inputs[name] for name in ("pixel_values", "image_sizes") if name in inputs}
+
+    def features(self, image: Image.Image) -> torch.Tensor:
+        """[tokens, hidden], by transformers."""
+        inputs = self.inputs(image)
+        inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
+        with torch.no_grad():
+            return self.model.model.get_image_features(**inputs).pooler_output[0]
+
+
+def llava(*, tower: str = "clip", text: dict[str, Any] | None = None, **changes: Any) -> Tiny:
+    vision, processor = _tower(tower)
+    config = LlavaConfig(vision_config=vision, text_config=_text(text), image_token_index=IMAGE_TOKEN, **changes)
+    return Tiny(_random(LlavaForConditionalGeneration(config)), processor)
+
+
+def llava_next(*, tower: str = "clip", text: dict[str, Any] | None = None, **changes: Any) -> Tiny:
+    config = LlavaNextConfig(
+        vision_config=_tower(tower)[0],
+        text_config=_text(text),
+        image_token_index=IMAGE_TOKEN,
+        image_grid_pinpoints=GRIDS,
+        **changes,
+    )
+    processor = LlavaNextImageProcessorPil(**CROPPED, image_grid_pinpoints=GRIDS)
+    return Tiny(_random(LlavaNextForConditionalGeneration(config)), processor)
+
+
+def gemma3(**changes: Any) -> Tiny:
+    config = Gemma3Config(
+        text_config={**GEMMA_TEXT, **changes},
+        vision_config={**TOWER, "model_type": "siglip_vision_model", "vision_use_head": False},
+        mm_tokens_per_image=9,
+        image_token_index=IMAGE_TOKEN,
+    )
+    processor = Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE})
+    return Tiny(_random(Gemma3ForConditionalGeneration(config)), processor)
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng([width, height, seed]).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def _tower(kind: str) -> tuple[Any, Any]:
+    if kind == "clip":
+        return CLIPVisionConfig(**TOWER), CLIPImageProcessorPil(**CROPPED)
+    return SiglipVisionConfig(**TOWER), SiglipImageProcessorPil(size={"height": SIDE, "width": SIDE})
+
+
+def _text(changes: dict[str, Any] | None) -> dict[str, Any]:
+    return {"model_type": "llama", **TINY, **(changes or {})}
+
+
+def _random(model: PreTrainedModel) -> PreTrainedModel:
+    """Large enough that mistakes show; norms and biases are not all ones and zeros."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+            else:
+                parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    model.set_attn_implementation("eager")
+    return model.eval()
