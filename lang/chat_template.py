@@ -13,7 +13,6 @@ may become special tokens, so an argument that spells `<|im_end|>` stays text.
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +30,7 @@ CHATML = (
 
 # A private-use code point on both sides: no tokenizer, template or filter touches it.
 _PLACEHOLDER = "\ue000{}\ue001"
+_MARK = "\ue002"  # content of a template that is only tried
 _FIND_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 _MOST_OUTLINES = 256  # each as long as a conversation without its content
 
@@ -147,38 +147,48 @@ class ChatTemplate:
         """Whether the template strips white space around content, as Gemma's does."""
         if self.source is None:
             return False
-        return " \ue002 " not in (self._try([{"role": "user", "content": " \ue002 "}]) or " \ue002 ")
+        spaced = f" {_MARK} "
+        return spaced not in (self._try([{"role": "user", "content": spaced}]) or spaced)
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = False) -> str:
         """The template on real messages, as `apply_chat_template` of transformers does it."""
         if self.source is None:
             text = "".join(f"{m['role'].upper()}: {m['content']}\n" for m in messages)
             return text + ("ASSISTANT:" if add_generation_prompt else "")
-        return self._render(list(messages), generation=add_generation_prompt)
+        return self._render(messages, generation=add_generation_prompt)
 
     # ------------------------------------------------------------------ how
 
     @cached_property
     def _compiled(self) -> Any:  # jinja2.Template: imported late, `import umbel` stays light
         import jinja2
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        from .jinja import compile_template
 
         assert self.source is not None
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-
-        def raise_exception(message: str) -> None:
-            raise jinja2.TemplateError(message)
-
-        environment.globals["raise_exception"] = raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        environment.filters["tojson"] = _tojson
         try:
-            return environment.from_string(self.source)
+            return compile_template(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"chat template of {self.name}, line {error.lineno}: {error.message}") from error
 
-    def _render(self, messages: list[Mapping[str, str]], *, generation: bool) -> str:
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template shows content only where it is a list of parts, as those of some models that see do."""
+
+        def shows(content: Any) -> bool:  # Any: text, or parts
+            try:
+                return _MARK in self._fill([{"role": "user", "content": content}], generation=False)
+            except (TemplateError, TypeError):  # the latter from a template that adds text to what it is given
+                return False
+
+        return not shows(_MARK) and shows(_as_parts(_MARK))
+
+    def _render(self, messages: Sequence[Mapping[str, str]], *, generation: bool) -> str:
+        if self._reads_parts:
+            return self._fill([{**m, "content": _as_parts(m["content"])} for m in messages], generation=generation)
+        return self._fill(list(messages), generation=generation)
+
+    def _fill(self, messages: Sequence[Mapping[str, Any]], *, generation: bool) -> str:  # Any: text, or parts
         import jinja2
 
         try:
@@ -294,7 +304,5 @@ def _roles(turns: Sequence[Turn]) -> tuple[str, ...]:
     return tuple([turn.role for turn in turns])
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:  # Any: template data
-    import json
-
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _as_parts(content: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}]

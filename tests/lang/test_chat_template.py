@@ -168,3 +168,29 @@ def test_a_role_the_template_refuses_is_an_error_not_a_silent_gap() -> None:
 def test_templates_run_in_a_sandbox(source: str) -> None:
     with pytest.raises(TemplateError, match=r"hostile.*(unsafe|undefined)"):
         ChatTemplate(source, name="hostile").render(messages(CONVERSATION))
+
+
+# Templates of models that see show content only where it is a list of parts, the way LLaVA's do.
+PARTS = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% generation %}{{ part['text'] + ' ' }}{% endgeneration %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+def test_content_is_given_as_parts_to_templates_that_read_nothing_else() -> None:
+    chat = ChatTemplate(PARTS)
+    said = [("user", "Capital of France?"), ("assistant", "Paris"), ("user", "Of Japan?")]
+    expected = "USER: Capital of France? ASSISTANT: Paris USER: Of Japan? "
+    assert text(write(chat, said)) == chat.render(messages(said)) == expected
+    assert chat.render(messages(said), add_generation_prompt=True) == expected + "ASSISTANT:"
+
+
+def test_a_template_that_reads_text_and_parts_is_given_text() -> None:
+    both = (
+        "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for part in message['content'] %}[{{ part['text'] }}]{% endfor %}{% endif %}{% endfor %}"
+    )
+    assert ChatTemplate(both).render([{"role": "user", "content": "hello"}]) == "hello"

@@ -1,0 +1,43 @@
+"""Chat templates are Jinja as transformers runs it: a sandbox, loop controls, and what templates expect to be there.
+
+Imported when the first template is compiled: `import umbel` stays without jinja2.
+"""
+
+import json
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class GenerationTag(Extension):
+    """`{% generation %} … {% endgeneration %}` marks what an assistant says, for training. Here it is its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """Raises jinja2.TemplateSyntaxError."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
+    )
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.filters["tojson"] = _tojson
+    return environment.from_string(source)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:  # Any: template data
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
