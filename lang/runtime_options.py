@@ -62,6 +62,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1; requests that find no room beside
             them take theirs.
         tree_attention: attend once to what sequences of a step share.
+        overlap: the next step is planned while one runs. "auto" does so where the runner does not wait for its steps (a
+            CUDA device); True also on the CPU, where the step then runs in a thread.
         screened_head: find the most likely token without computing every logit in full.
         incremental_tokenization: keep the tokens of earlier texts, and encode only what is new.
         jump_forward: text that a constraint leaves no choice about is appended without steps of its own.
@@ -102,6 +104,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     foresight: bool = False
     pin_share: float = 0.5
     tree_attention: bool = True
+    overlap: bool | Literal["auto"] = "auto"
     screened_head: bool = True
     incremental_tokenization: bool = True
     jump_forward: bool = True
@@ -147,6 +150,10 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.overlap != "auto" and not isinstance(self.overlap, bool):
+            raise ParameterError(f'overlap={self.overlap!r} is not known; write "auto", True or False')
+        if self.step_delay and self.overlap is True:
+            raise ParameterError(f"step_delay={self.step_delay} delays steps that wait; leave overlap=True out")
         if self.step_delay and self.model != ORACLE:
             raise ParameterError(f"step_delay slows the oracle model only; model={self.model!r} takes none")
 

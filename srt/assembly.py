@@ -8,13 +8,13 @@ import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..lang.errors import MissingExtraError, ParameterError
 from ..lang.runtime_options import ORACLE, RuntimeOptions
-from .batch import Runner
+from .batch import Launcher, Runner
 from .clock import Clock
 from .engine_protocol import Heartbeat
 from .faults import FaultHook
@@ -68,10 +68,12 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         ParameterError: options that do not fit it or this machine.
         MissingExtraError: a package is not installed.
     """
+    from .launched_oracle import LaunchedOracle
     from .oracle import OracleRunner
     from .scheduler import Scheduler
     from .scheduler_config import PolicyName, SchedulerConfig
     from .slow import Slowed
+    from .threaded_runner import ThreadedRunner
 
     config = SchedulerConfig(
         max_running=options.max_running,
@@ -93,7 +95,7 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         jump_forward=options.jump_forward,
         check_every_step=options.check_every_step,
     )
-    oracle: OracleRunner | None = None
+    oracle: OracleRunner | LaunchedOracle | None = None
     if options.model == ORACLE:
         tokenizer = ByteTokenizer()
         oracle = OracleRunner(
@@ -102,6 +104,8 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
             (options.pool_tokens or ORACLE_POOL) + 1,
             favourites=ORACLE_FAVOURITES,
         )
+        if options.overlap is True:
+            oracle = LaunchedOracle(oracle)
         runner: Runner = Slowed(oracle, options.step_delay) if options.step_delay else oracle
         vocabulary, eos_ids, first = tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.bos_id
 
@@ -114,9 +118,12 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         source = _open_source(options)
         phase(f"loading {source.name}")
         runner = _model_runner(options, source)
+        if options.overlap is True and not isinstance(runner, Launcher):
+            runner = ThreadedRunner(runner)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
         open_tokens, tries = source.tokenizer, _tries_folder()
     shelf = _constraint_shelf(options, runner, open_tokens, tries)
+    config = replace(config, overlap=options.overlap is not False and isinstance(runner, Launcher))
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should

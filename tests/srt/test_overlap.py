@@ -2,11 +2,16 @@
 
 import pytest
 from umbel.lang.errors import ParameterError
+from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.assembly import open_engine
+from umbel.srt.batch import Launcher
+from umbel.srt.clock import VirtualClock
 from umbel.srt.engine_protocol import Ended, EngineAbort, EngineControl, EngineFailed
-from umbel.srt.faults import FailAt
+from umbel.srt.faults import FailAt, no_faults
 from umbel.srt.launched_oracle import Computes
-from umbel.srt.oracle import OracleError
+from umbel.srt.oracle import OracleError, OracleRunner
+from umbel.srt.scheduler import Scheduler, SchedulerConfig
 
 from .engine_harness import GREEDY, Engine
 
@@ -154,9 +159,26 @@ def test_log_probabilities_come_with_tokens_of_overlapped_steps() -> None:
 
 
 def test_overlap_needs_a_runner_that_launches() -> None:
-    from umbel.srt.clock import VirtualClock
-    from umbel.srt.oracle import OracleRunner
-    from umbel.srt.scheduler import Scheduler, SchedulerConfig
-
     with pytest.raises(ParameterError, match="overlap=False"):
         Scheduler(OracleRunner(), lambda _: b"", frozenset(), SchedulerConfig(overlap=True), VirtualClock())
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"overlap": "on"}, "True or False"),
+        ({"overlap": 1}, "True or False"),
+        ({"overlap": True, "step_delay": 0.5, "model": "oracle"}, "leave overlap=True out"),
+    ],
+)
+def test_a_wrong_overlap_is_refused_with_what_to_write(options: dict[str, object], hint: str) -> None:
+    with pytest.raises(ParameterError, match=hint):
+        RuntimeOptions(**options)  # type: ignore[arg-type]
+
+
+def test_the_option_decides_who_runs_the_steps() -> None:
+    for overlap, launches in (("auto", False), (False, False), (True, True)):
+        options = RuntimeOptions(model="oracle", overlap=overlap)  # type: ignore[arg-type]
+        engine = open_engine(options, clock=VirtualClock(), faults=no_faults, phase=lambda _: None)
+        assert engine.scheduler.config.overlap is launches
+        assert isinstance(engine.runner, Launcher) is launches
