@@ -149,7 +149,9 @@ def _run(
         write_slots=torch.from_numpy(batch.write_slots).to(model.device),
     )
     rows = Rows(
-        *(torch.from_numpy(part).to(model.device) for part in (batch.token_ids, batch.positions, batch.logit_rows))
+        token_ids=torch.from_numpy(batch.token_ids).to(model.device),
+        positions=torch.from_numpy(batch.positions).to(model.device),
+        logit_rows=torch.from_numpy(batch.logit_rows).to(model.device),
     )
     out = torch.empty((sum(counts), model.vocab_size), device=model.device)
     return list(torch.split(model.forward(rows, step, out=out), counts))
