@@ -109,7 +109,7 @@ class Bench:
         self.folder = folder or Path(__file__).parent / "results" / self.results.machine.slug
         if add and (self.folder / RECORD).is_file():
             self.results = self.results.added_to(read(self.folder / RECORD))
-        _, tokenizer = open_tokenizer(RuntimeOptions(model=settings.model or DEFAULT))
+        tokenizer = open_tokenizer(RuntimeOptions(model=settings.model or DEFAULT)).tokenizer
         self._encoder = PromptEncoder(tokenizer)
         self._turns = itertools.count(1 + max((run.repeat for run in self.results.measurements), default=-1))
         self._micro = micro.Micro(self._encoder, settings.repeat)

@@ -62,6 +62,7 @@ class Welcome(_Link, frozen=True):
     chat_template: str | None
     template_tokens: dict[str, str]
     max_programs: int
+    image_tokens: int = 0  # of a picture at most, see `Capabilities`; 0: the model reads text only
 
 
 class StartFailed(_Link, frozen=True):

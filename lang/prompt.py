@@ -100,9 +100,9 @@ class Prompt:
 EMPTY = Prompt()
 
 
-def tokens_at_most(parts: Iterable[Part]) -> int:
-    """A bound that needs no tokenizer: a token holds at least one byte of UTF-8, and one may open the prompt. Media
-    are not counted; backends that take them know what they cost."""
+def tokens_at_most(parts: Iterable[Part], image_tokens: int = 0) -> int:
+    """A bound that needs no tokenizer: a token holds at least one byte of UTF-8, and one may open the prompt. A picture,
+    or a frame of a clip, has at most `image_tokens`."""
     bound = 1
     for part in parts:
         match part:
@@ -110,4 +110,6 @@ def tokens_at_most(parts: Iterable[Part]) -> int:
                 bound += len(text.encode("utf-8", "surrogatepass"))
             case Generated(_, token_ids):
                 bound += len(token_ids)
+            case Media(num_frames=frames):
+                bound += max(1, frames) * image_tokens
     return bound

@@ -343,6 +343,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     prefix_cache: bool = True  # keeps what it has computed of prompts
     cache_minimum: int = 0  # tokens of the shortest prompt that it keeps something of
     images: bool = False
+    image_tokens: int = 0  # of an image, or of a frame of a clip, at most; 0 where the backend counts them itself
     logprobs: bool = False
     max_context: int | None = None  # tokens
     constraints: tuple[ConstraintKind, ...] = ()  # kinds that are enforced

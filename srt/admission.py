@@ -10,16 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from ..lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError
-from ..lang.prompt import Generated, Part, Text
+from ..lang.prompt import Generated, Media, Part, Text
 from ..lang.protocol import GenRequest, Hint, Locate, Located, Origin, ScoreRequest
 from ..lang.sampling import SamplingParams
 from .calls import GenCall, ScoreCall
-from .config import Limits
+from .config import Limits, PictureLimits
 from .constraint_compiler import Compiled
 from .engine_protocol import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
+from .pictures.budget import check_media
+from .pictures.format import PictureFormat
+from .pictures.numbers import PICTURE_BASE
+from .pictures.shown import Showable
 from .prompt_encoder import PromptEncoder
 from .stops import StopShelf
-from .token_places import text_of, token_places
+from .token_places import media_places, text_of, token_places
 from .tokenizer import Tokenizer
 
 _SALT = re.compile(r"[A-Za-z0-9_-]*")
@@ -34,18 +38,33 @@ class Admission:
     Args:
         ids: numbers for engine requests, never the same twice.
         draw_seed: a fresh seed for a request that names none.
+        pictures: how the model takes them, and how many; None when it reads text only.
     """
 
     def __init__(
-        self, encoder: PromptEncoder, limits: Limits, *, ids: Iterator[int], draw_seed: Callable[[], int]
+        self,
+        encoder: PromptEncoder,
+        limits: Limits,
+        *,
+        ids: Iterator[int],
+        draw_seed: Callable[[], int],
+        pictures: tuple[PictureFormat, PictureLimits] | None = None,
     ) -> None:
         self._encoder = encoder
         self._tokenizer = tokenizer = encoder.tokenizer
         self._limits = limits
         self._ids = ids
         self._draw_seed = draw_seed
+        self._pictures = pictures
         self._start = _start_token(tokenizer)
         self._stops = StopShelf()
+
+    def show(self, message: Showable, media: Sequence[Media], *, now: float) -> float:
+        """Checks a message before its media are decoded → its deadline. Raises an UmbelError."""
+        assert self._pictures is not None, "a model that reads text only is shown nothing"
+        self._check(message.id, message.origin, message.prompt)
+        check_media(media, *self._pictures)
+        return self._deadline(message.origin, now)
 
     # ------------------------------------------------------------------ the three kinds of requests
 
@@ -55,6 +74,7 @@ class Admission:
         self._check_sampling(request.sampling)
         heal = self._heals(request)
         token_ids = self._encode(request.prompt, request.origin)
+        _check_prompt_logprobs(request.sampling.prompt_logprobs_from, token_ids)
         first = request.sampling.seed
         seed = self._draw_seed() if first is None else first
         schedule = _schedule(request.origin)
@@ -156,7 +176,8 @@ class Admission:
         if min(question.tokens, default=0) < 0:
             raise ParameterError(f"tokens={question.tokens} holds {min(question.tokens)}; tokens are counted from 0")
         token_ids, *others = (self._encode(prompt, question.origin) for prompt in prompts)
-        places = token_places(self._tokenizer, text_of(question.prompt), token_ids, question.tokens)
+        text, media = text_of(question.prompt), media_places(question.prompt)
+        places = token_places(self._tokenizer, text, token_ids, question.tokens, media)
         shared = tuple(_common(token_ids, other) for other in others)
         return Located(question.id, tuple(places), len(token_ids), shared)
 
@@ -279,6 +300,18 @@ def _check_text(what: str, text: str) -> None:
             f"{what} holds {text[error.start]!r} at position {error.start}, which is no character; "
             "decode the input with errors='replace'"
         ) from None
+
+
+def _check_prompt_logprobs(start: int | None, token_ids: Sequence[int]) -> None:
+    """A picture's tokens are no words that the model might have said."""
+    if start is None:
+        return
+    for index in range(len(token_ids) - 1, max(start, 1) - 1, -1):
+        if token_ids[index] >= PICTURE_BASE:
+            raise RequestError(
+                f"prompt_logprobs_from={start} (logprob_start_len): there is a picture behind it, whose tokens have no "
+                f"log-probabilities; write {index + 1} or more"
+            )
 
 
 def _schedule(origin: Origin) -> Schedule:

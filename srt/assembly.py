@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..lang.errors import MissingExtraError, ParameterError
 from ..lang.runtime_options import ORACLE, RuntimeOptions
@@ -18,6 +18,7 @@ from .batch import Launcher, Runner
 from .clock import Clock
 from .engine_protocol import Heartbeat
 from .faults import FaultHook
+from .pictures.format import PictureFormat
 from .tokenizer import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 ORACLE_CONTEXT = 4096
 ORACLE_POOL = 1 << 16
+ORACLE_PICTURES = PictureFormat("fixed", 16, 16, tile_tokens=4, patch_size=8, resize=(16, 16))
 # Letters and spaces: the oracle's texts can be printed. They seldom end by themselves.
 ORACLE_FAVOURITES = (*range(ord("a"), ord("z") + 1), ord(" "))
 CPU_POOL_BYTES = 2 << 30  # at most, unless asked for: the machine is somebody's
@@ -52,12 +54,20 @@ class Engine:
         return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters)
 
 
-def open_tokenizer(options: RuntimeOptions) -> tuple[str, Tokenizer]:
-    """The model's name and its tokenizer. Raises ModelError or MissingExtraError."""
+class Reading(NamedTuple):
+    """What the gateway has to know of a model. `pictures`: how it takes them; None for one that reads text only."""
+
+    name: str
+    tokenizer: Tokenizer
+    pictures: PictureFormat | None
+
+
+def open_tokenizer(options: RuntimeOptions) -> Reading:
+    """Raises ModelError or MissingExtraError."""
     if options.model == ORACLE:
-        return ORACLE, ByteTokenizer()
+        return Reading(ORACLE, ByteTokenizer(), ORACLE_PICTURES)
     source = _open_source(options)
-    return source.name, source.tokenizer()
+    return Reading(source.name, source.tokenizer(), source.picture_format)
 
 
 def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, phase: Phase) -> Engine:

@@ -4,7 +4,7 @@ A call owns one or more engine requests (`n` continuations; a score and its unco
 the engine's events into messages for the program, and knows when the last of them has ended. It sends
 nothing itself.
 
-    HELD        the engine is starting, or a constraint is being compiled: messages wait here
+    HELD        the engine is starting, a constraint is being compiled, or pictures are being decoded: it waits here
     DISPATCHED  the engine has them
     (gone)      ended; the gateway forgets the call, late events find nobody
 """
@@ -17,12 +17,14 @@ from enum import Enum, auto
 import msgspec
 
 from ..fsm.stops import Stops
+from ..lang.errors import UmbelError
 from ..lang.protocol import (
     Chunk,
     Completion,
     ConstraintSpec,
     Done,
     Facts,
+    Failure,
     Final,
     FinishReason,
     FromBackend,
@@ -47,6 +49,7 @@ from .engine_protocol import (
     ScoreEnded,
     Tokens,
 )
+from .pictures.shelf import Picture
 
 Bounded = EngineGenerate | EngineScore | EngineChoose | EngineControl  # the engine messages that have an ending
 TokenBytes = Callable[[int], bytes]
@@ -71,9 +74,19 @@ class Call(ABC):
     deadline: float  # on the gateway's clock
     open: set[int] = field(init=False)  # ids of engine requests without an ending
     phase: Phase = field(default=Phase.HELD, init=False)
+    pictures: tuple[Picture, ...] = field(default=(), init=False)  # which the shelf holds for it
 
     def __post_init__(self) -> None:
         self.open = {message.id for message in self.messages}
+
+    @property
+    def waits_for(self) -> str:
+        """What has to be done before the engine can have it; "" when nothing has."""
+        return ""
+
+    def failure(self, error: UmbelError) -> FromBackend | None:
+        """What its peer is told when it cannot be served."""
+        return Failure(self.label, type(error).__name__, str(error))
 
     def outgoing(self, now: float) -> tuple[Bounded, ...]:
         """The engine messages with the time that is left, for sending now."""
@@ -126,9 +139,8 @@ class GenCall(Call):
         }
 
     @property
-    def compiling(self) -> bool:
-        """The engine cannot have it before its constraint is compiled."""
-        return self.spec is not None and self.compiled is None
+    def waits_for(self) -> str:
+        return "its constraint to be compiled" if self.spec is not None and self.compiled is None else ""
 
     def constrain(self, compiled: Compiled) -> None:
         """Its texts have to satisfy this."""

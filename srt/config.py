@@ -1,6 +1,7 @@
 """Limits of the runtime, in one place, each with its reason; and the only reader of the environment here.
 
-Every number is pinned by tests/srt/test_gateway.py and test_supervisor.py: changing one is a decision, not an accident.
+Every number is pinned by tests/srt/test_gateway.py, test_supervisor.py and pictures/test_decode.py: changing one is a
+decision, not an accident.
 """
 
 import os
@@ -68,6 +69,32 @@ class CompilerLimits:
     kept_bytes: int = 64 << 20  # of compiled constraints, see ConstraintLibrary
 
 
+@dataclass(frozen=True, slots=True)
+class PictureLimits:
+    """What pictures and clips of prompts may take. What can be is checked before anything is decoded.
+
+    A picture of 16.8 megapixels has 67 MB decoded, and is in memory twice while it is turned or its alpha taken away.
+    """
+
+    most_media: int = 8  # pictures and clips of one prompt
+    most_bytes: int = 20 << 20  # of all media of one prompt, as they are sent; a frame from a client holds 32 MiB
+    most_pixels: int = 16_800_000  # of one picture, or of a frame of a clip
+    longest_ratio: int = 200  # of a picture's sides; a strip that is longer shows a model nothing
+    most_frames: int = 64  # of all clips of one prompt
+    frame_bytes: int = 48 << 20  # of those frames as the model sees them: they are decoded into memory together
+    most_packets: int = 1 << 17  # frames that a clip may have: more than an hour
+    picture_seconds: float = 5.0  # of CPU time; a photo of 16.8 megapixels takes a part of a second
+    clip_seconds: float = 20.0  # of CPU time
+    wall_seconds: float = 60.0  # of either; then the process is killed, whatever it does
+    memory: int = 176 << 20  # bytes of address space beyond what the process has when its libraries are loaded
+    niceness: int = 10  # the model goes first
+    waiting_bytes: int = 512 << 20  # of media that wait to be decoded, all clients together
+    shelf_bytes: int = 64 << 20  # of decoded pictures that the gateway keeps
+    shelf_sources: int = 4096  # pictures and clips whose bytes are known again, also where they were refused
+    shelf_numbers: int = 1 << 16  # pictures whose number is known again, so that their keys are found
+    held_bytes: int = 1 << 30  # of decoded pictures that requests in flight hold, here or at the engine
+
+
 MAX_ENGINE_FRAME = 256 * 2**20  # bytes; a select repeats its prompt for every choice
 
 
@@ -81,8 +108,8 @@ def engine_environment() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 
 
-def compiler_environment() -> dict[str, str]:
-    """Of the process that compiles constraints: libraries reserve memory for every thread they might use."""
+def worker_environment() -> dict[str, str]:
+    """Of processes whose memory is limited: libraries reserve some for every thread they might use."""
     return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

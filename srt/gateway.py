@@ -9,7 +9,7 @@ import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import assert_never
 
@@ -23,6 +23,7 @@ from ..lang.errors import (
     ParameterError,
     UmbelError,
 )
+from ..lang.prompt import Media
 from ..lang.protocol import (
     Abort,
     ConstraintSpec,
@@ -46,9 +47,12 @@ from .clock import Clock
 from .config import CompilerLimits, Limits
 from .constraint_compiler import Answer, Compiled, InlineCompiler, Refused
 from .constraint_library import ConstraintLibrary
-from .engine_protocol import EngineAbort, EngineControl, EngineFailed, EngineRelease, FromEngine, Heartbeat, ToEngine
+from .engine_protocol import EngineAbort, EngineControl, EngineFailed, EngineForget, FromEngine, Heartbeat, ToEngine
 from .faults import FaultHook, no_faults
-from .pin_table import PinTable
+from .hint_desk import HintDesk
+from .pictures.shelf import Picture, PictureShelf
+from .pictures.shown import Showable, Showing, media_of, pictures_of, without_bytes
+from .pictures.waiting import PictureCall
 from .prompt_encoder import CACHE_BYTES, PromptEncoder
 from .tokenizer import Tokenizer
 
@@ -74,6 +78,7 @@ class Gateway:
         seed: of the generator of seeds for requests that name none; None takes the system's entropy.
         token_cache_bytes: of memory for the tokens of earlier texts; 0 encodes every text whole and anew.
         constraints: compiles those of requests; None compiles them where they arrive.
+        pictures: decodes and keeps those of requests; None for a model that reads text only.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Gateway:
         seed: int | None = None,
         token_cache_bytes: int = CACHE_BYTES,
         constraints: ConstraintLibrary | None = None,
+        pictures: PictureShelf | None = None,
     ) -> None:
         self._model = model
         self._to_engine = to_engine
@@ -98,18 +104,34 @@ class Gateway:
         self._faults = faults
         seeds = random.Random(seed)
         self._ids: Iterator[int] = itertools.count(1)
-        self.encoder = PromptEncoder(tokenizer, cache_bytes=token_cache_bytes)
-        self._admission = Admission(self.encoder, limits, ids=self._ids, draw_seed=lambda: seeds.getrandbits(63))
+        self._pictures = pictures
+        form = None if pictures is None else pictures.form
+        self.encoder = PromptEncoder(tokenizer, cache_bytes=token_cache_bytes, pictures=form)
+        self._admission = Admission(
+            self.encoder,
+            limits,
+            ids=self._ids,
+            draw_seed=lambda: seeds.getrandbits(63),
+            pictures=None if pictures is None else (pictures.form, pictures.limits),
+        )
         self._constraints = constraints or ConstraintLibrary(
             InlineCompiler(), "auto", entries=256, most_bytes=CompilerLimits().kept_bytes
         )
         self._calls = CallTable()
-        self._pins = PinTable(limits.max_pins)
         self._state = EngineState.STARTING
         self._cause = ""
         self._context_length: int | None = None
         self._heartbeat: Heartbeat | None = None
         self.counters: Counter[str] = Counter()
+        self._hints = HintDesk(
+            self._admission,
+            most_pins=limits.max_pins,
+            to_engine=to_engine,
+            bring=self._bring,
+            clock=clock,
+            faults=faults,
+            counters=self.counters,
+        )
 
     @property
     def state(self) -> EngineState:
@@ -124,15 +146,21 @@ class Gateway:
 
     def receive(self, peer: bytes, message: ToBackend) -> None:
         """One message of one peer. Whatever it holds, it ends with an answer, not with an exception."""
+        if self._pictures is not None and isinstance(message, Showable) and (media := media_of(message)):
+            self._show(peer, message, media, self._pictures)
+            return
         match message:
             case GenRequest() | ScoreRequest() | Control():
                 self._accept(peer, message)
             case Locate():
                 self._locate(peer, message)
             case Hint():
-                self._hint(peer, message)
+                if self._state is EngineState.READY:
+                    self._hints.take(peer, message, self._context_length)
+                else:
+                    self._hints.unused()
             case Release(label):
-                self._release(self._pins.take(peer, label))
+                self._release(peer, label)
             case Abort(label):
                 for call in self._calls.of_label(peer, label):
                     self._abort(call)
@@ -154,8 +182,7 @@ class Gateway:
             self._abort_engine_requests(call)
             self._end(call, None)
             self.counters["orphaned"] += 1
-        for number in self._pins.take_all(peer):
-            self._release(number)
+        self._hints.peer_lost(peer)
 
     # ------------------------------------------------------------------ from the engine
 
@@ -164,7 +191,7 @@ class Gateway:
         self._context_length = context_length
         self._state = EngineState.READY
         for call in self._calls:
-            if call.phase is Phase.HELD and not _compiling(call):
+            if call.phase is Phase.HELD and not call.waits_for:
                 self._dispatch(call)
 
     def engine_event(self, event: FromEngine) -> None:
@@ -179,6 +206,8 @@ class Gateway:
         if isinstance(event, EngineFailed):
             call.open.discard(event.id)
             self._abort_engine_requests(call)
+            if self._pictures is not None:
+                self._pictures.doubt(call.pictures)
             kind = event.kind if event.kind in WIRE_ERRORS else EngineError.__name__
             self._end(call, Failure(call.label, kind, event.message))
             return
@@ -202,7 +231,9 @@ class Gateway:
         """The engine died: what it was computing ends now; what it has not seen waits for its successor."""
         self._state = EngineState.STARTING
         self._heartbeat = None
-        self._pins.clear()
+        self._hints.engine_lost()
+        if self._pictures is not None:
+            self._pictures.engine_lost()
         self.counters["engine_losses"] += 1
         for call in self._calls:
             if call.phase is Phase.DISPATCHED:
@@ -251,10 +282,10 @@ class Gateway:
             "context_length": self._context_length,
             "in_flight": self.in_flight,
         }
-        facts |= {
-            f"gateway_{name}": count
-            for name, count in sorted({**self.counters, **self.encoder.counters, **self._constraints.counters}.items())
-        }
+        counters = {**self.counters, **self.encoder.counters, **self._constraints.counters}
+        if self._pictures is not None:
+            counters |= self._pictures.counters
+        facts |= {f"gateway_{name}": count for name, count in sorted(counters.items())}
         if self._heartbeat is not None:
             facts |= {"running": self._heartbeat.running, "waiting": self._heartbeat.waiting}
             facts |= self._heartbeat.counters
@@ -268,8 +299,7 @@ class Gateway:
             self._check_open(message)
             call = self._admit(peer, message)
         except UmbelError as error:
-            self.counters["refused"] += 1
-            self._to_peer(peer, _failure(message.id, error))
+            self._refuse(peer, message.id, error)
             return
         except Exception:
             log.exception("a request could not be admitted")
@@ -282,6 +312,9 @@ class Gateway:
             self._to_peer(peer, Done(message.id, self.info()))
             return
         self._calls.add(call)
+        if isinstance(message, GenRequest | ScoreRequest) and self._pictures is not None:
+            call.pictures = pictures_of(message.prompt)
+            self._pictures.hold(call.pictures)
         if isinstance(message, GenRequest) and isinstance(call, GenCall) and call.spec is not None:
             self._compile(call, call.spec, message.origin.salt)
         elif self._state is EngineState.READY:
@@ -292,7 +325,8 @@ class Gateway:
         try:
             self._faults("gateway.compile")
             call.inquiry = self._constraints.find(spec, salt, lambda answer: self._compiled(call, answer))
-            if call.compiling and call in self._calls and self._state is EngineState.READY:
+            if call.waits_for and call in self._calls and self._state is EngineState.READY:
+                self._bring(call.pictures)
                 self._to_engine(self._admission.prefill(call))
         except UmbelError as error:
             self._fail(call, error)
@@ -315,7 +349,7 @@ class Gateway:
         if self._state is EngineState.READY:
             self._dispatch(call)
 
-    def _check_open(self, message: GenRequest | ScoreRequest | Control) -> None:
+    def _check_open(self, message: Showable | Control) -> None:
         if self._state is EngineState.FAILED and not isinstance(message, Control):
             raise self._dead()
         if self.in_flight >= self._limits.max_queue:
@@ -353,38 +387,11 @@ class Gateway:
         if self._context_length is not None and isinstance(call, GenCall | ScoreCall):
             self._admission.check_length(call, self._context_length, self._model)
 
-    def _hint(self, peer: bytes, hint: Hint) -> None:
-        """Hints are never answered: one that cannot be used costs nothing and is counted."""
-        try:
-            if self._state is not EngineState.READY:
-                self.counters["hints_unused"] += 1
-                return
-            message = self._admission.hint(hint)
-            if self._context_length is not None and len(message.token_ids) > self._context_length:
-                self.counters["hints_unused"] += 1
-                return
-            if hint.pin is not None:
-                now = self._clock.now()
-                if not self._pins.room(now):
-                    self.counters["hints_unused"] += 1
-                    return
-                self._release(self._pins.take(peer, hint.id))
-                self._pins.add(peer, hint.id, message.id, now + hint.pin)
-            self._faults("gateway.send")
-            self._to_engine(message)
-            self.counters["hints"] += 1
-        except Exception as error:
-            self.counters["hints_unused"] += 1
-            log.info("a hint was not used: %s", type(error).__name__)
-
-    def _release(self, number: int | None) -> None:
-        """A pin that is not released ends when its time is over."""
-        if number is None:
-            return
-        try:
-            self._to_engine(EngineRelease(number))
-        except Exception:
-            log.exception("the release of pin %d could not be sent", number)
+    def _release(self, peer: bytes, label: str) -> None:
+        for call in self._calls.of_label(peer, label):
+            if isinstance(call, PictureCall) and isinstance(call.message, Hint):
+                self._end(call, None)
+        self._hints.release(peer, label)
 
     def _locate(self, peer: bytes, question: Locate) -> None:
         """Answered at once: the tokenizer knows it, and no call depends on it."""
@@ -398,11 +405,67 @@ class Gateway:
             answer = _failure(question.id, BackendError("internal error while locating tokens; see the log"))
         self._to_peer(peer, answer)
 
+    # ------------------------------------------------------------------ pictures
+
+    def _show(self, peer: bytes, message: Showable, media: Sequence[Media], shelf: PictureShelf) -> None:
+        """The message is held until its media are pictures, which may be at once; then it is received again."""
+        hint = isinstance(message, Hint)
+        if hint and self._state is not EngineState.READY:
+            self._hints.unused()
+            return
+        try:
+            self._check_open(message)
+            deadline = self._admission.show(message, media, now=self._clock.now())
+        except UmbelError as error:
+            if hint:
+                self._hints.unused()
+            else:
+                self.counters["requests"] += 1
+                self._refuse(peer, message.id, error)
+            return
+        showing = Showing(shelf, media, message.origin.salt)
+        call = PictureCall(peer, message.id, (), deadline, without_bytes(message), showing)
+        self._calls.add(call)
+        showing.begin(lambda error: self._shown(call, error))
+
+    def _shown(self, call: PictureCall, error: UmbelError | None) -> None:
+        try:
+            if error is not None:
+                if isinstance(call.message, Hint):
+                    self._hints.unused()
+                self._fail(call, error)
+                return
+            self._calls.remove(call)
+            try:
+                self.receive(call.peer, call.shown(self._clock.now()))
+            finally:
+                call.showing.close()  # who needs the pictures holds them now
+                self._forget_pictures()
+        except Exception:
+            log.exception("a message with pictures could not be received")
+            self.counters["internal_errors"] += 1
+
+    def _bring(self, pictures: Sequence[Picture]) -> None:
+        """Before the engine gets a message that holds them."""
+        if self._pictures is not None:
+            self._pictures.bring(pictures, self._to_engine)
+
+    def _forget_pictures(self) -> None:
+        """The engine is told which it will not be asked for again."""
+        if self._pictures is None:
+            return
+        for number in self._pictures.take_forgotten():
+            try:
+                self._to_engine(EngineForget(number))
+            except Exception:
+                log.exception("that picture %d is not needed could not be sent", number)
+
     # ------------------------------------------------------------------ on the way and at the end
 
     def _dispatch(self, call: Call) -> None:
         try:
             self._check_length(call)  # the context was not known while the first engine started
+            self._bring(call.pictures)
             call.phase = Phase.DISPATCHED
             for message in call.outgoing(self._clock.now()):
                 self._faults("gateway.send")
@@ -437,14 +500,23 @@ class Gateway:
         self._abort_engine_requests(call)
         self._fail(call, BackendError(f"internal error while {doing}; see the log"))
 
+    def _refuse(self, peer: bytes, label: str, error: UmbelError) -> None:
+        self.counters["refused"] += 1
+        self._to_peer(peer, _failure(label, error))
+
     def _fail(self, call: Call, error: UmbelError) -> None:
-        self._end(call, _failure(call.label, error))
+        self._end(call, call.failure(error))
 
     def _end(self, call: Call, ending: FromBackend | None) -> None:
         """The one place where a call is let go. Its peer hears the ending, unless the peer is gone."""
         self._calls.remove(call)
         if isinstance(call, GenCall) and call.inquiry is not None:
             call.inquiry.forget()
+        if isinstance(call, PictureCall):
+            call.showing.close()
+        if self._pictures is not None:
+            self._pictures.let_go(call.pictures)
+            self._forget_pictures()
         if ending is None:
             return
         self.counters["failed" if isinstance(ending, Failure) else "finished"] += 1
@@ -454,14 +526,10 @@ class Gateway:
         return EngineError(f"the engine could not be restarted: {self._cause}; make a new Runtime")
 
 
-def _compiling(call: Call) -> bool:
-    return isinstance(call, GenCall) and call.compiling
-
-
 def _waiting_for(call: Call) -> str:
     if call.phase is not Phase.HELD:
         return "before the answer was complete"
-    return f"waiting for {'its constraint to be compiled' if _compiling(call) else 'the engine to start'}"
+    return f"waiting for {call.waits_for or 'the engine to start'}"
 
 
 def _failure(label: str, error: UmbelError) -> Failure:

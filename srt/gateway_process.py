@@ -40,11 +40,14 @@ from .assembly import open_tokenizer
 from .clients import Clients, Heard, Peer
 from .clock import SystemClock
 from .compiler_process import CompilerProcess
-from .config import CompilerLimits, Limits, SupervisionLimits, fault_hook
+from .config import CompilerLimits, Limits, PictureLimits, SupervisionLimits, fault_hook
 from .constraint_library import ConstraintLibrary
 from .engine_child import EngineChild
 from .engine_protocol import Heartbeat, ToEngine
 from .gateway import Gateway
+from .pictures.budget import most_tokens
+from .pictures.decode_process import DecoderProcess
+from .pictures.shelf import PictureShelf
 from .program_backend import PROGRAMS_PEER, capabilities_of
 from .programs import Programs
 from .prompt_encoder import CACHE_BYTES
@@ -83,6 +86,7 @@ class GatewayServer:
         self._arrivals: Arrivals | None = None  # with the core
         self._programs: Programs | None = None  # with the core
         self._compiler = CompilerProcess(CompilerLimits(), self._flush)
+        self._decoder = DecoderProcess(PictureLimits(), self._flush)
         self._startup = Startup(self._clients, self._limits)
         self._engine: EngineChild | None = None
         self._generation = 0
@@ -92,8 +96,9 @@ class GatewayServer:
         self._looks_at = 0.0  # when it will look anyway
 
     def child_process_ids(self) -> list[int]:
-        """Of the engine and of the constraint compiler, as far as they run."""
-        found = [self._engine.process_id if self._engine is not None else None, self._compiler.process_id]
+        """Of the engine, the constraint compiler and the decoder of pictures, as far as they run."""
+        engine = self._engine.process_id if self._engine is not None else None
+        found = [engine, self._compiler.process_id, self._decoder.process_id]
         return [process_id for process_id in found if process_id is not None]
 
     async def run(self) -> None:
@@ -170,7 +175,7 @@ class GatewayServer:
 
     async def _load_tokenizer(self) -> None:
         try:
-            model, tokenizer = await asyncio.to_thread(open_tokenizer, self._options)
+            model, tokenizer, form = await asyncio.to_thread(open_tokenizer, self._options)
         except UmbelError as error:
             self._give_up(StartFailure(type(error).__name__, str(error)))
             return
@@ -195,10 +200,12 @@ class GatewayServer:
                 entries=self._options.constraint_cache,
                 most_bytes=CompilerLimits().kept_bytes,
             ),
+            pictures=None if form is None else PictureShelf(form, self._decoder, PictureLimits()),
         )
+        image_tokens = 0 if form is None else most_tokens(form)
         self._arrivals = Arrivals(self._core, after=self._flush)
         self._programs = Programs(
-            capabilities_of(f"runtime {model}"),
+            capabilities_of(f"runtime {model}", image_tokens),
             lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model),
             to_gateway=self._hear_programs,
             to_peer=self._clients.say,
@@ -210,7 +217,7 @@ class GatewayServer:
             self._core.engine_ready(self._startup.engine.context_length)
         elif self._startup.failure is not None:
             self._core.engine_given_up(self._startup.failure.message)
-        self._startup.tokenizer_loaded(model, tokenizer)
+        self._startup.tokenizer_loaded(model, tokenizer, image_tokens)
         self._flush()
 
     def _give_up(self, failure: StartFailure) -> None:

@@ -34,7 +34,7 @@ from ..lang.protocol import (
 from ..lang.runtime_options import ORACLE, RuntimeOptions
 from .assembly import Engine, open_engine, open_tokenizer
 from .clock import Clock, SystemClock
-from .config import CompilerLimits, Limits
+from .config import CompilerLimits, Limits, PictureLimits
 from .constraint_compiler import InlineCompiler
 from .constraint_library import ConstraintLibrary
 from .constraint_shelf import OPENING_POLL
@@ -42,6 +42,9 @@ from .delay import Delay
 from .engine_protocol import ToEngine
 from .faults import FaultHook, no_faults
 from .gateway import Gateway
+from .pictures.budget import most_tokens
+from .pictures.decode import InlineDecoder
+from .pictures.shelf import PictureShelf
 from .program_backend import PROGRAMS_PEER, capabilities_of
 from .programs import Programs
 from .prompt_encoder import CACHE_BYTES
@@ -85,6 +88,7 @@ class LocalBackend:
         self._given_template = chat_template
         self._template: ChatTemplate | None = None
         self._name = model
+        self._image_tokens = 0  # of a picture at most; 0: the model reads text only, or is not open yet
         self._engine: Engine | None = None
         self._gateway: Gateway | None = None
         self._exchange: Exchange | None = None
@@ -112,6 +116,8 @@ class LocalBackend:
             probability=True,
             stop_regex=True,
             programs=True,
+            images=self._image_tokens > 0,
+            image_tokens=self._image_tokens,
         )
 
     @property
@@ -174,7 +180,7 @@ class LocalBackend:
             self._exchange.release(pinned)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
-        return tokens_at_most(prompt)
+        return tokens_at_most(prompt, self._image_tokens)
 
     async def locate(self, question: Locate) -> Located:
         await self.start()
@@ -206,7 +212,8 @@ class LocalBackend:
         return self._exchange
 
     def _open(self) -> None:
-        self._name, tokenizer = open_tokenizer(self.options)
+        self._name, tokenizer, form = open_tokenizer(self.options)
+        self._image_tokens = 0 if form is None else most_tokens(form)
         self._engine = open_engine(self.options, clock=self._clock, faults=self._faults, phase=lambda _: None)
         source = self._given_template if self._given_template is not None else tokenizer.chat_template
         self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name)
@@ -226,12 +233,13 @@ class LocalBackend:
                 entries=self.options.constraint_cache,
                 most_bytes=CompilerLimits().kept_bytes,
             ),
+            pictures=None if form is None else PictureShelf(form, InlineDecoder(), PictureLimits()),
         )
         self._gateway.engine_ready(self._engine.runner.context_length)
 
     def _new_programs(self, gateway: Gateway) -> Programs:
         return Programs(
-            capabilities_of(self.capabilities.name),
+            capabilities_of(self.capabilities.name, self._image_tokens),
             lambda: self.chat_template,
             to_gateway=lambda message: gateway.receive(PROGRAMS_PEER, message),
             to_peer=lambda _, message: self.up.put(message),

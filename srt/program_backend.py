@@ -65,7 +65,7 @@ class ProgramBackend:
         raise CapabilityError("a program that runs in the gateway gives no hints")
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
-        return tokens_at_most(prompt)
+        return tokens_at_most(prompt, self._capabilities.image_tokens)
 
     async def control(self, verb: str) -> Done:
         raise CapabilityError(f"a program that runs in the gateway cannot ask it to {verb}; ask from the client")
@@ -74,8 +74,9 @@ class ProgramBackend:
         """It is the gateway's to close."""
 
 
-def capabilities_of(name: str) -> Capabilities:
-    """Of a runtime, as a program inside of it sees them. `name`: as its clients call it, for messages.
+def capabilities_of(name: str, image_tokens: int = 0) -> Capabilities:
+    """Of a runtime, as a program inside of it sees them. `name`: as its clients call it, for messages. `image_tokens`:
+    of a picture at most, 0 for a model that reads text only.
 
     It gives no hints: the calls of a fork's branches are there in the next turn of the loop, and share their prefix in
     the step that computes it. A hint that comes before them takes a step of its own.
@@ -88,4 +89,6 @@ def capabilities_of(name: str) -> Capabilities:
         constraints=get_args(ConstraintKind),
         probability=True,
         stop_regex=True,
+        images=image_tokens > 0,
+        image_tokens=image_tokens,
     )

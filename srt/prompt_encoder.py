@@ -17,6 +17,9 @@ from copy import copy
 
 from ..lang.errors import CapabilityError
 from ..lang.prompt import Generated, Media, Part, Text
+from .pictures.format import PictureFormat
+from .pictures.numbers import picture_tokens
+from .pictures.shown import Shown
 from .token_cache import Namespace, TokenCache
 from .tokenizer import Tokenizer
 
@@ -34,14 +37,19 @@ class PromptEncoder:
     """A prompt's parts → ids, BOS once.
 
     Constant text is encoded in maximal runs: control tokens (which only scaffolding may contain) and
-    generated ids end a run, part boundaries do not.
+    generated ids end a run, part boundaries do not. A picture is the ids of its number, between the control text that
+    the model wants around it.
 
     Args:
         cache_bytes: of memory for the tokens of earlier texts; 0 encodes every text whole and anew.
+        pictures: how the model takes them; None when it reads text only.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, cache_bytes: int = CACHE_BYTES, pictures: PictureFormat | None = None
+    ) -> None:
         self.tokenizer = tokenizer
+        self._pictures = pictures
         self._characters: Counter[str] = Counter()  # "asked" for, and "tokenized" among them
         self._memory = TokenCache(cache_bytes) if cache_bytes else None
         self._cache: TokenCache | Namespace | None = self._memory  # what is found in it
@@ -70,7 +78,8 @@ class PromptEncoder:
         }
 
     def encode(self, parts: Sequence[Part]) -> list[int]:
-        """Raises CapabilityError when the prompt holds media, which this tokenizer cannot place."""
+        """Raises CapabilityError when the prompt holds media that are not `Shown`."""
+        assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
         return self._encode_items(self._items(parts))
 
     def encode_endings(self, parts: Sequence[Part], endings: Sequence[str]) -> tuple[list[int], list[list[int]]]:
@@ -78,6 +87,7 @@ class PromptEncoder:
 
         What is before the last block is the same for all of them, so it is put together once.
         """
+        assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
         items = list(self._items(parts))
         start = 0 if self.tokenizer.bos_id is None else 1
         tail: Key = ("",) if len(items) == start else ""
@@ -158,7 +168,7 @@ class PromptEncoder:
             if text:
                 yield (text,) if beginning else text
 
-        for part in parts:
+        for part in self._written(parts):
             match part:
                 case Text(text, False):
                     run.append(text)
@@ -174,6 +184,11 @@ class PromptEncoder:
                         if special != tokenizer.bos_id or not beginning:  # the template may write BOS itself
                             yield [special]
                             beginning = False
+                case list():
+                    for key in flush():
+                        yield key
+                    yield part
+                    beginning = False
                 case Generated(_, token_ids):
                     for key in flush():
                         yield key
@@ -181,11 +196,24 @@ class PromptEncoder:
                     if token_ids:
                         yield list(token_ids)
                         beginning = False
-                case Media(kind):
-                    raise CapabilityError(
-                        f"{tokenizer.name} reads text only; remove {kind}(...) or load a vision model"
-                    )
         yield from flush()
+
+    def _written(self, parts: Iterable[Part]) -> Iterator[Text | Generated | list[int]]:
+        """Parts with pictures as what they are in the sequence."""
+        form = self._pictures
+        for part in parts:
+            if not isinstance(part, Media):
+                yield part
+            elif form is None:
+                raise CapabilityError(
+                    f"{self.tokenizer.name} reads text only; remove {part.kind}(...) or load a vision model"
+                )
+            else:
+                shown = part.pictures if isinstance(part, Shown) else (None,)  # it only ends the text before it
+                for picture in shown:
+                    yield Text(form.before, control=True)
+                    yield [] if picture is None else picture_tokens(picture.number, picture.tokens)
+                    yield Text(form.after, control=True)
 
     def _split(self, text: str) -> list[str]:
         """Control text → names of control tokens, and what is between them. Models have thousands of names."""
@@ -253,6 +281,11 @@ class PromptEncoder:
         if isinstance(key, tuple):
             blocks[0] = (_text(blocks[0]),)
         return blocks
+
+
+def _unseen(parts: Iterable[Part]) -> bool:
+    """Whether there are media whose pictures nobody has looked up."""
+    return any(isinstance(part, Media) and not isinstance(part, Shown) for part in parts)
 
 
 def _text(key: Key) -> str:

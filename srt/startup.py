@@ -21,6 +21,7 @@ class Startup:
         self._phase = "starting the engine"
         self._model = ""
         self._tokenizer: Tokenizer | None = None
+        self._image_tokens = 0
         self.engine: EngineReady | None = None  # the living one's
         self.failure: StartFailure | None = None  # why there will be no engine
 
@@ -36,8 +37,9 @@ class Startup:
         for peer in self._clients.waiting():
             self._clients.say(peer.identity, Progress(phase))
 
-    def tokenizer_loaded(self, model: str, tokenizer: Tokenizer) -> None:
-        self._model, self._tokenizer = model, tokenizer
+    def tokenizer_loaded(self, model: str, tokenizer: Tokenizer, image_tokens: int) -> None:
+        """`image_tokens`: of a picture at most; 0 for a model that reads text only."""
+        self._model, self._tokenizer, self._image_tokens = model, tokenizer, image_tokens
         self._answer()
 
     def engine_ready(self, ready: EngineReady) -> None:
@@ -69,6 +71,7 @@ class Startup:
                 chat_template=self._tokenizer.chat_template,
                 template_tokens=self._tokenizer.template_tokens,
                 max_programs=self._limits.max_programs,
+                image_tokens=self._image_tokens,
             )
         else:
             return

@@ -4,13 +4,16 @@
     tokens    BOS|The| cat|            token 2 begins at character 6
 
 Tokens are laid along the bytes of the text. Control tokens stand for no bytes: their names do, where the template wrote
-them. A token that is not what stands there (a tokenizer that writes spaces or letters anew) is looked for a little
-further on, so that such a place is a few characters off at most.
+them; those of a picture stand where its name does. A token that is not what stands there (a tokenizer that writes
+spaces or letters anew) is looked for a little further on, so that such a place is a few characters off at most.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..lang.prompt import Generated, Media, Part, Text
+from .pictures.numbers import PICTURE_BASE
+from .pictures.shown import Shown
 from .tokenizer import Tokenizer
 
 _NEAR = 32  # bytes in which a token is looked for
@@ -21,19 +24,55 @@ def text_of(parts: Sequence[Part]) -> str:
     return "".join(part.text if isinstance(part, Text | Generated) else _named(part) for part in parts)
 
 
-def token_places(tokenizer: Tokenizer, text: str, token_ids: Sequence[int], wanted: Sequence[int]) -> list[int]:
+class MediaPlace(NamedTuple):
+    """Bytes [start, end) of the text stand for pictures that have so many tokens together."""
+
+    start: int
+    end: int
+    tokens: int
+
+
+def media_places(parts: Sequence[Part]) -> list[MediaPlace]:
+    """Where the pictures of a prompt stand, in order."""
+    found: list[MediaPlace] = []
+    place = 0
+    for part in parts:
+        size = len(text_of((part,)).encode("utf-8", "surrogatepass"))
+        if isinstance(part, Shown):
+            found.append(MediaPlace(place, place + size, sum(picture.tokens for picture in part.pictures)))
+        place += size
+    return found
+
+
+def token_places(
+    tokenizer: Tokenizer,
+    text: str,
+    token_ids: Sequence[int],
+    wanted: Sequence[int],
+    media: Sequence[MediaPlace] = (),
+) -> list[int]:
     """The characters at which the tokens with these indices begin; the length of the text for indices behind the last.
 
     Args:
         token_ids: of the whole prompt.
         wanted: indices, in any order.
+        media: all that the prompt shows.
     """
     data = text.encode("utf-8", "surrogatepass")
     names = {token_id: name.encode() for name, token_id in tokenizer.special_ids.items()}
     last = max(wanted, default=0)
     found: dict[int, int] = {}
     place = 0
+    shown = iter(media)
+    left, behind = 0, 0  # tokens of the pictures that stand here, and where the text goes on
     for index, token_id in enumerate(token_ids[: last + 1]):
+        if token_id >= PICTURE_BASE:
+            if not left:
+                place, behind, left = next(shown)
+            found[index] = place
+            left -= 1
+            place = place if left else behind
+            continue
         spelled = tokenizer.token_bytes(token_id)
         start, place = _laid(data, place, spelled or names.get(token_id, b""), control=not spelled)
         found[index] = start

@@ -206,6 +206,8 @@ class Runtime:
             programs=self._ships_programs,
             max_context=welcome.context_length if welcome else None,
             constraints=get_args(ConstraintKind),
+            images=welcome is not None and welcome.image_tokens > 0,
+            image_tokens=welcome.image_tokens if welcome else 0,
         )
 
     @property
@@ -266,7 +268,7 @@ class Runtime:
             link.exchange.release(pinned)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
-        return tokens_at_most(prompt)
+        return tokens_at_most(prompt, self.capabilities.image_tokens)
 
     async def locate(self, question: Locate) -> Located:
         """Where tokens of a prompt stand in its text; for `State.explain_cache`."""

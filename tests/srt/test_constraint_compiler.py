@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,10 +11,11 @@ import pytest
 from umbel.lang.errors import ConstraintError, OverloadedError
 from umbel.lang.protocol import ConstraintSpec
 from umbel.srt.compiler_process import CompilerProcess
-from umbel.srt.config import CompilerLimits, compiler_environment
+from umbel.srt.config import CompilerLimits, worker_environment
 from umbel.srt.constraint_compiler import MAX_COMPILED, Answer, Compiled, InlineCompiler, Refused, compile_constraint
 from umbel.srt.constraint_library import ConstraintLibrary
-from umbel.srt.constraint_worker import HEADER, CompileJob, compile_within, frame
+from umbel.srt.constraint_worker import CompileJob, compile_within
+from umbel.srt.worker_child import HEADER, frame
 
 from .patient_compiler import PatientCompiler
 
@@ -169,8 +171,8 @@ def test_a_process_that_is_killed_costs_one_answer() -> None:
         assert compiler.counters["constraint_kills"] == 1
         compiler = CompilerProcess(CompilerLimits(), lambda: None)
         await asyncio.gather(*ask(compiler, regex("a")))
-        assert compiler._process is not None
-        compiler._process.kill()
+        assert compiler.process_id is not None
+        os.kill(compiler.process_id, signal.SIGKILL)
         dead, alive = await asyncio.gather(*ask(compiler, regex("b"), regex("c")))
         assert isinstance(dead, ConstraintError | Compiled)  # the loop may have seen the end of the process already
         assert isinstance(alive, Compiled)
@@ -197,7 +199,7 @@ worker.main()
 def test_a_constraint_that_wants_more_memory_than_there_is_ends_the_process() -> None:
     arguments = [sys.executable, "-c", GREEDY_WORKER, str(os.getpid())]
     with subprocess.Popen(
-        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=compiler_environment()
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=worker_environment()
     ) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None

@@ -1,0 +1,88 @@
+"""The child's side of work in a process that may be killed (worker_process.py): jobs in, answers out, within limits.
+
+    standard input     [length, 4 bytes][job]       ──▶
+    standard output    [length, 4 bytes][answer]    ◀──      one after the other, both as msgpack
+
+Time is limited from inside by a timer of CPU time, which ends a job with an exception, and from outside by the parent,
+which ends the process. Memory is limited by the address space: without any left the process ends.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from . import lifeline
+
+HEADER = 4  # bytes
+
+Job = TypeVar("Job")
+
+
+def frame(content: bytes) -> bytes:
+    return len(content).to_bytes(HEADER, "little") + content
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float, error: Callable[[], Exception]) -> Iterator[None]:
+    """Raises `error()` in the work inside when that takes more CPU time. In the main thread, because of the signal."""
+
+    def expire(number: int, where: FrameType | None) -> None:
+        raise error()
+
+    before = signal.signal(signal.SIGPROF, expire)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def limit_memory(growth: int, least: int = 0) -> None:
+    """From now on the process may take `growth` bytes of address space beyond what it has, or `least` in all if that is
+    more. A library that is loaded later reserves its own: the limit can be set anew behind it."""
+    with contextlib.suppress(OSError):  # a system without /proc
+        with open("/proc/self/statm", encoding="ascii") as file:
+            taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        most = max(least, taken + growth)
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def lift_memory_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def serve(source: BinaryIO, sink: BinaryIO, kind: type[Job], work: Callable[[Job], object]) -> None:
+    """Until the parent closes its end."""
+    decoder = msgspec.msgpack.Decoder(kind)
+    while len(header := source.read(HEADER)) == HEADER:
+        answer = work(decoder.decode(source.read(int.from_bytes(header, "little"))))
+        sink.write(frame(msgspec.msgpack.encode(answer)))
+        sink.flush()
+
+
+def run(niceness: int, prepare: Callable[[], None], kind: type[Job], work: Callable[[Job], object]) -> None:
+    """The whole life of a child, started with its parent's id as the only argument.
+
+    Args:
+        prepare: loads what the work needs and limits memory, in this order: libraries reserve more than they use.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
+    lifeline.die_with_parent_thread(int(sys.argv[1]))
+    os.nice(niceness)
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    prepare()
+    try:
+        serve(sys.stdin.buffer, sink, kind, work)
+    except MemoryError:
+        os._exit(1)  # the parent tells who asked, and starts another
