@@ -156,9 +156,12 @@ def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str
         return f"{config.get('model_type')!r} runs in transformers"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"the KV pool would be {dtype}; write float32 or bfloat16"
-    head_dim = read_config(config).head_dim
-    if head_dim % HEAD_DIM_UNIT:
-        return f"head_dim={head_dim} is no multiple of {HEAD_DIM_UNIT}"
+    model = read_config(config)
+    if model.head_dim % HEAD_DIM_UNIT:
+        return f"head_dim={model.head_dim} is no multiple of {HEAD_DIM_UNIT}"
+    sparse = sum(layer.experts is not None for layer in model.layers)
+    if sparse:
+        return f"they run no experts, and {sparse} of its {len(model.layers)} layers have some"
     return None
 
 

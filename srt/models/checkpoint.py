@@ -18,7 +18,7 @@ class Checkpoint:
     def __init__(self, tensors: Tensors, *, dtype: torch.dtype, device: torch.device) -> None:
         self._tensors = tensors
         self._dtype = dtype
-        self._device = device
+        self.device = device
         self._taken: set[str] = set()
 
     def require(self, names: list[str]) -> None:
@@ -29,6 +29,10 @@ class Checkpoint:
                 f"the checkpoint lacks {len(missing)} tensors: {listing(missing)}; "
                 "check that all its files are there and that config.json belongs to them"
             )
+
+    def holds(self, name: str) -> bool:
+        """Whether there is such a tensor: families spell some of their tensors in several ways."""
+        return name in self._tensors
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         return self.take_as_stored(name, *shape).to(self._dtype)
@@ -43,7 +47,7 @@ class Checkpoint:
                 f"tensor {name} has shape {list(tensor.shape)}, the configuration says {list(shape)}; "
                 "check that config.json belongs to these weights"
             )
-        return tensor.to(self._device)
+        return tensor.to(self.device)
 
     def take_fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> torch.Tensor:
         """Several tensors, stacked along the first dimension: one product instead of several."""

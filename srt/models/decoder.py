@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen 2, Qwen 3 and Gemma 3: one reading, families are configurations.
+"""The decoder of Llama, Mistral, Qwen 2, Qwen 3 and Gemma 3, dense or with experts: families are configurations.
 
     token ids → embedding → layers × [ norm → attention → +   norm → MLP → + ] → norm → logits of the rows asked for
                     ↑ in the rows of pictures what a tower sees in them
@@ -15,6 +15,7 @@ from ..kv_pool import KVGeometry
 from .checkpoint import Checkpoint
 from .config_values import Config
 from .decoder_config import DecoderConfig, LayerConfig, read_config
+from .experts import Experts, expert_kernels
 from .layers import ACTIVATIONS, Head, Linear, RMSNorm
 from .model import Rows, Tensors
 from .rope import Rope, turn
@@ -104,7 +105,18 @@ class Layer:
         self.rope = layer.rope
         self._before_attention = norm("input_layernorm")
         self._attention = Attention(index, layer, config, weights, pack=pack)
-        self._mlp = MLP(index, config, weights, pack=pack)
+        self._mlp: MLP | Experts = (
+            MLP(index, config, weights, pack=pack)
+            if layer.experts is None
+            else Experts(
+                f"model.layers.{index}",
+                layer.experts,
+                weights,
+                hidden=config.hidden_size,
+                activation=config.activation,
+                kernels=expert_kernels(weights.device),
+            )
+        )
         if config.sandwich_norm:
             self._after_attention: RMSNorm | None = norm("post_attention_layernorm")
             self._before_mlp = norm("pre_feedforward_layernorm")
@@ -176,8 +188,9 @@ def landmarks(config: DecoderConfig) -> list[str]:
         names.append("lm_head.weight")
     return names + [
         f"model.layers.{index}.{part}.weight"
-        for index in range(len(config.layers))
+        for index, layer in enumerate(config.layers)
         for part in ("input_layernorm", "self_attn.q_proj", "mlp.down_proj")
+        if part != "mlp.down_proj" or layer.experts is None  # which are spelled in several ways: see `experts.py`
     ]
 
 

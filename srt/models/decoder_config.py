@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from ...lang.errors import ModelError
 from .config_values import Config, flag, positive_int, positive_number
+from .experts_config import EXPERT_FAMILIES, ExpertsConfig, read_experts
 from .layers import ACTIVATIONS
 from .rope import RopeConfig, RopeType
 from .rope_config import read_rope, read_rope_by_layer_type
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", *EXPERT_FAMILIES)
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -22,6 +23,7 @@ class LayerConfig:
 
     window: int | None  # a row sees this many positions, its own included; None: all
     rope: RopeConfig
+    experts: ExpertsConfig | None = None  # None: the MLP is dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ def read_config(config: Config) -> DecoderConfig:
         raise ModelError("use_bidirectional_attention=true makes an encoder; load a text-generating Gemma 3")
     if gemma and config.get("attn_logit_softcapping"):
         raise ModelError("attn_logit_softcapping: Gemma 3 has none (Gemma 2 had); write null")
-    attention_bias = family != "mistral" and flag(config, "attention_bias", False)
+    attention_bias = family not in ("mistral", "mixtral", "qwen2_moe") and flag(config, "attention_bias", False)
+    qkv_bias = family == "qwen2" or (family == "qwen2_moe" and flag(config, "qkv_bias", True))
     query_scalar = positive_number(config, "query_pre_attn_scalar", 256.0) if gemma else float(head_dim)
     layers = _read_layers(config, family, positive_int(config, "num_hidden_layers"))
     return DecoderConfig(
@@ -86,12 +89,12 @@ def read_config(config: Config) -> DecoderConfig:
         head_dim=head_dim,
         layers=layers,
         activation=_activation(config, gemma=gemma),
-        norm_eps=positive_number(config, "rms_norm_eps", 1e-6),
+        norm_eps=positive_number(config, "rms_norm_eps", 1e-5 if family == "mixtral" else 1e-6),
         tied=flag(config, "tie_word_embeddings", gemma),
-        qkv_bias=family == "qwen2" or attention_bias,
+        qkv_bias=qkv_bias or attention_bias,
         output_bias=family != "qwen2" and attention_bias,
         mlp_bias=family == "llama" and flag(config, "mlp_bias", False),
-        qk_norm=family in ("qwen3", "gemma3_text"),
+        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         sandwich_norm=gemma,
         centered_norm=gemma,
         embedding_scale=hidden_size**0.5 if gemma else None,
@@ -120,12 +123,13 @@ def _activation(config: Config, *, gemma: bool) -> str:
 
 def _read_layers(config: Config, family: str, count: int) -> tuple[LayerConfig, ...]:
     types = _layer_types(config, family, count)
-    window = positive_int(config, "sliding_window", 4096) if SLIDING in types else None
+    windows = [positive_int(config, "sliding_window", 4096) if kind == SLIDING else None for kind in types]
     if family == "gemma3_text":
         ropes = read_rope_by_layer_type(config)
-        return tuple(LayerConfig(window if kind == SLIDING else None, ropes[kind]) for kind in types)
-    rope = read_rope(config, default_theta=10_000.0)
-    return tuple(LayerConfig(window if kind == SLIDING else None, rope) for kind in types)
+        return tuple(LayerConfig(window, ropes[kind]) for window, kind in zip(windows, types, strict=True))
+    rope = read_rope(config, default_theta=1_000_000.0 if family == "mixtral" else 10_000.0)
+    experts = read_experts(config, family, count)
+    return tuple(LayerConfig(window, rope, some) for window, some in zip(windows, experts, strict=True))
 
 
 def _layer_types(config: Config, family: str, count: int) -> list[str]:
@@ -133,6 +137,11 @@ def _layer_types(config: Config, family: str, count: int) -> list[str]:
         return [FULL] * count
     if family == "mistral":  # an absent window means 4096 to transformers, a null one means none
         return [FULL if config.get("sliding_window", 4096) is None else SLIDING] * count
+    if family == "mixtral":  # here an absent one means none, too
+        return [FULL if config.get("sliding_window") is None else SLIDING] * count
+    sliding = flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
+    if family == "qwen3_moe":
+        return [SLIDING if sliding else FULL] * count
     given = config.get("layer_types")
     if given is not None:
         if not isinstance(given, list) or len(given) != count or not set(given) <= {SLIDING, FULL}:
@@ -141,7 +150,12 @@ def _layer_types(config: Config, family: str, count: int) -> list[str]:
     if family == "gemma3_text":
         pattern = positive_int(config, "sliding_window_pattern", 6)
         return [FULL if (index + 1) % pattern == 0 else SLIDING for index in range(count)]
-    sliding = flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
+    if family == "qwen2_moe":
+        if sliding:  # transformers 4 and 5 differ in which layers these are
+            raise ModelError(
+                "configuration: use_sliding_window=true without layer_types; write them, one for each layer"
+            )
+        return [FULL] * count
     given_first = config.get("max_window_layers", 28)  # 0 is meant: every layer slides
     if not isinstance(given_first, int):
         raise ModelError(f"configuration: max_window_layers={given_first!r}; write a whole number")

@@ -36,7 +36,7 @@ ABLE: dict[str, dict[str, Any]] = {
     "stablelm": {"num_attention_heads": 3, "num_key_value_heads": 3},
     "gpt2": {"n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 1},
     "gemma2": {"head_dim": 12, "sliding_window": 6, "attn_logit_softcapping": 2.0},
-    "mixtral": {"num_local_experts": 4, "sliding_window": 5},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
 }
 UNABLE: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({}, "never called for attention"),
