@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from .jit import jit
+from .rounding import rounded
 
 _BLOCK = 1024  # columns of a program: eight for each of its threads
 
@@ -40,7 +41,7 @@ def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         grid = (rows, triton.cdiv(width, _BLOCK))
-        _act_and_multiply[grid](
+        act_and_multiply_rows[grid](
             *(gate_up, out, gate_up.stride(0), width),
             KIND=ACTIVATION_KINDS[activation],
             BLOCK=_BLOCK,
@@ -65,7 +66,7 @@ def activated(x: tl.tensor, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _act_and_multiply(  # type: ignore[no-untyped-def]
+def act_and_multiply_rows(  # type: ignore[no-untyped-def]
     gate_up: tl.tensor, out: tl.tensor, stride: int, width: int, KIND: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -74,5 +75,5 @@ def _act_and_multiply(  # type: ignore[no-untyped-def]
     dtype: tl.constexpr = out.dtype.element_ty
     gate = tl.load(gate_up + row * stride + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + width + at, mask=inside, other=0.0).to(tl.float32)
-    product = activated(gate, KIND).to(dtype).to(tl.float32) * up
-    tl.store(out + row * width + at, product.to(dtype), mask=inside)
+    product = rounded(activated(gate, KIND), dtype).to(tl.float32) * up
+    tl.store(out + row * width + at, rounded(product, dtype), mask=inside)

@@ -4,6 +4,7 @@ import triton.language as tl
 
 from .activation import activated
 from .jit import jit
+from .rounding import multiplied, rounded
 
 
 @jit
@@ -127,13 +128,13 @@ def gate_up_blocks(  # type: ignore[no-untyped-def]
             inside = depth < HIDDEN - start
             mask = (column < WIDTH)[None, :] & inside[:, None]
             left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
-            gate = tl.dot(left, tl.load(gates + start, mask=mask, other=0.0), gate, input_precision=PRECISION)
+            gate = multiplied(left, tl.load(gates + start, mask=mask, other=0.0), gate, PRECISION)
             ups = tl.load(gates + WIDTH * HIDDEN + start, mask=mask, other=0.0)
-            up = tl.dot(left, ups, up, input_precision=PRECISION)
-        acted = activated(gate.to(dtype).to(tl.float32), KIND).to(dtype).to(tl.float32)
-        product = acted * up.to(dtype).to(tl.float32)
+            up = multiplied(left, ups, up, PRECISION)
+        acted = rounded(activated(rounded(gate, dtype).to(tl.float32), KIND), dtype).to(tl.float32)
+        product = acted * rounded(up, dtype).to(tl.float32)
         at = pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        tl.store(middle + at, product.to(dtype), mask=there & (column < WIDTH)[None, :])
+        tl.store(middle + at, rounded(product, dtype), mask=there & (column < WIDTH)[None, :])
 
 
 @jit
@@ -171,11 +172,11 @@ def down_blocks(  # type: ignore[no-untyped-def]
             inside = depth < WIDTH - start
             left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
             right = tl.load(maps + start, mask=(column < HIDDEN)[None, :] & inside[:, None], other=0.0)
-            total = tl.dot(left, right, total, input_precision=PRECISION)
+            total = multiplied(left, right, total, PRECISION)
         share = tl.load(shares + pair, mask=pair < pairs, other=0.0).to(tl.float32)[:, None]
         at = pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
-        result = total.to(dtype).to(tl.float32) * share
-        tl.store(mixed + at, result.to(dtype), mask=there & (column < HIDDEN)[None, :])
+        result = rounded(total, dtype).to(tl.float32) * share
+        tl.store(mixed + at, rounded(result, dtype), mask=there & (column < HIDDEN)[None, :])
 
 
 @jit
@@ -189,4 +190,4 @@ def combine_pairs(  # type: ignore[no-untyped-def]
     for choice in tl.static_range(TOP_K):
         place = mixed + (token * TOP_K + choice) * hidden + column
         total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + token * hidden + column, rounded(total, out.dtype.element_ty), mask=inside)

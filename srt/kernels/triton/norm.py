@@ -8,6 +8,7 @@ import torch
 import triton.language as tl
 
 from .jit import block_of, jit
+from .rounding import rounded
 
 _MOST_HIDDEN = 65_536  # elements of a row that a program holds in registers
 
@@ -28,11 +29,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: boo
     out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     if rows:
         block = block_of(hidden)
-        _rms_norm[(rows,)](
+        normalise_rows[(rows,)](
             *(x, weight, out, x.stride(0), hidden, eps),
             CENTERED=centered,
             BLOCK=block,
-            num_warps=_warps(block),
+            num_warps=warps_for(block),
         )
     return out
 
@@ -63,13 +64,13 @@ def add_rms_norm(
     out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     if rows:
         block = block_of(hidden)
-        _add_rms_norm[(rows,)](
+        add_and_normalise_rows[(rows,)](
             *(x, residual, weight, weight if after is None else after, out, x.stride(0), residual.stride(0)),
             *(hidden, eps),
             CENTERED=centered,
             SANDWICH=after is not None,
             BLOCK=block,
-            num_warps=_warps(block),
+            num_warps=warps_for(block),
         )
     return out
 
@@ -83,7 +84,7 @@ def _require(x: torch.Tensor, weight: torch.Tensor, hidden: int) -> None:
     assert hidden <= _MOST_HIDDEN, f"a row of {hidden} elements does not fit a program"
 
 
-def _warps(block: int) -> int:
+def warps_for(block: int) -> int:
     """16 to 32 elements for each thread: enough loads in flight, and no register that spills."""
     return min(max(block // 512, 1), 16)
 
@@ -93,12 +94,12 @@ def normed(x: tl.tensor, weight: tl.tensor, hidden: int, eps: float, dtype: tl.c
     """The norm of one row: float32 [BLOCK], rounded to dtype. x: float32, 0 behind its `hidden` elements."""
     scaled = x * tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
     if CENTERED:
-        return (scaled * (weight.to(tl.float32) + 1.0)).to(dtype).to(tl.float32)
-    return (weight.to(tl.float32) * scaled.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+        return rounded(scaled * (weight.to(tl.float32) + 1.0), dtype).to(tl.float32)
+    return rounded(weight.to(tl.float32) * rounded(scaled, dtype).to(tl.float32), dtype).to(tl.float32)
 
 
 @jit
-def _rms_norm(  # type: ignore[no-untyped-def]
+def normalise_rows(  # type: ignore[no-untyped-def]
     x: tl.tensor,
     weight: tl.tensor,
     out: tl.tensor,
@@ -118,7 +119,7 @@ def _rms_norm(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _add_rms_norm(  # type: ignore[no-untyped-def]
+def add_and_normalise_rows(  # type: ignore[no-untyped-def]
     x: tl.tensor,
     residual: tl.tensor,
     weight: tl.tensor,
@@ -141,7 +142,7 @@ def _add_rms_norm(  # type: ignore[no-untyped-def]
     weights = tl.load(weight + at, mask=inside, other=0.0)
     if SANDWICH:
         added = normed(added, tl.load(after + at, mask=inside, other=0.0), hidden, eps, dtype, CENTERED)
-    total = (before + added).to(dtype)
+    total = rounded(before + added, dtype)
     tl.store(residual + row * residual_stride + at, total, mask=inside)
     result = normed(total.to(tl.float32), weights, hidden, eps, dtype, CENTERED)
     tl.store(out + row * hidden + at, result.to(dtype), mask=inside)

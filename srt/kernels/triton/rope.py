@@ -15,8 +15,7 @@ import triton.language as tl
 
 from .head_norm import HeadNorm
 from .jit import block_of, jit
-
-FP8_LARGEST = tl.constexpr(448.0)  # of float8_e4m3fn, which has no infinity: what is larger is stored as this
+from .rounding import FP8_LARGEST, rounded
 
 _FEW_ROWS = 64  # up to here programs take few heads each, so that there are enough of them
 _HEADS_OF_FEW = 2
@@ -56,7 +55,7 @@ def turn_and_store(
     if rows:
         taken = _HEADS_OF_FEW if rows <= _FEW_ROWS else _HEADS_OF_MANY
         half_block = block_of(head_dim // 2)
-        _turn_and_store[(rows, triton.cdiv(heads + 2 * kv_heads, taken))](
+        turn_and_store_heads[(rows, triton.cdiv(heads + 2 * kv_heads, taken))](
             *(qkv, positions, slots, table),
             *(
                 table if head_norm is None else head_norm.query_weight,
@@ -88,7 +87,7 @@ def _require(qkv: torch.Tensor, table: torch.Tensor, keys: torch.Tensor, values:
 
 
 @jit
-def _turn_and_store(  # type: ignore[no-untyped-def]
+def turn_and_store_heads(  # type: ignore[no-untyped-def]
     qkv: tl.tensor,
     positions: tl.tensor,
     slots: tl.tensor,
@@ -140,12 +139,12 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
     angle = table + tl.load(positions + row).to(tl.int64) * HEAD_DIM + at
     cos = tl.load(angle, mask=inside, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(angle + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
-    turned_low = (low * cos).to(dtype).to(tl.float32) - (high * sin).to(dtype).to(tl.float32)
-    turned_high = (high * cos).to(dtype).to(tl.float32) + (low * sin).to(dtype).to(tl.float32)
+    turned_low = rounded(low * cos, dtype).to(tl.float32) - rounded(high * sin, dtype).to(tl.float32)
+    turned_high = rounded(high * cos, dtype).to(tl.float32) + rounded(low * sin, dtype).to(tl.float32)
 
     query_at = (row * heads + head[:, None]) * HEAD_DIM + at[None, :]
-    tl.store(queries + query_at, turned_low.to(dtype), mask=is_query & inside[None, :])
-    tl.store(queries + query_at + HALF, turned_high.to(dtype), mask=is_query & inside[None, :])
+    tl.store(queries + query_at, rounded(turned_low, dtype), mask=is_query & inside[None, :])
+    tl.store(queries + query_at + HALF, rounded(turned_high, dtype), mask=is_query & inside[None, :])
     key_at = slot * slot_stride + (head - heads)[:, None] * HEAD_DIM + at[None, :]
     _store(keys, key_at, turned_low, is_key & inside[None, :], key_scale, dtype, FP8)
     _store(keys, key_at + HALF, turned_high, is_key & inside[None, :], key_scale, dtype, FP8)
@@ -167,8 +166,8 @@ def _weighted(  # type: ignore[no-untyped-def]
     of_keys = tl.load(key_weight + at, mask=inside, other=0.0).to(tl.float32)[None, :]
     weight = tl.where(is_query, of_queries, of_keys)
     if CENTERED:
-        return (scaled * (weight + 1.0)).to(dtype).to(tl.float32)
-    return (weight * scaled.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+        return rounded(scaled * (weight + 1.0), dtype).to(tl.float32)
+    return rounded(weight * rounded(scaled, dtype).to(tl.float32), dtype).to(tl.float32)
 
 
 @jit
@@ -182,8 +181,8 @@ def _store(  # type: ignore[no-untyped-def]
     FP8: tl.constexpr,
 ):
     """Write half heads to the pool: in the model's dtype, or scaled and cut off for float8."""
-    x = x.to(dtype)
+    stored = rounded(x, dtype)
     if FP8:
-        scaled = x.to(tl.float32) / scale
-        x = tl.minimum(tl.maximum(scaled, -FP8_LARGEST), FP8_LARGEST)
-    tl.store(pool + at, x.to(pool.dtype.element_ty), mask=mask)
+        scaled = tl.minimum(tl.maximum(stored.to(tl.float32) / scale, -FP8_LARGEST), FP8_LARGEST)
+        stored = rounded(scaled, pool.dtype.element_ty)
+    tl.store(pool + at, stored, mask=mask)

@@ -31,7 +31,7 @@ class DeviceDraws:
         count = len(draws)
         masks = [] if draws.masks is None else [mask for mask in draws.masks if mask is not None]
         words = len(masks[0]) if masks else 0
-        host = np.empty(7 * count + (len(masks) * words + 1) // 2, dtype=np.int64)
+        host = np.empty(7 * count + len(masks) * words // 2 + 1, dtype=np.int64)
         columns = host[: 7 * count].reshape(7, count)
         columns[0] = draws.rows
         columns[1] = draws.inverse_temperatures.view(np.int64)

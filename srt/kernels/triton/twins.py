@@ -97,9 +97,13 @@ def fused_experts(
 ) -> torch.Tensor:
     """See `moe.fused_experts`."""
     result = torch.zeros_like(x)
-    for expert in torch.unique(experts).tolist():
-        tokens, choice = (experts == expert).nonzero(as_tuple=True)
+    by_expert = experts.flatten().argsort(stable=True)  # pairs, token · top_k + choice
+    sizes = torch.bincount(experts.flatten(), minlength=len(gate_up)).tolist()
+    for expert, pairs in enumerate(by_expert.split(sizes)):
+        if not len(pairs):
+            continue
+        tokens = pairs // experts.shape[1]
         middle = act_and_multiply(functional.linear(x[tokens], gate_up[expert]), activation)
-        mixed = functional.linear(middle, down[expert]) * weights[tokens, choice, None]
+        mixed = functional.linear(middle, down[expert]) * weights.flatten()[pairs, None]
         result.index_add_(0, tokens, mixed.to(x.dtype))
     return result

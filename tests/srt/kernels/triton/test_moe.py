@@ -1,0 +1,129 @@
+"""Routing, and tokens through their experts, against the twins and against plain sums."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from umbel.srt.kernels.triton import moe, twins
+from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles, tiles_for
+
+from .closeness import DTYPES, random, relative_error
+
+SMALL_TILES = Tiles(rows=16, columns=16, depth=16, group=2, warps=4, stages=2)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device(device: torch.device) -> Iterator[None]:
+    with device:
+        yield
+
+
+def weights_of(
+    experts: int, hidden: int, width: int, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate_up and down, such that results are about as large as what goes in."""
+    gate_up = (random(experts, 2 * width, hidden, seed=1) * 2 * hidden**-0.5).to(dtype)
+    return gate_up, (random(experts, hidden, width, seed=2) * 2 * width**-0.5).to(dtype)
+
+
+def routed(tokens: int, experts: int, top_k: int, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    return twins.route(random(tokens, experts, seed=seed) * 2, top_k, renormalise=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (60, 4), (128, 8), (3, 3), (1, 1)])
+def test_tokens_go_to_their_most_probable_experts(
+    experts: int, top_k: int, renormalise: bool, dtype: torch.dtype
+) -> None:
+    logits = random(5, experts, dtype=dtype) * 2
+    weights, chosen = moe.route(logits, top_k, renormalise=renormalise)
+    expected_weights, expected = twins.route(logits, top_k, renormalise=renormalise)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(weights, expected_weights, rtol=2e-6, atol=1e-7)
+
+
+def test_of_equal_experts_the_first_are_chosen() -> None:
+    weights, chosen = moe.route(torch.zeros(2, 6), 3, renormalise=True)
+    assert chosen.tolist() == [[0, 1, 2]] * 2
+    torch.testing.assert_close(weights, torch.full((2, 3), 1 / 3))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter says so
+def test_logits_that_are_no_numbers_choose_experts_that_there_are() -> None:
+    _, chosen = moe.route(torch.full((1, 5), torch.nan), 2, renormalise=True)
+    assert 0 <= int(chosen.min()) <= int(chosen.max()) < 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tiles", [SMALL_TILES, DECODE_TILES, None], ids=["small", "decode", "chosen"])
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 2), (3, 4, 4), (37, 5, 2)])
+def test_tokens_go_through_their_experts_as_in_torch(
+    tokens: int, experts: int, top_k: int, tiles: Tiles | None, dtype: torch.dtype
+) -> None:
+    x, (gate_up, down) = random(tokens, 40, dtype=dtype), weights_of(experts, 40, 24, dtype)
+    weights, chosen = routed(tokens, experts, top_k)
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="silu", tiles=tiles)
+    assert actual.dtype is dtype
+    twin = twins.fused_experts(x, gate_up, down, weights, chosen, activation="silu")
+    exact = twins.fused_experts(x.float(), gate_up.float(), down.float(), weights, chosen, activation="silu")
+    assert relative_error(actual, twin) < (2e-6 if dtype is torch.float32 else 1e-2)
+    assert relative_error(actual, exact) < 1e-2
+
+
+@pytest.mark.parametrize("tiles", [MIDDLE_TILES, PREFILL_TILES], ids=["middle", "prefill"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_the_cuts_for_many_tokens_give_the_same(tiles: Tiles, activation: str) -> None:
+    x, (gate_up, down) = random(150, 72), weights_of(3, 72, 136)
+    weights, chosen = routed(150, 3, 2)
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation=activation, tiles=tiles)
+    expected = twins.fused_experts(x, gate_up, down, weights, chosen, activation=activation)
+    assert relative_error(actual, expected) < 2e-6
+
+
+def test_the_twin_is_the_sum_that_the_definition_says() -> None:
+    x, (gate_up, down) = random(4, 12), weights_of(3, 12, 8)
+    weights, chosen = routed(4, 3, 2)
+    result = twins.fused_experts(x, gate_up, down, weights, chosen, activation="relu")
+    for token in range(4):
+        total = torch.zeros(12)
+        for weight, expert in zip(weights[token], chosen[token].tolist(), strict=True):
+            gate, up = (gate_up[expert] @ x[token]).chunk(2)
+            total += weight * (down[expert] @ (gate.relu() * up))
+        torch.testing.assert_close(result[token], total)
+
+
+def test_experts_without_tokens_are_not_read() -> None:
+    x, (gate_up, down) = random(20, 16), weights_of(6, 16, 16)
+    weights = torch.ones(20, 1)
+    chosen = torch.full((20, 1), 4, dtype=torch.int32)
+    expected = twins.fused_experts(x, gate_up, down, weights, chosen, activation="silu")
+    gate_up[[0, 1, 2, 3, 5]] = torch.nan
+    down[[0, 1, 2, 3, 5]] = torch.nan
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="silu", tiles=SMALL_TILES)
+    assert relative_error(actual, expected) < 2e-6
+
+
+def test_a_token_that_is_not_a_number_stays_alone() -> None:
+    x, (gate_up, down) = random(9, 16), weights_of(3, 16, 16)
+    weights, chosen = routed(9, 3, 2)
+    clean = moe.fused_experts(x, gate_up, down, weights, chosen, activation="silu", tiles=SMALL_TILES)
+    x[4] = torch.nan
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="silu", tiles=SMALL_TILES)
+    others = torch.tensor([0, 1, 2, 3, 5, 6, 7, 8])
+    assert torch.equal(actual[others], clean[others])
+    assert actual[4].isnan().all()
+
+
+def test_no_tokens_are_no_work() -> None:
+    gate_up, down = weights_of(3, 16, 8)
+    nothing, chosen = torch.empty(0, 2), torch.empty(0, 2, dtype=torch.int32)
+    assert moe.fused_experts(torch.empty(0, 16), gate_up, down, nothing, chosen, activation="silu").shape == (0, 16)
+    assert moe.route(torch.empty(0, 3), 2, renormalise=True)[1].shape == (0, 2)
+
+
+def test_the_cut_grows_with_the_tokens_of_an_expert() -> None:
+    assert tiles_for(1 * 8, 128) is DECODE_TILES
+    assert tiles_for(256 * 8, 128) is DECODE_TILES
+    assert tiles_for(1024 * 8, 128) is MIDDLE_TILES
+    assert tiles_for(8192 * 2, 8) is PREFILL_TILES

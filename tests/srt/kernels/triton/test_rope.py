@@ -1,0 +1,137 @@
+"""Queries turned, keys and values in the pool: against the twin, and against what the torch decoder does."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from umbel.srt.kernels.triton import rope, twins
+from umbel.srt.kernels.triton.head_norm import HeadNorm
+from umbel.srt.kernels.triton.rope_table import rope_table
+from umbel.srt.models.layers import RMSNorm
+from umbel.srt.models.rope import Rope, RopeConfig, RopeType, turn
+
+from .closeness import DTYPES, TOLERANCES, random, relative_error
+
+ROPE = RopeConfig(RopeType.DEFAULT, 10_000.0)
+SLOTS, POSITIONS = 40, 64
+POSITIONS_OF_ROWS = [0, 63, 5, 5, 17]
+SLOTS_OF_ROWS = [3, 39, 7, 21, 1]
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device(device: torch.device) -> Iterator[None]:
+    with device:
+        yield
+
+
+def pool(kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values that nobody has written to: 1 everywhere."""
+    shape = (SLOTS, kv_heads, head_dim)
+    return torch.ones(shape).to(dtype), torch.ones(shape).to(dtype)
+
+
+def head_norm(head_dim: int, dtype: torch.dtype, *, centered: bool) -> HeadNorm:
+    return HeadNorm(random(head_dim, dtype=dtype, seed=5), random(head_dim, dtype=dtype, seed=6), 1e-6, centered)
+
+
+def places() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(POSITIONS_OF_ROWS), torch.tensor(SLOTS_OF_ROWS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", ["not", "plain", "centered"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 1, 20), (5, 2, 16), (1, 1, 256)])
+def test_heads_are_normed_turned_and_stored_as_in_torch(
+    dtype: torch.dtype, normed: str, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    qkv = random(5, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    table = rope_table(ROPE, head_dim, POSITIONS, dtype=dtype, device=torch.get_default_device())
+    norm = None if normed == "not" else head_norm(head_dim, dtype, centered=normed == "centered")
+    pools, expected_pools = pool(kv_heads, head_dim, dtype), pool(kv_heads, head_dim, dtype)
+    actual = rope.turn_and_store(qkv, *places(), table, *pools, head_norm=norm)
+    expected = twins.turn_and_store(qkv, *places(), table, *expected_pools, head_norm=norm)
+    assert actual.shape == (5, heads, head_dim)
+    assert actual.is_contiguous()
+    for got, wanted in zip((actual, *pools), (expected, *expected_pools), strict=True):
+        assert got.dtype is dtype
+        assert relative_error(got, wanted) < TOLERANCES[dtype]
+    assert torch.equal(pools[1], expected_pools[1]), "values are copied"
+
+
+def test_the_twin_does_what_the_decoder_in_torch_does() -> None:
+    qkv = random(5, 8 * 32, dtype=torch.bfloat16)
+    table = rope_table(ROPE, 32, POSITIONS, dtype=torch.bfloat16, device=torch.get_default_device())
+    norm = head_norm(32, torch.bfloat16, centered=True)
+    keys, values = pool(2, 32, torch.bfloat16)
+    queries = twins.turn_and_store(qkv, *places(), table, keys, values, head_norm=norm)
+
+    heads = qkv.view(5, 8, 32)
+    weight = torch.cat([norm.query_weight.expand(4, -1), norm.key_weight.expand(2, -1)])
+    angles = Rope(ROPE, 32, torch.get_default_device()).angles(places()[0], torch.bfloat16)
+    turned = turn(RMSNorm(weight, eps=1e-6, centered=True)(heads[:, :6]), angles)
+    assert torch.equal(queries, turned[:, :4])
+    assert torch.equal(keys[SLOTS_OF_ROWS], turned[:, 4:])
+    assert torch.equal(values[SLOTS_OF_ROWS], heads[:, 6:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pool_in_float8_holds_scaled_numbers_that_are_cut_off(dtype: torch.dtype) -> None:
+    qkv = random(5, 4 * 32, dtype=dtype) * 200
+    table = rope_table(ROPE, 32, POSITIONS, dtype=dtype, device=torch.get_default_device())
+    pools, expected_pools = pool(1, 32, torch.float8_e4m3fn), pool(1, 32, torch.float8_e4m3fn)
+    rope.turn_and_store(qkv, *places(), table, *pools, key_scale=0.5, value_scale=2.0)
+    twins.turn_and_store(qkv, *places(), table, *expected_pools, key_scale=0.5, value_scale=2.0)
+    for got, wanted in zip(pools, expected_pools, strict=True):
+        assert float(got.float().abs().max()) <= 448.0
+        differ = (got.view(torch.uint8) != wanted.view(torch.uint8)).float().mean()
+        assert float(differ) < 0.01, "a sum in another order may fall on the other side of a tie"
+        assert relative_error(got.float(), wanted.float()) < 0.08
+    assert torch.equal(pools[1].view(torch.uint8), expected_pools[1].view(torch.uint8)), "values have no sums"
+    assert float(pools[0].float().abs().max()) == 448.0, "something was cut off"
+
+
+def test_only_the_slots_of_the_rows_are_written() -> None:
+    qkv, table = (
+        random(5, 4 * 16),
+        rope_table(ROPE, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device()),
+    )
+    keys, values = pool(1, 16, torch.float32)
+    rope.turn_and_store(qkv, *places(), table, keys, values)
+    others = torch.tensor([slot for slot in range(SLOTS) if slot not in SLOTS_OF_ROWS])
+    assert torch.equal(keys[others], torch.ones(len(others), 1, 16))
+    assert torch.equal(values[others], torch.ones(len(others), 1, 16))
+
+
+def test_many_rows_are_cut_into_other_programs_with_the_same_result() -> None:
+    rows = 66
+    qkv = random(rows, 3 * 16)
+    table = rope_table(ROPE, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device())
+    slots, positions = torch.arange(rows) % (SLOTS - 1) + 1, torch.arange(rows) % POSITIONS
+    slots[SLOTS:] = 0  # of several rows in one slot only the dummy's are many
+    many, few = pool(1, 16, torch.float32), pool(1, 16, torch.float32)
+    together = rope.turn_and_store(qkv, positions, slots, table, *many)
+    for part in torch.arange(rows).split(20):
+        alone = rope.turn_and_store(qkv[part], positions[part], slots[part], table, *few)
+        assert torch.equal(alone, together[part])
+    assert torch.equal(many[0][1:], few[0][1:])
+
+
+def test_rows_may_lie_apart_and_none_are_no_work() -> None:
+    table = rope_table(ROPE, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device())
+    wide = random(5, 100)
+    pools, expected_pools = pool(1, 16, torch.float32), pool(1, 16, torch.float32)
+    actual = rope.turn_and_store(wide[:, 10:74], *places(), table, *pools)
+    assert (
+        relative_error(actual, twins.turn_and_store(wide[:, 10:74].contiguous(), *places(), table, *expected_pools))
+        < 1e-6
+    )
+    nothing = torch.empty(0, dtype=torch.int64)
+    assert rope.turn_and_store(wide[:0, :64], nothing, nothing, table, *pools).shape == (0, 2, 16)
+
+
+def test_a_table_holds_what_a_step_would_compute() -> None:
+    table = rope_table(ROPE, 24, 9000, dtype=torch.bfloat16, device=torch.get_default_device())  # more than one part
+    positions = torch.tensor([0, 1, 8191, 8192, 8999])
+    cos, sin = Rope(ROPE, 24, torch.get_default_device()).angles(positions, torch.bfloat16)
+    assert torch.equal(table[positions, :12], cos[:, 0, :12])
+    assert torch.equal(table[positions, 12:], sin[:, 0, 12:])

@@ -1,0 +1,218 @@
+"""Tokens chosen by the kernels: those of the torch twin, for the same seeds and positions."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.lang.errors import EngineError
+from umbel.srt.draw import Draws, draw_keys
+from umbel.srt.kernels.triton.sampling import TritonSampling
+from umbel.srt.torch_sampling import TorchSampling
+
+from .closeness import random
+
+# The interpreter says what numpy does about infinities and logarithms of 0, which the kernels mean.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device(device: torch.device) -> Iterator[None]:
+    with device:
+        yield
+
+
+def wishes(
+    *rows: int,
+    temperature: float | Sequence[float] = 1.0,
+    top_k: int | Sequence[int] = 0,
+    top_p: float | Sequence[float] = 1.0,
+    min_p: float | Sequence[float] = 0.0,
+    position: int = 3,
+    masks: Sequence[np.ndarray | None] | None = None,
+) -> Draws:
+    """One draw for each of `rows`, with its own seed; numbers are for all of them, or one for each."""
+    count = len(rows)
+    temperatures = np.broadcast_to(np.array(temperature, dtype=np.float64), count)
+    return Draws(
+        rows=np.array(rows, dtype=np.int64),
+        inverse_temperatures=np.divide(1.0, temperatures, out=np.zeros(count), where=temperatures > 0),
+        keys=draw_keys(list(range(100, 100 + count)), [position] * count),
+        top_k=np.broadcast_to(np.array(top_k, dtype=np.int32), count).copy(),
+        top_p=np.broadcast_to(np.array(top_p, dtype=np.float64), count).copy(),
+        min_p=np.broadcast_to(np.array(min_p, dtype=np.float64), count).copy(),
+        masks=masks,
+    )
+
+
+def twin(logits: torch.Tensor, draws: Draws) -> list[int]:
+    return TorchSampling().choose(logits.float(), draws).tolist()
+
+
+def mask_of(allowed: Sequence[int], vocab: int) -> np.ndarray:
+    bits = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+@pytest.mark.parametrize("vocab", [5, 128, 700, 9000])  # one tile, several, and several chunks
+def test_the_most_likely_token_is_chosen_and_of_equal_ones_the_first(vocab: int) -> None:
+    logits = (random(4, vocab) * 2).round()  # many ties
+    assert TritonSampling().choose(logits, wishes(0, 1, 2, 3, temperature=0.0)).tolist() == [
+        int(np.flatnonzero(row == row.max())[0]) for row in logits.cpu().numpy()
+    ]
+
+
+@pytest.mark.parametrize("vocab", [3, 700, 9000])
+def test_races_have_the_same_winners(vocab: int) -> None:
+    logits = random(3, vocab) * 3
+    for position in range(4):
+        draws = wishes(2, 0, 0, 1, 1, temperature=[0.3, 1.0, 2.0, 50.0, 1e-30], position=position)
+        assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
+
+
+def test_a_race_of_equal_logits_is_decided_by_the_noise_alone() -> None:
+    logits = torch.zeros(1, 9000)
+    for position in range(6):
+        draws = wishes(0, 0, 0, position=position)
+        assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
+
+
+LIMITS = [
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 300},  # more than there are tiles: no bound from their maxima
+    {"top_k": 10_000},
+    {"top_p": 0.5},
+    {"top_p": 0.99},
+    {"top_p": 1e-9},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"top_k": 20, "top_p": 0.6, "min_p": 0.05},
+    {"top_k": 500, "top_p": 0.9},
+    {"top_p": 0.9, "min_p": 0.3},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("candidates", [8192, 4])  # 4: the search goes over the rows themselves
+def test_limits_leave_the_same_tokens_in_the_race(limits: dict[str, float], candidates: int) -> None:
+    logits = random(2, 700) * 2
+    draws = wishes(0, 1, 1, temperature=[1.0, 0.6, 1.7], **limits)
+    assert TritonSampling(candidates=candidates).choose(logits, draws).tolist() == twin(logits, draws)
+
+
+def test_what_ties_with_the_last_token_kept_is_kept() -> None:
+    logits = torch.full((1, 300), -50.0)
+    logits[0, [3, 40, 41, 299]] = torch.tensor([2.0, 1.0, 1.0, 1.0])
+    chosen = set()
+    for position in range(8):
+        draws = wishes(0, 0, temperature=3.0, top_k=[2, 0], top_p=[1.0, 0.6], position=position)
+        tokens = TritonSampling().choose(logits, draws).tolist()
+        assert tokens == twin(logits, draws)
+        chosen |= set(tokens)
+    assert chosen == {3, 40, 41, 299}
+
+
+def test_masks_leave_out_what_may_not_be_chosen() -> None:
+    vocab = 700
+    logits = random(3, vocab) * 3
+    allowed = [5, 31, 32, 64, 333, 699]
+    masks = [mask_of(allowed, vocab), None, mask_of([17], vocab), mask_of(allowed, vocab), mask_of(allowed, vocab)]
+    draws = wishes(
+        0,
+        0,
+        1,
+        2,
+        2,
+        temperature=[0.0, 0.0, 1.0, 1.0, 1.0],
+        top_k=[0, 0, 0, 3, 0],
+        top_p=[1, 1, 1, 1, 0.5],
+        masks=masks,
+    )
+    tokens = TritonSampling().choose(logits, draws).tolist()
+    assert tokens == twin(logits, draws)
+    assert tokens[2] == 17
+    assert {tokens[0], tokens[3], tokens[4]} <= set(allowed)
+
+
+def test_forbidden_tokens_never_win() -> None:
+    logits = torch.full((1, 400), -torch.inf)
+    logits[0, [7, 250]] = torch.tensor([-3.0, -2.0])
+    for limits in ({}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.01}):
+        draws = wishes(0, 0, 0, temperature=[0.0, 1.0, 1e30], **limits)
+        assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_may_have_16_bits_and_rows_may_lie_apart(dtype: torch.dtype) -> None:
+    logits = (random(3, 800) * 3).to(dtype)[:, :555]
+    draws = wishes(0, 1, 2, temperature=[0.0, 1.0, 0.8], top_k=[0, 0, 9])
+    assert TritonSampling().choose(logits, draws).tolist() == twin(logits.float(), draws)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_random_batches_give_the_tokens_of_the_twin(data: st.DataObject) -> None:
+    vocab, count = data.draw(st.integers(1, 600)), data.draw(st.integers(1, 4))
+    scale = data.draw(st.sampled_from([0.1, 1.0, 5.0]))
+    logits = random(count, vocab, seed=data.draw(st.integers(0, 9))) * scale
+    if data.draw(st.booleans()):
+        logits = logits.round()
+    each = lambda values: data.draw(st.lists(st.sampled_from(values), min_size=count, max_size=count))  # noqa: E731
+    masks = [
+        None if allowed is None else mask_of(sorted(allowed), vocab)
+        for allowed in data.draw(
+            st.lists(st.none() | st.sets(st.integers(0, vocab - 1), min_size=1), min_size=count, max_size=count)
+        )
+    ]
+    draws = wishes(
+        *range(count),
+        temperature=each([0.0, 0.2, 1.0, 2.5]),
+        top_k=each([0, 1, 2, 40, 10_000]),
+        top_p=each([1.0, 0.99, 0.7, 0.01]),
+        min_p=each([0.0, 0.05, 0.5]),
+        position=data.draw(st.integers(0, 1000)),
+        masks=masks,
+    )
+    sampling = TritonSampling(candidates=data.draw(st.sampled_from([8192, 16])))
+    assert sampling.choose(logits, draws).tolist() == twin(logits, draws)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_are_not_numbers_are_refused_when_they_are_asked_for(bad: float, temperature: float) -> None:
+    logits = random(3, 300)
+    logits[1, 200] = bad
+    sampling = TritonSampling()
+    assert sampling.choose_async(logits, wishes(0, 1, 2, temperature=temperature)).tolist()[1] == -1
+    assert (sampling.choose_async(logits, wishes(0, 2, temperature=temperature)) >= 0).all()
+    with pytest.raises(EngineError, match="not numbers"):
+        sampling.choose(logits, wishes(1, temperature=temperature))
+    with pytest.raises(EngineError, match="not numbers"):
+        sampling.summarise(logits, np.array([1]), 2)
+
+
+def test_a_row_without_a_token_that_may_be_chosen_is_refused() -> None:
+    draws = wishes(0, 0, temperature=[0.0, 1.0], masks=[mask_of([], 300)] * 2)
+    assert TritonSampling().choose_async(random(1, 300), draws).tolist() == [-1, -1]
+
+
+def test_no_draws_are_no_work() -> None:
+    sampling = TritonSampling()
+    assert sampling.choose(random(2, 50), wishes()).tolist() == []
+    assert sampling.summarise(random(2, 50), np.array([], dtype=np.int64), 3).top_tokens.shape == (0, 3)
+
+
+@pytest.mark.parametrize(("vocab", "top"), [(20, 3), (700, 0), (700, 5), (700, 12), (9000, 20), (7, 20)])
+@pytest.mark.parametrize("candidates", [8192, 4])
+def test_normalisers_and_largest_logits_are_those_of_the_twin(vocab: int, top: int, candidates: int) -> None:
+    logits = (random(3, vocab) * 8).round() / 2  # ties
+    rows = np.array([2, 0], dtype=np.int64)
+    actual = TritonSampling(candidates=candidates).summarise(logits, rows, top)
+    expected = TorchSampling().summarise(logits, rows, top)
+    np.testing.assert_allclose(actual.normalisers, expected.normalisers, rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(actual.top_tokens, expected.top_tokens)
+    np.testing.assert_array_equal(actual.top_logits, expected.top_logits)
