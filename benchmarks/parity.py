@@ -1,6 +1,6 @@
 """Does the runtime say what the model says? Greedy texts against transformers' `generate`, and against itself.
 
-    python benchmarks/parity.py --workload PATH/no_reuse.jsonl [--prompts 32] [--tokens 32] [--dtype float32]
+    python -m benchmarks.parity --workload no_reuse [--prompts 32] [--tokens 32] [--dtype float32]
 
 The runtime answers the same prompts with its cache on and off, chunks of 16, 128 and whole prompts, one and
 sixteen requests at a time, and with each optimisation off. Two runs part where two tokens have nearly the same logit:
@@ -21,6 +21,8 @@ from umbel.lang.protocol import Final, GenRequest
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.local import LocalBackend
 from umbel.srt.weights import open_model
+
+from .workload import FOLDER, available
 
 # What may differ between correct float implementations: logits of this model span about ±30.
 TIE = {"float32": 1e-3, "bfloat16": 0.5}
@@ -107,7 +109,7 @@ def compare(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", type=Path, required=True)
+    parser.add_argument("--workload", choices=available(), default="no_reuse")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--dtype", default="float32", choices=sorted(TIE))
@@ -118,7 +120,7 @@ def main() -> int:
 
     source = open_model("default")
     encoder = PromptEncoder(source.tokenizer())
-    prompts = read_prompts(options.workload, options.prompts)
+    prompts = read_prompts(FOLDER / f"{options.workload}.jsonl", options.prompts)
     prompt_ids = [encoder.encode((Text(prompt),)) for prompt in prompts]
     model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=getattr(torch, options.dtype))
     model.generation_config.eos_token_id = None  # texts go on, as with ignore_eos

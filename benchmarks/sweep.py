@@ -1,7 +1,8 @@
 """The paper's figure 8 a, b: the same programs at several cache hit rates, on one runtime.
 
 The paper disables a part of the matched tokens at run time. Here a share of the calls gets a cache namespace of its
-own, so that it finds nothing and leaves nothing behind: its keys also take room in the pool, as they would.
+own, so that it finds nothing and leaves nothing behind: its keys also take room in the pool, as they would. Without
+hints, since a prefix that is computed ahead of a fork would be found by none of the calls that are alone.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def sweep(
 def _point(
     runtime: ul.Runtime, workload: Workload, encoder: PromptEncoder, share: float, concurrency: int
 ) -> SweepPoint:
-    recorder = _Keeping(runtime, salted_share=share, first_tokens=True)
+    recorder = _Keeping(runtime, hints=False, salted_share=share, first_tokens=True)
     configuration = replace(FULL, name=f"salted {share:g}")
     system = Umbel(configuration, runtime, recorder=recorder)
     run = measure(system, workload, concurrency=concurrency, warm=0, encoder=encoder)
