@@ -10,8 +10,9 @@ The twin is `attention/torch_backend.py`. Products are of the queries' dtype wit
 results are float32. `attention_plan.py` draws the arrays that the kernels read.
 
 The grid is persistent: programs take units until those that the device's memory counts are done, so a captured graph
-runs plans of any size. The loop over keys is two loops: tiles that some row sees in part, with a mask, and tiles that
-every row sees whole, without one. The slots of a tile are loaded while the tile before is computed, so that the copies
+runs plans of any size. Where products count, the loop over keys is two: tiles that some row sees in part, with a mask,
+and tiles that every row sees whole, without one. Where loading counts, it is one: a second loop would wait for its
+first tile again. The slots of a tile are loaded while the tile before is computed, so that the copies
 of its keys and values, which the compiler runs ahead of the products, wait for nothing.
 """
 
@@ -50,6 +51,7 @@ def attend_items(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    TWO_LOOPS: tl.constexpr,
     PRODUCT: tl.constexpr,  # dtype of what is multiplied
 ):
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -90,12 +92,14 @@ def attend_items(  # type: ignore[no-untyped-def]
         #   tiles   | masked | whole ... whole | masked |         a run that a window cuts, and its causal end
         #           0        before            behind   tiles
         tiles = (length + BLOCK_N - 1) // BLOCK_N
-        before = tl.minimum((tl.maximum(tl.max(low, 0), 0) + BLOCK_N - 1) // BLOCK_N, tiles)
-        behind = tl.maximum(tl.minimum(tl.min(high, 0), length) // BLOCK_N, before)
+        before = tiles
+        behind = tiles
+        if TWO_LOOPS:
+            before = tl.minimum((tl.maximum(tl.max(low, 0), 0) + BLOCK_N - 1) // BLOCK_N, tiles)
+            behind = tl.maximum(tl.minimum(tl.min(high, 0), length) // BLOCK_N, before)
         whole = behind - before
 
-        key_number = tl.where(before > 0, 0, whole) * BLOCK_N + number
-        gathered = tl.load(index + tl.minimum(key_number, length - 1))
+        gathered = tl.load(index + tl.minimum(tl.where(before > 0, 0, whole) * BLOCK_N + number, length - 1))
         for step in range(tiles - whole):
             tile = tl.where(step < before, step, step + whole)
             following = tl.where(step + 1 < before, step + 1, step + 1 + whole)
@@ -105,14 +109,26 @@ def attend_items(  # type: ignore[no-untyped-def]
                 *(acc, total, top, query, key_at + offset, value_at + offset, at, tile * BLOCK_N + number, low, high),
                 *(scale, inner_scale, True, HEAD_DIM, BLOCK_D, SOFTCAP, PRODUCT),
             )
-        gathered = tl.load(index + tl.minimum(before * BLOCK_N + number, length - 1))
-        for tile in range(before, behind):
-            offset = gathered.to(tl.int64)[:, None] * SLOT_STRIDE
-            gathered = tl.load(index + tl.minimum((tile + 1) * BLOCK_N + number, length - 1))
-            acc, total, top = _add_tile(
-                *(acc, total, top, query, key_at + offset, value_at + offset, at, tile * BLOCK_N + number, low, high),
-                *(scale, inner_scale, False, HEAD_DIM, BLOCK_D, SOFTCAP, PRODUCT),
-            )
+        if TWO_LOOPS:
+            gathered = tl.load(index + tl.minimum(before * BLOCK_N + number, length - 1))
+            for tile in range(before, behind):
+                offset = gathered.to(tl.int64)[:, None] * SLOT_STRIDE
+                gathered = tl.load(index + tl.minimum((tile + 1) * BLOCK_N + number, length - 1))
+                acc, total, top = _add_tile(
+                    *(
+                        acc,
+                        total,
+                        top,
+                        query,
+                        key_at + offset,
+                        value_at + offset,
+                        at,
+                        tile * BLOCK_N + number,
+                        low,
+                        high,
+                    ),
+                    *(scale, inner_scale, False, HEAD_DIM, BLOCK_D, SOFTCAP, PRODUCT),
+                )
 
         result = acc / total[:, None]
         direct = inside & (place < 0)[:, None]

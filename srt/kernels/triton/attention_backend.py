@@ -211,6 +211,7 @@ def item_constants(
         "BLOCK_M": tile.vectors,
         "BLOCK_N": tile.keys,
         "SOFTCAP": softcap > 0,
+        "TWO_LOOPS": tile.two_loops,
         "PRODUCT": tl.float32 if _INTERPRETED else _DTYPES[dtype],
     }
 

@@ -6,8 +6,8 @@ Items come in kinds by their number of query vectors (rows × heads of a group),
     SOME     at most 64                  branches of a tree in captured decode steps
     MANY     at most 128                 prompts: limited by products
 
-A tile of keys and one of values are 16 KiB each, three of them are under way at once, and two programs share a
-multiprocessor where that is more than one needs: 64 KiB in flight hide the latency of device memory.
+A tile of keys and one of values are 16 KiB each. One pair is computed while the next two are on their way, in each of
+the two or three programs that share a multiprocessor: 64 KiB in flight hide the latency of device memory.
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ MOST_HEAD_DIM = 256
 HEAD_DIM_UNIT = 16
 MOST_GROUP = 128  # query heads of one KV head, which are in one tile
 TILE_BYTES = 16 << 10  # of keys
+LARGE_VECTOR = 256  # bytes; of larger ones, a tile of MANY results does not fit the registers
 FEW, SOME, MANY = 16, 64, 128  # query vectors
 
 
@@ -36,6 +37,7 @@ class Tile:
     warps: int
     stages: int  # tiles of keys that are under way at once, the one that is computed included
     resident: int  # programs on a multiprocessor
+    two_loops: bool  # tiles that need no mask are computed without one
 
     def rows(self, geometry: AttentionGeometry) -> int:
         """Most rows of an item."""
@@ -79,9 +81,12 @@ def tiles_for(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.d
     wide = block_of(head_dim, least=HEAD_DIM_UNIT)
     keys = max(HEAD_DIM_UNIT, min(128, TILE_BYTES // (wide * dtype.itemsize)))
     least = block_of(group)  # one row at least
-    few = Tile(max(FEW, least), keys, warps=4, stages=3, resident=2)
-    some = Tile(max(SOME, least), keys, warps=4, stages=3, resident=2)
-    many = Tile(max(MANY if wide <= 128 else SOME, least), keys, warps=8, stages=3, resident=1)
+    exact = dtype is torch.float32  # multiplied without tensor cores: operands are in registers
+    large = wide * dtype.itemsize > LARGE_VECTOR
+    resident = 2 if kv_dtype is FLOAT8 else 3  # what is widened takes registers
+    few = Tile(max(FEW, least), keys, warps=8 if exact else 4, stages=3, resident=resident, two_loops=False)
+    some = Tile(max(SOME, least), keys, warps=8 if large else 4, stages=3, resident=1 if large else 2, two_loops=True)
+    many = Tile(max(SOME if large else MANY, least), keys, warps=8, stages=3, resident=1, two_loops=True)
     return Tiles(few, some, many)
 
 

@@ -1,0 +1,97 @@
+"""The attention kernels as models launch them."""
+
+import torch
+from umbel.srt.attention.backend import AttentionGeometry
+from umbel.srt.kernels.triton.attention import attend_items, merge_parts, store_rows
+from umbel.srt.kernels.triton.attention_backend import item_constants, merge_constants, store_constants
+from umbel.srt.kernels.triton.attention_tiles import tiles_for
+from umbel.srt.kv_pool import FLOAT8
+
+from .variants import Variant
+
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FLOAT8: "fp8e4nv"}
+_GEOMETRIES = (
+    AttentionGeometry(32, 32, 128),
+    AttentionGeometry(32, 8, 128),
+    AttentionGeometry(32, 8, 64),
+    AttentionGeometry(8, 4, 256),
+)
+
+
+def attention_variants() -> list[Variant]:
+    found = []
+    for geometry in _GEOMETRIES:
+        found += _items(geometry, torch.bfloat16, torch.bfloat16)
+    eight = AttentionGeometry(32, 8, 128)
+    found += _items(eight, torch.bfloat16, FLOAT8)
+    found += _items(eight, torch.float16, torch.float16)
+    found += _items(eight, torch.bfloat16, torch.bfloat16, softcap=50.0)
+    found += _items(eight, torch.float32, torch.float32)
+    found += _items(AttentionGeometry(32, 32, 96), torch.bfloat16, torch.bfloat16)
+    return [*found, _merge(eight, torch.bfloat16), _store(eight, torch.bfloat16), _store(eight, FLOAT8)]
+
+
+def _items(
+    geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, softcap: float = 0.0
+) -> list[Variant]:
+    tiles = tiles_for(geometry, dtype, kv_dtype)
+    query, key = f"*{_NAMES[dtype]}", f"*{_NAMES[kv_dtype]}"
+    arguments = {
+        **dict.fromkeys(("queries", "out"), query),
+        **dict.fromkeys(("keys", "values"), key),
+        **dict.fromkeys(("part_out", "part_lse"), "*fp32"),
+        **dict.fromkeys(("bounds", "items", "slots", "kv_idx"), "*i32"),
+        **dict.fromkeys(("query_stride", "out_stride"), "i32"),
+        **dict.fromkeys(("scale", "inner_scale"), "fp32"),
+    }
+    shape = f"d{geometry.head_dim} group {geometry.group} {_NAMES[dtype]}"
+    if kv_dtype is not dtype:
+        shape += f"/{_NAMES[kv_dtype]}"
+    if softcap:
+        shape += " softcap"
+    return [
+        Variant(
+            name=f"attend {kind} {shape}",
+            kernel=attend_items,
+            arguments=arguments,
+            constants=item_constants(geometry, tile, kind=min(number, 1), softcap=softcap, dtype=dtype),
+            warps=tile.warps,
+            stages=tile.stages,
+            aligned=frozenset({"query_stride", "out_stride"}),
+            products=dtype is not torch.float32,
+            gathers=True,
+        )
+        for number, (kind, tile) in enumerate((("few", tiles.few), ("some", tiles.some), ("many", tiles.many)))
+    ]
+
+
+def _merge(geometry: AttentionGeometry, dtype: torch.dtype) -> Variant:
+    return Variant(
+        name=f"merge d{geometry.head_dim} {_NAMES[dtype]}",
+        kernel=merge_parts,
+        arguments={
+            **dict.fromkeys(("part_out", "part_lse"), "*fp32"),
+            "out": f"*{_NAMES[dtype]}",
+            **dict.fromkeys(("bounds", "merge_rows", "merge_ptr"), "*i32"),
+            "out_stride": "i32",
+        },
+        constants=merge_constants(geometry),
+        warps=1,
+        aligned=frozenset({"out_stride"}),
+    )
+
+
+def _store(geometry: AttentionGeometry, kv_dtype: torch.dtype) -> Variant:
+    constants = store_constants(geometry, kv_dtype)
+    return Variant(
+        name=f"store d{geometry.head_dim} bf16/{_NAMES[kv_dtype]}",
+        kernel=store_rows,
+        arguments={
+            **dict.fromkeys(("keys", "values"), "*bf16"),
+            **dict.fromkeys(("key_pool", "value_pool"), f"*{_NAMES[kv_dtype]}"),
+            "slots": "*i64",
+            **dict.fromkeys(("key_stride", "value_stride"), "i32"),
+        },
+        constants=constants,
+        aligned=frozenset({"key_stride", "value_stride"}),
+    )

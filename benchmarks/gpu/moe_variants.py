@@ -1,0 +1,101 @@
+"""Mixture of experts as Mixtral 8x7B and Qwen 3 30B A3B launch it."""
+
+from umbel.srt.kernels.triton.activation import SILU
+from umbel.srt.kernels.triton.jit import block_of
+from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles
+from umbel.srt.kernels.triton.moe_kernels import (
+    arrange_pairs,
+    combine_pairs,
+    down_blocks,
+    gate_up_blocks,
+    route_tokens,
+)
+
+from .variants import Variant
+
+_MODELS = {"8x7B": (8, 2, 4096, 14336), "30B": (128, 8, 2048, 768)}  # experts, of a token, hidden, width
+_CUTS = {"decode": DECODE_TILES, "middle": MIDDLE_TILES, "prefill": PREFILL_TILES}
+
+
+def moe_variants() -> list[Variant]:
+    found = []
+    for model, (experts, top_k, hidden, width) in _MODELS.items():
+        found += [_route(model, experts, top_k), _arrange(model, experts), _combine(model, top_k)]
+        for cut, tiles in _CUTS.items():
+            found += [_gate_up(f"{model} {cut}", tiles, hidden, width), _down(f"{model} {cut}", tiles, hidden, width)]
+    return found
+
+
+def _route(name: str, experts: int, top_k: int) -> Variant:
+    return Variant(
+        name=f"route {name}",
+        kernel=route_tokens,
+        arguments={"logits": "*bf16", "weights": "*fp32", "chosen": "*i32", "stride": "i32", "experts": "i32"},
+        constants={"TOP_K": top_k, "RENORMALISE": True, "CHOICES": block_of(top_k), "BLOCK": block_of(experts)},
+        warps=1,
+    )
+
+
+def _arrange(name: str, experts: int) -> Variant:
+    return Variant(
+        name=f"arrange {name}",
+        kernel=arrange_pairs,
+        arguments={**dict.fromkeys(("experts", "rows", "owners", "filled"), "*i32"), "pairs": "i32"},
+        constants={"EXPERTS": experts, "BINS": block_of(experts + 1), "BLOCK_M": 16, "TILE": 1024},
+    )
+
+
+def _combine(name: str, top_k: int) -> Variant:
+    return Variant(
+        name=f"combine {name}",
+        kernel=combine_pairs,
+        arguments={"mixed": "*bf16", "out": "*bf16", "hidden": "i32"},
+        constants={"TOP_K": top_k, "BLOCK": 1024},
+        aligned=frozenset({"hidden"}),
+    )
+
+
+def _gate_up(name: str, tiles: Tiles, hidden: int, width: int) -> Variant:
+    return Variant(
+        name=f"gate up {name}",
+        kernel=gate_up_blocks,
+        arguments={
+            **dict.fromkeys(("x", "weight", "middle"), "*bf16"),
+            **dict.fromkeys(("rows", "owners", "filled"), "*i32"),
+            **dict.fromkeys(("x_stride", "pairs", "top_k"), "i32"),
+        },
+        constants={"WIDTH": width, "HIDDEN": hidden, "KIND": SILU.value, **_cut(tiles, tiles.columns)},
+        warps=tiles.warps,
+        stages=tiles.stages,
+        aligned=frozenset({"x_stride"}),
+        products=True,
+        gathers=True,
+    )
+
+
+def _down(name: str, tiles: Tiles, hidden: int, width: int) -> Variant:
+    return Variant(
+        name=f"down {name}",
+        kernel=down_blocks,
+        arguments={
+            **dict.fromkeys(("middle", "weight", "mixed"), "*bf16"),
+            "shares": "*fp32",
+            **dict.fromkeys(("rows", "owners", "filled"), "*i32"),
+            "pairs": "i32",
+        },
+        constants={"WIDTH": width, "HIDDEN": hidden, **_cut(tiles, 2 * tiles.columns)},
+        warps=tiles.warps,
+        stages=tiles.stages,
+        products=True,
+        gathers=True,
+    )
+
+
+def _cut(tiles: Tiles, columns: int) -> dict[str, object]:
+    return {
+        "PRECISION": "tf32",
+        "BLOCK_M": tiles.rows,
+        "BLOCK_N": columns,
+        "BLOCK_K": tiles.depth,
+        "GROUP": tiles.group,
+    }

@@ -1,0 +1,142 @@
+"""`python -m benchmarks.gpu.ptx`: what Triton's compiler makes of the kernels for a Hopper GPU; none is needed.
+
+Every variant is compiled for sm_90, and the assembler says what it takes: registers of a thread, shared memory of a
+program, registers that spill to local memory. The instructions of the PTX say whether products run on tensor cores
+(`wgmma`, or `mma` for tiles of 16 query vectors) and whether gathers run ahead of them (`cp.async`).
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from .attention_variants import attention_variants
+from .moe_variants import moe_variants
+from .small_variants import small_variants
+from .variants import Variant
+
+CAPABILITY = 90
+ARCHITECTURE = "sm_90a"
+SHARED_BYTES = 227 << 10  # of a program, at most
+REGISTERS = 65_536  # of a multiprocessor
+_SETS = {"attention": attention_variants, "moe": moe_variants, "small": small_variants}
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a variant takes, and which instructions it has."""
+
+    name: str
+    warps: int
+    stages: int
+    registers: int  # of a thread
+    shared: int  # bytes of a program
+    spilled: int  # bytes written to local memory
+    wgmma: int
+    mma: int
+    cp_async: int
+
+    @property
+    def resident(self) -> int:
+        """Programs that fit a multiprocessor at once."""
+        by_registers = REGISTERS // (self.registers * self.warps * 32)
+        return min(by_registers, (SHARED_BYTES + 1024) // (self.shared + 1024), 64 // self.warps)
+
+
+def inspect(variant: Variant) -> Inspection:
+    names = list(variant.kernel.arg_names)
+    signature = {name: variant.arguments.get(name, "constexpr") for name in names}
+    aligned = [
+        (index,)
+        for index, name in enumerate(names)
+        if name in variant.aligned or variant.arguments.get(name, "").startswith("*")
+    ]
+    source = ASTSource(
+        fn=variant.kernel,
+        signature=signature,
+        constexprs=dict(variant.constants),
+        attrs={index: [["tt.divisibility", 16]] for index in aligned},
+    )
+    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=options)
+    ptx = compiled.asm["ptx"]
+    registers, spilled = _assemble(ptx)
+    return Inspection(
+        name=variant.name,
+        warps=variant.warps,
+        stages=variant.stages,
+        registers=registers,
+        shared=compiled.metadata.shared,
+        spilled=spilled,
+        wgmma=len(re.findall(r"wgmma\.mma_async", ptx)),
+        mma=len(re.findall(r"\bmma\.sync", ptx)),
+        cp_async=len(re.findall(r"cp\.async\.c[ag]\.", ptx)),
+    )
+
+
+def _assemble(ptx: str) -> tuple[int, int]:
+    """Registers of a thread, and bytes that spill, by the assembler that Triton brings."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [
+            get_ptxas(CAPABILITY).path,
+            "-v",
+            f"--gpu-name={ARCHITECTURE}",
+            str(source),
+            "-o",
+            f"{folder}/kernel.cubin",
+        ]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = finished.stdout + finished.stderr
+    assert finished.returncode == 0, f"the assembler refuses what the compiler made: {said}"
+    registers = re.search(r"Used (\d+) registers", said)
+    spilled = re.search(r"(\d+) bytes spill stores", said)
+    assert registers is not None, f"the assembler says nothing of registers: {said}"
+    return int(registers[1]), int(spilled[1]) if spilled else 0
+
+
+def table(inspections: Iterable[Inspection]) -> str:
+    """Markdown."""
+    heads = [field.name.replace("_", ".") for field in fields(Inspection)] + ["resident"]
+    lines = [" | ".join(heads), " | ".join(["---"] * len(heads))]
+    for found in inspections:
+        cells = [getattr(found, field.name) for field in fields(Inspection)]
+        lines.append(" | ".join(map(str, [*cells, found.resident])))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.ptx", description=__doc__)
+    parser.add_argument("--kernels", choices=sorted(_SETS), help="those of one file; else all")
+    parser.add_argument("--only", default="", help="variants whose name has this in it")
+    parser.add_argument("--output", type=Path, help="a Markdown file; else standard output")
+    options = parser.parse_args(arguments)
+    if triton.knobs.runtime.interpret:
+        parser.error("TRITON_INTERPRET is set, and interpreted kernels cannot be compiled; unset it")
+    sets = [_SETS[options.kernels]] if options.kernels else list(_SETS.values())
+    variants = [variant for variants in sets for variant in variants() if options.only in variant.name]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = table(pool.map(inspect, variants))
+    page = f"# Kernels compiled for {ARCHITECTURE} by Triton {triton.__version__}\n\n{found}\n"
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(page)
+    else:
+        sys.stdout.write(page)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""Norms, heads, activations and sampling as models launch them."""
+
+from umbel.srt.kernels.triton.activation import SILU, act_and_multiply_rows
+from umbel.srt.kernels.triton.jit import block_of
+from umbel.srt.kernels.triton.norm import add_and_normalise_rows, normalise_rows, warps_for
+from umbel.srt.kernels.triton.rope import turn_and_store_heads
+from umbel.srt.kernels.triton.sampling_kernels import TILE, finish_choice, finish_summary, scan
+
+from .variants import Variant
+
+_CHUNK = 4096
+
+
+def small_variants() -> list[Variant]:
+    found = [_norm(hidden) for hidden in (640, 4096, 8192)]
+    found += [_add_norm(4096, sandwich=False), _add_norm(2560, sandwich=True)]
+    found += [_act("bf16"), _act("fp32")]
+    found += [
+        _heads(64, taken=2, normed=False, pool="bf16"),
+        _heads(128, taken=2, normed=True, pool="bf16"),
+        _heads(128, taken=8, normed=True, pool="bf16"),
+        _heads(128, taken=8, normed=False, pool="fp8e4nv"),
+        _heads(256, taken=8, normed=True, pool="bf16"),
+    ]
+    for logits in ("fp32", "bf16"):
+        found += [_scan(131_072, logits), _choice(131_072, logits)]
+    return [*found, _choice(262_144, "fp32"), _summary(131_072)]
+
+
+def _norm(hidden: int) -> Variant:
+    block = block_of(hidden)
+    return Variant(
+        name=f"norm {hidden} bf16",
+        kernel=normalise_rows,
+        arguments={**dict.fromkeys(("x", "weight", "out"), "*bf16"), "x_stride": "i32", "hidden": "i32", "eps": "fp32"},
+        constants={"CENTERED": False, "BLOCK": block},
+        warps=warps_for(block),
+        aligned=frozenset({"x_stride", "hidden"}),
+    )
+
+
+def _add_norm(hidden: int, *, sandwich: bool) -> Variant:
+    block = block_of(hidden)
+    return Variant(
+        name=f"add norm {hidden} bf16" + (" sandwich" if sandwich else ""),
+        kernel=add_and_normalise_rows,
+        arguments={
+            **dict.fromkeys(("x", "residual", "weight", "after", "out"), "*bf16"),
+            **dict.fromkeys(("x_stride", "residual_stride", "hidden"), "i32"),
+            "eps": "fp32",
+        },
+        constants={"CENTERED": sandwich, "SANDWICH": sandwich, "BLOCK": block},
+        warps=warps_for(block),
+        aligned=frozenset({"x_stride", "residual_stride", "hidden"}),
+    )
+
+
+def _act(dtype: str) -> Variant:
+    return Variant(
+        name=f"act {dtype}",
+        kernel=act_and_multiply_rows,
+        arguments={**dict.fromkeys(("gate_up", "out"), f"*{dtype}"), "stride": "i32", "width": "i32"},
+        constants={"KIND": SILU.value, "BLOCK": 1024},
+        aligned=frozenset({"stride", "width"}),
+    )
+
+
+def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
+    half = block_of(head_dim // 2)
+    return Variant(
+        name=f"heads d{head_dim} x{taken} bf16/{pool}" + (" normed" if normed else ""),
+        kernel=turn_and_store_heads,
+        arguments={
+            **dict.fromkeys(("qkv", "table", "query_weight", "key_weight", "queries"), "*bf16"),
+            **dict.fromkeys(("positions", "slots"), "*i64"),
+            **dict.fromkeys(("keys", "values"), f"*{pool}"),
+            **dict.fromkeys(("qkv_stride", "slot_stride", "heads", "kv_heads"), "i32"),
+            **dict.fromkeys(("eps", "key_scale", "value_scale"), "fp32"),
+        },
+        constants={
+            "HEAD_NORM": normed,
+            "CENTERED": False,
+            "FP8": pool == "fp8e4nv",
+            "HEAD_DIM": head_dim,
+            "HALF_BLOCK": half,
+            "HEADS_BLOCK": taken,
+        },
+        warps=min(max(taken * half // 128, 1), 4),
+        aligned=frozenset({"qkv_stride", "slot_stride"}),
+    )
+
+
+_DRAWS = {
+    **dict.fromkeys(("rows", "mask_rows", "keys", "top_k"), "*i64"),
+    **dict.fromkeys(("inverse_temperatures", "top_p", "log_min_p"), "*fp64"),
+    "masks": "*i32",
+}
+_PARTS = {
+    **dict.fromkeys(("best", "masses", "tiles"), "*fp32"),
+    "tokens": "*i32",
+    "scores": "*fp64",
+}
+
+
+def _finish_constants(vocab: int) -> dict[str, object]:
+    chunks = -(-vocab // _CHUNK)
+    return {
+        "CHUNKS": chunks,
+        "CHUNK": _CHUNK,
+        "CHUNK_BLOCK": block_of(chunks),
+        "TILE_BLOCK": block_of(chunks * _CHUNK // TILE.value),
+        "CANDIDATES": 8192,
+        "READ": 2048,
+    }
+
+
+def _scan(vocab: int, logits: str) -> Variant:
+    return Variant(
+        name=f"scan {vocab} {logits}",
+        kernel=scan,
+        arguments={
+            "logits": f"*{logits}",
+            **_DRAWS,
+            **_PARTS,
+            **dict.fromkeys(("stride", "vocab", "words", "winners"), "i32"),
+        },
+        constants={"CHUNKS": vocab // _CHUNK, "CHUNK": _CHUNK},
+        aligned=frozenset({"stride", "vocab", "words"}),
+    )
+
+
+def _choice(vocab: int, logits: str) -> Variant:
+    return Variant(
+        name=f"finish choice {vocab} {logits}",
+        kernel=finish_choice,
+        arguments={
+            "logits": f"*{logits}",
+            **_DRAWS,
+            **_PARTS,
+            "values": "*fp32",
+            "ids": "*i32",
+            "chosen": "*i64",
+            **dict.fromkeys(("stride", "vocab", "words"), "i32"),
+        },
+        constants=_finish_constants(vocab),
+        warps=8,
+        aligned=frozenset({"stride", "vocab", "words"}),
+    )
+
+
+def _summary(vocab: int) -> Variant:
+    return Variant(
+        name=f"finish summary {vocab} fp32",
+        kernel=finish_summary,
+        arguments={
+            **dict.fromkeys(("logits", "best", "masses", "tiles", "values", "top_logits"), "*fp32"),
+            "rows": "*i64",
+            **dict.fromkeys(("ids", "top_tokens"), "*i32"),
+            "normalisers": "*fp64",
+            **dict.fromkeys(("stride", "vocab", "top"), "i32"),
+        },
+        constants=_finish_constants(vocab),
+        warps=8,
+        aligned=frozenset({"stride", "vocab"}),
+    )
