@@ -159,8 +159,9 @@ class Intake:
         """Tokens of the vocabulary and whole pictures."""
         if not ids:
             raise RequestError(f"{what} is empty; give at least one token")
-        if max(ids) < PICTURE_BASE:
-            self._known(what, ids)
+        lowest, highest = min(ids), max(ids)
+        if highest < PICTURE_BASE:
+            self._check_range(what, lowest, highest)
             return np.array(ids, dtype=np.int32), NO_PICTURES
         self._known(what, [token for token in ids if not PICTURE_BASE <= token < PICTURE_END])
         if self._pictures is None:
@@ -173,8 +174,12 @@ class Intake:
         return np.array(ids, dtype=np.int32), SequencePictures(spans, self._pictures.both_ways, holds)
 
     def _known(self, what: str, ids: Sequence[int]) -> None:
-        if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
+        if ids:
+            self._check_range(what, min(ids), max(ids))
+
+    def _check_range(self, what: str, lowest: int, highest: int) -> None:
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
             raise RequestError(f"{what}: token id {wrong} is outside the vocabulary; write 0 to {self._vocab_size - 1}")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import DUMMY_SLOT, Batch, Picks, PictureRows
+from .pictures.sequence import NO_PICTURES
 from .request import NOWHERE, Path, Request
 
 
@@ -93,6 +94,7 @@ class StepPlan:
             if r.known > r.start:
                 write_slots[first : min(first + r.known - r.start, last)] = DUMMY_SLOT
         sources = _sources(rows, offsets + counts - 1, token_ids)
+        seeing = any(r.request.pictures is not NO_PICTURES for r in rows)
         return Batch(
             token_ids=token_ids,
             positions=_ranges(starts, counts),
@@ -108,8 +110,8 @@ class StepPlan:
             picks=picks,
             generated=_generated(rows, counts) if len(token_ids) > len(rows) else None,
             token_sources=sources,
-            pictures=_pictures(rows, offsets),
-            spans=_spans(rows),
+            pictures=_pictures(rows, offsets) if seeing else (),
+            spans=_spans(rows) if seeing else (),
         )
 
 
@@ -140,8 +142,7 @@ def _generated(planned: list[PlannedRows], counts: NDArray[np.int64]) -> NDArray
 
 
 def _pictures(planned: list[PlannedRows], offsets: NDArray[np.int64]) -> tuple[PictureRows, ...]:
-    if not any(rows.start < rows.request.pictures.end for rows in planned):
-        return ()
+    """Of the step's rows those of pictures."""
     return tuple(
         part
         for rows, first in zip(planned, offsets.tolist(), strict=True)
@@ -150,8 +151,7 @@ def _pictures(planned: list[PlannedRows], offsets: NDArray[np.int64]) -> tuple[P
 
 
 def _spans(planned: list[PlannedRows]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    if not any(rows.request.pictures.both_ways and rows.start < rows.request.pictures.end for rows in planned):
-        return ()
+    """Of each request the positions that its rows see whole."""
     spans = tuple(rows.request.pictures.seen_whole(rows.start, rows.end) for rows in planned)
     return spans if any(spans) else ()
 

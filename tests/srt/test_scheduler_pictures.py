@@ -8,7 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.constraint_opener import ConstraintOpener
+from umbel.srt.constraint_shelf import AtOnce, ConstraintShelf
 from umbel.srt.engine_protocol import (
+    ChooseEnded,
+    Ended,
     EngineAbort,
     EngineChoose,
     EngineFailed,
@@ -22,6 +26,7 @@ from umbel.srt.pictures.numbers import picture_tokens
 
 from .engine_harness import GREEDY, Engine
 from .test_scheduler_properties import Arrival, arrivals, configs, drive, judge
+from .toy_constraint import TOKENIZER, encode, texts, toy_shelf
 
 TOKENS = {1: 1, 2: 3, 3: 5}  # by number of the picture
 
@@ -133,6 +138,58 @@ def test_choices_behind_a_picture_are_scored() -> None:
     ending = engine.run().endings[message_id]
     for mine, sequence in zip(ending.logprobs, sequences, strict=True):  # type: ignore[union-attr]
         assert mine == pytest.approx(engine.reference_score(sequence, len(prompt)), abs=1e-4)
+
+
+# --------------------------------------------------------------------------------------------- constraints
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("healed", [True, False])
+@pytest.mark.parametrize("cost", [0, 4000])
+def test_a_constrained_text_follows_a_picture_also_when_its_mask_is_late(
+    both_ways: bool, healed: bool, cost: int
+) -> None:
+    """The row that waits for the mask is the picture's last: the picture waits with it."""
+    engine = Engine(
+        context=300,
+        vocabulary=TOKENIZER.vocab_size,
+        token_bytes=TOKENIZER.token_bytes,
+        eos_ids=TOKENIZER.eos_ids,
+        constraints=toy_shelf(),
+        max_step_tokens=4,
+    )
+    engine.runner.pictures.both_ways = both_ways
+    prompt = [256, *encode("see"), *send(engine, 1, 9), *encode(" ")[:healed]]
+    allowed = ("the other", "an end", "no")
+    asked = SamplingParams(temperature=0.0, max_tokens=64)
+    message_id = engine.constrain(prompt, texts(*allowed, cost=cost), asked, heal=healed)
+    ending = engine.run().endings[message_id]
+    assert isinstance(ending, Ended), ending
+    said = b"".join(map(TOKENIZER.token_bytes, engine.tokens(message_id)))
+    assert said[ending.healed : ending.healed + ending.text_bytes].decode() in allowed
+    assert healed or (engine.count("mask_waits") > 0) == (cost > 0), "a healed boundary has a mask of its own"
+
+
+def test_a_search_for_choices_begins_behind_a_picture() -> None:
+    engine = Engine(
+        vocabulary=TOKENIZER.vocab_size,
+        token_bytes=TOKENIZER.token_bytes,
+        eos_ids=TOKENIZER.eos_ids,
+        constraints=ConstraintShelf(
+            lambda: ConstraintOpener(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
+            AtOnce(),
+            entries=4,
+        ),
+        max_step_tokens=4,
+    )
+    engine.runner.pictures.both_ways = True
+    prompt = [256, *send(engine, 1, 9)]
+    choices = [encode("the"), encode("in")]
+    engine.scheduler.submit(EngineChoose(1000, prompt, choices, len(prompt), heal=False, search=True))
+    ending = engine.run().endings[1000]
+    assert isinstance(ending, ChooseEnded), ending
+    for mine, choice in zip(ending.logprobs, choices, strict=True):
+        assert mine == pytest.approx(engine.reference_score([*prompt, *choice], len(prompt)), abs=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------- forgetting
@@ -259,7 +316,7 @@ prompts = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     config=configs,
     both_ways=st.booleans(),
