@@ -8,7 +8,7 @@ from umbel.srt.kernels.triton.sampling_kernels import TILE, finish_choice, finis
 
 from .variants import Variant
 
-_CHUNK = 4096
+_CHUNK = 2048
 
 
 def small_variants() -> list[Variant]:
