@@ -39,10 +39,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def tiny_model(family: str) -> tuple[dict[str, Any], Tensors]:
-    """Configuration and float32 tensors."""
-    model_type, changes = FAMILIES[family]
-    reference = reference_model(model_type, **changes)
+def tiny_model(family: str, **changes: Any) -> tuple[dict[str, Any], Tensors]:
+    """Configuration and float32 tensors. changes: of the family's configuration."""
+    model_type, own = FAMILIES[family]
+    reference = reference_model(model_type, **{**own, **changes})
     return reference.config.to_dict(), tensors_of(reference)
 
 

@@ -1,0 +1,81 @@
+"""The same engine on the Triton kernels: in their interpreter without a GPU, compiled with one."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from umbel.srt.batch import Pick, Picks
+from umbel.srt.cuda.building import accelerator_for
+from umbel.srt.cuda.parts import triton_parts
+from umbel.srt.cuda.runner import CudaRunner
+from umbel.srt.draw import draw_keys
+from umbel.srt.kv_pool import FLOAT8
+from umbel.srt.models.model import Tensors
+
+from ..models.reference import Piece, relative_error
+from .engines import in_torch, on_host, only_last_rows, sequences, tiny_model
+
+# The interpreter takes a millisecond for each program: few rows, and as few layers as a window class needs.
+STEPS = [
+    [Piece(0, 0, 6)],
+    [Piece(0, 6, 1), Piece(1, 0, 2)],
+    [Piece(0, 7, 1), Piece(1, 2, 1)],
+    [Piece(0, 8, 1)],
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def on_device(config: dict[str, Any], tensors: Tensors, **options: Any) -> CudaRunner:
+    parts = triton_parts()
+    device = torch.device("cpu" if parts.anywhere else "cuda")
+    return on_host(config, tensors, accelerator=accelerator_for(device), parts=parts, max_running=2, **options)
+
+
+def small(family: str) -> tuple[dict[str, Any], Tensors]:
+    return tiny_model(family, num_hidden_layers=2, sliding_window_pattern=2)
+
+
+@pytest.mark.parametrize("family", ["llama, biases everywhere", "qwen 3", "gemma 3"])
+def test_logits_equal_those_of_torch(family: str) -> None:
+    config, tensors = small(family)
+    truth, runner = in_torch(config, tensors), on_device(config, tensors)
+    for pieces in STEPS:
+        batch = only_last_rows(sequences().batch(pieces))
+        assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < 1e-5
+    assert (runner.facts()["kernels"], runner.facts()["graph_replays"]) == ("triton", 2)
+
+
+def test_keys_in_float8_are_those_of_torch() -> None:
+    config, tensors = small("qwen 3")
+    truth = in_torch(config, tensors, kv_dtype="fp8")
+    runner = on_device(config, tensors, kv_dtype=FLOAT8)
+    for pieces in STEPS[:3]:
+        batch = only_last_rows(sequences().batch(pieces))
+        assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < 1e-2
+
+
+def test_tokens_are_those_that_torch_chooses() -> None:
+    """Two launches, the second of which does not know its tokens."""
+    config, tensors = small("qwen 3")
+    picks = Picks(
+        kinds=np.array([Pick.SAMPLE, Pick.BEST], dtype=np.uint8),
+        inverse_temperatures=np.array([0.8, 0.0]),
+        keys=draw_keys([3, 4], [0, 0]),
+        top_k=np.array([20, 0], dtype=np.int32),
+        min_p=np.array([0.01, 0.0]),
+        top_p=np.array([0.9, 1.0]),
+    )
+    first = only_last_rows(sequences().batch([Piece(0, 0, 2), Piece(1, 0, 1)]))
+    second = only_last_rows(sequences().batch([Piece(0, 2, 1), Piece(1, 1, 1)]))
+    second = dataclasses.replace(second, token_ids=np.zeros(2, dtype=np.int64), token_sources=np.arange(2))
+    tokens = []
+    for runner in (on_device(config, tensors), on_host(config, tensors)):
+        answers = [runner.launch(dataclasses.replace(batch, picks=picks)) for batch in (first, second)]
+        tokens.append([answer.result().tokens.tolist() for answer in answers])
+    assert tokens[0] == tokens[1]
