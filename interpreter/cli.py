@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", help="a system message to begin with")
     chat.add_argument("--temperature", type=float, default=0.7)
     chat.add_argument("--max-tokens", type=int, default=256)
+    chat.add_argument(
+        "--image", action="append", default=[], metavar="PATH", help="a picture for the first message; may be repeated"
+    )
     for command in (run, chat):
         command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
     commands.add_parser("models", help=COMMANDS["models"])
@@ -116,7 +119,13 @@ def _models(options: argparse.Namespace) -> int:
 def _chat(options: argparse.Namespace) -> int:
     from .chat import chat
 
-    return chat(options.model, system=options.system, temperature=options.temperature, max_tokens=options.max_tokens)
+    return chat(
+        options.model,
+        system=options.system,
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        images=options.image,
+    )
 
 
 def _fsm(arguments: Sequence[str]) -> int:

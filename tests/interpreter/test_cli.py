@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import umbel as ul
 from umbel.interpreter import chat as chat_module
-from umbel.interpreter.chat import conversation
+from umbel.interpreter.chat import check_sees, conversation
 from umbel.interpreter.cli import main
 from umbel.interpreter.default import chosen_backend
+from umbel.lang.protocol import Capabilities
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +113,46 @@ def test_chat_checks_its_options_before_it_starts_a_model(
 
 def test_chat_stops_at_the_other_sides_line_without_a_template() -> None:
     assert all(stop.startswith("\n") and stop.endswith(":") for stop in chat_module.PLAIN_STOPS)
+
+
+def test_pictures_go_into_the_next_message(tmp_path: Path) -> None:
+    (tmp_path / "a b.png").write_bytes(b"first")
+    (tmp_path / "c.png").write_bytes(b"second")
+    shown: list[str] = []
+    echo = ul.Echo(lambda prompt: f"pictures: {prompt.count('<image>')}")
+    lines = [f"/image '{tmp_path / 'a b.png'}'", f"/image {tmp_path / 'c.png'}", "What are these?", "And now?"]
+    state = conversation.run(iter(lines), shown.append, None, backend=echo)
+    state.sync()
+    assert "".join(shown) == "pictures: 2\npictures: 2\n"
+    assert state.messages()[0]["content"] == "<image><image>What are these?"
+    assert state.messages()[2]["content"] == "And now?"
+
+
+def test_pictures_of_the_command_line_are_in_the_first_message() -> None:
+    shown: list[str] = []
+    echo = ul.Echo(lambda prompt: f"pictures: {prompt.count('<image>')}")
+    state = conversation.run(iter(["Look"]), shown.append, None, pictures=[ul.image(b"one")], backend=echo)
+    state.sync()
+    assert state.messages()[0]["content"] == "<image>Look"
+
+
+def test_a_picture_that_cannot_be_given_is_an_answer_and_no_end(tmp_path: Path) -> None:
+    shown: list[str] = []
+    lines = ["/image", f"/image {tmp_path / 'no.png'}", "/images", "Hi"]
+    conversation.run(iter(lines), shown.append, None, backend=ul.Echo(["unknown", "hello"])).sync()
+    assert shown[0] == "/image needs the path of a picture; write /image photo.png\n"
+    assert "there is no such file" in shown[1]
+    assert "".join(shown[2:]) == "unknown\nhello\n"
+
+
+def test_a_text_model_refuses_pictures_by_name() -> None:
+    with pytest.raises(ul.CapabilityError, match="words takes no images; start umbel chat with --model"):
+        check_sees(Capabilities("words"))
+
+
+def test_chat_looks_for_its_pictures_before_it_starts_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat_module, "Runtime", None)
+    assert main(["chat", "--image", "nothing.png"]) == 1
+    assert "there is no such file; pass a path" in capsys.readouterr().err
