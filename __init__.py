@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .interpreter.default import set_default_backend as set_default_backend
     from .interpreter.function import function as function
     from .interpreter.program import Program as Program
+    from .interpreter.remote_images import fetch_image as fetch_image
     from .lang.cache_report import CacheCause as CacheCause
     from .lang.cache_report import CacheReport as CacheReport
     from .lang.chat_template import ChatTemplate as ChatTemplate
@@ -115,6 +116,7 @@ _HOMES = {
     "interpreter.budgets.prices": ("Price", "prices"),
     "interpreter.function": ("function",),
     "interpreter.program": ("Program",),
+    "interpreter.remote_images": ("fetch_image",),
     "lang.cache_report": ("CacheCause", "CacheReport"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),
     "lang.cost": ("Cost", "Speculation"),

@@ -24,7 +24,10 @@ def check(op: Image | Video) -> None:
     """
     kind, source = type(op).__name__.lower(), op.source
     if isinstance(source, str) and "://" in source:
-        raise ParameterError(f"{kind}({source!r}): URLs are not fetched; download it and pass the path or its bytes")
+        fetched = "write image(fetch_image(url, hosts=[...])), or " if kind == "image" else ""
+        raise ParameterError(
+            f"{kind}({source!r}): URLs are not fetched; {fetched}download it and pass the path or its bytes"
+        )
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if not path.is_file():

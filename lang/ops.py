@@ -119,7 +119,7 @@ class VarScopeEnd(Op):
 
 @dataclass(frozen=True, slots=True)
 class Image(Op):
-    """An image, as a path, bytes, or a PIL image. URLs are refused unless the backend allows them."""
+    """An image, as a path, bytes, or a PIL image. URLs are refused: `fetch_image` gives the bytes behind one."""
 
     source: Any  # str | Path | bytes | PIL.Image.Image: PIL is not imported to name it
 
@@ -245,7 +245,11 @@ def checked_tries(max_tries: int | None, allow_best_effort: bool | None) -> tupl
 
 
 def image(source: Any) -> Image:  # Any: see Image.source
-    """An image at this place of the prompt."""
+    """An image at this place of the prompt: a path, the bytes of a file, or a PIL image.
+
+    A URL is refused, because a program that fetches whatever it is handed lets strangers look around in its network.
+    `image(fetch_image(url, hosts=[...]))` takes it from hosts that are trusted.
+    """
     return Image(source)
 
 
