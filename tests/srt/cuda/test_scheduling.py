@@ -8,7 +8,7 @@ import torch
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.batch import Runner
 from umbel.srt.clock import VirtualClock
-from umbel.srt.engine_protocol import EngineGenerate, Ended, EngineScore, Schedule, ScoreEnded
+from umbel.srt.engine_protocol import Ended, EngineGenerate, EngineScore, Schedule, ScoreEnded
 from umbel.srt.scheduler import Scheduler, SchedulerConfig
 
 from .engines import in_torch, on_host, tiny_model
