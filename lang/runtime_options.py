@@ -51,7 +51,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         in_step_sharing: requests of the same step share a new prefix too.
         partial_match: a prefix of what is cached is found too; False finds whole sequences only, as a table without a
             tree would (an ablation).
-        fork_hints: the prefix of a fork is computed ahead, and its branches are admitted together.
+        fork_hints: the prefix of a fork is computed ahead where much of it is new, and its branches are admitted
+            together.
         fairness: among requests with equally much cached the program that has been served least goes first.
         critical_path: among the calls of one program that are equal otherwise, the one that has most ahead of it goes
             first, where the program says what that is.

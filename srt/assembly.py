@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .scheduler import Scheduler
     from .weights import ModelSource
 
+# Of hints, tokens: computing so many takes about as long as a step that does nothing else.
+LEAST_AHEAD = 256
 ORACLE_CONTEXT = 4096
 ORACLE_POOL = 1 << 16
 ORACLE_PICTURES = PictureFormat("fixed", 16, 16, tile_tokens=4, patch_size=8, resize=(16, 16))
@@ -95,6 +97,7 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
         in_step_sharing=options.in_step_sharing,
         partial_match=options.partial_match,
         fork_hints=options.fork_hints,
+        least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
         fairness=options.fairness,
         critical_path=options.critical_path,
         deadline_pressure=options.deadline_pressure,

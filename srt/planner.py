@@ -119,7 +119,9 @@ class Planner:
             if request.phase is not Phase.WAITING:
                 continue  # it ended with its message while this step was planned
             self._space.open(request)
-            if self._has_room(request, promised):
+            if self._not_worth_it(request):
+                self._roster.drop(request)
+            elif self._has_room(request, promised):
                 self._roster.admit(request)
                 admitted += 1
                 self._plan_rows(request)
@@ -136,6 +138,14 @@ class Planner:
                     self._held, self._held_at = _PATIENCE, self._roster.changes
                 break
         return admitted
+
+    def _not_worth_it(self, request: Request) -> bool:
+        """A hint of which so little is missing that a step of its own would cost more than it saves: the branches that
+        come a moment later compute it on their way."""
+        job = request.job
+        if not isinstance(job, Prefilling) or job.pin is not None:
+            return False
+        return request.length - request.kv_length < self._config.least_ahead
 
     def _has_room(self, request: Request, promised: int) -> bool:
         """Whether an opened request fits. Pins keep their place while there will be room without them: they give way

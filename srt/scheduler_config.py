@@ -32,6 +32,7 @@ class SchedulerConfig:
         partial_match: a request may use a part of what another left; False: only sequences that were left whole, as a
             table of sequences would give them, and so nothing of the same step.
         fork_hints: hints are computed, and waiting branches follow the first of them (lpm).
+        least_ahead: a hint of which fewer tokens are missing is dropped, unless it pins.
         fairness: among equals the program that has been served least goes first (lpm).
         critical_path: among equal calls of one program the one with most ahead of it goes first (lpm).
         deadline_pressure: a request that would miss its deadline in its turn goes first (lpm, dfs-weight).
@@ -60,6 +61,7 @@ class SchedulerConfig:
     in_step_sharing: bool = True
     partial_match: bool = True
     fork_hints: bool = True
+    least_ahead: int = 0
     fairness: bool = True
     critical_path: bool = True
     deadline_pressure: bool = True

@@ -185,3 +185,13 @@ def test_hints_are_dropped_where_fork_hints_are_off() -> None:
     engine.hint(HOT)
     engine.run()
     assert (engine.count("dropped_hints"), engine.count("computed_prompt_tokens")) == (1, 0)
+
+
+def test_a_hint_of_which_little_is_missing_is_left_to_the_branches() -> None:
+    engine = Watched(least_ahead=len(HOT))
+    engine.hint(HOT[:-1])
+    engine.run()
+    assert (engine.count("dropped_hints"), engine.count("computed_prompt_tokens")) == (1, 0)
+    engine.hint(HOT)
+    engine.run()
+    assert (engine.count("dropped_hints"), engine.count("computed_prompt_tokens")) == (1, len(HOT))
