@@ -259,7 +259,8 @@ def observed(name: str, backend: Backend) -> Any:
 
 
 def test_every_example_that_takes_a_backend_is_looked_at():
-    assert set(NAMES) - set(EXAMPLES) == {"radix_replay"}
+    seeing = {"multi_dimensional_judge", "picture_questions"}  # in test_pictures.py
+    assert set(NAMES) - set(EXAMPLES) - seeing == {"radix_replay"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
