@@ -300,8 +300,8 @@ def test_pictures_are_read_by_who_ships_them(backend: LocalBackend, tmp_path: Pa
     file = tmp_path / "picture.png"
     file.write_bytes(b"bytes of a picture")
     for picture, kind, says in (
-        (str(file), CapabilityError, "takes no images"),
-        (b"bytes of a picture", CapabilityError, "takes no images"),
+        (str(file), ParameterError, "is no PNG"),
+        (b"bytes of a picture", ParameterError, "is no PNG"),
         (str(tmp_path / "none.png"), ParameterError, "there is no such file"),
     ):
         for server in (False, True):
@@ -309,7 +309,7 @@ def test_pictures_are_read_by_who_ships_them(backend: LocalBackend, tmp_path: Pa
                 once(program, backend, server=server, picture=picture).text()
     data = serialise.encode(program.trace())
     request = RunProgram("a", digest_of(data), len(Plan(program.trace()).slots.bindings), data)
-    for shown, error in ((str(file), "a server opens no files"), (b"bytes of a picture", "takes no images")):
+    for shown, error in ((str(file), "a server opens no files"), (b"bytes of a picture", "is no PNG")):
         arguments = plain.pack({"picture": shown})
         assert error in asyncio.run(told_error(backend, msgspec.structs.replace(request, arguments=arguments)))
 
