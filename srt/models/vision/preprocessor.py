@@ -142,8 +142,10 @@ def _settings(config: Config) -> tuple[str, dict[str, Any]]:
     if (name == "LlavaNextImageProcessor") != (config["model_type"] == "llava_next"):
         raise ModelError(f"{PREPROCESSOR}: image_processor_type {given!r} does not suit a {config['model_type']} model")
     for key, value in stated.items():
-        refused = key not in _READ and key not in _WITHOUT_EFFECT and value is not None and value is not False
-        if refused and not key.startswith("pan_and_scan_"):  # numbers of what do_pan_and_scan turns on
+        known = key in _READ or key in _WITHOUT_EFFECT or key.startswith("pan_and_scan_")  # of what do_… turns on
+        if key == "aspect_ratio_setting":  # older files say so what their type says
+            known = value == "anyres" and name == "LlavaNextImageProcessor"
+        if not known and value is not None and value is not False:
             raise ModelError(f"{PREPROCESSOR}: {key}={value!r} is not implemented; only null can be read")
     return name, _DEFAULTS[name] | {key: value for key, value in stated.items() if value is not None}
 

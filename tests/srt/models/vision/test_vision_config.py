@@ -83,7 +83,14 @@ GEMMA_4B: dict[str, Any] = {
 LLAVA_NEXT: dict[str, Any] = {
     **LLAVA_15,
     "model_type": "llava_next",
-    PREPROCESSOR: {**LLAVA_15[PREPROCESSOR], "image_processor_type": "LlavaNextImageProcessor", "do_pad": True},
+    PREPROCESSOR: {
+        **LLAVA_15[PREPROCESSOR],
+        "aspect_ratio_setting": "anyres",
+        "do_pad": True,
+        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+        "image_processor_type": "LlavaNextImageProcessor",
+        "processor_class": "LlavaNextProcessor",
+    },
 }
 
 
@@ -183,6 +190,8 @@ def test_a_window_holds_a_picture() -> None:
         ({"resample": 0}, "resample=0 is not implemented"),
         ({"do_resize": "yes"}, "do_resize='yes'"),
         ({"do_flip_channel_order": True}, "do_flip_channel_order=True is not implemented"),
+        ({"aspect_ratio_setting": "anyres"}, "aspect_ratio_setting='anyres' is not implemented"),
+        ({"do_pan_and_scan": True}, "do_pan_and_scan=True is not implemented"),
         ({"pad_size": {"height": 9, "width": 9}}, "pad_size="),
         ({"image_processor_type": "ViTImageProcessor"}, "'ViTImageProcessor' is not one of"),
         ({"image_processor_type": "LlavaNextImageProcessor"}, "does not suit a llava model"),
