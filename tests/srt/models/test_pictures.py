@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
-from umbel.lang.runtime_options import Kernels
 from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.batch import Batch
+from umbel.srt.cuda.building import build_cuda_runner
+from umbel.srt.cuda.device import HostAccelerator
+from umbel.srt.cuda.memory import StepLimits
+from umbel.srt.cuda.parts import twin_parts
+from umbel.srt.cuda.runner import CudaRunner
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.model_runner import ModelRunner
 from umbel.srt.models.decoder import build_decoder
@@ -60,9 +64,22 @@ def store_of(*, both_ways: bool) -> tuple[VisionStore, ToyVision]:
     return store, vision
 
 
-def runner_of(reference: PreTrainedModel, kernels: Kernels, store: VisionStore) -> ModelRunner | NativeRunner:
+def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> ModelRunner | NativeRunner | CudaRunner:
+    """engine: "torch", "native" or "device", the engine of CUDA with the twins of its kernels on the host."""
     config, tensors = reference.config.to_dict(), tensors_of(reference)
-    if kernels == "torch":
+    if engine == "device":
+        return build_cuda_runner(
+            config,
+            tensors,
+            accelerator=HostAccelerator(),
+            dtype=torch.float32,
+            kv_dtype=torch.float32,
+            num_slots=lambda geometry: NUM_SLOTS,
+            limits=StepLimits(rows=32, sequences=8),
+            pictures=store,
+            parts=twin_parts(),
+        )
+    if engine == "torch":
         model = build_decoder(config, tensors, dtype=torch.float32, device=torch.device("cpu"), pack=False)
         backend = TorchBackend(attention_geometry(model), "cpu", block_rows=4)
         return ModelRunner(model, num_slots=NUM_SLOTS, backend=backend, pictures=store)
@@ -112,18 +129,18 @@ def reference_logits(reference: PreTrainedModel, ids: np.ndarray, *, both_ways: 
         return reference(inputs_embeds=embeddings, attention_mask=mask, use_cache=False).logits[0].float()
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("engine", ["torch", "native", "device"])
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize("family", MODELS)
 def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(
-    family: str, both_ways: bool, kernels: Kernels
+    family: str, both_ways: bool, engine: str
 ) -> None:
     with torch.no_grad():
         reference = reference_model(family, **MODELS[family])
         sequences = Sequences(TOKEN_IDS, NUM_SLOTS)
         expected = [reference_logits(reference, ids, both_ways=both_ways) for ids in sequences.token_ids]
     store, vision = store_of(both_ways=both_ways)
-    runner = runner_of(reference, kernels, store)
+    runner = runner_of(reference, engine, store)
     for steps in (WHOLE, BETWEEN_PICTURES, *([] if both_ways else [INSIDE_PICTURES])):
         runner.clear()
         collected: list[list[torch.Tensor]] = [[] for _ in expected]
@@ -136,10 +153,10 @@ def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(
     assert sorted(vision.encoded) == [4, 5], "each picture goes through the tower once"
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
-def test_facts_say_what_the_tower_did(kernels: Kernels) -> None:
+@pytest.mark.parametrize("engine", ["torch", "native", "device"])
+def test_facts_say_what_the_tower_did(engine: str) -> None:
     store, _ = store_of(both_ways=False)
-    runner = runner_of(reference_model("llama", **MODELS["llama"]), kernels, store)
+    runner = runner_of(reference_model("llama", **MODELS["llama"]), engine, store)
     sequences = Sequences(TOKEN_IDS, NUM_SLOTS)
     for pieces in INSIDE_PICTURES:
         runner.forward(batch_of(sequences, pieces, both_ways=False))
