@@ -6,8 +6,11 @@ Rows of a picture that see each other (a model that looks at pictures in both di
     sees       causal  [all of P ] causal       and may begin inside P, when the keys before it are cached
 
 A cached part of such a picture can be used, though its rows saw what came behind them: they saw the rest of the same
-picture, since the ids of a picture are the same whole run wherever they stand, and a step computed all of it. Where
-pictures are seen causally, their rows are cut as those of text are.
+picture, since the ids of a picture are the same whole run wherever they stand, and a step computed all of it. The same
+holds for requests that read it in the very step that computes it: every layer stores all keys before any row attends.
+A request that was sent back keeps in the tree what whole steps have computed. The last row of a picture may run alone,
+for its logits, while all keys of the picture are in the pool. Where pictures are seen causally, their rows are cut as
+those of text are.
 """
 
 from collections.abc import Iterator
