@@ -2,7 +2,8 @@
 
 Every variant is compiled for sm_90, and the assembler says what it takes: registers of a thread, shared memory of a
 program, registers that spill to local memory. The instructions of the PTX say whether products run on tensor cores
-(`wgmma`, or `mma` for tiles of 16 query vectors) and whether gathers run ahead of them (`cp.async`).
+(`wgmma`, or `mma` for tiles of 16 rows) and whether what they read is on its way before (`cp.async`). A variant that
+spills, does not fit, or lacks what it should have is named, and the command fails.
 """
 
 import argparse
@@ -52,6 +53,18 @@ class Inspection:
         """Programs that fit a multiprocessor at once."""
         by_registers = REGISTERS // (self.registers * self.warps * 32)
         return min(by_registers, (SHARED_BYTES + 1024) // (self.shared + 1024), 64 // self.warps)
+
+
+def complaints(variant: Variant, found: Inspection) -> list[str]:
+    """What is wrong with a variant, in words."""
+    wrong = {
+        f"{found.spilled} bytes spill to local memory": found.spilled > 0,
+        f"{found.shared} bytes of shared memory, there are {SHARED_BYTES}": found.shared > SHARED_BYTES,
+        "no program fits a multiprocessor": found.resident < 1,
+        "products do not run on tensor cores": variant.products and not (found.wgmma or found.mma),
+        "gathers are not asynchronous": variant.gathers and not found.cp_async,
+    }
+    return [f"{variant.name}: {words}" for words, holds in wrong.items() if holds]
 
 
 def inspect(variant: Variant) -> Inspection:
@@ -127,15 +140,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("TRITON_INTERPRET is set, and interpreted kernels cannot be compiled; unset it")
     sets = [_SETS[options.kernels]] if options.kernels else list(_SETS.values())
     variants = [variant for variants in sets for variant in variants() if options.only in variant.name]
+    if not variants:
+        parser.error(f"--only {options.only!r} is in the name of no variant; leave it out to see all names")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = table(pool.map(inspect, variants))
-    page = f"# Kernels compiled for {ARCHITECTURE} by Triton {triton.__version__}\n\n{found}\n"
+        inspections = list(pool.map(inspect, variants))
+    page = f"# Kernels compiled for {ARCHITECTURE} by Triton {triton.__version__}\n\n{table(inspections)}\n"
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(page)
     else:
         sys.stdout.write(page)
-    return 0
+    wrong = [line for pair in zip(variants, inspections, strict=True) for line in complaints(*pair)]
+    sys.stderr.writelines(f"{line}\n" for line in wrong)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

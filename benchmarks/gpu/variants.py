@@ -14,8 +14,8 @@ class Variant:
         arguments: of those that are not constants, by name: "*bf16", "*fp32", "*i32", "i32", "fp32" and the like.
         constants: the others, by name.
         aligned: integers that are multiples of 16 in every launch; all pointers are.
-        products: it multiplies matrices, so that it has to use tensor cores.
-        gathers: it reads ahead what its products need.
+        products: it multiplies matrices, and has to do so on tensor cores.
+        gathers: it reads what its products need by asynchronous copies.
     """
 
     name: str

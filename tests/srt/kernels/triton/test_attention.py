@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from umbel.srt.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.triton.attention_backend import TritonBackend
 from umbel.srt.kv_pool import FLOAT8, KVPool
 
-from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences
+from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences, with_pictures
 from .attention_cases import SCALE, normal, pool_for, tiny_backend, twin
 
 SMALL = AttentionGeometry(heads=4, kv_heads=2, head_dim=16)
@@ -31,12 +32,13 @@ def attend(
     return backend.attend(0, queries, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     made=batches,
     geometry=st.sampled_from([SMALL, AttentionGeometry(3, 3, 16), AttentionGeometry(3, 1, 48)]),
     window=windows,
     softcap=st.sampled_from([0.0, 5.0]),
+    pictures=st.booleans(),
     tree=st.booleans(),
     multiprocessors=st.sampled_from([2, 40]),  # of 40, runs are cut for as many as there are
 )
@@ -46,10 +48,13 @@ def test_attention_is_that_of_torch(
     geometry: AttentionGeometry,
     window: int | None,
     softcap: float,
+    pictures: bool,
     tree: bool,
     multiprocessors: int,
 ) -> None:
     batch, num_slots = made
+    if pictures:
+        batch = with_pictures(batch, seed=6)
     pool = pool_for(num_slots, geometry, torch.float32, device)
     queries = normal(batch.rows, geometry.heads, geometry.head_dim).to(device)
     backend = tiny_backend(geometry, device, tree=tree, multiprocessors=multiprocessors)
@@ -102,16 +107,26 @@ def test_groups_of_any_size_are_packed_into_a_tile(device: torch.device, group: 
     torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 9])
+def test_rows_of_a_picture_see_the_rest_of_it(device: torch.device, window: int | None) -> None:
+    batch, num_slots = make_batch([Sequence(12, 30), Sequence(20, 1)], seed=0)
+    batch = replace(batch, spans=(((5, 16), (20, 39)), ((3, 12),)))
+    pool = pool_for(num_slots, SMALL, torch.float32, device)
+    queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device)
+    result = attend(tiny_backend(SMALL, device), batch, pool, queries, window)
+    torch.testing.assert_close(result, twin(batch, pool, queries, window), rtol=1e-5, atol=1e-5)
+
+
 def test_tree_attention_reads_less_and_gives_the_same(device: torch.device) -> None:
-    batch, num_slots = make_tree_batch([Branch(-1, 1.0, 300, 1, 1), *[Branch(0, 1.0, 20, 1, 1)] * 19], seed=0)
+    batch, num_slots = make_tree_batch([Branch(-1, 1.0, 100, 1, 1), *[Branch(0, 1.0, 9, 1, 1)] * 11], seed=0)
     pool = pool_for(num_slots, SMALL, torch.float32, device)
     queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device)
     on, off = (tiny_backend(SMALL, device, tree=tree) for tree in (True, False))
     results = [attend(backend, batch, pool, queries, None) for backend in (on, off)]
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
-    assert on.counters.keys_saved == off.counters.keys_read - on.counters.keys_read == 19 * 299
+    assert on.counters.keys_saved == off.counters.keys_read - on.counters.keys_read == 11 * 99
     assert off.counters.keys_saved == 0
-    assert on.plan(batch, None).counts[1] > 0, "a run of 20 rows with 2 heads each is in the large tile"
+    assert on.plan(batch, None).counts[1] > 0, "a run of 12 rows with 2 heads each is in the large tile"
 
 
 def test_a_run_that_two_sequences_share_is_an_item_from_256_keys_on(device: torch.device) -> None:
