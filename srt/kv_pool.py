@@ -4,8 +4,11 @@ Slots are handed out elsewhere; here they are only memory. Slot 0 (`batch.DUMMY_
 whose key is already in the pool write there.
 
 A pool may be narrower than the model. In float8 (e4m3: 3 bits of fraction, 2⁻⁹ to 448) it takes half of bfloat16's
-memory. There is no scale: e4m3 is as precise at 0.02 as at 400, and keys and values of the families here lie in
-between; what is larger becomes 448, never infinite.
+memory. There is no scale: e4m3 is as precise at 0.02 as at 400, and what is larger becomes 448, never infinite. In the
+layers of Gemma 3 270M that were looked at, keys reach 97 and values 107, and one to four of a hundred numbers lie below
+2⁻⁶, where precision fades. What it costs there, over 512 rows of two texts, measured against float32: the divergence of
+the next token's distribution (KL) is 0.019 on average, with bfloat16 computing 0.021, where bfloat16 without float8 has
+0.001; the most likely token stays in 93 and 90 of 100 rows, in bfloat16 without float8 in 96.
 """
 
 import ctypes

@@ -94,9 +94,9 @@ class CapturedDecodes:
             self._graphs.capture(size)
 
     def _send(self, batch: Batch) -> None:
-        arrays = [batch.token_ids, batch.positions, batch.write_slots]
         self._plans.fill(batch)
-        self._inputs[batch.rows] = StepInputs(*self._staging.send(arrays), plans=self._plans.by_window)
+        token_ids, positions, write_slots = self._staging.send([batch.token_ids, batch.positions, batch.write_slots])
+        self._inputs[batch.rows] = StepInputs(token_ids, positions, write_slots, self._plans.by_window)
 
     def _work(self, size: int) -> None:
         self._compute(self._inputs[size], self._logits[:size])

@@ -70,13 +70,13 @@ class CudaAccelerator:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return _CudaMark(event)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Called twice: the first call compiles kernels and makes the libraries' workspaces, which no graph may do."""
-        aside = torch.cuda.Stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             work()

@@ -138,8 +138,9 @@ class CudaRunner:
                 given = self.pictures.given(batch.pictures)
             token_ids = without_pictures(token_ids)
         arrays = [token_ids, batch.positions, batch.write_slots, batch.logit_rows]
-        *rows, logit_rows = self._staging.send(arrays)
-        inputs = StepInputs(*rows, plans={window: self._backend.plan(batch, window) for window in self.model.windows})
+        ids, positions, write_slots, logit_rows = self._staging.send(arrays)
+        plans = {window: self._backend.plan(batch, window) for window in self.model.windows}
+        inputs = StepInputs(ids, positions, write_slots, plans)
         self._resolve(batch, inputs.token_ids)
         # Outside inference mode: a sampler may write to it.
         out = torch.empty((len(batch.logit_rows), self.vocab_size), device=self._device)
