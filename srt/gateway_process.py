@@ -47,6 +47,8 @@ from .engine_protocol import Heartbeat, ToEngine
 from .gateway import Gateway
 from .pictures.budget import most_tokens
 from .pictures.decode_process import DecoderProcess
+from .pictures.digests import ThreadedDigests
+from .pictures.format import PictureFormat
 from .pictures.shelf import PictureShelf
 from .program_backend import PROGRAMS_PEER, capabilities_of
 from .programs import Programs
@@ -200,7 +202,7 @@ class GatewayServer:
                 entries=self._options.constraint_cache,
                 most_bytes=CompilerLimits().kept_bytes,
             ),
-            pictures=None if form is None else PictureShelf(form, self._decoder, PictureLimits()),
+            pictures=None if form is None else self._shelf(form),
         )
         image_tokens = 0 if form is None else most_tokens(form)
         self._arrivals = Arrivals(self._core, after=self._flush)
@@ -219,6 +221,9 @@ class GatewayServer:
             self._core.engine_given_up(self._startup.failure.message)
         self._startup.tokenizer_loaded(model, tokenizer, image_tokens)
         self._flush()
+
+    def _shelf(self, form: PictureFormat) -> PictureShelf:
+        return PictureShelf(form, self._decoder, ThreadedDigests(self._flush), PictureLimits())
 
     def _give_up(self, failure: StartFailure) -> None:
         if self._core is not None:

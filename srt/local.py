@@ -44,6 +44,7 @@ from .faults import FaultHook, no_faults
 from .gateway import Gateway
 from .pictures.budget import most_tokens
 from .pictures.decode import InlineDecoder
+from .pictures.digests import InlineDigests
 from .pictures.shelf import PictureShelf
 from .program_backend import PROGRAMS_PEER, capabilities_of
 from .programs import Programs
@@ -233,7 +234,7 @@ class LocalBackend:
                 entries=self.options.constraint_cache,
                 most_bytes=CompilerLimits().kept_bytes,
             ),
-            pictures=None if form is None else PictureShelf(form, InlineDecoder(), PictureLimits()),
+            pictures=None if form is None else PictureShelf(form, InlineDecoder(), InlineDigests(), PictureLimits()),
         )
         self._gateway.engine_ready(self._engine.runner.context_length)
 

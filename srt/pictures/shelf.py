@@ -14,7 +14,6 @@ forgotten when it is let go.
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 import msgspec
 
@@ -23,6 +22,7 @@ from ...lang.prompt import Media
 from ..config import PictureLimits
 from ..engine_protocol import EnginePicture
 from .decode import Answer, Decoded, DecodedPicture, DecodeJob, PictureDecoder, Refused
+from .digests import Digests
 from .format import PictureFormat, Raster
 from .numbers import PICTURE_BASE
 
@@ -70,10 +70,12 @@ class PictureShelf:
     Args:
         form: how the model takes pictures.
         decoder: does the work.
+        digests: identify what is to be decoded.
     """
 
-    def __init__(self, form: PictureFormat, decoder: PictureDecoder, limits: PictureLimits) -> None:
+    def __init__(self, form: PictureFormat, decoder: PictureDecoder, digests: Digests, limits: PictureLimits) -> None:
         self.form = form
+        self._digests = digests
         self.limits = limits
         self._decoder = decoder
         self._sources: OrderedDict[_Source, tuple[_Identity, ...] | Refused] = OrderedDict()
@@ -97,30 +99,44 @@ class PictureShelf:
 
     def find(self, media: Media, salt: str, tell: Callable[[tuple[Picture, ...] | UmbelError], None]) -> Inquiry:
         """The picture, or the frames of the clip. Calls `tell` once, now or later, unless the inquiry is forgotten
-        before.
-
-        Raises:
-            ParameterError: the digest is not that of the bytes.
-            OverloadedError: too much waits to be decoded.
+        before: with ParameterError when the digest is not that of the bytes, with OverloadedError when too much waits.
         """
-        digest = sha256(media.data)
-        if digest.hexdigest() != media.digest:
-            raise ParameterError(
-                f"{media.kind}() of {len(media.data)} bytes says that its digest is {media.digest[:16]}…, and it is "
-                f"{digest.hexdigest()[:16]}…; send the SHA-256 of the bytes"
-            )
-        source = (salt, media.kind, media.num_frames, digest.digest())
         inquiry = Inquiry(tell)
+        size = len(media.data)
+        if self._waiting_bytes + size > self.limits.waiting_bytes:
+            tell(
+                OverloadedError(
+                    f"pictures and clips of {self._waiting_bytes} bytes wait to be decoded, and with this one they are "
+                    f"more than {self.limits.waiting_bytes}; try again when some have been"
+                )
+            )
+            return inquiry
+        self._waiting_bytes += size
+        self._digests.compute(media.data, lambda digest: self._identify(media, salt, digest, inquiry))
+        return inquiry
+
+    def _identify(self, media: Media, salt: str, digest: bytes, inquiry: Inquiry) -> None:
+        self._waiting_bytes -= len(media.data)
+        if not inquiry.wanted:
+            return
+        if digest.hex() != media.digest:
+            inquiry.tell(
+                ParameterError(
+                    f"{media.kind}() of {len(media.data)} bytes says that its digest is {media.digest[:16]}…, and it "
+                    f"is {digest.hex()[:16]}…; send the SHA-256 of the bytes"
+                )
+            )
+            return
+        source = (salt, media.kind, media.num_frames, digest)
         known = self._known(source)
         if known is not None:
             self._counters["picture_hits"] += 1
-            tell(known)
+            inquiry.tell(known)
         elif (work := self._works.get(source)) is not None and work.wanted():
             self._counters["picture_hits"] += 1
             work.inquiries.append(inquiry)
         else:
             self._begin(source, media, inquiry)
-        return inquiry
 
     def _known(self, source: _Source) -> tuple[Picture, ...] | UmbelError | None:
         """None: it has to be decoded, perhaps again."""
@@ -139,11 +155,6 @@ class PictureShelf:
 
     def _begin(self, source: _Source, media: Media, inquiry: Inquiry) -> None:
         size = len(media.data)
-        if self._waiting_bytes + size > self.limits.waiting_bytes:
-            raise OverloadedError(
-                f"pictures and clips of {self._waiting_bytes} bytes wait to be decoded, and with this one they are "
-                f"more than {self.limits.waiting_bytes}; try again when some have been"
-            )
         work = self._works[source] = _Work(size, [inquiry])
         self._waiting_bytes += size
         job = DecodeJob(

@@ -69,12 +69,7 @@ class Showing:
         for index, part in enumerate(media):
             if self._closed:
                 return
-            try:
-                self._inquiries.append(self._shelf.find(part, self._salt, self._listener(index)))
-            except UmbelError as error:
-                self.close()
-                self._end(error)
-                return
+            self._inquiries.append(self._shelf.find(part, self._salt, self._listener(index)))
 
     def replace(self, message: Showable) -> Showable:
         """The message with pictures for its media."""

@@ -24,6 +24,7 @@ from ..config import PictureLimits
 # TIFF is not among them: a container of a dozen codings that cameras and browsers do not write.
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 
+_WEBP_BYTES = 17  # of memory for a pixel: libwebp keeps two canvases beside the frame, Pillow its own
 _ORIENTATION = 0x0112  # of EXIF
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -56,6 +57,12 @@ def open_still(data: bytes, limits: PictureLimits) -> Image.Image:
         except Image.DecompressionBombError:
             raise _too_large("image()", "more than 178,956,970", limits) from None
         check_size(image.width, image.height, limits, "image()")
+        most = limits.memory // _WEBP_BYTES
+        if image.format == "WEBP" and image.width * image.height > most:
+            raise RequestError(
+                f"image() has {image.width} x {image.height} pixels; a WebP may have {most:,}, because its decoder "
+                "takes much memory: make it smaller, or save it as JPEG"
+            )
         image.load()
         check_size(image.width, image.height, limits, "image()")  # a file may say two things
         turn = _turn(image)

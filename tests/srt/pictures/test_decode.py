@@ -129,6 +129,11 @@ def test_a_strip_is_refused_by_rule(width: int, height: int) -> None:
     assert f"{width} x {height} pixels: one side is more than 200 times the other" in answer.message
 
 
+def test_a_webp_may_have_as_many_pixels_as_its_decoder_has_memory_for() -> None:
+    answer = refusal(saved(Image.new("RGB", (64, 64)), "WEBP"), limits=PictureLimits(memory=17 * 4095))
+    assert "has 64 x 64 pixels; a WebP may have 4,095" in answer.message
+
+
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 200), (200, 1), (3, 2)])
 def test_tiny_pictures_are_pictures(width: int, height: int) -> None:
     (picture,) = decoded(saved(noise(width, height)))

@@ -32,6 +32,7 @@ from umbel.srt.engine_protocol import (
     ToEngine,
 )
 from umbel.srt.gateway import Gateway
+from umbel.srt.pictures.digests import InlineDigests
 from umbel.srt.pictures.format import PictureFormat
 from umbel.srt.pictures.numbers import PICTURE_BASE
 from umbel.srt.pictures.shelf import PictureShelf
@@ -52,7 +53,7 @@ class Scene:
         self.decoder = PatientDecoder()
         self.to_engine: list[ToEngine] = []
         self.answers: list[object] = []
-        self.shelf = PictureShelf(form, self.decoder, PictureLimits(**limits))
+        self.shelf = PictureShelf(form, self.decoder, InlineDigests(), PictureLimits(**limits))
         self.gateway = Gateway(
             ByteTokenizer(),
             model="toy",

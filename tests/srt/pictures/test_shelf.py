@@ -1,5 +1,7 @@
 """The shelf: what is decoded once, what has the same number, what goes, and what the engine is told of it."""
 
+import asyncio
+
 import msgspec
 import pytest
 from umbel.lang.errors import EngineError, OverloadedError, ParameterError, RequestError, UmbelError
@@ -7,6 +9,7 @@ from umbel.lang.prompt import Media
 from umbel.srt.config import PictureLimits
 from umbel.srt.engine_protocol import EnginePicture
 from umbel.srt.pictures.decode import InlineDecoder, PictureDecoder
+from umbel.srt.pictures.digests import InlineDigests, ThreadedDigests
 from umbel.srt.pictures.shelf import Picture, PictureShelf
 
 from .patient_decoder import PatientDecoder
@@ -17,7 +20,7 @@ Told = tuple[Picture, ...] | UmbelError
 
 
 def shelf(decoder: PictureDecoder | None = None, **limits: int) -> PictureShelf:
-    return PictureShelf(FORM, decoder or InlineDecoder(), PictureLimits(**limits))
+    return PictureShelf(FORM, decoder or InlineDecoder(), InlineDigests(), PictureLimits(**limits))
 
 
 def shown(index: int) -> Media:
@@ -75,8 +78,9 @@ def test_a_digest_that_is_not_that_of_the_bytes_is_refused() -> None:
     on = shelf()
     find(on, shown(0))
     forged = msgspec.structs.replace(shown(1), digest=shown(0).digest)
-    with pytest.raises(ParameterError, match="send the SHA-256 of the bytes"):
-        on.find(forged, "", lambda told: None)
+    error = failure(on, forged)
+    assert isinstance(error, ParameterError)
+    assert "send the SHA-256 of the bytes" in str(error)
 
 
 def test_refusals_are_remembered_and_troubles_are_not() -> None:
@@ -115,10 +119,28 @@ def test_what_waits_is_bounded() -> None:
     on = shelf(decoder, waiting_bytes=2 * size + 8)
     for index in (0, 1, 1):
         on.find(shown(index), "", lambda told: None)
-    with pytest.raises(OverloadedError, match="wait to be decoded"):
-        on.find(shown(2), "", lambda told: None)
+    assert isinstance(failure(on, shown(2)), OverloadedError)
     decoder.work()
-    on.find(shown(2), "", lambda told: None)
+    on.find(shown(2), "", pytest.fail).forget()
+
+
+def test_large_media_are_identified_beside_the_loop() -> None:
+    told: list[Told] = []
+    flushed: list[None] = []
+
+    async def run() -> None:
+        on = PictureShelf(FORM, InlineDecoder(), ThreadedDigests(lambda: flushed.append(None)), PictureLimits())
+        large = media(saved(noise(500, 500)))
+        on.find(large, "", told.append)
+        on.find(large, "", pytest.fail).forget()
+        assert told == []
+        on.find(shown(0), "", told.append)
+        assert len(told) == 1  # small ones do not wait
+        while len(flushed) < 2:
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert [isinstance(each, tuple) for each in told] == [True, True]
 
 
 # ------------------------------------------------------------------------------------------ the engine
