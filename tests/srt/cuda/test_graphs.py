@@ -12,9 +12,11 @@ from umbel.srt.cuda.device import Graph, HostAccelerator
 from umbel.srt.cuda.graphs import DecodeGraphs, sizes_upto
 from umbel.srt.cuda.padding import idle, only_decodes, padded
 from umbel.srt.cuda.staging import ALIGNMENT, Staging
+from umbel.srt.kv_pool import FLOAT8
 
 from ..models.reference import Piece
-from .engines import mixed_steps, on_host, only_last_rows, sequences, tiny_model
+from .engines import FAMILIES, mixed_steps, on_host, only_last_rows, sequences, tiny_model
+from .recording import RecordingAccelerator, recorded_parts
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +141,29 @@ def test_what_graphs_read_and_write_stays_where_it_is() -> None:
         runner.clear()
     assert sorted(seen) == [1, 2, 4]
     assert all(len(addresses) == 1 for addresses in seen.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kv_dtype", [torch.float32, FLOAT8])
+def test_graphs_that_know_addresses_only_give_the_logits_of_steps_without_graphs(
+    family: str, kv_dtype: torch.dtype
+) -> None:
+    """Other tokens, positions, slots and keys at every replay, and none of the Python that a capture went through."""
+    config, tensors = tiny_model(family)
+    plain = on_host(config, tensors, kv_dtype=kv_dtype, cuda_graphs=False)
+    graphs = on_host(
+        config, tensors, kv_dtype=kv_dtype, accelerator=RecordingAccelerator(), parts=recorded_parts(), max_running=4
+    )
+    graphs.capture_graphs()
+    for pieces in [*mixed_steps(), *mixed_steps()]:
+        batch = only_last_rows(sequences().batch(pieces))
+        assert torch.allclose(graphs.forward(batch).values, plain.forward(batch).values, atol=1e-5)
+    assert graphs.facts()["graph_replays"] == 22
+    graphs.clear()
+    assert not any(part.view(torch.uint8).any() for part in graphs.pool.keys)
+    batch = only_last_rows(sequences().batch([Piece(0, 0, 1)]))  # the graphs write to the pool that was cleared
+    graphs.forward(batch)
+    assert graphs.pool.keys[0].view(torch.uint8).any()
 
 
 def test_arrays_travel_together_and_arrive_as_they_were() -> None:
