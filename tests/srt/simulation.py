@@ -154,8 +154,9 @@ class Client:
 class World:
     """Everything, driven by `run`."""
 
-    def __init__(self, seed: int, *, loss: float = 0.0) -> None:
+    def __init__(self, seed: int, *, loss: float = 0.0, overlap: bool = False) -> None:
         self.dice = random.Random(seed)
+        self.options = msgspec.structs.replace(OPTIONS, overlap=overlap)
         self.clock = VirtualClock()
         self.loss = loss
         self.trace = hashlib.sha256()
@@ -181,7 +182,7 @@ class World:
     # ------------------------------------------------------------------ the engine's life
 
     def _start_engine(self) -> None:
-        self.engine = open_engine(OPTIONS, clock=self.clock, faults=no_faults, phase=lambda _: None)
+        self.engine = open_engine(self.options, clock=self.clock, faults=no_faults, phase=lambda _: None)
         self.engine_counters: Counter[str] = Counter()
         self.engine_down, self.engine_up = Channel(self, loss=self.loss), Channel(self, loss=self.loss)
         self._down_out: Outbound[ToEngine] = Outbound(to_engine_codec())

@@ -56,7 +56,12 @@ def test_what_the_head_of_the_queue_needs_is_evicted_last() -> None:
 def test_switches_change_the_order_and_no_answer() -> None:
     """In a small pool, so that eviction and waiting happen."""
     switches = ("fork_hints", "fairness", "deadline_pressure", "protect_waiting", "radix_cache", "in_step_sharing")
-    settings = [{}, *({switch: False} for switch in switches), *({"policy": policy} for policy in PolicyName)]
+    settings = [
+        {},
+        {"overlap": True},
+        *({switch: False} for switch in switches),
+        *({"policy": policy} for policy in PolicyName),
+    ]
     answers = []
     for setting in settings:
         result = play((WORKLOADS["thoughts"](random.Random(i), i) for i in range(4)), pool=180, **LIMITS, **setting)

@@ -9,9 +9,10 @@ from .simulation import World, verify
 EVENTS = 60
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_every_request_ends_once_with_an_honest_text_whatever_dies(seed: int) -> None:
-    world = World(seed)
+def test_every_request_ends_once_with_an_honest_text_whatever_dies(seed: int, overlap: bool) -> None:
+    world = World(seed, overlap=overlap)
     world.run(EVENTS)
     outcomes = verify(world)
     assert outcomes["Final"] > 5
