@@ -12,8 +12,8 @@ results are float32. `attention_plan.py` draws the arrays that the kernels read.
 The grid is persistent: programs take units until those that the device's memory counts are done, so a captured graph
 runs plans of any size. Where products count, the loop over keys is two: tiles that some row sees in part, with a mask,
 and tiles that every row sees whole, without one. Where loading counts, it is one: a second loop would wait for its
-first tile again. The slots of a tile are loaded while the tile before is computed, so that the copies
-of its keys and values, which the compiler runs ahead of the products, wait for nothing.
+first tile again. The slots of a tile are loaded while an earlier tile is computed, so that the copies of its keys and
+values, which the compiler lets run ahead of the products, wait for no address.
 """
 
 import triton.language as tl
@@ -60,10 +60,14 @@ def attend_items(  # type: ignore[no-untyped-def]
     number = tl.arange(0, BLOCK_N)
     at = tl.arange(0, BLOCK_D)
     first_item = tl.load(bounds + KIND)
-    units = (tl.load(bounds + KIND + 1) - first_item) * KV_HEADS
-    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
-        item = items + (first_item + unit // KV_HEADS) * ITEM_COLUMNS
-        kv_head = unit % KV_HEADS
+    count = tl.load(bounds + KIND + 1) - first_item
+    for unit in range(tl.program_id(0), count * KV_HEADS, tl.num_programs(0)):
+        if TWO_LOOPS:  # a head after the other: tiles of a prompt read the same keys, and find them in the L2 cache
+            kv_head = unit // count
+            item = items + (first_item + unit % count) * ITEM_COLUMNS
+        else:  # the heads of an item together: they lie side by side in memory
+            kv_head = unit % KV_HEADS
+            item = items + (first_item + unit // KV_HEADS) * ITEM_COLUMNS
         first_slot = tl.load(item)
         rows = tl.load(item + 1)
         first_key = tl.load(item + 2)

@@ -12,7 +12,7 @@ from umbel.lang.errors import ParameterError
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
 from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.batch import DUMMY_SLOT, Batch
-from umbel.srt.kernels.triton.attention_backend import TritonBackend
+from umbel.srt.kernels.triton.attention_backend import BLOCK_PARTS, TritonBackend
 from umbel.srt.kv_pool import FLOAT8, KVPool
 
 from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences, with_pictures
@@ -104,6 +104,17 @@ def test_groups_of_any_size_are_packed_into_a_tile(device: torch.device, group: 
     pool = pool_for(num_slots, geometry, torch.float32, device)
     queries = normal(batch.rows, group, 16).to(device)
     result = attend(tiny_backend(geometry, device), batch, pool, queries, None)
+    torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_of_many_parts_is_merged_in_several_blocks(device: torch.device) -> None:
+    batch, num_slots = make_batch([Sequence(600, 1), Sequence(40, 1)], seed=0)
+    pool = pool_for(num_slots, SMALL, torch.float32, device)
+    queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device)
+    backend = tiny_backend(SMALL, device, multiprocessors=100, shortest_run=16)
+    plan = backend.plan(batch, None)
+    assert int(plan.merge_ptr[1]) > 2 * BLOCK_PARTS
+    result = backend.attend(0, queries, pool, plan, scale=SCALE)
     torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 
 
