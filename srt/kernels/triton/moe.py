@@ -172,7 +172,7 @@ class _Blocks:
         # c pairs of an expert fill ⌈c / rows⌉ ≤ (c + rows − 1) / rows blocks.
         most = min(pairs, (pairs + min(count, pairs) * (block_rows - 1)) // block_rows)
         memory = torch.empty(most * (block_rows + 1) + 1, dtype=torch.int32, device=experts.device)
-        rows, owners, filled = memory.split([most * block_rows, most, 1])
+        rows, owners, filled = torch.split(memory, [most * block_rows, most, 1])
         arrange_pairs[(count,)](
             *(experts, rows, owners, filled, pairs),
             EXPERTS=count,

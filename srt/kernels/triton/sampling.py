@@ -23,7 +23,7 @@ from .jit import block_of
 from .sampling_columns import DeviceDraws
 from .sampling_kernels import TILE, finish_choice, finish_summary, scan
 
-_CHUNK = 4096  # tokens of a scanning program
+_CHUNK = 2048  # tokens of a scanning program
 _CANDIDATES = 8192  # tokens above the bound that are copied, 64 KiB a row
 _READ = 2048  # tokens that a finishing program reads at once
 

@@ -46,15 +46,6 @@ class DeviceDraws:
         return cls._over(_sent(host, device), count, len(masks), words)
 
     @classmethod
-    def greedy(cls, rows: NDArray[np.int64], device: torch.device) -> "DeviceDraws":
-        """The most likely token of each row."""
-        count = len(rows)
-        numbers = np.zeros(count)
-        return cls.of(
-            Draws(rows, numbers, np.zeros(count, np.uint64), np.zeros(count, np.int32), numbers + 1.0, numbers), device
-        )
-
-    @classmethod
     def _over(cls, memory: torch.Tensor, count: int, masks: int, words: int) -> "DeviceDraws":
         columns = memory[: 7 * count].view(7, count)
         return cls(

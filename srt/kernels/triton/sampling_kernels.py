@@ -4,7 +4,18 @@ import triton.language as tl
 
 from .jit import jit
 from .sampling_noise import NO_TOKEN, read_logits, winner
-from .sampling_search import best_of, collect, float_of, floor_of, key_of, kth_of, mass_above, next_of, race
+from .sampling_search import (
+    best_of,
+    collect,
+    float_of,
+    floor_of,
+    key_of,
+    kth_of,
+    mass_above,
+    next_of,
+    nucleus_bound,
+    race,
+)
 
 TILE = tl.constexpr(128)  # tokens whose maximum is kept
 SMALLEST = tl.constexpr(-3.4028234663852886e38)  # of finite logits: −∞ is what may not be chosen
@@ -115,16 +126,26 @@ def finish_choice(  # type: ignore[no-untyped-def]
             scale = inverse.to(tl.float32)
             # What can stay lies above `low`. The two bounds do not meet: the mass of a nucleus is that of all top_k.
             low = tl.full([], SMALLEST, tl.float32)
+            wanted = tl.full([], 0.0, tl.float64)
             if k > 0:
                 if k <= TILES:
                     low = tl.maximum(low, kth_of(tiles + draw * TILES, k, TILES, TILE_BLOCK))
             else:
                 # Below this, all tokens together have less than 1 − p of the best token's mass.
-                reach = tl.log(vocab.to(tl.float64)) - tl.log(1.0 - p)
+                reach = tl.log(tl.cast(vocab, tl.float64)) - tl.log(1.0 - p)
                 reach = tl.where(p < 1.0, tl.minimum(reach, -least), -least)
                 low = tl.maximum(low, (largest.to(tl.float64) - (reach * 1.000001 + 1e-6) / inverse).to(tl.float32))
                 low = float_of(key_of(low) - 1)  # the conversion may have rounded it upwards
                 low = tl.maximum(low, SMALLEST)
+                if p < 1.0:
+                    maxima = tl.load(best + at, mask=inside, other=-float("inf"))
+                    share = tl.load(masses + at, mask=inside & (maxima > -float("inf")), other=0.0)
+                    mass = tl.sum(share.to(tl.float64) * tl.exp((maxima - largest) * scale).to(tl.float64))
+                    wanted = mass * (p * (1.0 - 1e-6))
+                    low = nucleus_bound(
+                        row, vocab, masks, mask_row, words, tiles + draw * TILES,
+                        low, largest, scale, wanted, READ, TILE,
+                    )  # fmt: skip
             count = collect(
                 row, vocab, masks, mask_row, words, tiles + draw * TILES, low,
                 values + draw * CANDIDATES, ids + draw * CANDIDATES, CANDIDATES, READ, TILE,
@@ -144,13 +165,10 @@ def finish_choice(  # type: ignore[no-untyped-def]
                         row, vocab, masks, mask_row, words, source_values, source_ids, size, copied,
                         low, largest, scale, READ,
                     )  # fmt: skip
-                else:
-                    maxima = tl.load(best + at, mask=inside, other=-float("inf"))
-                    share = tl.load(masses + at, mask=inside & (maxima > -float("inf")), other=0.0)
-                    mass = tl.sum(share.to(tl.float64) * tl.exp((maxima - largest) * scale).to(tl.float64))
+                    wanted = mass * (p * (1.0 - 1e-6))
                 low = floor_of(
                     row, vocab, masks, mask_row, words, source_values, source_ids, size, copied,
-                    low, largest, scale, mass * (p * (1.0 - 1e-6)), READ,
+                    low, largest, scale, wanted, READ,
                 )  # fmt: skip
             token = race(
                 row, vocab, masks, mask_row, words, source_values, source_ids, size, copied,

@@ -9,6 +9,7 @@ NO_TOKEN = tl.constexpr(2**31 - 1)  # larger than every token, so that the first
 # Scores of a race in float32 are wrong by 10⁻⁴ at most, where they are near the best one: logarithms of the hardware
 # are, with the noise of the hashes that they are worst for. What is this close is compared in float64.
 _CLOSE = tl.constexpr(1e-3)
+_LEAST = tl.constexpr(-3.2)  # below the score of the largest value, whose noise is draw.SMALLEST_NOISE at least
 
 
 @jit
@@ -28,16 +29,16 @@ def winner(values: tl.tensor, ids: tl.tensor, kept: tl.tensor, largest: float, i
 
     Args:
         values, ids, kept: blocks of one shape; ids are distinct where they are kept.
-        largest: no kept value is above it.
+        largest: a value of the race, and none is above it.
         inverse: float64, 1 / temperature.
         key: int64, the bits of draw_key.
 
     Returns:
-        (−∞, NO_TOKEN) where nothing is kept.
+        (−∞, NO_TOKEN) where nothing can win.
     """
     hashes = _token_hash(ids, key)
-    scores = tl.where(kept, (values - largest) * inverse.to(tl.float32) + _rough_noise(hashes), -float("inf"))
-    close = kept & (scores >= tl.max(scores) - _CLOSE)
+    scores = tl.where(kept, (values - largest) * tl.cast(inverse, tl.float32) + _rough_noise(hashes), -float("inf"))
+    close = scores >= tl.maximum(tl.max(scores) - _CLOSE, _LEAST)
     best = tl.full([], -float("inf"), tl.float64)
     token = tl.full([], NO_TOKEN, tl.int32)
     left = tl.sum(close.to(tl.int32))
@@ -57,7 +58,7 @@ def winner(values: tl.tensor, ids: tl.tensor, kept: tl.tensor, largest: float, i
 @jit
 def _token_hash(ids: tl.tensor, key: int):  # type: ignore[no-untyped-def]
     """`draw.token_hash`: uint32."""
-    bits = key.to(tl.uint64, bitcast=True)
+    bits = tl.cast(key, tl.uint64, bitcast=True)
     low = bits.to(tl.uint32)
     high = (bits >> 32).to(tl.uint32)
     h = ids.to(tl.uint32) ^ low
@@ -71,7 +72,7 @@ def _token_hash(ids: tl.tensor, key: int):  # type: ignore[no-untyped-def]
 @jit
 def _noise(number: int):  # type: ignore[no-untyped-def]
     """`draw.gumbel` of one hash. 1 − (h + ½) · 2⁻³² is a float64, so its logarithm is log1p's: nothing is lost."""
-    return -tl.log(-tl.log((4294967295.5 - number.to(tl.float64)) * 2.3283064365386963e-10))
+    return -tl.log(-tl.log((4294967295.5 - tl.cast(number, tl.float64)) * 2.3283064365386963e-10))
 
 
 @jit

@@ -11,11 +11,13 @@ import triton.language as tl
 from .jit import jit
 from .sampling_noise import NO_TOKEN, read_logits, winner
 
+_BOUNDS = tl.constexpr(8)  # logits between the largest and the bound that holds for every row
+
 
 @jit
 def key_of(value: float):  # type: ignore[no-untyped-def]
     """int32 in the order of float32s. Its own inverse, but for the types: `float_of`."""
-    bits = value.to(tl.int32, bitcast=True)
+    bits = tl.cast(value, tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
@@ -50,6 +52,42 @@ def kth_of(tiles: tl.tensor, k: int, TILES: tl.constexpr, TILE_BLOCK: tl.constex
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
     return float_of(low.to(tl.int32))
+
+
+@jit
+def nucleus_bound(  # type: ignore[no-untyped-def]
+    row: tl.tensor,
+    vocab: int,
+    masks: tl.tensor,
+    mask_row: int,
+    words: int,
+    tiles: tl.tensor,
+    low: float,
+    largest: float,
+    scale: float,
+    wanted: float,
+    READ: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """A logit above which the mass is `wanted`, closer to the nucleus than `low` where one pass can tell.
+
+    `low` holds for every row, so in a flat one half of the vocabulary may lie above it.
+    """
+    numbers = tl.arange(0, _BOUNDS)
+    bounds = largest - (largest - low) * ((numbers + 1).to(tl.float32) / (_BOUNDS + 1))
+    masses = tl.zeros([_BOUNDS], dtype=tl.float64)
+    tile = tl.arange(0, READ // TILE)
+    first = 0
+    while first < vocab:
+        maxima = tl.load(tiles + first // TILE + tile, mask=first + tile * TILE < vocab, other=-float("inf"))
+        if tl.max(maxima) >= low:
+            found = read_logits(row, first + tl.arange(0, READ), vocab, masks, mask_row, words)
+            weights = tl.exp((tl.where(found >= low, found, largest) - largest) * scale)
+            above = found[:, None] >= bounds[None, :]
+            masses += tl.sum(tl.where(above, weights[:, None], 0.0), axis=0).to(tl.float64)
+        first += READ
+    # Other sums than those of the search: what is enough here has to be enough there.
+    return tl.max(tl.where(masses >= wanted * 1.00001, bounds, low))
 
 
 @jit
@@ -97,7 +135,7 @@ def _entries(  # type: ignore[no-untyped-def]
     values: tl.tensor,
     ids: tl.tensor,
     size: int,
-    copied: bool,
+    copied: tl.tensor,
     at: tl.tensor,
 ):
     """Values and tokens of a block of a row's entries; −∞ behind the last one."""
@@ -120,7 +158,7 @@ def mass_above(  # type: ignore[no-untyped-def]
     values: tl.tensor,
     ids: tl.tensor,
     size: int,
-    copied: bool,
+    copied: tl.tensor,
     low: float,
     largest: float,
     scale: float,
@@ -149,7 +187,7 @@ def floor_of(  # type: ignore[no-untyped-def]
     values: tl.tensor,
     ids: tl.tensor,
     size: int,
-    copied: bool,
+    copied: tl.tensor,
     low: float,
     largest: float,
     scale: float,
@@ -183,7 +221,7 @@ def race(  # type: ignore[no-untyped-def]
     values: tl.tensor,
     ids: tl.tensor,
     size: int,
-    copied: bool,
+    copied: tl.tensor,
     low: float,
     largest: float,
     inverse: float,
@@ -199,7 +237,7 @@ def race(  # type: ignore[no-untyped-def]
         at = first + tl.arange(0, READ)
         found, tokens = _entries(row, vocab, masks, mask_row, words, values, ids, size, copied, at)
         above = (found >= low) & (found > -float("inf"))
-        differences = tl.where(above, found, largest).to(tl.float64) - largest.to(tl.float64)
+        differences = tl.where(above, found, largest).to(tl.float64) - tl.cast(largest, tl.float64)
         score, candidate = winner(found, tokens, above & (differences * inverse >= log_min_p), largest, inverse, key)
         better = (score > best) | ((score == best) & (candidate < token))
         token = tl.where(better, candidate, token)
@@ -215,7 +253,7 @@ def next_of(  # type: ignore[no-untyped-def]
     values: tl.tensor,
     ids: tl.tensor,
     size: int,
-    copied: bool,
+    copied: tl.tensor,
     above: float,
     last: int,
     READ: tl.constexpr,

@@ -53,7 +53,7 @@ def turn_and_store(
     kv_heads, head_dim = keys.shape[1:]
     split = qkv.view(len(qkv), -1, head_dim)
     heads = split.shape[1] - 2 * kv_heads
-    queries, new_keys, new_values = split.split([heads, kv_heads, kv_heads], dim=1)
+    queries, new_keys, new_values = torch.split(split, [heads, kv_heads, kv_heads], dim=1)
     if head_norm is not None:
         queries = rms_norm(queries, head_norm.query_weight, eps=head_norm.eps, centered=head_norm.centered)
         new_keys = rms_norm(new_keys, head_norm.key_weight, eps=head_norm.eps, centered=head_norm.centered)
@@ -99,7 +99,7 @@ def fused_experts(
     result = torch.zeros_like(x)
     by_expert = experts.flatten().argsort(stable=True)  # pairs, token · top_k + choice
     sizes = torch.bincount(experts.flatten(), minlength=len(gate_up)).tolist()
-    for expert, pairs in enumerate(by_expert.split(sizes)):
+    for expert, pairs in enumerate(torch.split(by_expert, sizes)):
         if not len(pairs):
             continue
         tokens = pairs // experts.shape[1]

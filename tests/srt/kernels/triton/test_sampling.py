@@ -104,6 +104,13 @@ def test_limits_leave_the_same_tokens_in_the_race(limits: dict[str, float], cand
     assert TritonSampling(candidates=candidates).choose(logits, draws).tolist() == twin(logits, draws)
 
 
+@pytest.mark.parametrize("candidates", [8192, 300])
+def test_nuclei_of_flat_rows_are_found_among_many_tokens(candidates: int) -> None:
+    logits = random(1, 5000) * 0.5  # all of them are within the reach of the bound that holds for every row
+    draws = wishes(0, 0, 0, top_p=[0.02, 0.4, 0.97])
+    assert TritonSampling(candidates=candidates).choose(logits, draws).tolist() == twin(logits, draws)
+
+
 def test_what_ties_with_the_last_token_kept_is_kept() -> None:
     logits = torch.full((1, 300), -50.0)
     logits[0, [3, 40, 41, 299]] = torch.tensor([2.0, 1.0, 1.0, 1.0])
