@@ -1,7 +1,9 @@
 """A decoded picture → the tiles that a model's tower sees, as transformers' PIL-based image processors make them.
 
-The pixels are theirs bit by bit, with one exception: where resizing by the shorter side would make a strip of more than
-`STRIP_PIXELS` of which the crop keeps the middle, only the middle is computed, and a value may differ by one.
+The pixels are theirs bit by bit, with two exceptions. Where resizing by the shorter side would make a strip of more
+than `STRIP_PIXELS` of which the crop keeps the middle, and where padding a tall picture would make a square of more
+than `SQUARE_PIXELS`, only the part that matters is computed: from a box, which PIL keeps in single precision, so that a
+value may differ by one.
 """
 
 import math
@@ -19,6 +21,7 @@ FILTERS: dict[Resample, Image.Resampling] = {
 }
 STRIP_PIXELS = 1 << 22  # 16 MiB as PIL holds them
 REACH = 3  # pixels to each side that a value is made of, at most (Lanczos), where nothing is made smaller
+SQUARE_PIXELS = 1 << 24
 BAND_PIXELS = 1 << 20  # of a padded square that is never whole in memory
 
 
@@ -113,18 +116,31 @@ def _resized_square(
 ) -> Image.Image:
     """The picture in the middle of a square of `colour`, resized to (height, width).
 
-    PIL resizes rows first, then columns. The square may be a thousand times larger than the picture, so its rows are
-    resized in bands: the same numbers, without the square.
+    PIL resizes rows first, then columns, and rows of one colour stay as they are. So the square, which may be a
+    thousand times larger than the picture, is never there: its rows are resized in bands, and of a tall picture's rows,
+    where they are very long, the part that the picture touches.
     """
+    height, width = size
     side = max(image.size)
     left, top = (side - image.width) // 2, (side - image.height) // 2
-    narrow = Image.new("RGB", (size[1], side))
-    band = max(1, BAND_PIXELS // side)
-    for first in range(0, side, band):
-        rows = Image.new("RGB", (side, min(band, side - first)), colour)
-        rows.paste(image, (left, top - first))
-        narrow.paste(rows.resize((size[1], rows.height), resample), (0, first))
-    return narrow.resize((size[1], size[0]), resample)
+    narrow = Image.new("RGB", (width, side), colour)
+    if image.height < side:
+        narrow.paste(image.resize((width, image.height), resample), (0, top))
+        return narrow.resize((width, height), resample)
+    scale = side / width
+    reach = math.ceil(REACH * max(scale, 1)) + 1
+    first, last, near = 0, width, (0, side)  # columns of the result, and of the square what they are made of
+    if side * side > SQUARE_PIXELS:
+        first = max(0, math.floor((left - reach) / scale))
+        last = min(width, math.ceil((left + image.width + reach) / scale))
+        near = (max(0, math.floor(first * scale) - reach), min(side, math.ceil(last * scale) + reach))
+    band = max(1, BAND_PIXELS // (near[1] - near[0]))
+    for row in range(0, side, band):
+        rows = Image.new("RGB", (near[1] - near[0], min(band, side - row)), colour)
+        rows.paste(image, (left - near[0], -row))
+        box = (first * scale - near[0], 0, last * scale - near[0], rows.height)
+        narrow.paste(rows.resize((last - first, rows.height), resample, box=box), (first, row))
+    return narrow.resize((width, height), resample)
 
 
 def _fitted(image: Image.Image, grid: tuple[int, int], resample: Image.Resampling) -> Image.Image:

@@ -19,7 +19,7 @@ from transformers import (
 )
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from umbel.srt.pictures.format import PictureFormat, Raster, frame_format, picture_tokens_at
-from umbel.srt.pictures.prepare import STRIP_PIXELS, prepare
+from umbel.srt.pictures.prepare import SQUARE_PIXELS, STRIP_PIXELS, prepare
 
 SIDE, PATCH = 28, 4
 GRIDS = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
@@ -130,6 +130,15 @@ def test_of_a_strip_that_is_too_long_the_middle_is_computed_and_nearly_the_same(
     exact = image.resize(whole, Image.Resampling.BICUBIC).crop((left, top, left + 224, top + 224))
     difference = np.asarray(exact, dtype=np.int16) - tiles_of(prepare(image, form))[0]
     assert np.abs(difference).max() <= 1
+
+
+@pytest.mark.parametrize("size", [(40, 5000), (5000, 40), (1, 4500)])
+def test_of_a_square_that_is_too_large_what_is_near_the_picture_is_computed(size: tuple[int, int]) -> None:
+    assert max(size) ** 2 > SQUARE_PIXELS
+    image = noise(*size)
+    whole = expected("llava, padded", image).astype(np.int16)
+    most = 1 if size[0] < size[1] else 0  # of wide pictures every row is whole
+    assert np.abs(whole - tiles_of(prepare(image, form_of("llava, padded")))).max() <= most
 
 
 def test_a_fingerprint_is_of_what_decides_the_pixels() -> None:
