@@ -47,11 +47,12 @@ from .clock import Clock
 from .config import CompilerLimits, Limits
 from .constraint_compiler import Answer, Compiled, InlineCompiler, Refused
 from .constraint_library import ConstraintLibrary
-from .engine_protocol import EngineAbort, EngineControl, EngineFailed, EngineForget, FromEngine, Heartbeat, ToEngine
+from .engine_protocol import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
 from .faults import FaultHook, no_faults
 from .hint_desk import HintDesk
-from .pictures.shelf import Picture, PictureShelf
-from .pictures.shown import Showable, Showing, media_of, pictures_of, without_bytes
+from .pictures.desk import PictureDesk
+from .pictures.shelf import PictureShelf
+from .pictures.shown import Showable
 from .pictures.waiting import PictureCall
 from .prompt_encoder import CACHE_BYTES, PromptEncoder
 from .tokenizer import Tokenizer
@@ -104,7 +105,7 @@ class Gateway:
         self._faults = faults
         seeds = random.Random(seed)
         self._ids: Iterator[int] = itertools.count(1)
-        self._pictures = pictures
+        self._pictures = PictureDesk(pictures, to_engine)
         form = None if pictures is None else pictures.form
         self.encoder = PromptEncoder(tokenizer, cache_bytes=token_cache_bytes, pictures=form)
         self._admission = Admission(
@@ -127,7 +128,7 @@ class Gateway:
             self._admission,
             most_pins=limits.max_pins,
             to_engine=to_engine,
-            bring=self._bring,
+            bring=self._pictures.bring,
             clock=clock,
             faults=faults,
             counters=self.counters,
@@ -146,8 +147,9 @@ class Gateway:
 
     def receive(self, peer: bytes, message: ToBackend) -> None:
         """One message of one peer. Whatever it holds, it ends with an answer, not with an exception."""
-        if self._pictures is not None and isinstance(message, Showable) and (media := media_of(message)):
-            self._show(peer, message, media, self._pictures)
+        if media := self._pictures.media(message):
+            assert isinstance(message, Showable), "it shows media"
+            self._show(peer, message, media)
             return
         match message:
             case GenRequest() | ScoreRequest() | Control():
@@ -206,8 +208,7 @@ class Gateway:
         if isinstance(event, EngineFailed):
             call.open.discard(event.id)
             self._abort_engine_requests(call)
-            if self._pictures is not None:
-                self._pictures.doubt(call.pictures)
+            self._pictures.failed(call)
             kind = event.kind if event.kind in WIRE_ERRORS else EngineError.__name__
             self._end(call, Failure(call.label, kind, event.message))
             return
@@ -232,8 +233,7 @@ class Gateway:
         self._state = EngineState.STARTING
         self._heartbeat = None
         self._hints.engine_lost()
-        if self._pictures is not None:
-            self._pictures.engine_lost()
+        self._pictures.engine_lost()
         self.counters["engine_losses"] += 1
         for call in self._calls:
             if call.phase is Phase.DISPATCHED:
@@ -282,9 +282,8 @@ class Gateway:
             "context_length": self._context_length,
             "in_flight": self.in_flight,
         }
-        counters = {**self.counters, **self.encoder.counters, **self._constraints.counters}
-        if self._pictures is not None:
-            counters |= self._pictures.counters
+        parts = (self.counters, self.encoder.counters, self._constraints.counters, self._pictures.counters)
+        counters = {name: count for part in parts for name, count in part.items()}
         facts |= {f"gateway_{name}": count for name, count in sorted(counters.items())}
         if self._heartbeat is not None:
             facts |= {"running": self._heartbeat.running, "waiting": self._heartbeat.waiting}
@@ -312,9 +311,8 @@ class Gateway:
             self._to_peer(peer, Done(message.id, self.info()))
             return
         self._calls.add(call)
-        if isinstance(message, GenRequest | ScoreRequest) and self._pictures is not None:
-            call.pictures = pictures_of(message.prompt)
-            self._pictures.hold(call.pictures)
+        if isinstance(message, GenRequest | ScoreRequest):
+            self._pictures.hold(call, message)
         if isinstance(message, GenRequest) and isinstance(call, GenCall) and call.spec is not None:
             self._compile(call, call.spec, message.origin.salt)
         elif self._state is EngineState.READY:
@@ -326,7 +324,7 @@ class Gateway:
             self._faults("gateway.compile")
             call.inquiry = self._constraints.find(spec, salt, lambda answer: self._compiled(call, answer))
             if call.waits_for and call in self._calls and self._state is EngineState.READY:
-                self._bring(call.pictures)
+                self._pictures.bring(call.pictures)
                 self._to_engine(self._admission.prefill(call))
         except UmbelError as error:
             self._fail(call, error)
@@ -407,7 +405,7 @@ class Gateway:
 
     # ------------------------------------------------------------------ pictures
 
-    def _show(self, peer: bytes, message: Showable, media: Sequence[Media], shelf: PictureShelf) -> None:
+    def _show(self, peer: bytes, message: Showable, media: Sequence[Media]) -> None:
         """The message is held until its media are pictures, which may be at once; then it is received again."""
         hint = isinstance(message, Hint)
         if hint and self._state is not EngineState.READY:
@@ -423,10 +421,9 @@ class Gateway:
                 self.counters["requests"] += 1
                 self._refuse(peer, message.id, error)
             return
-        showing = Showing(shelf, media, message.origin.salt)
-        call = PictureCall(peer, message.id, (), deadline, without_bytes(message), showing)
+        call = self._pictures.wait(peer, message, media, deadline)
         self._calls.add(call)
-        showing.begin(lambda error: self._shown(call, error))
+        call.showing.begin(lambda error: self._shown(call, error))
 
     def _shown(self, call: PictureCall, error: UmbelError | None) -> None:
         try:
@@ -439,33 +436,17 @@ class Gateway:
             try:
                 self.receive(call.peer, call.shown(self._clock.now()))
             finally:
-                call.showing.close()  # who needs the pictures holds them now
-                self._forget_pictures()
+                self._pictures.settle(call)
         except Exception:
             log.exception("a message with pictures could not be received")
             self.counters["internal_errors"] += 1
-
-    def _bring(self, pictures: Sequence[Picture]) -> None:
-        """Before the engine gets a message that holds them."""
-        if self._pictures is not None:
-            self._pictures.bring(pictures, self._to_engine)
-
-    def _forget_pictures(self) -> None:
-        """The engine is told which it will not be asked for again."""
-        if self._pictures is None:
-            return
-        for number in self._pictures.take_forgotten():
-            try:
-                self._to_engine(EngineForget(number))
-            except Exception:
-                log.exception("that picture %d is not needed could not be sent", number)
 
     # ------------------------------------------------------------------ on the way and at the end
 
     def _dispatch(self, call: Call) -> None:
         try:
             self._check_length(call)  # the context was not known while the first engine started
-            self._bring(call.pictures)
+            self._pictures.bring(call.pictures)
             call.phase = Phase.DISPATCHED
             for message in call.outgoing(self._clock.now()):
                 self._faults("gateway.send")
@@ -513,10 +494,8 @@ class Gateway:
         if isinstance(call, GenCall) and call.inquiry is not None:
             call.inquiry.forget()
         if isinstance(call, PictureCall):
-            call.showing.close()
-        if self._pictures is not None:
-            self._pictures.let_go(call.pictures)
-            self._forget_pictures()
+            self._pictures.settle(call)
+        self._pictures.let_go(call)
         if ending is None:
             return
         self.counters["failed" if isinstance(ending, Failure) else "finished"] += 1
