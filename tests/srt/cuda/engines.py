@@ -38,10 +38,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "head_dim": 16}),
+    "qwen 3, experts": (
+        "qwen3_moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
+    ),
+    "qwen 2, an expert for all": (
+        "qwen2_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "hidden_size": 64,
+        },
+    ),
+}
+
 
 def tiny_model(family: str, **changes: Any) -> tuple[dict[str, Any], Tensors]:
     """Configuration and float32 tensors. changes: of the family's configuration."""
-    model_type, own = FAMILIES[family]
+    model_type, own = {**FAMILIES, **EXPERTS}[family]
     reference = reference_model(model_type, **{**own, **changes})
     return reference.config.to_dict(), tensors_of(reference)
 

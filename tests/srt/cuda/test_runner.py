@@ -10,7 +10,7 @@ from umbel.srt.cuda.runner import CudaRunner
 
 from ..attention.batches import radix_paths
 from ..models.reference import Piece, Sequences, relative_error
-from .engines import FAMILIES, in_torch, mixed_steps, on_host, only_last_rows, sequences, tiny_model
+from .engines import EXPERTS, FAMILIES, in_torch, mixed_steps, on_host, only_last_rows, sequences, tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def last_logits(runner: CudaRunner, batch: Batch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS])
 def test_logits_equal_those_of_torch(family: str, cuda_graphs: bool) -> None:
     config, tensors = tiny_model(family)
     truth, runner = in_torch(config, tensors), on_host(config, tensors, cuda_graphs=cuda_graphs)

@@ -12,6 +12,7 @@ from umbel.srt.cuda.parts import triton_parts
 from umbel.srt.cuda.runner import CudaRunner
 from umbel.srt.draw import draw_keys
 from umbel.srt.kv_pool import FLOAT8
+from umbel.srt.model_runner import build_runner
 from umbel.srt.models.model import Tensors
 
 from ..models.reference import Piece, relative_error
@@ -41,7 +42,7 @@ def small(family: str) -> tuple[dict[str, Any], Tensors]:
     return tiny_model(family, num_hidden_layers=2, sliding_window_pattern=2)
 
 
-@pytest.mark.parametrize("family", ["llama, biases everywhere", "qwen 3", "gemma 3"])
+@pytest.mark.parametrize("family", ["llama, biases everywhere", "qwen 3", "gemma 3", "mixtral"])
 def test_logits_equal_those_of_torch(family: str) -> None:
     config, tensors = small(family)
     truth, runner = in_torch(config, tensors), on_device(config, tensors)
@@ -49,6 +50,16 @@ def test_logits_equal_those_of_torch(family: str) -> None:
         batch = only_last_rows(sequences().batch(pieces))
         assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < 1e-5
     assert (runner.facts()["kernels"], runner.facts()["graph_replays"]) == ("triton", 2)
+
+
+def test_it_is_what_is_built_where_triton_is_asked_for() -> None:
+    """With a pool of given size; what memory leaves is measured on a device only."""
+    config, tensors = small("qwen 3")
+    parts = triton_parts()
+    device = "cpu" if parts.anywhere else "cuda"
+    runner = build_runner(config, tensors, num_slots=50, dtype="float32", device=device, kernels="triton")
+    assert isinstance(runner, CudaRunner)
+    assert (runner.num_slots, runner.facts()["kernels"]) == (50, "triton")
 
 
 def test_keys_in_float8_are_those_of_torch() -> None:
