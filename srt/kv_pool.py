@@ -87,7 +87,7 @@ class KVPool:
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Keys and values [R, kv_heads, head_dim] → slots [R] (int64), rounded to the pool's dtype."""
         for part, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            _bits(part).index_copy_(0, slots, _bits(rounded(new, part.dtype)))
+            movable(part).index_copy_(0, slots, movable(rounded(new, part.dtype)))
 
     def _allocate(self) -> None:
         """The old memory goes back first: two pools may not fit."""
@@ -112,8 +112,8 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype)
 
 
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    """Float8 as bytes: torch moves those everywhere, and has no index_copy_ for float8."""
+def movable(values: torch.Tensor) -> torch.Tensor:
+    """Float8 as bytes: torch moves those everywhere, float8 not (on the CPU it has no index_copy_)."""
     return values.view(torch.uint8) if values.dtype is FLOAT8 else values
 
 

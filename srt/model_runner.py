@@ -238,7 +238,8 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """ "auto" is bfloat16 where the hardware multiplies it, else float32."""
     if name == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else cpu_multiplies_bfloat16()
+        on_cuda = device.type == "cuda"
+        fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_cuda else cpu_multiplies_bfloat16()
         return torch.bfloat16 if fast else torch.float32
     if name not in DTYPES:
         raise ParameterError(f'dtype={name!r}; write "auto" or one of {", ".join(DTYPES)}')

@@ -9,7 +9,7 @@ import torch
 
 from ...lang.errors import ParameterError
 from ..batch import Batch
-from ..kv_pool import KVPool
+from ..kv_pool import KVPool, movable
 from .backend import AttentionCounters, AttentionGeometry
 from .plan import Cut, make_plan
 from .torch_groups import ItemGroup, Places, TorchPlan, group_items
@@ -128,7 +128,9 @@ class TorchBackend:
 
 
 def _take(tensor: torch.Tensor, places: Places) -> torch.Tensor:
-    return tensor[places] if isinstance(places, slice) else tensor.index_select(0, places)
+    if isinstance(places, slice):
+        return tensor[places]
+    return movable(tensor).index_select(0, places).view(tensor.dtype)
 
 
 def _put(out: torch.Tensor, places: Places, rows: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ...lang.errors import ParameterError
-from ..kv_pool import KVGeometry
+from ..kv_pool import FLOAT8, KVGeometry
 from ..models.config_values import Config
 from ..models.decoder_config import FAMILIES, read_config
 from ..models.model import Tensors
@@ -32,11 +32,24 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     if device.type != "cuda" and not parts.anywhere:
         seen = 'write device="cuda"' if torch.cuda.is_available() else "torch sees none here"
         return f"they run on CUDA devices, not on the {device.type}; {seen}"
+    if device.type == "cuda" and (reason := _too_old(device, dtype, kv_dtype)) is not None:
+        return reason
     geometry = attention_geometry(read_config(config))
     try:
         parts.attention(geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=True)
     except ParameterError as error:
         return str(error)
+    return None
+
+
+def _too_old(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
+    """Why Triton has no instructions for these numbers on the device; None when it has."""
+    major, minor = torch.cuda.get_device_capability(device)
+    here = f"this device has {major}.{minor}"
+    if kv_dtype is FLOAT8 and (major, minor) < (8, 9):
+        return f'keys in float8 need a device of compute capability 8.9, {here}; write kv_dtype="auto"'
+    if dtype is torch.bfloat16 and (major, minor) < (8, 0):
+        return f'bfloat16 needs a device of compute capability 8.0, {here}; write dtype="float16"'
     return None
 
 

@@ -37,7 +37,8 @@ class GraphPlans:
     def __init__(self, backend: GraphBackend[Any], windows: Sequence[int | None], *, rows: int, keys: int) -> None:
         self._backend = backend
         self._keys = min(keys, MOST_KEYS)
-        self.by_window = {window: backend.reserve(rows=rows, keys=self._keys) for window in windows}
+        # A row of padding has a key of its own.
+        self.by_window = {window: backend.reserve(rows=rows, keys=self._keys + rows) for window in windows}
 
     def holds(self, batch: Batch) -> bool:
         """The sequences of the step are not too long."""

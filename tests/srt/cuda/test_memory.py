@@ -114,6 +114,37 @@ def test_models_that_the_kernels_do_not_take(
         build_runner(config, tensors, num_slots=10, dtype="float32", kernels="triton")
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "kv_dtype", "reason"),
+    [
+        (
+            (8, 6),
+            torch.bfloat16,
+            FLOAT8,
+            "float8 need a device of compute capability 8.9, this device has 8.6; write kv_",
+        ),
+        (
+            (7, 5),
+            torch.bfloat16,
+            torch.bfloat16,
+            "bfloat16 needs a device of compute capability 8.0, this device has 7.5",
+        ),
+    ],
+)
+def test_numbers_for_which_a_device_is_too_old(
+    model: tuple[dict[str, Any], Tensors],
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    found = obstacle(model[0], dtype=dtype, kv_dtype=kv_dtype, device=torch.device("cuda"))
+    assert found is not None
+    assert reason in found
+
+
 def test_a_pool_in_float8_holds_four_times_as_many_tokens_as_one_in_float32(
     model: tuple[dict[str, Any], Tensors],
 ) -> None:
