@@ -5,6 +5,7 @@ import torch
 from ....lang.errors import RequestError
 from ...engine_protocol import EnginePicture
 from ..checkpoint import Checkpoint
+from ..layers import can_pack
 from ..model import Tensors
 from .config import VisionConfig
 from .layout import arrange, arranged_tokens
@@ -40,7 +41,8 @@ class Sight:
         self._config = config
         self._dtype = dtype
         self._device = device
-        self._tower = Tower(config.tower, config.depths, weights, last_norm=last_norm)
+        pack = device.type == "cpu" and dtype is torch.bfloat16 and can_pack(dtype)
+        self._tower = Tower(config.tower, config.depths, weights, last_norm=last_norm, pack=pack)
         self._projector = build_projector(config, weights)
         self._newline = weights.take("image_newline", config.hidden_size) if config.family == "llava_next" else None
         beginnings = unread(config.tower, config.depths, last_norm=last_norm)
