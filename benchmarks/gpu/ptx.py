@@ -30,8 +30,17 @@ from .variants import Variant
 CAPABILITY = 90
 ARCHITECTURE = "sm_90a"
 SHARED_BYTES = 227 << 10  # of a program, at most
-REGISTERS = 65_536  # of a multiprocessor
+SYSTEM_BYTES = 1024  # of shared memory that each program takes beside
+REGISTERS, WARPS, PROGRAMS = 65_536, 64, 32  # of a multiprocessor
 _SETS = {"attention": attention_variants, "moe": moe_variants, "small": small_variants}
+
+
+_LEGEND = (
+    "By `python -m benchmarks.gpu.ptx`, without a GPU: nothing here was timed. Registers of a thread, bytes of shared\n"
+    "memory of a program, bytes that spill to local memory, instructions in the PTX, and how many programs fit a\n"
+    "multiprocessor at once. Of `attend`, `few`, `some` and `many` are tiles of 16, 64 and 128 query vectors, `many` of\n"
+    "64 too where vectors are larger than 256 bytes."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,8 @@ class Inspection:
     def resident(self) -> int:
         """Programs that fit a multiprocessor at once."""
         by_registers = REGISTERS // (self.registers * self.warps * 32)
-        return min(by_registers, (SHARED_BYTES + 1024) // (self.shared + 1024), 64 // self.warps)
+        by_shared = (SHARED_BYTES + SYSTEM_BYTES) // (self.shared + SYSTEM_BYTES)
+        return min(by_registers, by_shared, WARPS // self.warps, PROGRAMS)
 
 
 def complaints(variant: Variant, found: Inspection) -> list[str]:
@@ -144,7 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--only {options.only!r} is in the name of no variant; leave it out to see all names")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         inspections = list(pool.map(inspect, variants))
-    page = f"# Kernels compiled for {ARCHITECTURE} by Triton {triton.__version__}\n\n{table(inspections)}\n"
+    page = (
+        f"# Kernels compiled for {ARCHITECTURE} by Triton {triton.__version__}\n\n{_LEGEND}\n\n{table(inspections)}\n"
+    )
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(page)

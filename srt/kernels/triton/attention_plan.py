@@ -5,7 +5,7 @@
     slots       [S, 4]   row, place among the partial results or −1, first visible position, end of them
     merge_rows  [M]      rows with several parts
     merge_ptr   [M+1]    the parts of merge_rows[m] are the places [merge_ptr[m], merge_ptr[m+1])
-    kv_idx      [T]      slots of the pool; last, because most of what is sent is here, and only what is used is sent
+    kv_idx      [T]      slots of the pool that items read; last, for only what is used of the buffer is sent
 
 Items of a kind come in descending cost: the last ones to run are short. Parts of a row lie side by side. The host's
 memory is fresh for each plan: torch's pinned allocator gives it out again when the copy is done, so nobody waits.
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...attention.backend import AttentionGeometry
-from ...attention.plan import AttentionPlan
+from ...attention.plan import AttentionPlan, Int32
 from .attention_tiles import Tile
 
 KINDS = 2
@@ -49,11 +48,11 @@ class Capacity:
 class PackedPlan:
     """The arrays of the drawing, on the host. Counts of items by kind, and what of the plan goes to which place."""
 
-    items: NDArray[np.int32]  # [I, 5]
-    slots: NDArray[np.int32]  # [S, 4]
-    merge_rows: NDArray[np.int32]  # [M]
-    merge_ptr: NDArray[np.int32]  # [M+1]
-    kv_idx: NDArray[np.int32]  # [T]
+    items: Int32  # [I, 5]
+    slots: Int32  # [S, 4]
+    merge_rows: Int32  # [M]
+    merge_ptr: Int32  # [M+1]
+    kv_idx: Int32  # [T]
     few: int  # items of kind 0
 
     @property
@@ -68,8 +67,9 @@ def pack(plan: AttentionPlan, few_rows: int) -> PackedPlan:
     descending = np.arange(plan.items - 1, -1, -1)
     small = rows[descending] <= few_rows
     order = np.concatenate([descending[small], descending[~small]])
-    first_key, end_key = plan.item_kv[order, 0], plan.item_kv[order, 1]
-    items = np.stack([plan.item_q[order], rows[order], first_key, end_key - first_key, plan.item_pos[order]], axis=1)
+    length = plan.item_kv[order, 1] - plan.item_kv[order, 0]
+    first_key, kv_idx = _read_keys(plan.item_kv[order, 0], length, plan.kv_idx)
+    items = np.stack([plan.item_q[order], rows[order], first_key, length, plan.item_pos[order]], axis=1)
 
     parts = np.diff(plan.merge_ptr)  # [R]
     merge_rows = np.flatnonzero(parts > 1)
@@ -81,9 +81,29 @@ def pack(plan: AttentionPlan, few_rows: int) -> PackedPlan:
         slots=np.stack([plan.q_rows, place, plan.row_lo[plan.q_rows], plan.row_hi[plan.q_rows]], axis=1),
         merge_rows=merge_rows.astype(np.int32),
         merge_ptr=np.concatenate([[0], np.cumsum(parts[merge_rows])]).astype(np.int32),
-        kv_idx=plan.kv_idx,
+        kv_idx=kv_idx,
         few=int(small.sum()),
     )
+
+
+def _read_keys(first: Int32, length: Int32, kv_idx: Int32) -> tuple[Int32, Int32]:
+    """The keys that items read, moved together, and where each item finds its first.
+
+    Of keys that many sequences share, only one copy is read, and of those before a window none: mostly far fewer than
+    the sequences have.
+    """
+    order = np.argsort(first, kind="stable")
+    ascending = first[order]
+    reach = np.maximum.accumulate(ascending + length[order])
+    apart = np.concatenate([[True], ascending[1:] > reach[:-1]])  # begins a run that those before do not touch
+    begin = ascending[apart]
+    end = reach[np.concatenate([np.flatnonzero(apart)[1:] - 1, [len(reach) - 1]])]
+    if (end - begin).sum() == len(kv_idx):
+        return first, kv_idx
+    moved = np.cumsum(end - begin) - end  # from old to new places
+    places = np.empty_like(first)
+    places[order] = ascending + moved[np.cumsum(apart) - 1]
+    return places, np.concatenate([kv_idx[i:j] for i, j in zip(begin.tolist(), end.tolist(), strict=True)])
 
 
 class TritonPlan:

@@ -40,10 +40,13 @@ def test_a_packed_plan_says_what_the_plan_says(
         cost = of_kind[:, 3] * (4 + of_kind[:, 1])
         assert (np.diff(cost) <= 0).all(), "the last ones to run are short"
 
-    ours = sorted((*packed.slots[item[0] : item[0] + item[1], 0], item[2], item[3], item[4]) for item in packed.items)
+    ours = sorted(
+        (packed.slots[slot : slot + rows, 0].tolist(), packed.kv_idx[first : first + length].tolist(), position)
+        for slot, rows, first, length, position in packed.items.tolist()
+    )
     theirs = sorted(
-        (*plan.q_rows[plan.item_q[i] : plan.item_q[i + 1]], first, end - first, plan.item_pos[i])
-        for i, (first, end) in enumerate(plan.item_kv)
+        (plan.q_rows[plan.item_q[i] : plan.item_q[i + 1]].tolist(), plan.kv_idx[first:end].tolist(), position)
+        for i, ((first, end), position) in enumerate(zip(plan.item_kv.tolist(), plan.item_pos.tolist(), strict=True))
     )
     assert ours == theirs
     assert np.array_equal(packed.slots[:, 2], plan.row_lo[plan.q_rows])
@@ -53,6 +56,14 @@ def test_a_packed_plan_says_what_the_plan_says(
     merged = {row: list(range(*packed.merge_ptr[m : m + 2])) for m, row in enumerate(packed.merge_rows.tolist())}
     for row, of_row in places.items():
         assert sorted(of_row) == merged.get(row, [-1])
+
+
+def test_only_the_keys_that_items_read_are_sent() -> None:
+    tree, _ = make_tree_batch([Branch(-1, 1.0, 90, 1, 1), *[Branch(0, 1.0, 9, 1, 1)] * 7], seed=0)
+    packed = pack(make_plan(tree, None, Cut(16, merge_keys=4)), 1)
+    assert len(packed.kv_idx) == 90 + 7 * 10, "the shared run once"
+    windowed, _ = make_batch([Sequence(200, 1), Sequence(100, 3)], seed=0)
+    assert len(pack(make_plan(windowed, 30, Cut(16)), 1).kv_idx) == 30 + 32
 
 
 def decode_batch(prefixes: list[int], *, seed: int) -> tuple[Batch, int]:
