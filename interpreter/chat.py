@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from ..lang.chat_template import TemplateWarning
-from ..lang.errors import CapabilityError, ParameterError
+from ..lang.errors import CapabilityError, ParameterError, RequestError
 from ..lang.generation import gen
 from ..lang.ops import Image, assistant, image, system, user
 from ..lang.protocol import Capabilities
@@ -141,7 +141,11 @@ def chat(
                 stop=stops,
                 stream=True,  # or the reply could come whole, if it is asked for before somebody reads it
             )
-            for _ in state.text_iter():  # ends with the conversation, and raises what went wrong in it
-                pass
-            again, pictures = state.ret_value, []
+            pictures = []
+            try:
+                for _ in state.text_iter():  # ends with the conversation, and raises what went wrong in it
+                    pass
+                again = state.ret_value
+            except (ParameterError, RequestError) as error:  # a broken picture, or no room for more
+                console.print(f"{error}\nThe conversation begins anew.", markup=False)
     return 0

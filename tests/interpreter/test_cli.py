@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 import umbel as ul
 from umbel.interpreter import chat as chat_module
+from umbel.interpreter.backends.echo_tokens import prompt_text
 from umbel.interpreter.chat import check_sees, conversation
 from umbel.interpreter.cli import main
 from umbel.interpreter.default import chosen_backend
@@ -156,3 +158,39 @@ def test_chat_looks_for_its_pictures_before_it_starts_a_model(
     monkeypatch.setattr(chat_module, "Runtime", None)
     assert main(["chat", "--image", "nothing.png"]) == 1
     assert "there is no such file; pass a path" in capsys.readouterr().err
+
+
+class EchoRuntime(ul.Echo):
+    """Echo where `umbel chat` starts a runtime."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def wait_ready(self) -> None:
+        pass
+
+
+def test_a_message_that_is_refused_begins_the_chat_anew(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = ul.FailCall(2, ul.RequestError("image() of 9 bytes is broken"))
+    echo = EchoRuntime(["one", "two"], faults=failing)
+    lines = iter(["Hi", "Look", "Again"])
+
+    def typed(*prompt: object) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(chat_module, "Runtime", lambda model: echo)
+    monkeypatch.setattr("builtins.input", typed)
+    assert main(["chat"]) == 0
+    printed = capsys.readouterr().out
+    assert "image() of 9 bytes is broken\nThe conversation begins anew.\n" in printed
+    assert "one\n" in printed
+    assert "two\n" in printed
+    assert "Hi" not in prompt_text(echo.requests[-1].prompt)
