@@ -43,7 +43,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sequences, backends, windows, st.sampled_from([0.0, 5.0]), st.integers(0, 15), pictures)
 def test_attention_equals_the_dense_loop(
     parts: list[Sequence], backend: TorchBackend, window: int | None, softcap: float, shared: int, seed: int | None

@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
+from umbel.lang.sampling import SamplingParams
 from umbel.srt.attention.torch_backend import TorchBackend
-from umbel.srt.batch import Batch
+from umbel.srt.batch import Batch, Runner
+from umbel.srt.clock import VirtualClock
 from umbel.srt.cuda.building import build_cuda_runner
 from umbel.srt.cuda.device import HostAccelerator
 from umbel.srt.cuda.memory import StepLimits
 from umbel.srt.cuda.parts import twin_parts
 from umbel.srt.cuda.runner import CudaRunner
+from umbel.srt.engine_protocol import Ended, EngineGenerate
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.model_runner import ModelRunner
 from umbel.srt.models.decoder import build_decoder
@@ -22,6 +25,7 @@ from umbel.srt.native_runner import NativeRunner, build_native_runner
 from umbel.srt.pictures.numbers import PICTURE_BASE, picture_spans, picture_tokens
 from umbel.srt.pictures.sequence import SequencePictures
 from umbel.srt.pictures.store import VisionStore
+from umbel.srt.scheduler import Scheduler, SchedulerConfig
 
 from ..pictures.toy_vision import ToyVision, picture
 from .reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
@@ -151,6 +155,35 @@ def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(
         for parts, truth in zip(collected, expected, strict=True):
             assert relative_error(torch.cat(parts), truth) < 2e-5
     assert sorted(vision.encoded) == [4, 5], "each picture goes through the tower once"
+
+
+def texts(runner: Runner, **settings: Any) -> tuple[list[list[int]], dict[str, float]]:
+    """What the scheduler's requests say, in two rounds, and its counters."""
+    config = SchedulerConfig(check_every_step=True, **settings)
+    scheduler = Scheduler(runner, lambda token: b"", frozenset(), config, VirtualClock())
+    said: dict[int, list[int]] = {}
+    greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    for number, end in enumerate((31, 29)):
+        for branch in range(3):
+            prompt = [*TOKEN_IDS[0][:end], *random_tokens(3, branch)]
+            scheduler.submit(EngineGenerate(10 * number + branch, prompt, greedy, False))
+        while not scheduler.idle:
+            for event in scheduler.step():
+                assert isinstance(event, Ended), event
+                said[event.id] = event.token_ids
+    return [said[message_id] for message_id in sorted(said)], scheduler.counters
+
+
+@pytest.mark.parametrize("engine", ["torch", "native", "device"])
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_texts_are_the_same_with_and_without_reuse_whatever_the_chunks(both_ways: bool, engine: str) -> None:
+    reference = reference_model("gemma3_text", **MODELS["gemma3_text"])
+    runner = runner_of(reference, engine, store_of(both_ways=both_ways)[0])
+    alone, computed = texts(runner, radix_cache=False, max_step_tokens=None)
+    reused, found = texts(runner, max_step_tokens=6)
+    assert reused == alone
+    assert computed["cached_tokens"] == 0
+    assert found["cached_tokens"] == 2 * 31 + 3 * 29, "branches share what the first computes, the second round all"
 
 
 @pytest.mark.parametrize("engine", ["torch", "native", "device"])
