@@ -83,8 +83,8 @@ class Tower:
     Args:
         depths: after how many layers the state is looked at; several give their states side by side.
         last_norm: normalise the state after the last layer, as Gemma 3 does and LLaVA does not.
-        pack: lay weights out for oneDNN, see `layers.Linear`. With a tile's hundreds of rows that pays in bfloat16 only,
-            10 to 30 % of a product; in float32 it costs 5 to 15 %.
+        pack: lay weights out for oneDNN, see `layers.Linear`. With the hundreds of rows of a tile that pays in bfloat16
+            only, 10 to 30 % of a product; in float32 it costs 5 to 15 %.
     """
 
     def __init__(
