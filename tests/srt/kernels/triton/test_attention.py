@@ -19,9 +19,13 @@ from ...attention.batches import Branch, Sequence, branches, make_batch, make_tr
 from .attention_cases import SCALE, normal, pool_for, tiny_backend, twin
 
 SMALL = AttentionGeometry(heads=4, kv_heads=2, head_dim=16)
-batches = st.one_of(
+of_text = st.one_of(
     st.builds(lambda parts, shared: make_batch(parts[:4], seed=2, shared=shared), sequences, st.integers(0, 15)),
     st.builds(lambda parts: make_tree_batch(parts[:5], seed=2), branches),
+)
+batches = st.one_of(
+    of_text,
+    st.builds(lambda made, seed: (with_pictures(made[0], seed), made[1]), of_text, st.integers(0, 1000)),
 )
 windows = st.one_of(st.none(), st.integers(1, 60))
 
