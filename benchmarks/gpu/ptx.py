@@ -35,12 +35,11 @@ REGISTERS, WARPS, PROGRAMS = 65_536, 64, 32  # of a multiprocessor
 _SETS = {"attention": attention_variants, "moe": moe_variants, "small": small_variants}
 
 
-_LEGEND = (
-    "By `python -m benchmarks.gpu.ptx`, without a GPU: nothing here was timed. Registers of a thread, bytes of shared\n"
-    "memory of a program, bytes that spill to local memory, instructions in the PTX, and how many programs fit a\n"
-    "multiprocessor at once. Of `attend`, `few`, `some` and `many` are tiles of 16, 64 and 128 query vectors, `many` of\n"
-    "64 too where vectors are larger than 256 bytes."
-)
+_LEGEND = """\
+By `python -m benchmarks.gpu.ptx`, without a GPU: nothing here was timed. Registers of a thread, bytes of shared memory
+of a program, bytes that spill to local memory, instructions in the PTX, and how many programs fit a multiprocessor at
+once. Of `attend`, `few`, `some` and `many` are tiles of 16, 64 and 128 query vectors, and `many` of 64 too where
+vectors are larger than 256 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,9 @@ class TritonPlan:
         ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
         self._starts = [0, *ends[:-1]]
         # At least one element: an address that is none would make Triton compile another kernel.
-        self._buffer = torch.zeros(max(ends[-1], 1), dtype=torch.int32, device=device)
+        self._buffer = torch.empty(max(ends[-1], 1), dtype=torch.int32, device=device)
+        if fixed:
+            self._buffer[: KINDS + 2] = 0  # no items, until it is filled
         views = [self._buffer[start:] for start in self._starts]
         self.bounds, self.items, self.slots, self.merge_rows, self.merge_ptr, self.kv_idx = views
         places = max(capacity.places, 1)

@@ -84,7 +84,9 @@ def tiles_for(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.d
     exact = dtype is torch.float32  # multiplied without tensor cores: operands are in registers
     large = wide * dtype.itemsize > LARGE_VECTOR
     resident = 2 if kv_dtype is FLOAT8 else 3  # what is widened takes registers
-    few = Tile(max(FEW, least), keys, warps=8 if exact else 4, stages=3, resident=resident, two_loops=False)
+    few = Tile(
+        max(FEW, least), keys, warps=8 if exact or least > SOME else 4, stages=3, resident=resident, two_loops=False
+    )
     some = Tile(max(SOME, least), keys, warps=8 if large else 4, stages=3, resident=1 if large else 2, two_loops=True)
     many = Tile(max(SOME if large else MANY, least), keys, warps=8, stages=3, resident=1, two_loops=True)
     return Tiles(few, some, many)
