@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from ...lang.prompt import Media
 from ...lang.protocol import GenRequest, ScoreRequest, ToBackend
 from ..calls import Call
-from ..engine_protocol import EngineForget, ToEngine
+from ..engine_protocol import ToEngine
 from .shelf import Picture, PictureShelf
 from .shown import Showable, Showing, media_of, pictures_of, without_bytes
 from .waiting import PictureCall
@@ -76,10 +76,9 @@ class PictureDesk:
             self._shelf.engine_lost()
 
     def _forget(self) -> None:
-        """The engine is told which it will not be asked for again."""
+        """What could not be sent is sent the next time."""
         assert self._shelf is not None, "somebody has held one"
-        for number in self._shelf.take_forgotten():
-            try:
-                self._to_engine(EngineForget(number))
-            except Exception:
-                log.exception("that picture %d is not needed could not be sent", number)
+        try:
+            self._shelf.send_forgotten(self._to_engine)
+        except Exception:
+            log.exception("that pictures are not needed could not be sent")

@@ -11,7 +11,7 @@ that no request in flight holds is then forgotten at the engine too; one that is
 forgotten when it is let go.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ import msgspec
 from ...lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
 from ...lang.prompt import Media
 from ..config import PictureLimits
-from ..engine_protocol import EnginePicture
+from ..engine_protocol import EngineForget, EnginePicture
 from .decode import Answer, Decoded, DecodedPicture, DecodeJob, PictureDecoder, Refused
 from .digests import Digests
 from .format import PictureFormat, Raster
@@ -86,7 +86,7 @@ class PictureShelf:
         self._waiting_bytes = 0  # of media that are being decoded, or will be
         self._bytes = 0  # of rasters
         self._held_bytes = 0
-        self._forgotten: list[int] = []
+        self._forgotten: deque[int] = deque()  # numbers; the engine has not been told
         self._counters: Counter[str] = Counter(
             dict.fromkeys(("pictures_decoded", "picture_hits", "pictures_refused", "pictures_sent"), 0)
         )
@@ -270,12 +270,13 @@ class PictureShelf:
 
     # ------------------------------------------------------------------ the engine
 
-    def bring(self, pictures: Sequence[Picture], send: Callable[[EnginePicture], None]) -> None:
+    def bring(self, pictures: Sequence[Picture], send: Callable[[EnginePicture | EngineForget], None]) -> None:
         """Sends what the engine has to have before a message that holds these.
 
         Raises:
             EngineError: the engine that had one is gone, and its raster is too.
         """
+        self.send_forgotten(send)  # first: a picture that comes back has the number of one that was forgotten
         for picture in pictures:
             if picture.at_engine and not (picture.doubtful and picture.raster is not None):
                 continue
@@ -290,10 +291,11 @@ class PictureShelf:
         for picture in pictures:
             picture.doubtful = True
 
-    def take_forgotten(self) -> list[int]:
-        """Numbers of pictures that the engine is to forget, since this was asked last."""
-        forgotten, self._forgotten = self._forgotten, []
-        return forgotten
+    def send_forgotten(self, send: Callable[[EngineForget], None]) -> None:
+        """Sends which pictures the engine will not be asked for again."""
+        while self._forgotten:
+            send(EngineForget(self._forgotten[0]))
+            self._forgotten.popleft()
 
     def engine_lost(self) -> None:
         """It has no pictures any more: each is sent again when it is next needed."""

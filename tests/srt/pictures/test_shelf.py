@@ -7,7 +7,7 @@ import pytest
 from umbel.lang.errors import EngineError, OverloadedError, ParameterError, RequestError, UmbelError
 from umbel.lang.prompt import Media
 from umbel.srt.config import PictureLimits
-from umbel.srt.engine_protocol import EnginePicture
+from umbel.srt.engine_protocol import EngineForget, EnginePicture
 from umbel.srt.pictures.decode import InlineDecoder, PictureDecoder
 from umbel.srt.pictures.digests import InlineDigests, ThreadedDigests
 from umbel.srt.pictures.shelf import Picture, PictureShelf
@@ -43,9 +43,15 @@ def failure(on: PictureShelf, what: Media) -> UmbelError:
 
 
 def bring(on: PictureShelf, *pictures: Picture) -> list[EnginePicture]:
-    sent: list[EnginePicture] = []
+    sent: list[EnginePicture | EngineForget] = []
     on.bring(pictures, sent.append)
-    return sent
+    return [message for message in sent if isinstance(message, EnginePicture)]
+
+
+def forgotten(on: PictureShelf) -> list[int]:
+    sent: list[EngineForget] = []
+    on.send_forgotten(sent.append)
+    return [message.number for message in sent]
 
 
 def test_equal_bytes_are_decoded_once_and_equal_pixels_have_one_number() -> None:
@@ -158,7 +164,7 @@ def test_a_message_that_could_not_be_sent_leaves_the_picture_to_be_sent() -> Non
     on = shelf()
     picture = find(on, shown(0))
 
-    def fail(message: EnginePicture) -> None:
+    def fail(message: EnginePicture | EngineForget) -> None:
         raise OSError("no socket")
 
     with pytest.raises(OSError, match="no socket"):
@@ -190,8 +196,8 @@ def test_the_least_recently_used_falls_off_and_is_forgotten_at_the_engine() -> N
     bring(on, first, second)
     find(on, shown(0))  # used again
     find(on, shown(2))
-    assert on.take_forgotten() == [second.number]
-    assert on.take_forgotten() == []
+    assert forgotten(on) == [second.number]
+    assert forgotten(on) == []
     assert find(on, shown(0)) is first
 
 
@@ -203,6 +209,17 @@ def test_a_picture_that_comes_back_has_its_number() -> None:
     assert again is not first
     assert again.number == first.number
     assert len(bring(on, again)) == 1
+
+
+def test_a_picture_that_comes_back_is_not_forgotten_behind_it() -> None:
+    on = shelf(shelf_bytes=RASTER)
+    first = find(on, shown(0))
+    bring(on, first)
+    find(on, shown(1))
+    sent: list[EnginePicture | EngineForget] = []
+    on.bring([find(on, shown(0))], sent.append)
+    assert [type(message) for message in sent] == [EngineForget, EnginePicture]
+    assert {message.number for message in sent} == {first.number}
 
 
 def test_numbers_that_were_dropped_are_not_given_to_others() -> None:
@@ -218,10 +235,10 @@ def test_a_picture_that_is_held_stays_at_the_engine_until_it_is_let_go() -> None
     bring(on, held)
     find(on, shown(1))
     assert held.raster is None
-    assert on.take_forgotten() == []
+    assert forgotten(on) == []
     assert find(on, shown(0)) is held  # it is still there
     on.let_go([held])
-    assert on.take_forgotten() == [held.number]
+    assert forgotten(on) == [held.number]
 
 
 def test_a_picture_that_the_engine_has_not_got_stays_here_while_it_is_held() -> None:
@@ -232,7 +249,7 @@ def test_a_picture_that_the_engine_has_not_got_stays_here_while_it_is_held() -> 
     assert held.raster is not None
     on.let_go([held])
     assert on._bytes <= RASTER
-    assert on.take_forgotten() == []
+    assert forgotten(on) == []
 
 
 def test_a_picture_that_died_with_its_engine_is_said_to_have() -> None:
@@ -248,7 +265,7 @@ def test_a_picture_that_died_with_its_engine_is_said_to_have() -> None:
     assert again.number == held.number
     bring(on, again)
     on.let_go([held])  # which is not the one that is there now
-    assert on.take_forgotten() in ([], [find(on, shown(1)).number])
+    assert forgotten(on) in ([], [find(on, shown(1)).number])
     assert find(on, shown(0)).number == held.number
 
 
