@@ -10,8 +10,7 @@ from umbel.srt.batch import Allowed, Pick, Picks
 from umbel.srt.draw import Draws, draw_keys
 from umbel.srt.model_runner import ModelRunner, build_runner
 from umbel.srt.native_runner import NativeRunner
-from umbel.srt.outcome import _draws
-from umbel.srt.picks import choose_few
+from umbel.srt.picks import choose_few, draws_of
 from umbel.srt.torch_sampling import TorchSampling
 
 from .models.reference import Piece, Sequences, random_tokens, reference_model, tensors_of
@@ -70,7 +69,7 @@ def test_the_choice_is_that_from_all_logits(runner: ModelRunner | NativeRunner, 
     tokens = logits.tokens.copy()
     left = np.flatnonzero((tokens < 0) & (asked.kinds != Pick.ALL))
     if len(left):
-        tokens[left] = TorchSampling().choose(logits.values, _draws(asked, left, logits, VOCABULARY))
+        tokens[left] = TorchSampling().choose(logits.values, draws_of(asked, left, logits.places[left], VOCABULARY))
     for row in np.flatnonzero(asked.kinds != Pick.ALL).tolist():
         assert tokens[row] == expected[row], f"row {row}"
     assert (logits.places[asked.kinds == Pick.ALL] >= 0).all()
