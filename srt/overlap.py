@@ -40,7 +40,6 @@ from .batch import Logits, Pending, Pick, Picks
 from .request import Generation, Phase, Request
 from .step_plan import StepPlan
 
-
 _HINDRANCE = 4
 
 
@@ -87,7 +86,7 @@ class Flight:
             request, row = rows.request, rows.logits_of_last
             if rows.end < request.length or not _goes_on(request):
                 continue
-            if _chosen_by_runner(picks, row):
+            if _chosen_by_runner(request, picks, row):
                 coming.append((request, row))
             else:
                 blocked += 1
@@ -135,5 +134,6 @@ def _goes_on(request: Request) -> bool:
     return isinstance(generation, Generation) and request.samples and request.length + 1 < generation.length_limit
 
 
-def _chosen_by_runner(picks: Picks | None, row: int) -> bool:
-    return picks is not None and row not in picks.allowed and bool(picks.kinds[row] != Pick.ALL)
+def _chosen_by_runner(request: Request, picks: Picks | None, row: int) -> bool:
+    """Its token is the one that the runner picks; a constraint may overrule it."""
+    return picks is not None and not request.constrained and bool(picks.kinds[row] != Pick.ALL)

@@ -14,6 +14,7 @@ from umbel.srt.oracle import OracleError, OracleRunner
 from umbel.srt.scheduler import Scheduler, SchedulerConfig
 
 from .engine_harness import GREEDY, Engine
+from .toy_constraint import TOKENIZER, texts, toy_shelf
 
 LONG = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 
@@ -156,6 +157,25 @@ def test_log_probabilities_come_with_tokens_of_overlapped_steps() -> None:
     assert isinstance(one, Ended)
     assert isinstance(other, Ended)
     assert one.logprobs == other.logprobs
+
+
+@pytest.mark.parametrize("jump_forward", [False, True])
+def test_a_token_that_a_constraint_may_overrule_is_waited_for(jump_forward: bool) -> None:
+    engine = Engine(
+        vocabulary=TOKENIZER.vocab_size,
+        token_bytes=TOKENIZER.token_bytes,
+        eos_ids=TOKENIZER.eos_ids,
+        constraints=toy_shelf(),
+        overlap=True,
+        jump_forward=jump_forward,
+    )
+    sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=30)
+    message_id = engine.constrain([256], texts("the only one", "the other one"), sampling)
+    free = engine.generate([256, 5], LONG)
+    engine.run()
+    assert b"".join(map(TOKENIZER.token_bytes, engine.tokens(message_id))) in (b"the only one", b"the other one")
+    assert len(engine.tokens(free)) == 30
+    assert engine.count("overlapped_steps") > 0
 
 
 def test_overlap_needs_a_runner_that_launches() -> None:
