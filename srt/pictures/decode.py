@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from ...lang.errors import WIRE_ERRORS, ParameterError, RequestError, UmbelError
+from ...lang.errors import WIRE_ERRORS, CapabilityError, ParameterError, RequestError, UmbelError
 from ..config import PictureLimits
 from .format import PictureFormat, Raster, frame_format
 
@@ -88,6 +88,11 @@ def decode_media(job: DecodeJob) -> Decoded | Refused:
         return Refused(type(error).__name__, str(error))
     except MemoryError:
         return Refused(RequestError.__name__, too_much_memory(job))
+    except ImportError:
+        return Refused(
+            CapabilityError.__name__,
+            f"{job.kind}() needs Pillow, which is not installed; run: pip install 'umbel[runtime]'",
+        )
     except Exception:
         return Refused(
             ParameterError.__name__,

@@ -1,5 +1,7 @@
 """The process that decodes pictures and clips: one after the other, within limits, and killed when it does not stop."""
 
+import contextlib
+
 from ...lang.errors import CapabilityError, RequestError
 from ..config import PictureLimits
 from ..worker_child import cpu_limit, lift_memory_limit, limit_memory, run
@@ -14,8 +16,8 @@ class Decoder:
         self._clips = False
 
     def load(self) -> None:
-        from . import keys, prepare, stills  # noqa: F401
-
+        with contextlib.suppress(ImportError):  # said when a picture comes
+            from . import keys, prepare, stills  # noqa: F401
         limit_memory(self._limits.memory)
 
     def work(self, job: DecodeJob) -> Decoded | Refused:

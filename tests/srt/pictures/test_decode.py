@@ -1,6 +1,7 @@
 """Bytes of strangers → pictures: what is the same, what is refused, and that nothing dies of them."""
 
 import random
+import sys
 import warnings
 
 import msgspec
@@ -154,6 +155,12 @@ def test_a_picture_that_is_cut_off_is_refused(form: str) -> None:
     answer = refusal(data[: len(data) // 2])
     assert answer.kind == "ParameterError"
     assert "damaged" in answer.message
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "umbel.srt.pictures.stills", None)
+    answer = refusal(saved(noise(8, 8)))
+    assert (answer.kind, "pip install 'umbel[runtime]'" in answer.message) == ("CapabilityError", True)
 
 
 def test_what_a_library_says_is_never_told() -> None:
