@@ -12,7 +12,7 @@ _CHUNK = 2048
 
 
 def small_variants() -> list[Variant]:
-    found = [_norm(hidden) for hidden in (640, 4096, 8192)]
+    found = [_norm(hidden) for hidden in (4096, 8192)]
     found += [_add_norm(4096, sandwich=False), _add_norm(2560, sandwich=True)]
     found += [_act("bf16"), _act("fp32")]
     found += [
@@ -22,9 +22,7 @@ def small_variants() -> list[Variant]:
         _heads(128, taken=8, normed=False, pool="fp8e4nv"),
         _heads(256, taken=8, normed=True, pool="bf16"),
     ]
-    for logits in ("fp32", "bf16"):
-        found += [_scan(131_072, logits), _choice(131_072, logits)]
-    return [*found, _choice(262_144, "fp32"), _summary(131_072)]
+    return [*found, _scan(131_072, "fp32"), _scan(131_072, "bf16"), _choice(262_144, "fp32"), _summary(131_072)]
 
 
 def _norm(hidden: int) -> Variant:

@@ -46,6 +46,7 @@ def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
             KIND=ACTIVATION_KINDS[activation],
             BLOCK=_BLOCK,
             num_warps=4,
+            enable_fp_fusion=False,
         )
     return out
 

@@ -80,6 +80,7 @@ def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch
             CHOICES=block_of(top_k),
             BLOCK=block_of(experts),
             num_warps=1,
+            enable_fp_fusion=False,
         )
     return weights, chosen
 
@@ -137,6 +138,7 @@ def fused_experts(
         BLOCK_K=cut.depth,
         GROUP=cut.group,
         num_warps=cut.warps,
+        enable_fp_fusion=False,
         num_stages=cut.stages,
     )
     down_blocks[(blocks.most * triton.cdiv(hidden, 2 * cut.columns),)](
@@ -149,10 +151,11 @@ def fused_experts(
         BLOCK_K=cut.depth,
         GROUP=cut.group,
         num_warps=cut.warps,
+        enable_fp_fusion=False,
         num_stages=cut.stages,
     )
     combine_pairs[(tokens, triton.cdiv(hidden, _COMBINED))](
-        mixed, out, hidden, TOP_K=top_k, BLOCK=_COMBINED, num_warps=4
+        mixed, out, hidden, TOP_K=top_k, BLOCK=_COMBINED, num_warps=4, enable_fp_fusion=False
     )
     return out
 
@@ -180,5 +183,6 @@ class _Blocks:
             BLOCK_M=block_rows,
             TILE=min(_PAIRS, block_of(pairs, least=16)),
             num_warps=4,
+            enable_fp_fusion=False,
         )
         return cls(rows, owners, filled, most)

@@ -70,6 +70,7 @@ def turn_and_store(
             HALF_BLOCK=half_block,
             HEADS_BLOCK=taken,
             num_warps=min(max(taken * half_block // 128, 1), 4),
+            enable_fp_fusion=False,
         )
     return queries
 

@@ -94,6 +94,7 @@ class TritonSampling:
                 CANDIDATES=self._candidates,
                 READ=_READ,
                 num_warps=8,
+                enable_fp_fusion=False,
             )
         summary = Summary(normalisers.cpu().numpy(), top_tokens.cpu().numpy(), top_logits.cpu().numpy())
         if not np.isfinite(summary.normalisers).all():

@@ -6,6 +6,9 @@ import pytest
 import torch
 from umbel.srt.kernels.triton import moe, twins
 from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles, tiles_for
+from umbel.srt.models.checkpoint import Checkpoint
+from umbel.srt.models.experts import ExpertKernels, Experts, expert_kernels
+from umbel.srt.models.experts_config import ExpertsConfig
 
 from .closeness import DTYPES, random, relative_error
 
@@ -36,7 +39,7 @@ def routed(tokens: int, experts: int, top_k: int, seed: int = 3) -> tuple[torch.
 def test_tokens_go_to_their_most_probable_experts(
     experts: int, top_k: int, renormalise: bool, dtype: torch.dtype
 ) -> None:
-    logits = random(5, experts, dtype=dtype) * 2
+    logits = random(3, experts, dtype=dtype) * 2
     weights, chosen = moe.route(logits, top_k, renormalise=renormalise)
     expected_weights, expected = twins.route(logits, top_k, renormalise=renormalise)
     assert torch.equal(chosen, expected)
@@ -56,7 +59,7 @@ def test_logits_that_are_no_numbers_choose_experts_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tiles", [SMALL_TILES, DECODE_TILES, None], ids=["small", "decode", "chosen"])
+@pytest.mark.parametrize("tiles", [SMALL_TILES, None], ids=["small", "chosen"])
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 2), (3, 4, 4), (37, 5, 2)])
 def test_tokens_go_through_their_experts_as_in_torch(
     tokens: int, experts: int, top_k: int, tiles: Tiles | None, dtype: torch.dtype
@@ -71,11 +74,12 @@ def test_tokens_go_through_their_experts_as_in_torch(
     assert relative_error(actual, exact) < 1e-2
 
 
-@pytest.mark.parametrize("tiles", [MIDDLE_TILES, PREFILL_TILES], ids=["middle", "prefill"])
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(
+    ("tiles", "activation"), [(MIDDLE_TILES, "silu"), (PREFILL_TILES, "gelu_pytorch_tanh")], ids=["middle", "prefill"]
+)
 def test_the_cuts_for_many_tokens_give_the_same(tiles: Tiles, activation: str) -> None:
-    x, (gate_up, down) = random(150, 72), weights_of(3, 72, 136)
-    weights, chosen = routed(150, 3, 2)
+    x, (gate_up, down) = random(150, 40), weights_of(2, 40, 136)
+    weights, chosen = routed(150, 2, 2)
     actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation=activation, tiles=tiles)
     expected = twins.fused_experts(x, gate_up, down, weights, chosen, activation=activation)
     assert relative_error(actual, expected) < 2e-6
@@ -127,3 +131,37 @@ def test_the_cut_grows_with_the_tokens_of_an_expert() -> None:
     assert tiles_for(256 * 8, 128) is DECODE_TILES
     assert tiles_for(1024 * 8, 128) is MIDDLE_TILES
     assert tiles_for(8192 * 2, 8) is PREFILL_TILES
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_layer_gives_the_same_on_either(rounded: bool) -> None:
+    config = ExpertsConfig(count=4, chosen=2, width=24, renormalise=True, rounded=rounded, shared_width=16)
+    gate_up, down = weights_of(4, 40, 24)
+    shared_gate_up, shared_down = weights_of(1, 40, 16)
+    tensors = {
+        "mlp.gate.weight": random(4, 40, seed=7),
+        "mlp.experts.gate_up_proj": gate_up,
+        "mlp.experts.down_proj": down,
+        "mlp.shared_expert.gate_proj.weight": shared_gate_up[0, :16],
+        "mlp.shared_expert.up_proj.weight": shared_gate_up[0, 16:],
+        "mlp.shared_expert.down_proj.weight": shared_down[0],
+        "mlp.shared_expert_gate.weight": random(1, 40, seed=8),
+    }
+    x = random(6, 40, dtype=torch.bfloat16)
+
+    def result(kernels: ExpertKernels) -> torch.Tensor:
+        weights = Checkpoint(
+            {f"model.layers.3.{name}": tensor for name, tensor in tensors.items()},
+            dtype=torch.bfloat16,
+            device=torch.get_default_device(),
+        )
+        layer = Experts("model.layers.3", config, weights, hidden=40, activation="silu", kernels=kernels)
+        weights.finish()
+        return layer(x)
+
+    assert relative_error(result(moe), result(twins)) < 1e-2
+
+
+def test_torch_computes_where_there_is_no_gpu() -> None:
+    assert expert_kernels(torch.device("cpu")) is twins
+    assert expert_kernels(torch.device("cuda")) is moe

@@ -38,12 +38,17 @@ def places() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(POSITIONS_OF_ROWS), torch.tensor(SLOTS_OF_ROWS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normed", ["not", "plain", "centered"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 1, 20), (5, 2, 16), (1, 1, 256)])
+CASES = [
+    *((dtype, normed, (3, 1, 20)) for dtype in DTYPES for normed in ("not", "plain", "centered")),
+    *((torch.bfloat16, "plain", shape) for shape in ((4, 2, 64), (5, 2, 16), (1, 1, 256))),
+]
+
+
+@pytest.mark.parametrize(("dtype", "normed", "shape"), CASES, ids=str)
 def test_heads_are_normed_turned_and_stored_as_in_torch(
-    dtype: torch.dtype, normed: str, heads: int, kv_heads: int, head_dim: int
+    dtype: torch.dtype, normed: str, shape: tuple[int, int, int]
 ) -> None:
+    heads, kv_heads, head_dim = shape
     qkv = random(5, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     table = rope_table(ROPE, head_dim, POSITIONS, dtype=dtype, device=torch.get_default_device())
     norm = None if normed == "not" else head_norm(head_dim, dtype, centered=normed == "centered")
@@ -102,18 +107,15 @@ def test_only_the_slots_of_the_rows_are_written() -> None:
     assert torch.equal(values[others], torch.ones(len(others), 1, 16))
 
 
-def test_many_rows_are_cut_into_other_programs_with_the_same_result() -> None:
-    rows = 66
-    qkv = random(rows, 3 * 16)
+def test_many_rows_are_cut_into_other_programs_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    qkv = random(5, 12 * 16)
     table = rope_table(ROPE, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device())
-    slots, positions = torch.arange(rows) % (SLOTS - 1) + 1, torch.arange(rows) % POSITIONS
-    slots[SLOTS:] = 0  # of several rows in one slot only the dummy's are many
-    many, few = pool(1, 16, torch.float32), pool(1, 16, torch.float32)
-    together = rope.turn_and_store(qkv, positions, slots, table, *many)
-    for part in torch.arange(rows).split(20):
-        alone = rope.turn_and_store(qkv[part], positions[part], slots[part], table, *few)
-        assert torch.equal(alone, together[part])
-    assert torch.equal(many[0][1:], few[0][1:])
+    few, many = pool(2, 16, torch.float32), pool(2, 16, torch.float32)
+    expected = rope.turn_and_store(qkv, *places(), table, *few)
+    monkeypatch.setattr(rope, "_FEW_ROWS", 4)
+    assert torch.equal(rope.turn_and_store(qkv, *places(), table, *many), expected)
+    assert torch.equal(many[0], few[0])
+    assert torch.equal(many[1], few[1])
 
 
 def test_rows_may_lie_apart_and_none_are_no_work() -> None:

@@ -68,14 +68,14 @@ def test_the_most_likely_token_is_chosen_and_of_equal_ones_the_first(vocab: int)
 @pytest.mark.parametrize("vocab", [3, 700, 9000])
 def test_races_have_the_same_winners(vocab: int) -> None:
     logits = random(3, vocab) * 3
-    for position in range(4):
+    for position in range(2):
         draws = wishes(2, 0, 0, 1, 1, temperature=[0.3, 1.0, 2.0, 50.0, 1e-30], position=position)
         assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
 
 
 def test_a_race_of_equal_logits_is_decided_by_the_noise_alone() -> None:
     logits = torch.zeros(1, 9000)
-    for position in range(6):
+    for position in range(3):
         draws = wishes(0, 0, 0, position=position)
         assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
 
@@ -99,8 +99,8 @@ LIMITS = [
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize("candidates", [8192, 4])  # 4: the search goes over the rows themselves
 def test_limits_leave_the_same_tokens_in_the_race(limits: dict[str, float], candidates: int) -> None:
-    logits = random(2, 700) * 2
-    draws = wishes(0, 1, 1, temperature=[1.0, 0.6, 1.7], **limits)
+    logits = random(2, 400) * 2
+    draws = wishes(0, 1, temperature=[1.7, 0.6], **limits)
     assert TritonSampling(candidates=candidates).choose(logits, draws).tolist() == twin(logits, draws)
 
 
@@ -115,7 +115,7 @@ def test_what_ties_with_the_last_token_kept_is_kept() -> None:
     logits = torch.full((1, 300), -50.0)
     logits[0, [3, 40, 41, 299]] = torch.tensor([2.0, 1.0, 1.0, 1.0])
     chosen = set()
-    for position in range(8):
+    for position in range(5):
         draws = wishes(0, 0, temperature=3.0, top_k=[2, 0], top_p=[1.0, 0.6], position=position)
         tokens = TritonSampling().choose(logits, draws).tolist()
         assert tokens == twin(logits, draws)
@@ -160,7 +160,7 @@ def test_logits_may_have_16_bits_and_rows_may_lie_apart(dtype: torch.dtype) -> N
     assert TritonSampling().choose(logits, draws).tolist() == twin(logits.float(), draws)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_random_batches_give_the_tokens_of_the_twin(data: st.DataObject) -> None:
     vocab, count = data.draw(st.integers(1, 600)), data.draw(st.integers(1, 4))
