@@ -11,7 +11,7 @@ from ..lang.runtime_options import Kernels, KVDType, Weights
 from .attention.backend import AttentionBackend, AttentionStep
 from .attention.torch_backend import TorchBackend
 from .batch import Batch, Logits
-from .cuda.memory import StepLimits, measured_slots, probe_slots
+from .cuda.memory import StepLimits, measured_workspace, pool_slots, probe_slots
 from .kernels.cpu.build import NoKernels
 from .kernels.cpu.library import load_library
 from .kv_pool import FLOAT8, KVGeometry, KVPool, slots_for_bytes
@@ -196,7 +196,9 @@ def build_runner(
     if left_out:
         from .cuda.building import accelerator_for
 
-        return runner(measured_slots(runner(probe_slots(limits)), geometry, accelerator_for(target), limits))
+        accelerator = accelerator_for(target)
+        workspace = measured_workspace(runner(probe_slots(limits)), accelerator, limits)
+        return runner(pool_slots(geometry, accelerator, workspace=workspace))
     return runner(slots(geometry))
 
 

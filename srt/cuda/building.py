@@ -13,9 +13,18 @@ from ..models.config_values import Config
 from ..models.decoder_config import FAMILIES, read_config
 from ..models.model import Tensors
 from ..pictures.store import VisionStore
+from .captured import graph_rows
 from .decoder import CudaDecoder, attention_geometry
 from .device import Accelerator, CudaAccelerator, HostAccelerator
-from .memory import StepLimits, measured_slots, probe_slots, require_room_for_weights, shortage, weight_bytes
+from .memory import (
+    StepLimits,
+    measured_workspace,
+    pool_slots,
+    probe_slots,
+    require_room_for_weights,
+    shortage,
+    weight_bytes,
+)
 from .parts import Parts, triton_parts
 from .runner import CudaRunner
 
@@ -117,7 +126,9 @@ def build_cuda_runner(
     if num_slots is not None:
         slots = num_slots(model.kv_geometry)
     else:
-        slots = measured_slots(runner(probe_slots(limits), graphs=False), model.kv_geometry, accelerator, limits)
+        workspace = measured_workspace(runner(probe_slots(limits), graphs=False), accelerator, limits)
+        graph_logits = graph_rows(limits.sequences) * model.vocab_size * 4 if cuda_graphs else 0
+        slots = pool_slots(model.kv_geometry, accelerator, workspace=workspace + graph_logits)
     built = runner(slots, graphs=cuda_graphs)
     if accelerator.device.type == "cuda":  # where no graph saves anything, those that are needed are soon enough
         built.capture_graphs()

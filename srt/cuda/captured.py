@@ -32,6 +32,11 @@ class StepInputs:
     plans: dict[int | None, Any]  # window class → prepared plan; Any: only the backend that made it reads it
 
 
+def graph_rows(max_running: int) -> int:
+    """Most rows of a step that runs as a graph: they all have logits that stay where they are."""
+    return min(max_running, MOST_ROWS)
+
+
 class CapturedDecodes:
     """Runs steps in which each sequence decodes one token.
 
@@ -52,7 +57,7 @@ class CapturedDecodes:
         context_length: int,
         vocab_size: int,
     ) -> None:
-        sizes = sizes_upto(min(max_running, MOST_ROWS))
+        sizes = sizes_upto(graph_rows(max_running))
         most = sizes[-1]
         self._compute = compute
         self._graphs = DecodeGraphs(accelerator, sizes, self._work)

@@ -45,7 +45,7 @@ class Accelerator(Protocol):
     def free_memory(self) -> int:
         """Bytes that can still be taken, those that torch keeps for reuse included."""
 
-    def peak_memory(self, work: Callable[[], None]) -> int:
+    def peak_memory(self, work: Callable[[], object]) -> int:
         """Bytes that a call takes at its worst moment beside what is taken already. It is called once."""
 
 
@@ -90,7 +90,7 @@ class CudaAccelerator:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def peak_memory(self, work: Callable[[], None]) -> int:
+    def peak_memory(self, work: Callable[[], object]) -> int:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -135,7 +135,7 @@ class HostAccelerator:
     def free_memory(self) -> int:
         return self._free
 
-    def peak_memory(self, work: Callable[[], None]) -> int:
+    def peak_memory(self, work: Callable[[], object]) -> int:
         work()
         return self._peak
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...lang.errors import ParameterError
-from ..batch import Batch, Logits, Runner
+from ..batch import Batch, Runner
 from ..kv_pool import KVGeometry, slots_for_bytes
 from .device import Accelerator
 
@@ -52,25 +52,17 @@ def weight_bytes(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> int
     return sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
 
 
-def measured_slots(probe: Runner, geometry: KVGeometry, accelerator: Accelerator, limits: StepLimits) -> int:
-    """How many slots the KV pool gets when nobody says, with the weights loaded.
+def measured_workspace(probe: Runner, accelerator: Accelerator, limits: StepLimits) -> int:
+    """Bytes that the largest step takes. Its pool is the probe's, who is not needed any more afterwards.
 
     Args:
         probe: the model with a pool of `probe_slots(limits)`.
-
-    Raises:
-        ParameterError: there is too little memory for a pool that is of any use.
     """
     step = largest_step(limits, probe.context_length)
     probe.forward(step)  # the first one compiles kernels, and makes what libraries keep
-    workspace = accelerator.peak_memory(lambda: _forget(probe.forward(step)))
+    workspace = accelerator.peak_memory(lambda: probe.forward(step))
     # While a step runs, the logits of the one before it may still be read.
-    return pool_slots(geometry, accelerator, workspace=workspace + len(step.logit_rows) * probe.vocab_size * 4)
-
-
-def _forget(logits: Logits) -> None:
-    """What was measured is not kept."""
-    del logits
+    return workspace + len(step.logit_rows) * probe.vocab_size * 4
 
 
 def probe_slots(limits: StepLimits) -> int:
@@ -96,10 +88,10 @@ def largest_step(limits: StepLimits, context_length: int) -> Batch:
 
 
 def pool_slots(geometry: KVGeometry, accelerator: Accelerator, *, workspace: int) -> int:
-    """How many slots there is room for beside the largest step.
+    """How many slots the KV pool gets when nobody says, with the weights loaded.
 
     Args:
-        workspace: bytes that the largest step takes.
+        workspace: bytes that are left beside it.
 
     Raises:
         ParameterError: there is too little memory for a pool that is of any use.

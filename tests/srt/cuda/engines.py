@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from umbel.srt.batch import Batch
 from umbel.srt.cuda.building import build_cuda_runner
-from umbel.srt.cuda.device import HostAccelerator
+from umbel.srt.cuda.device import Accelerator, HostAccelerator
 from umbel.srt.cuda.memory import StepLimits
 from umbel.srt.cuda.parts import Parts, twin_parts
 from umbel.srt.cuda.runner import CudaRunner
@@ -71,7 +71,7 @@ def on_host(
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
     parts: Parts | None = None,
-    accelerator: HostAccelerator | None = None,
+    accelerator: Accelerator | None = None,
     num_slots: int = NUM_SLOTS,
     max_running: int = 8,
     **switches: bool,
