@@ -66,7 +66,7 @@ class Planner:
         """
         self._behind, self.short = behind, False
         running = sorted(
-            (request for request in self._roster.running.values() if request.remaining_rows),  # else it waits for them
+            (request for request in self._roster.running.values() if request.wants_rows),
             key=lambda request: request.rank,
         )
         self._arranger.pace.begin_step(self._clock.now(), busy=bool(running and self.current.planned))

@@ -268,6 +268,13 @@ class Request:
         return self.length - self.computed
 
     @property
+    def wants_rows(self) -> bool:
+        """Rows are to be planned; else it waits until those that run have landed. The row of a last token, behind which
+        nothing is chosen, is needed by nobody.
+        """
+        return self.remaining_rows > (isinstance(self.job, Generation) and self.job.stop is not None)
+
+    @property
     def decoding(self) -> bool:
         """Only the row of the newest token is missing."""
         return self.generated > 0 and self.remaining_rows == 1

@@ -1,19 +1,34 @@
 """Steps that overlap: the same texts, in the time of the longer of scheduling and forward pass."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.assembly import open_engine
 from umbel.srt.batch import Launcher
 from umbel.srt.clock import VirtualClock
-from umbel.srt.engine_protocol import Ended, EngineAbort, EngineControl, EngineFailed
+from umbel.srt.engine_protocol import (
+    ControlEnded,
+    Ended,
+    EngineAbort,
+    EngineControl,
+    EngineFailed,
+    EngineGenerate,
+    ScoreEnded,
+)
 from umbel.srt.faults import FailAt, no_faults
 from umbel.srt.launched_oracle import Computes
 from umbel.srt.oracle import OracleError, OracleRunner
 from umbel.srt.scheduler import Scheduler, SchedulerConfig
+from umbel.srt.threaded_runner import ThreadedRunner
 
 from .engine_harness import GREEDY, Engine
+from .test_scheduler_properties import Arrival, arrivals, configs, drive
 from .toy_constraint import TOKENIZER, texts, toy_shelf
 
 LONG = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
@@ -176,6 +191,83 @@ def test_a_token_that_a_constraint_may_overrule_is_waited_for(jump_forward: bool
     assert b"".join(map(TOKENIZER.token_bytes, engine.tokens(message_id))) in (b"the only one", b"the other one")
     assert len(engine.tokens(free)) == 30
     assert engine.count("overlapped_steps") > 0
+
+
+def test_the_row_of_a_last_token_is_not_run_for_log_probabilities_that_are_on_their_way() -> None:
+    engine = Engine(
+        vocabulary=TOKENIZER.vocab_size,
+        token_bytes=TOKENIZER.token_bytes,
+        eos_ids=TOKENIZER.eos_ids,
+        constraints=toy_shelf(),
+        overlap=True,
+        max_step_tokens=1,
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=11, logprobs=True)
+    message_id = engine.constrain([256], texts("the only one"), sampling)
+    engine.run()
+    ending = engine.endings[message_id]
+    assert isinstance(ending, Ended)
+    assert len(ending.logprobs) == ending.completion_tokens == 11
+
+
+def _asked(message_id: int, engine: Engine) -> object:
+    """All of an ending but what may differ: how much was cached."""
+    ending = engine.endings[message_id]
+    if isinstance(ending, Ended):
+        sent = engine.tokens(message_id)
+        return msgspec.structs.replace(ending, cached_tokens=0, token_ids=sent, logprobs=[])
+    if isinstance(ending, ScoreEnded):
+        return [[round(value, 4) for value in values] for values in ending.logprobs]
+    return ending
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(config=configs, events=st.lists(arrivals, min_size=1, max_size=8))
+def test_overlap_changes_no_ending(config: dict[str, object], events: list[Arrival]) -> None:
+    """A request that is admitted while a step runs does not find what that step ends; all else is the same."""
+    events = [replace(event, abort_after=None, timeout=None) for event in events]
+    engines = [Engine(**{**config, "overlap": overlap}) for overlap in (False, True)]  # type: ignore[arg-type]
+    for engine in engines:
+        drive(engine, events)
+    alone, together = engines
+    for message_id, ending in alone.endings.items():
+        if not isinstance(ending, ControlEnded):  # what a flush evicts depends on what has ended
+            assert _asked(message_id, together) == _asked(message_id, alone)
+
+
+def test_one_call_behind_the_other_finds_as_much() -> None:
+    cached = []
+    for overlap in (False, True):
+        engine = Engine(overlap=overlap)
+        said = [1, 2, 3]
+        found = []
+        for word in (7, 8, 9):
+            message_id = engine.generate(said, GREEDY)
+            engine.run()
+            found.append(engine.cached(message_id))
+            said = [*said, *engine.tokens(message_id), word]
+        cached.append(found)
+    assert cached[0] == cached[1]
+
+
+def test_steps_of_any_runner_run_in_a_thread() -> None:
+    runner = ThreadedRunner(OracleRunner(24, 120, 201))
+    scheduler = Scheduler(runner, lambda _: b"", frozenset({0}), SchedulerConfig(overlap=True), VirtualClock())
+    reference = Engine()
+    samplings = [
+        GREEDY,
+        SamplingParams(temperature=0.9, top_p=0.8, seed=4, max_tokens=9, ignore_eos=True),
+        SamplingParams(temperature=0.9, top_k=300, seed=4, max_tokens=9, ignore_eos=True),
+        SamplingParams(temperature=0.0, presence_penalty=0.5, max_tokens=2, ignore_eos=True),
+    ]
+    for message_id, sampling in enumerate(samplings):
+        scheduler.submit(EngineGenerate(message_id, [1, 2, 3 + message_id], sampling, False))
+    ended: dict[int, list[int]] = {}
+    while not scheduler.idle:
+        ended.update((event.id, event.token_ids) for event in scheduler.step() if isinstance(event, Ended))
+    for message_id, sampling in enumerate(samplings):
+        assert ended[message_id] == reference.reference([1, 2, 3 + message_id], sampling).token_ids
+    assert scheduler.counters["overlapped_steps"] > 0
 
 
 def test_overlap_needs_a_runner_that_launches() -> None:
