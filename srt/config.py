@@ -78,10 +78,11 @@ class PictureLimits:
 
     most_media: int = 8  # pictures and clips of one prompt
     most_bytes: int = 20 << 20  # of all media of one prompt, as they are sent; a frame from a client holds 32 MiB
-    most_pixels: int = 16_800_000  # of one picture, or of a frame of a clip
+    most_pixels: int = 16_800_000  # of one picture
+    clip_pixels: int = 6_000_000  # of a frame of a clip, whose decoder keeps up to sixteen of them
     longest_ratio: int = 200  # of a picture's sides; a strip that is longer shows a model nothing
     most_frames: int = 64  # of all clips of one prompt
-    frame_bytes: int = 48 << 20  # of those frames as the model sees them: they are decoded into memory together
+    frame_bytes: int = 40 << 20  # of those frames as the model sees them: they are decoded into memory together
     most_packets: int = 1 << 17  # frames that a clip may have: more than an hour
     picture_seconds: float = 5.0  # of CPU time; a photo of 16.8 megapixels takes a part of a second
     clip_seconds: float = 20.0  # of CPU time

@@ -65,8 +65,9 @@ def serve(source: BinaryIO, sink: BinaryIO, kind: type[Job], work: Callable[[Job
     """Until the parent closes its end."""
     decoder = msgspec.msgpack.Decoder(kind)
     while len(header := source.read(HEADER)) == HEADER:
-        answer = work(decoder.decode(source.read(int.from_bytes(header, "little"))))
-        sink.write(frame(msgspec.msgpack.encode(answer)))
+        content = msgspec.msgpack.encode(work(decoder.decode(source.read(int.from_bytes(header, "little")))))
+        sink.write(len(content).to_bytes(HEADER, "little"))
+        sink.write(content)  # as it is: a frame would be a copy
         sink.flush()
 
 

@@ -54,8 +54,8 @@ def frames_of(data: bytes, count: int, limits: PictureLimits) -> Iterator[Image.
     wanted = [index * (frames - 1) // max(1, count - 1) for index in range(count)]
     with _opened(data, container) as opened:
         for frame in _decoded(opened, _stream(opened, limits), times, wanted):
-            check_size(frame.width, frame.height, limits, "a frame of video()")
-            image: Image.Image = frame.to_image()  # type: ignore[no-untyped-call]  # PyAV says nothing of it
+            check_size("a frame of video()", frame.width, frame.height, limits.clip_pixels, limits)
+            image = _as_image(frame)
             turn = _TURNS.get(frame.rotation % 360)
             yield image if turn is None else image.transpose(turn)
 
@@ -80,6 +80,12 @@ class _Times:
     shown: list[int]  # ascending
     keyframes: list[int]  # ascending
     known: bool
+
+
+def _as_image(frame: "VideoFrame") -> Image.Image:
+    """In colours. PyAV's own way there copies all pixels once more."""
+    (plane,) = frame.reformat(format="rgb24").planes
+    return Image.frombytes("RGB", (frame.width, frame.height), memoryview(plane), "raw", "RGB", plane.line_size, 1)
 
 
 def _container(data: bytes) -> str:
@@ -119,8 +125,8 @@ def _stream(opened: "InputContainer", limits: PictureLimits) -> "VideoStream":
             "ffmpeg -i CLIP -c:v libx264 OTHER.mp4"
         )
     if context.width and context.height:
-        check_size(context.width, context.height, limits, "a frame of video()")
-    context.options = {"max_pixels": str(limits.most_pixels)}  # frames that are larger than the file says
+        check_size("a frame of video()", context.width, context.height, limits.clip_pixels, limits)
+    context.options = {"max_pixels": str(limits.clip_pixels)}  # frames that are larger than the file says
     context.thread_count = 1  # threads would reserve memory, and the model needs the cores
     return stream
 

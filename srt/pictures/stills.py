@@ -55,8 +55,8 @@ def open_still(data: bytes, limits: PictureLimits) -> Image.Image:
                 "convert it to one of them"
             ) from None
         except Image.DecompressionBombError:
-            raise _too_large("image()", "more than 178,956,970", limits) from None
-        check_size(image.width, image.height, limits, "image()")
+            raise _too_large("image()", "more than 178,956,970", limits.most_pixels) from None
+        check_size("image()", image.width, image.height, limits.most_pixels, limits)
         most = limits.memory // _WEBP_BYTES
         if image.format == "WEBP" and image.width * image.height > most:
             raise RequestError(
@@ -64,18 +64,18 @@ def open_still(data: bytes, limits: PictureLimits) -> Image.Image:
                 "takes much memory: make it smaller, or save it as JPEG"
             )
         image.load()
-        check_size(image.width, image.height, limits, "image()")  # a file may say two things
+        check_size("image()", image.width, image.height, limits.most_pixels, limits)  # a file may say two things
         turn = _turn(image)
         image = _as_rgb(image)
         return image if turn is None else image.transpose(turn)
 
 
-def check_size(width: int, height: int, limits: PictureLimits, what: str) -> None:
+def check_size(what: str, width: int, height: int, most_pixels: int, limits: PictureLimits) -> None:
     """Raises RequestError when there is nothing to see, or too much."""
     if width < 1 or height < 1:
         raise RequestError(f"{what} has {width} x {height} pixels; give one with at least 1 x 1")
-    if width * height > limits.most_pixels:
-        raise _too_large(what, f"{width} x {height} = {width * height:,}", limits)
+    if width * height > most_pixels:
+        raise _too_large(what, f"{width} x {height} = {width * height:,}", most_pixels)
     if max(width, height) > limits.longest_ratio * min(width, height):
         raise RequestError(
             f"{what} has {width} x {height} pixels: one side is more than {limits.longest_ratio} times the other, "
@@ -83,8 +83,8 @@ def check_size(width: int, height: int, limits: PictureLimits, what: str) -> Non
         )
 
 
-def _too_large(what: str, pixels: str, limits: PictureLimits) -> RequestError:
-    return RequestError(f"{what} has {pixels} pixels; at most {limits.most_pixels:,} are accepted: make it smaller")
+def _too_large(what: str, pixels: str, most: int) -> RequestError:
+    return RequestError(f"{what} has {pixels} pixels; at most {most:,} are accepted: make it smaller")
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:

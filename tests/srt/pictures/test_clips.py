@@ -74,7 +74,7 @@ def test_playlists_and_other_bytes_are_no_clips(data: bytes) -> None:
 
 
 def test_frames_that_are_too_large_are_refused() -> None:
-    answer = refusal(clip(3, size=128), 1, PictureLimits(most_pixels=100 * 100))
+    answer = refusal(clip(3, size=128), 1, PictureLimits(clip_pixels=100 * 100))
     assert "a frame of video() has 128 x 128 = 16,384 pixels" in answer.message
 
 

@@ -228,7 +228,7 @@ def test_what_a_prompt_may_show_is_checked_before_anything_is_decoded(shown: lis
 
 def test_frames_of_a_large_tile_are_fewer() -> None:
     large = msgspec.structs.replace(FORM, tile_height=896, tile_width=896)
-    with pytest.raises(Exception, match="write at most 20"):
+    with pytest.raises(Exception, match="write at most 17"):
         check_media([media(b"x", 21)], large, LIMITS)
 
 
@@ -249,9 +249,10 @@ def test_the_limits_are_these() -> None:
             most_media=8,
             most_bytes=20 << 20,
             most_pixels=16_800_000,
+            clip_pixels=6_000_000,
             longest_ratio=200,
             most_frames=64,
-            frame_bytes=48 << 20,
+            frame_bytes=40 << 20,
             most_packets=1 << 17,
             picture_seconds=5.0,
             clip_seconds=20.0,
