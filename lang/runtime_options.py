@@ -35,7 +35,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         weights: how the native CPU kernels keep the model: "float32", "bf16", or "int8" (a scale for each output, half
             the memory, not exact); "auto" takes "bf16" for a checkpoint in 16 bits, else "float32".
         kv_dtype: of the KV cache: "fp8" rounds keys and values to float8 (e4m3, 3 bits of fraction), so that the same
-            memory holds twice as many tokens as in 16 bits; "auto" takes dtype.
+            memory holds twice as many tokens as in 16 bits, and of the default model 7 of 100 most likely tokens
+            change; "auto" takes dtype.
         kernels: "native" (C++ for the CPU, compiled once), "triton" (for CUDA devices), "torch", or "auto": those of
             the device where they run, torch elsewhere.
         cuda_graphs: decode steps on a CUDA device run as captured graphs.

@@ -9,14 +9,21 @@ from umbel.srt.cuda import memory
 from umbel.srt.cuda.building import build_cuda_runner, obstacle
 from umbel.srt.cuda.decoder import CudaDecoder
 from umbel.srt.cuda.device import CudaAccelerator, HostAccelerator
-from umbel.srt.cuda.memory import StepLimits, largest_step, pool_slots, weight_bytes
+from umbel.srt.cuda.memory import (
+    StepLimits,
+    largest_step,
+    measured_workspace,
+    pool_slots,
+    probe_slots,
+    weight_bytes,
+)
 from umbel.srt.cuda.parts import twin_parts
 from umbel.srt.cuda.runner import CudaRunner
 from umbel.srt.kv_pool import FLOAT8, KVGeometry
 from umbel.srt.model_runner import build_runner
 from umbel.srt.models.model import Tensors
 
-from .engines import on_host, tiny_model
+from .engines import in_torch, on_host, tiny_model
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=16, dtype=torch.float32)
 LIMITS = StepLimits(rows=40, sequences=8, logits=16)
@@ -92,6 +99,11 @@ def test_the_largest_step_has_all_rows_at_positions_that_there_are() -> None:
     assert [len(slots) for slots in step.slots] == [16, 16, 8]
     assert step.logit_rows.tolist() == list(range(24, 40))
     assert largest_step(LIMITS, context_length=100).query_lengths.tolist() == [40]
+
+
+def test_the_step_of_another_runner_can_be_measured(model: tuple[dict[str, Any], Tensors]) -> None:
+    probe = in_torch(*model, num_slots=probe_slots(LIMITS))
+    assert measured_workspace(probe, HostAccelerator(peak=1000), LIMITS) == 1000 + LIMITS.logits * 97 * 4
 
 
 def test_no_device_is_an_error_that_says_what_to_write() -> None:
