@@ -27,6 +27,7 @@ from .memory import (
 )
 from .parts import Parts, triton_parts
 from .runner import CudaRunner
+from .warming import warming_steps
 
 
 def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> str | None:
@@ -81,7 +82,7 @@ def build_cuda_runner(
     pictures: VisionStore | None = None,
     parts: Parts | None = None,
 ) -> CudaRunner:
-    """Loads the weights, measures, makes the pool and captures the graphs.
+    """Loads the weights, measures, makes the pool, captures the graphs and warms up.
 
     Args:
         num_slots: of the pool, given what one token costs; None takes what memory there is.
@@ -130,6 +131,13 @@ def build_cuda_runner(
         graph_logits = graph_rows(limits.sequences) * model.vocab_size * 4 if cuda_graphs else 0
         slots = pool_slots(model.kv_geometry, accelerator, workspace=workspace + graph_logits)
     built = runner(slots, graphs=cuda_graphs)
-    if accelerator.device.type == "cuda":  # where no graph saves anything, those that are needed are soon enough
+    if accelerator.device.type == "cuda":  # elsewhere nothing is compiled, and a graph saves nothing
         built.capture_graphs()
+        warm_up(built, limits)
     return built
+
+
+def warm_up(runner: CudaRunner, limits: StepLimits) -> None:
+    """Compiles what the first requests will need. Nobody reads what these steps say."""
+    for step in warming_steps(limits, context_length=runner.context_length, vocab_size=runner.vocab_size):
+        runner.launch(step)

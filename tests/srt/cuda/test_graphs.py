@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from umbel.srt.batch import DUMMY_SLOT, PictureRows
+from umbel.srt.cuda.building import warm_up
 from umbel.srt.cuda.device import Graph, HostAccelerator
 from umbel.srt.cuda.graphs import DecodeGraphs, sizes_upto
+from umbel.srt.cuda.memory import StepLimits
 from umbel.srt.cuda.padding import idle, only_decodes, padded
 from umbel.srt.cuda.staging import ALIGNMENT, Staging
+from umbel.srt.cuda.warming import warming_steps
 from umbel.srt.kv_pool import FLOAT8
 
 from ..models.reference import Piece
@@ -86,6 +89,16 @@ def test_all_graphs_of_a_runner_can_be_captured_ahead() -> None:
     runner.capture_graphs()
     assert runner.facts()["graphs"] == 4  # 1, 2, 4, 5
     assert not any(part[1:].any() for part in runner.pool.keys), "only the dummy slot was written"
+
+
+def test_warming_up_runs_steps_of_all_kinds_and_leaves_no_key() -> None:
+    runner = on_host(*tiny_model("gemma 3"))
+    limits = StepLimits(rows=300, sequences=8)
+    steps = warming_steps(limits, context_length=runner.context_length, vocab_size=runner.vocab_size)
+    assert [step.rows for step in steps] == [1, 7, 16, 100, 256]
+    warm_up(runner, limits)
+    assert runner.facts()["eager_steps"] == 4  # that of one row is a decode step to the engine
+    assert not any(part[1:].any() for part in (*runner.pool.keys, *runner.pool.values))
 
 
 def test_only_steps_in_which_every_sequence_decodes_have_graphs() -> None:

@@ -1,0 +1,51 @@
+"""Steps that nobody asked for: they compile the kernels of the usual shapes before the first request comes.
+
+Triton compiles a kernel when it is first launched with numbers of a kind: one, a multiple of 16, or any other; and
+there are kernels for few rows and for many, for rows with limits and for rows without. Each takes a second or two,
+which would be a request's. All keys of these steps go to the dummy slot.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..batch import DUMMY_SLOT, Allowed, Batch, Pick, Picks
+from .memory import StepLimits
+
+ROWS = (1, 7, 16, 100)  # of a prompt: one, few, a multiple of 16, more than few
+
+
+def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -> list[Batch]:
+    """Prompts of several lengths, the longest last. Of each a token is chosen: from all, with limits, under a mask."""
+    steps = [_prompt(min(rows, context_length)) for rows in (*ROWS, limits.rows)]
+    kinds = (Pick.BEST, Pick.SAMPLE, Pick.SAMPLE, Pick.SAMPLE, Pick.BEST)
+    mask = Allowed(None, np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32))
+    return [
+        replace(step, picks=_picks(kind, limited=number in (2, 3), allowed=mask if number in (3, 4) else None))
+        for number, (step, kind) in enumerate(zip(steps, kinds, strict=True))
+    ]
+
+
+def _prompt(rows: int) -> Batch:
+    return Batch(
+        token_ids=np.zeros(rows, dtype=np.int64),
+        positions=np.arange(rows, dtype=np.int64),
+        write_slots=np.full(rows, DUMMY_SLOT, dtype=np.int64),
+        query_lengths=np.array([rows], dtype=np.int32),
+        prefix_lengths=np.zeros(1, dtype=np.int32),
+        slots=(np.full(rows, DUMMY_SLOT, dtype=np.int32),),
+        logit_rows=np.array([rows - 1]),
+    )
+
+
+def _picks(kind: Pick, *, limited: bool, allowed: Allowed | None) -> Picks:
+    """limited: by top_k, top_p and min_p."""
+    return Picks(
+        kinds=np.array([kind], dtype=np.uint8),
+        inverse_temperatures=np.ones(1),
+        keys=np.zeros(1, dtype=np.uint64),
+        top_k=np.array([50 if limited else 0], dtype=np.int32),
+        min_p=np.array([0.01 if limited else 0.0]),
+        allowed={} if allowed is None else {0: allowed},
+        top_p=np.array([0.9 if limited else 1.0]),
+    )
