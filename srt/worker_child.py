@@ -25,10 +25,6 @@ HEADER = 4  # bytes
 Job = TypeVar("Job")
 
 
-def frame(content: bytes) -> bytes:
-    return len(content).to_bytes(HEADER, "little") + content
-
-
 @contextlib.contextmanager
 def cpu_limit(seconds: float, error: Callable[[], Exception]) -> Iterator[None]:
     """Raises `error()` in the work inside when that takes more CPU time. In the main thread, because of the signal."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from .config import worker_environment
-from .worker_child import HEADER, frame
+from .worker_child import HEADER
 
 log = logging.getLogger("umbel.gateway")
 
@@ -105,23 +105,29 @@ class WorkerProcess(Generic[Job, Answer]):
 
     async def _work_off(self) -> None:
         while self._queue:
-            waiting = self._queue.popleft()
             try:
-                waiting.answer(await self._ask(waiting.job) if waiting.wanted() else None)
+                await self._serve(self._queue.popleft())
             except Exception:
                 log.exception("an answer of %s could not be used", self._module)
             self._after()
 
-    async def _ask(self, job: Job) -> Answer | Trouble:
+    async def _serve(self, waiting: _Waiting[Job, Answer]) -> None:
+        answer = waiting.answer
+        asking = self._ask(msgspec.msgpack.encode(waiting.job)) if waiting.wanted() else None
+        del waiting  # a job may be large: it goes when the child has it
+        answer(None if asking is None else await asking)
+
+    async def _ask(self, content: bytes) -> Answer | Trouble:
         try:
             async with asyncio.timeout(self._wall_seconds):
                 process = await self._started()
                 assert process.stdin is not None, "it was made with a pipe"
                 assert process.stdout is not None, "it was made with a pipe"
-                content = memoryview(frame(msgspec.msgpack.encode(job)))
+                process.stdin.write(len(content).to_bytes(HEADER, "little"))
                 for start in range(0, len(content), _PIECE):
                     process.stdin.write(content[start : start + _PIECE])
                     await process.stdin.drain()
+                del content
                 length = int.from_bytes(await process.stdout.readexactly(HEADER), "little")
                 return self._decoder.decode(await process.stdout.readexactly(length))
         except TimeoutError:

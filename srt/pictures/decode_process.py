@@ -27,20 +27,23 @@ class DecoderProcess:
         return self._worker.process_id
 
     def decode(self, job: DecodeJob, answer: Callable[[Answer | None], None], wanted: Callable[[], bool]) -> None:
-        self._worker.submit(
-            job, lambda given: answer(_explained(given, job) if isinstance(given, Trouble) else given), wanted
-        )
+        late, died = too_long(job), f"{too_much_memory(job)} (it ended the process that decodes)"
+
+        def hear(given: Decoded | Refused | Trouble | None) -> None:  # it keeps no bytes of the job
+            answer(_explained(given, late, died) if isinstance(given, Trouble) else given)
+
+        self._worker.submit(job, hear, wanted)
 
     async def close(self) -> None:
         """Ends the process; what waits is never answered."""
         await self._worker.close()
 
 
-def _explained(trouble: Trouble, job: DecodeJob) -> RequestError | BackendError:
+def _explained(trouble: Trouble, late: str, died: str) -> RequestError | BackendError:
     match trouble:
         case Trouble.LATE:
-            return RequestError(too_long(job))
+            return RequestError(late)
         case Trouble.DIED:
-            return RequestError(f"{too_much_memory(job)} (it ended the process that decodes)")
+            return RequestError(died)
         case Trouble.UNREADABLE:
             return BackendError("internal error while decoding a picture; see the log")

@@ -15,7 +15,7 @@ from umbel.srt.config import CompilerLimits, worker_environment
 from umbel.srt.constraint_compiler import MAX_COMPILED, Answer, Compiled, InlineCompiler, Refused, compile_constraint
 from umbel.srt.constraint_library import ConstraintLibrary
 from umbel.srt.constraint_worker import CompileJob, compile_within
-from umbel.srt.worker_child import HEADER, frame
+from umbel.srt.worker_child import HEADER
 
 from .patient_compiler import PatientCompiler
 
@@ -181,6 +181,10 @@ def test_a_process_that_is_killed_costs_one_answer() -> None:
     asyncio.run(run())
 
 
+def framed(content: bytes) -> bytes:
+    return len(content).to_bytes(HEADER, "little") + content
+
+
 GREEDY_WORKER = """
 from umbel.srt import constraint_worker as worker
 
@@ -198,13 +202,11 @@ worker.main()
 @pytest.mark.processes
 def test_a_constraint_that_wants_more_memory_than_there_is_ends_the_process() -> None:
     arguments = [sys.executable, "-c", GREEDY_WORKER, str(os.getpid())]
-    with subprocess.Popen(
-        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=worker_environment()
-    ) as worker:
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=worker_environment()) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
         for megabytes in ("100", "2000"):  # the second is above the limit, whatever the interpreter has taken
-            worker.stdin.write(frame(msgspec.msgpack.encode(CompileJob(regex(megabytes), "fsm"))))
+            worker.stdin.write(framed(msgspec.msgpack.encode(CompileJob(regex(megabytes), "fsm"))))
         worker.stdin.flush()
         size = int.from_bytes(worker.stdout.read(HEADER), "little")
         answer = msgspec.msgpack.decode(worker.stdout.read(size), type=Compiled | Refused)

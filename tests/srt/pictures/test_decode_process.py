@@ -14,7 +14,7 @@ from umbel.srt.config import PictureLimits, worker_environment
 from umbel.srt.pictures.decode import Answer, Decoded, DecodeJob, Refused, decode_media
 from umbel.srt.pictures.decode_process import DecoderProcess
 from umbel.srt.pictures.decode_worker import decode_within
-from umbel.srt.worker_child import HEADER, frame
+from umbel.srt.worker_child import HEADER
 
 from .samples import FORM, bomb, clip, noise, saved
 
@@ -23,6 +23,10 @@ LIMITS = PictureLimits()
 
 def job(data: bytes, frames: int = 0, limits: PictureLimits = LIMITS) -> DecodeJob:
     return DecodeJob("video" if frames else "image", data, frames, FORM, limits)
+
+
+def framed(content: bytes) -> bytes:
+    return len(content).to_bytes(HEADER, "little") + content
 
 
 def ask(decoder: DecoderProcess, *jobs: DecodeJob) -> "list[asyncio.Future[Answer | None]]":
@@ -102,7 +106,7 @@ def test_the_largest_pictures_fit_into_its_memory_and_a_bomb_takes_none() -> Non
         def answer(data: bytes) -> Decoded | Refused:
             assert worker.stdin is not None
             assert worker.stdout is not None
-            worker.stdin.write(frame(msgspec.msgpack.encode(job(data))))
+            worker.stdin.write(framed(msgspec.msgpack.encode(job(data))))
             worker.stdin.flush()
             size = int.from_bytes(worker.stdout.read(HEADER), "little")
             return msgspec.msgpack.decode(worker.stdout.read(size), type=Decoded | Refused)
