@@ -1,12 +1,16 @@
 """Frames of clips: which ones, from which files, and what is said of files that are none."""
 
+import io
 import random
+import struct
 import sys
 
 import pytest
+from PIL import Image
 from umbel.srt.config import PictureLimits
 from umbel.srt.pictures.clips import frames_of
 from umbel.srt.pictures.decode import Decoded, DecodeJob, Refused, decode_media
+from umbel.srt.pictures.format import PictureFormat
 
 from .samples import FORM, clip, decoded, noise, refusal, saved
 
@@ -55,6 +59,41 @@ def test_clips_that_begin_alike_share_their_first_frames() -> None:
     assert len(set(left)) == 3
     (first,) = decoded(clip(30), 1)
     assert first.key == left[0]
+
+
+def test_a_frame_is_the_picture_of_its_pixels() -> None:
+    data = clip(9)
+    (still,) = decoded(saved(next(frames_of(data, 1, LIMITS))))
+    assert decoded(data, 1) == (still,)
+
+
+def test_frames_are_overviews_where_pictures_are_cut_into_tiles() -> None:
+    form = PictureFormat("anyres", 16, 16, 4, 8, 16, grids=((32, 32),))
+    (still,) = decoded(saved(next(frames_of(clip(9), 1, LIMITS))), form=form)
+    (frame,) = decoded(clip(9), 1, form=form)
+    assert (still.raster.columns, still.raster.tokens) == (2, 4 + 4 * 5)
+    assert (frame.raster.columns, frame.raster.tokens) == (0, 4)
+    assert frame.key != still.key
+
+
+def test_a_clip_that_was_filmed_upright_is_shown_upright() -> None:
+    """A telephone writes how it was held into the movie: here that its left side is the upper one."""
+    import av
+
+    half = Image.new("RGB", (32, 16))
+    half.paste("white", (0, 0, 16, 16))
+    buffer = io.BytesIO()
+    with av.open(buffer, mode="w", format="mp4") as output:
+        stream = output.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
+        output.mux(stream.encode(av.VideoFrame.from_image(half)))
+        output.mux(stream.encode(None))
+    data = bytearray(buffer.getvalue())
+    matrix = data.index(b"tkhd") + 44  # nine numbers of 32 bits
+    data[matrix : matrix + 36] = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 16 << 16, 0, 1 << 30)
+    (frame,) = frames_of(bytes(data), 1, LIMITS)
+    assert frame.size == (16, 32)
+    assert frame.convert("L").getpixel((8, 4)) > 200 > 50 > frame.convert("L").getpixel((8, 28))  # type: ignore[operator]  # one band
 
 
 def test_a_clip_with_fewer_frames_says_how_many_to_write() -> None:
