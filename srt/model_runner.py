@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..fsm.tokens.trie_walk import Walk
 from ..lang.errors import ModelError, ParameterError
 from ..lang.runtime_options import Kernels, KVDType, Weights
 from .attention.backend import AttentionBackend, AttentionStep
@@ -14,6 +15,7 @@ from .batch import Batch, Logits
 from .cuda.memory import StepLimits, measured_workspace, pool_slots, probe_slots
 from .kernels.cpu.build import NoKernels
 from .kernels.cpu.library import load_library
+from .kernels.cpu.trie_walk import CpuTrieWalk
 from .kv_pool import FLOAT8, KVGeometry, KVPool, slots_for_bytes
 from .logits_buffer import LogitsBuffer
 from .models.config_values import Config
@@ -164,6 +166,7 @@ def build_runner(
                 tree_attention=tree_attention,
                 cuda_graphs=cuda_graphs,
                 pictures=pictures,
+                trie_walk=_host_walk(),
             )
         _torch_instead("triton", reason, asked=kernels)
     if kernels == "native" or (kernels == "auto" and target.type == "cpu"):
@@ -215,6 +218,12 @@ def _require_weights_in(dtype: torch.dtype, weights: Weights, who: str) -> None:
             f"weights={weights!r}: {who}, with weights of the dtype, {dtype}; leave weights out, or run on the native "
             "CPU kernels"
         )
+
+
+def _host_walk() -> Walk | None:
+    """Masks are made on the host, whatever device computes; None where nothing can be compiled for it."""
+    library = _library()
+    return CpuTrieWalk(library) if isinstance(library, ctypes.CDLL) else None
 
 
 def _library() -> ctypes.CDLL | NoKernels:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from ...fsm.tokens.trie_walk import Walk
 from ...lang.errors import ParameterError
 from ..kv_pool import FLOAT8, KVGeometry
 from ..models.config_values import Config
@@ -80,6 +81,7 @@ def build_cuda_runner(
     tree_attention: bool = True,
     cuda_graphs: bool = True,
     pictures: VisionStore | None = None,
+    trie_walk: Walk | None = None,
     parts: Parts | None = None,
 ) -> CudaRunner:
     """Loads the weights, measures, makes the pool, captures the graphs and warms up.
@@ -87,6 +89,7 @@ def build_cuda_runner(
     Args:
         num_slots: of the pool, given what one token costs; None takes what memory there is.
         limits: the largest step that there will be.
+        pictures, trie_walk: as `CudaRunner` takes them.
         parts: kernels; None takes those in Triton.
 
     Raises:
@@ -122,6 +125,7 @@ def build_cuda_runner(
             max_running=limits.sequences,
             cuda_graphs=graphs,
             pictures=pictures,
+            trie_walk=trie_walk,
         )
 
     if num_slots is not None:

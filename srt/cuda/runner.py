@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...fsm.tokens.trie_walk import Walk
 from ..attention.backend import AttentionStep
 from ..batch import Batch, Logits
 from ..kv_pool import KVPool
@@ -42,9 +43,8 @@ class CudaRunner:
         max_running: most sequences of a step; decode steps of up to so many rows run as captured graphs.
         cuda_graphs: they do.
         pictures: what prompts may show the model; None: it reads text only.
+        trie_walk: walks tries of tokens for masks, on the host; None leaves it to numpy.
     """
-
-    trie_walk = None
 
     def __init__(
         self,
@@ -59,10 +59,12 @@ class CudaRunner:
         max_running: int,
         cuda_graphs: bool,
         pictures: VisionStore | None = None,
+        trie_walk: Walk | None = None,
     ) -> None:
         self.model = model
         self.chooser = chooser
         self.pictures = pictures
+        self.trie_walk = trie_walk
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
