@@ -37,7 +37,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from .batch import Logits, Pending, Pick, Picks
-from .request import Generation, Phase, Request
+from .request import Phase, Request
 from .step_plan import StepPlan
 
 _HINDRANCE = 4
@@ -84,7 +84,7 @@ class Flight:
         blocked = 0
         for rows in plan.planned:
             request, row = rows.request, rows.logits_of_last
-            if rows.end < request.length or not _goes_on(request):
+            if rows.end < request.length or not request.goes_on:
                 continue
             if _chosen_by_runner(request, picks, row):
                 coming.append((request, row))
@@ -126,12 +126,6 @@ def expected(flight: Flight | None) -> Iterator[None]:
     finally:
         for request, _ in expecting:
             request.forget_expected()
-
-
-def _goes_on(request: Request) -> bool:
-    """Its last row chooses a token, and the text is not full with that."""
-    generation = request.job
-    return isinstance(generation, Generation) and request.samples and request.length + 1 < generation.length_limit
 
 
 def _chosen_by_runner(request: Request, picks: Picks | None, row: int) -> bool:

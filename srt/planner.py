@@ -52,6 +52,7 @@ class Planner:
         self._ready = ready
         self._counters = counters
         self._behind = False  # a step is running
+        self._leaving = 0  # requests that certainly end with that step
         self.short = False  # the last plan left rows out for want of room, which the running step may yet give
         self._arranger = Arranger(config, space.peek, counters)
         self._order: Order | None = None  # the last one: who comes next, until there is a new one
@@ -69,6 +70,8 @@ class Planner:
             (request for request in self._roster.running.values() if request.wants_rows),
             key=lambda request: request.rank,
         )
+        done = [request for request in self._roster.running.values() if not (request.wants_rows or request.goes_on)]
+        self._leaving = len(done) if behind else 0
         self._arranger.pace.begin_step(self._clock.now(), busy=bool(running and self.current.planned))
         self._space.begin_step()
         self._protected = False
@@ -97,7 +100,7 @@ class Planner:
 
     @property
     def _may_admit(self) -> bool:
-        return len(self._roster.running) < self._config.max_running
+        return len(self._roster.running) - self._leaving < self._config.max_running
 
     @property
     def _still_held(self) -> bool:

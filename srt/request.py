@@ -286,6 +286,11 @@ class Request:
         return isinstance(job, Generation) and job.sampling.max_tokens > self.generated and job.stop is None
 
     @property
+    def goes_on(self) -> bool:
+        """As `samples`, and the text may have a token behind that one."""
+        return self.samples and isinstance(self.job, Generation) and self.length + 1 < self.job.length_limit
+
+    @property
     def constrained(self) -> bool:
         """Its next token needs a mask."""
         return isinstance(self.job, Generation) and self.job.cursor is not None and self.job.stop is None
