@@ -5,12 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 from umbel.srt.batch import Batch, Launcher
 from umbel.srt.cuda.runner import CudaRunner
+from umbel.srt.model_runner import ModelRunner
 
-from ..attention.batches import radix_paths
+from ..attention.batches import Branch, branches, make_tree_batch, radix_paths
 from ..models.reference import Piece, Sequences, relative_error
 from .engines import EXPERTS, FAMILIES, in_torch, mixed_steps, on_host, only_last_rows, sequences, tiny_model
+
+TREE_SLOTS = 1000
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +89,31 @@ def test_branches_that_share_a_prefix_read_it_once(tree_attention: bool) -> None
     batch = forked(6, 100)
     assert relative_error(last_logits(runner, batch), truth.forward(batch).values) < 1e-5
     assert (int(runner.facts()["keys_saved"]) > 0) is tree_attention
+
+
+@pytest.fixture(scope="module")
+def engines() -> tuple[ModelRunner, CudaRunner]:
+    """Two engines of one model with windows, whose pools hold the same random keys."""
+    config, tensors = tiny_model("gemma 3", max_position_embeddings=TREE_SLOTS)
+    truth, runner = in_torch(config, tensors, num_slots=TREE_SLOTS), on_host(config, tensors, num_slots=TREE_SLOTS)
+    generator = torch.Generator().manual_seed(5)
+    for part in ("keys", "values"):
+        for theirs, ours in zip(getattr(truth.pool, part), getattr(runner.pool, part), strict=True):
+            ours.copy_(theirs.copy_(torch.randn(theirs.shape, generator=generator)))
+    return truth, runner
+
+
+@settings(max_examples=25, deadline=None)
+@given(parts=branches, seed=strategies.integers(0, 1000))
+def test_steps_of_any_tree_of_sequences_give_the_logits_of_torch(
+    engines: tuple[ModelRunner, CudaRunner], parts: list[Branch], seed: int
+) -> None:
+    truth, runner = engines
+    batch, slots = make_tree_batch(parts, seed)
+    assert slots <= TREE_SLOTS
+    tokens = np.random.default_rng(seed).integers(0, 97, batch.rows)
+    batch = only_last_rows(dataclasses.replace(batch, token_ids=tokens))
+    assert relative_error(runner.forward(batch).values, truth.forward(batch).values) < 1e-5
 
 
 def test_a_failed_step_can_be_forgotten() -> None:
