@@ -100,9 +100,14 @@ class Prompt:
 EMPTY = Prompt()
 
 
+def told_apart(part: Media) -> str:
+    """What stands for a picture in the text that explanations count characters in: two pictures have two names."""
+    return f"<{part.kind} {part.digest[:8]}>"
+
+
 def tokens_at_most(parts: Iterable[Part], image_tokens: int = 0) -> int:
-    """A bound that needs no tokenizer: a token holds at least one byte of UTF-8, and one may open the prompt. A picture,
-    or a frame of a clip, has at most `image_tokens`."""
+    """A bound that needs no tokenizer: a token holds at least one byte of UTF-8, and one may open the prompt. A
+    picture, or a frame of a clip, has at most `image_tokens`."""
     bound = 1
     for part in parts:
         match part:

@@ -4,14 +4,15 @@
     tokens    BOS|The| cat|            token 2 begins at character 6
 
 Tokens are laid along the bytes of the text. Control tokens stand for no bytes: their names do, where the template wrote
-them; those of a picture stand where its name does. A token that is not what stands there (a tokenizer that writes
-spaces or letters anew) is looked for a little further on, so that such a place is a few characters off at most.
+them. The first token of a picture takes all of its name, the others stand behind it. A token that is not what stands
+there (a tokenizer that writes spaces or letters anew) is looked for a little further on, so that such a place is a few
+characters off at most.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..lang.prompt import Generated, Media, Part, Text
+from ..lang.prompt import Generated, Part, Text, told_apart
 from .pictures.numbers import PICTURE_BASE
 from .pictures.shown import Shown
 from .tokenizer import Tokenizer
@@ -21,7 +22,7 @@ _NEAR = 32  # bytes in which a token is looked for
 
 def text_of(parts: Sequence[Part]) -> str:
     """The text that places are counted in."""
-    return "".join(part.text if isinstance(part, Text | Generated) else _named(part) for part in parts)
+    return "".join(part.text if isinstance(part, Text | Generated) else told_apart(part) for part in parts)
 
 
 class MediaPlace(NamedTuple):
@@ -69,9 +70,7 @@ def token_places(
         if token_id >= PICTURE_BASE:
             if not left:
                 place, behind, left = next(shown)
-            found[index] = place
-            left -= 1
-            place = place if left else behind
+            found[index], place, left = place, behind, left - 1
             continue
         spelled = tokenizer.token_bytes(token_id)
         start, place = _laid(data, place, spelled or names.get(token_id, b""), control=not spelled)
@@ -99,7 +98,3 @@ def _characters(data: bytes, place: int) -> int:
     while 0 < place < len(data) and data[place] & 0xC0 == 0x80:
         place -= 1
     return len(data[:place].decode("utf-8", "surrogatepass"))
-
-
-def _named(part: Media) -> str:
-    return f"<{part.kind}>"

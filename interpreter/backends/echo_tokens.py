@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable
 from itertools import accumulate, takewhile
 
-from ...lang.prompt import Generated, Media, Part
+from ...lang.prompt import Generated, Media, Part, told_apart
 from ...lang.protocol import Locate, Located
 
 _TOKEN = re.compile(r" ?\w+|\n|.", re.DOTALL)
@@ -42,8 +42,9 @@ def prompt_tokens(parts: Iterable[Part]) -> list[tuple[int, str]]:
             case Generated(text, ids):
                 texts = pieces(text)
                 tokens.extend(zip(ids, texts if len(texts) == len(ids) else [""] * len(ids), strict=True))
-            case Media(kind, digest):
-                tokens.extend((token_id(f"{digest}{i}"), f"<{kind}>" if i == 0 else "") for i in range(_MEDIA_TOKENS))
+            case Media(digest=digest):
+                name = told_apart(part)
+                tokens.extend((token_id(f"{digest}{i}"), name if i == 0 else "") for i in range(_MEDIA_TOKENS))
             case _:
                 tokens.extend((token_id(piece), piece) for piece in pieces(part.text))
     return tokens

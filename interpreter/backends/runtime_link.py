@@ -142,8 +142,8 @@ class Link:
         size = len(payload) + FRAME_HEADER
         if size > self._codec.max_bytes:
             raise RequestError(
-                f"the request has {len(payload)} bytes and {self._codec.max_bytes} are accepted; shorten the prompt, or "
-                "make its pictures smaller"
+                f"the request has {len(payload)} bytes and {self._codec.max_bytes} are accepted; shorten the prompt, "
+                "or make its pictures smaller"
             )
         if self._outbox_bytes + size > self._codec.max_bytes:
             self._flush()

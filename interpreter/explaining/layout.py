@@ -7,7 +7,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from ...lang.prompt import Generated, Media, Part, Prompt, Text
+from ...lang.prompt import Generated, Media, Part, Prompt, Text, told_apart
 from ...lang.source import Source, SourceKind
 from .history import Asked
 
@@ -72,8 +72,8 @@ def text_of(part: Part) -> str:
     match part:
         case Text(text=text) | Generated(text=text):
             return text
-        case Media(kind=kind):
-            return f"<{kind}>"
+        case Media():
+            return told_apart(part)
 
 
 def _written(prompt: Prompt) -> list[tuple[str, Source | None]]:

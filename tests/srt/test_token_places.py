@@ -62,8 +62,8 @@ def test_a_space_that_the_tokenizer_adds_moves_nothing() -> None:
     assert [place for place, _ in places((Text("The cat The dog"),), Spaced())][-1] == len("The cat The do")
 
 
-def test_media_are_text_for_people() -> None:
-    assert text_of((Text("a"), Media("image", "0" * 64, b""))) == "a<image>"
+def test_media_have_names_that_tell_them_apart() -> None:
+    assert text_of((Text("a"), Media("image", "0123456789" * 6, b""))) == "a<image 01234567>"
 
 
 def ask(question: Locate) -> Located | Failure:

@@ -35,12 +35,12 @@ def test_pieces_know_their_sources() -> None:
             (Media("image", "0" * 64, b""), HERE),
         )
     )
-    assert layout.text == "Q: yes<image>"
-    assert [(piece.start, piece.text) for piece in layout.pieces] == [(0, "Q: "), (3, "yes"), (6, "<image>")]
+    assert layout.text == "Q: yes<image 00000000>"
+    assert [(piece.start, piece.text) for piece in layout.pieces] == [(0, "Q: "), (3, "yes"), (6, "<image 00000000>")]
     at = layout.at(4)
     assert at is not None
     assert (at.text, at.source) == ("yes", THERE)
-    assert layout.at(13) is layout.at(-1) is None
+    assert layout.at(22) is layout.at(-1) is None
 
 
 def test_the_answer_belongs_to_what_is_cached() -> None:

@@ -98,10 +98,20 @@ def test_choices_hints_and_places_know_pictures(local: LocalBackend) -> None:
         exact = await local.score(ScoreRequest("e", asks(media(CAT)), ("yes", "no"), probability="exact"))
         assert all(choice.lower is not None for choice in exact.choices)
         located = await local.locate(Locate("l", asks(media(CAT)), (HEAD, HEAD + PICTURE)))
-        assert located.characters == (6, 13)
+        assert located.characters == (6, 22)
         await local.close()
 
     asyncio.run(run())
+
+
+def test_another_picture_is_named_as_the_cause_of_a_miss(local: LocalBackend) -> None:
+    @ul.function
+    def look(s: ul.State, picture: bytes) -> None:
+        s += "Look: " + ul.image(picture) + "?" + ul.gen("a", max_tokens=2)
+
+    look.run(picture=CAT, backend=local).text()
+    report = look.run(picture=saved(noise(20, 20, 1)), backend=local).explain_cache()
+    assert "Look: <image │" in str(report)
 
 
 @ul.function

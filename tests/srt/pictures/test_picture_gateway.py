@@ -342,7 +342,7 @@ def test_places_of_tokens_are_told_with_pictures() -> None:
     scene = Scene()
     scene.send(Locate("l", (Text("ab"), CAT, Text("c")), (0, 1, 3, 6, 7, 8), ((Text("ab"), DOG), (Text("ab"), CAT))))
     scene.decoder.work()
-    assert scene.answers == [Located("l", (0, 0, 2, 2, 9, 10), 8, (3, 7))]
+    assert scene.answers == [Located("l", (0, 0, 2, 18, 18, 19), 8, (3, 7))]
 
 
 def test_counters_say_what_was_done() -> None:
