@@ -63,7 +63,7 @@ class Counters:
     integrity_failures: int = 0
     tree_seconds: float = 0.0
     mask_seconds: float = 0.0
-    forward_seconds: float = 0.0
+    forward_seconds: float = 0.0  # in which the scheduler waited for steps: with overlap, less than they took
     sample_seconds: float = 0.0
     step_seconds: float = 0.0
 

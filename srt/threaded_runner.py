@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from .batch import Batch, Logits, PictureStore, Runner
+from ..lang.errors import ParameterError
+from .batch import Batch, Logits, Runner
 from .step_chain import StepChain
 
 
@@ -23,11 +24,19 @@ class ThreadedRunner:
 
     Logits that the scheduler samples from itself are sampled in torch: a runner's own chooser may share its threads and
     buffers with the step that runs at the same time.
+
+    Raises:
+        ParameterError: the runner takes pictures, which come and go in the scheduler's thread.
     """
 
     chooser = None
+    pictures = None
 
     def __init__(self, runner: Runner) -> None:
+        if runner.pictures is not None:
+            raise ParameterError(
+                'overlap=True: steps of a model that takes pictures cannot run in a thread; write overlap="auto"'
+            )
         self._runner = runner
         self._chain = StepChain(runner)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps")
@@ -35,10 +44,6 @@ class ThreadedRunner:
         self.context_length = runner.context_length
         self.num_slots = runner.num_slots
         self.trie_walk = runner.trie_walk
-
-    @property
-    def pictures(self) -> PictureStore | None:
-        return self._runner.pictures
 
     def forward(self, batch: Batch) -> Logits:
         return self.launch(batch).result()

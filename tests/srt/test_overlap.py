@@ -25,6 +25,7 @@ from umbel.srt.faults import FailAt, no_faults
 from umbel.srt.launched_oracle import Computes
 from umbel.srt.oracle import OracleError, OracleRunner
 from umbel.srt.scheduler import Scheduler, SchedulerConfig
+from umbel.srt.slow import Slowed
 from umbel.srt.threaded_runner import ThreadedRunner
 
 from .engine_harness import GREEDY, Engine
@@ -251,7 +252,9 @@ def test_one_call_behind_the_other_finds_as_much() -> None:
 
 
 def test_steps_of_any_runner_run_in_a_thread() -> None:
-    runner = ThreadedRunner(OracleRunner(24, 120, 201))
+    text_only = Slowed(OracleRunner(24, 120, 201), 0.0)
+    text_only.pictures = None
+    runner = ThreadedRunner(text_only)
     scheduler = Scheduler(runner, lambda _: b"", frozenset({0}), SchedulerConfig(overlap=True), VirtualClock())
     reference = Engine()
     samplings = [
@@ -294,3 +297,25 @@ def test_the_option_decides_who_runs_the_steps() -> None:
         engine = open_engine(options, clock=VirtualClock(), faults=no_faults, phase=lambda _: None)
         assert engine.scheduler.config.overlap is launches
         assert isinstance(engine.runner, Launcher) is launches
+
+
+def test_a_model_that_takes_pictures_runs_in_no_thread() -> None:
+    assert OracleRunner().pictures is not None
+    with pytest.raises(ParameterError, match='overlap="auto"'):
+        ThreadedRunner(OracleRunner())
+
+
+@pytest.mark.parametrize("computes", ["when asked", "when launched"])
+def test_a_pool_that_is_too_small_sends_requests_back_and_loses_nothing(computes: Computes) -> None:
+    engine = Engine(overlap=True, computes=computes, pool=40, headroom=0, max_step_tokens=8)
+    prompts = [[1, 2, stem, stem + 1] for stem in range(3, 11)]
+    samplings = [
+        SamplingParams(temperature=0.0, max_tokens=20 + i, ignore_eos=True, stop=("abca",) if i % 3 else ())
+        for i in range(len(prompts))
+    ]
+    ids = [engine.generate(prompt, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
+    engine.run()
+    assert engine.count("retractions") > 0
+    assert engine.count("overlapped_steps") > 0
+    for message_id, prompt, sampling in zip(ids, prompts, samplings, strict=True):
+        engine.assert_equals_reference(message_id, prompt, sampling)
