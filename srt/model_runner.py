@@ -22,6 +22,8 @@ from .models.config_values import Config
 from .models.model import Model, Rows, Tensors, attention_geometry
 from .models.registry import build_model
 from .models.vision.registry import build_vision, sees, text_part
+from .parallel.shares import CutTensors, share_config
+from .parallel.team import ALONE, Team
 from .pictures.numbers import without_pictures
 from .pictures.store import VisionStore
 
@@ -119,12 +121,17 @@ def build_runner(
     cuda_graphs: bool = True,
     limits: StepLimits | None = None,
     pack: bool | None = None,
+    team: Team = ALONE,
 ) -> "ModelRunner | NativeRunner | CudaRunner":
     """Model, pool and kernels in one call. Give the pool's size as `kv_bytes` or as `num_slots`; on a CUDA device it
     may be left out, and is what the weights and the largest step leave.
 
     With kernels "auto", a model that the device's own kernels cannot run here, for whatever reason, runs in torch, and
     a warning says why. `pack` is torch's way to lay weights out. The tower of a model that sees runs in torch.
+
+    With a `team` of several ranks each of them makes this call, with the same arguments but for its device, and builds
+    its part; `kv_bytes` is each rank's. A tower is on every rank. The native kernels compute a step in one call, in
+    which ranks cannot meet, so torch computes; steps do not run as captured graphs.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -141,6 +148,9 @@ def build_runner(
     if sees(config):
         pictures = VisionStore(build_vision(config, tensors, dtype=resolved, device=target))
         config, tensors = text_part(config, tensors)
+    if team.ranks > 1:
+        config, tensors = share_config(config, team.ranks), CutTensors(tensors, config, team)
+        cuda_graphs = False
 
     def slots(geometry: KVGeometry) -> int:
         if num_slots is not None:
@@ -167,12 +177,15 @@ def build_runner(
                 cuda_graphs=cuda_graphs,
                 pictures=pictures,
                 trie_walk=_host_walk(),
+                team=team,
             )
         _torch_instead("triton", reason, asked=kernels)
     if kernels == "native" or (kernels == "auto" and target.type == "cpu"):
         from .native_runner import build_native_runner, obstacle
 
         reason = obstacle(config, dtype=pool_dtype, device=target)
+        if team.ranks > 1:
+            reason = f"they compute a step in one call, in which {team.ranks} ranks cannot meet"
         library = None if reason else _library()
         if isinstance(library, ctypes.CDLL):
             library.umbel_set_threads(torch.get_num_threads())
@@ -189,7 +202,7 @@ def build_runner(
             )
         _torch_instead("native", reason or str(library), asked=kernels)
     _require_weights_in(resolved, weights, "torch computes")
-    model = build_model(config, tensors, dtype=resolved, device=target, pack=pack)
+    model = build_model(config, tensors, dtype=resolved, device=target, pack=pack, team=team)
 
     def runner(slots: int) -> ModelRunner:
         backend = TorchBackend(attention_geometry(model), model.device, tree_attention=tree_attention)
@@ -201,7 +214,7 @@ def build_runner(
 
         accelerator = accelerator_for(target)
         workspace = measured_workspace(runner(probe_slots(limits)), accelerator, limits)
-        return runner(pool_slots(geometry, accelerator, workspace=workspace))
+        return runner(team.least(pool_slots(geometry, accelerator, workspace=workspace)))
     return runner(slots(geometry))
 
 

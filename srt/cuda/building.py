@@ -13,6 +13,7 @@ from ..kv_pool import FLOAT8, KVGeometry
 from ..models.config_values import Config
 from ..models.decoder_config import FAMILIES, read_config
 from ..models.model import Tensors
+from ..parallel.team import ALONE, Team
 from ..pictures.store import VisionStore
 from .captured import graph_rows
 from .decoder import CudaDecoder, attention_geometry
@@ -83,6 +84,7 @@ def build_cuda_runner(
     pictures: VisionStore | None = None,
     trie_walk: Walk | None = None,
     parts: Parts | None = None,
+    team: Team = ALONE,
 ) -> CudaRunner:
     """Loads the weights, measures, makes the pool, captures the graphs and warms up.
 
@@ -91,6 +93,7 @@ def build_cuda_runner(
         limits: the largest step that there will be.
         pictures, trie_walk: as `CudaRunner` takes them.
         parts: kernels; None takes those in Triton.
+        team: of which this rank builds its part, with `config` and `tensors` of that; all get equally large pools.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -101,7 +104,13 @@ def build_cuda_runner(
     require_room_for_weights(tensors, dtype, accelerator)
     try:
         model = CudaDecoder(
-            decoder, tensors, dtype=dtype, kv_dtype=kv_dtype, device=accelerator.device, kernels=parts.kernels
+            decoder,
+            tensors,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            device=accelerator.device,
+            kernels=parts.kernels,
+            team=team,
         )
     except torch.OutOfMemoryError as error:
         raise shortage(weight_bytes(tensors, dtype), accelerator.free_memory(), dtype, accelerator) from error
@@ -126,6 +135,7 @@ def build_cuda_runner(
             cuda_graphs=graphs,
             pictures=pictures,
             trie_walk=trie_walk,
+            team=team,
         )
 
     if num_slots is not None:
@@ -133,7 +143,7 @@ def build_cuda_runner(
     else:
         workspace = measured_workspace(runner(probe_slots(limits), graphs=False), accelerator, limits)
         graph_logits = graph_rows(limits.sequences) * model.vocab_size * 4 if cuda_graphs else 0
-        slots = pool_slots(model.kv_geometry, accelerator, workspace=workspace + graph_logits)
+        slots = team.least(pool_slots(model.kv_geometry, accelerator, workspace=workspace + graph_logits))
     built = runner(slots, graphs=cuda_graphs)
     if accelerator.device.type == "cuda":  # elsewhere nothing is compiled, and a graph saves nothing
         built.capture_graphs()

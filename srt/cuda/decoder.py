@@ -25,6 +25,9 @@ from ..models.experts import Experts
 from ..models.layers import Head
 from ..models.model import Given, Tensors
 from ..models.rope import RopeConfig
+from ..parallel.shares import portion
+from ..parallel.team import ALONE, Team
+from ..parallel.vocabulary import Embedding, TeamHead
 from .kernels import FusedKernels
 
 
@@ -39,7 +42,7 @@ class DeviceRows:
 
 
 class CudaDecoder:
-    """A whole model on one device.
+    """A whole model on one device, or the part of it that a rank of `team` has, see `models.decoder.Decoder`.
 
     Args:
         kv_dtype: of the KV pool, which may be float8.
@@ -58,6 +61,7 @@ class CudaDecoder:
         kv_dtype: torch.dtype,
         device: torch.device,
         kernels: FusedKernels,
+        team: Team = ALONE,
     ) -> None:
         weights = Checkpoint(tensors, dtype=dtype, device=device)
         weights.require(landmarks(config))
@@ -69,16 +73,21 @@ class CudaDecoder:
         self.windows = config.windows
         self.kv_geometry = KVGeometry(len(config.layers), config.kv_heads, config.head_dim, kv_dtype)
         self._kernels = kernels
-        self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._team = team
+        first, end = portion(config.vocab_size, team.rank, team.ranks)
+        embedding = weights.take("model.embed_tokens.weight", end - first, config.hidden_size)
+        self._embedding = Embedding(embedding, vocab_size=config.vocab_size, dtype=dtype, team=team)
         self._embedding_scale = None
         if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
         self._layers = [_Layer(index, layer, config, weights, kernels) for index, layer in enumerate(config.layers)]
         self._norm = weights.take("model.norm.weight", config.hidden_size)
-        head = self._embedding
+        head = embedding
         if not config.tied:
-            head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
-        self._head = Head(head, dtype=dtype, softcap=config.logit_softcap, packed=False)
+            head = weights.take("lm_head.weight", end - first, config.hidden_size)
+        self._head = TeamHead(
+            Head(head, dtype=dtype, softcap=config.logit_softcap, packed=False), vocab_size=config.vocab_size, team=team
+        )
         weights.finish(ignored=frozenset({"lm_head.weight"}) if config.tied else frozenset())
         self._tables: dict[RopeConfig, torch.Tensor] = {
             rope: rope_table(rope, config.head_dim, config.context_length, dtype=dtype, device=device)
@@ -96,15 +105,15 @@ class CudaDecoder:
             if layer is last and rows.logit_rows is not None:
                 attended = attended.index_select(0, rows.logit_rows)
                 residual = residual.index_select(0, rows.logit_rows)
-            x = functional.linear(attended, layer.output, layer.output_bias)
+            x = self._team.sum(functional.linear(attended, layer.output, layer.output_bias))
             x = self._add_norm(x, residual, layer.before_mlp, after=layer.after_attention)
-            x = layer.mlp(x)
+            x = self._team.sum(layer.mlp(x))
             following_norm = self._norm if following is None else following.before_attention
             x = self._add_norm(x, residual, following_norm, after=layer.after_mlp)
         self._head(x, out)
 
     def _embed(self, rows: DeviceRows) -> torch.Tensor:
-        x = functional.embedding(rows.token_ids, self._embedding)
+        x = self._embedding(rows.token_ids)
         if self._embedding_scale is not None:
             x = x * self._embedding_scale
         return x if rows.given is None else x.index_copy_(0, rows.given.rows, rows.given.values)

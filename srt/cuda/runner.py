@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...fsm.tokens.trie_walk import Walk
 from ..attention.backend import AttentionStep
 from ..batch import Batch, Logits
 from ..kv_pool import KVPool
 from ..models.model import Given
+from ..parallel.team import ALONE, Team
 from ..pictures.numbers import without_pictures
 from ..pictures.store import VisionStore
 from .answers import Answer, Answers, Chosen
@@ -44,6 +46,7 @@ class CudaRunner:
         cuda_graphs: they do.
         pictures: what prompts may show the model; None: it reads text only.
         trie_walk: walks tries of tokens for masks, on the host; None leaves it to numpy.
+        team: ranks of which this one has a part. Rank 0 alone is asked for tokens; the others get those that it chose.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class CudaRunner:
         cuda_graphs: bool,
         pictures: VisionStore | None = None,
         trie_walk: Walk | None = None,
+        team: Team = ALONE,
     ) -> None:
         self.model = model
         self.chooser = chooser
@@ -69,6 +73,7 @@ class CudaRunner:
         self.context_length = model.context_length
         self.num_slots = num_slots
         self.pool = KVPool(model.kv_geometry, num_slots, accelerator.device, fixed=True)
+        self._team = team
         self._name = name
         self._device = accelerator.device
         self._backend = backend
@@ -157,8 +162,15 @@ class CudaRunner:
         rows = np.flatnonzero(batch.token_sources >= 0)
         if not len(rows):
             return
+        if self._team.rank == 0:
+            self._fill_in(rows, batch.token_sources[rows], token_ids)
+        if self._team.ranks > 1:
+            self._team.follow(token_ids)
+
+    def _fill_in(self, rows: NDArray[np.int64], logit_rows: NDArray[np.int64], token_ids: torch.Tensor) -> None:
+        """`rows` get the tokens that the step before has chosen by those of its logit rows."""
         assert self._chosen is not None, "a step was launched before"
-        places = self._chosen.places[batch.token_sources[rows]]
+        places = self._chosen.places[logit_rows]
         assert places.min() >= 0, "the step before chooses a token for each row that is asked for"
         targets, sources = self._sources_staging.send([rows, places])
         # A token is −1 where logits were not numbers. That step fails, and this one must only do no harm.

@@ -38,7 +38,7 @@ class Checkpoint:
         return self.take_as_stored(name, *shape).to(self._dtype)
 
     def take_as_stored(self, name: str, *shape: int) -> torch.Tensor:
-        """In the dtype of the file: on the CPU its mapped pages, neither copied nor converted."""
+        """In the dtype of the file: on the CPU its mapped pages, not copied unless they are scattered."""
         self.require([name])
         self._taken.add(name)
         tensor = self._tensors[name]
@@ -47,7 +47,7 @@ class Checkpoint:
                 f"tensor {name} has shape {list(tensor.shape)}, the configuration says {list(shape)}; "
                 "check that config.json belongs to these weights"
             )
-        return tensor.to(self.device)
+        return tensor.to(self.device).contiguous()
 
     def take_fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> torch.Tensor:
         """Several tensors, stacked along the first dimension: one product instead of several."""

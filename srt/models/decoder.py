@@ -5,13 +5,18 @@
 
 Rows of all sequences are one flat list: only attention knows which row belongs to whom. The rounding of every
 intermediate follows transformers, so that greedy text is the same in the same dtype. R rows, D = head_dim.
+
+On several ranks each has some of the heads and a slice of every MLP (parallel/shares.py): to it, they are the model's.
+What comes out of attention and MLP is added up over the ranks, and everything between is the same on all of them.
 """
 
 import torch
-from torch.nn import functional
 
 from ..attention.backend import AttentionStep
 from ..kv_pool import KVGeometry
+from ..parallel.shares import portion
+from ..parallel.team import ALONE, Team
+from ..parallel.vocabulary import Embedding, TeamHead
 from .checkpoint import Checkpoint
 from .config_values import Config
 from .decoder_config import DecoderConfig, LayerConfig, read_config
@@ -97,12 +102,15 @@ class MLP:
 class Layer:
     """Attention and MLP, each inside a residual sum; Gemma normalises their results as well."""
 
-    def __init__(self, index: int, layer: LayerConfig, config: DecoderConfig, weights: Checkpoint, *, pack: bool):
+    def __init__(
+        self, index: int, layer: LayerConfig, config: DecoderConfig, weights: Checkpoint, team: Team, *, pack: bool
+    ):
         def norm(name: str) -> RMSNorm:
             weight = weights.take(f"model.layers.{index}.{name}.weight", config.hidden_size)
             return RMSNorm(weight, eps=config.norm_eps, centered=config.centered_norm)
 
         self.rope = layer.rope
+        self._team = team
         self._before_attention = norm("input_layernorm")
         self._attention = Attention(index, layer, config, weights, pack=pack)
         self._mlp: MLP | Experts = (
@@ -128,23 +136,34 @@ class Layer:
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: AttentionStep
     ) -> torch.Tensor:
-        attended = self._attention(self._before_attention(x), angles, attention)
+        attended = self._team.sum(self._attention(self._before_attention(x), angles, attention))
         x = x + (self._after_attention(attended) if self._after_attention else attended)
-        mixed = self._mlp(self._before_mlp(x))
+        mixed = self._team.sum(self._mlp(self._before_mlp(x)))
         return x + (self._after_mlp(mixed) if self._after_mlp else mixed)
 
 
 class Decoder:
-    """A whole model. `pack` lays weights out for oneDNN (CPU only), see `layers.Linear`."""
+    """A whole model, or the part of it that a rank of `team` has.
+
+    Args:
+        config, tensors: of that part; the vocabulary's size is that of the whole.
+        pack: lay weights out for oneDNN (CPU only), see `layers.Linear`.
+    """
 
     def __init__(
-        self, config: DecoderConfig, tensors: Tensors, *, dtype: torch.dtype, device: torch.device, pack: bool
+        self,
+        config: DecoderConfig,
+        tensors: Tensors,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        pack: bool,
+        team: Team = ALONE,
     ) -> None:
         weights = Checkpoint(tensors, dtype=dtype, device=device)
         weights.require(landmarks(config))
         self.config = config
         self.device = device
-        self._dtype = dtype
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.heads = config.heads
@@ -153,22 +172,28 @@ class Decoder:
 
         # Only the rows of a step are converted, unless the head is the same matrix and has to be converted anyway.
         take = weights.take if config.tied and not pack else weights.take_as_stored
-        self._embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        first, end = portion(config.vocab_size, team.rank, team.ranks)
+        embedding = take("model.embed_tokens.weight", end - first, config.hidden_size)
+        self._embedding = Embedding(embedding, vocab_size=config.vocab_size, dtype=dtype, team=team)
         self._embedding_scale = None
         if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
-        self._layers = [Layer(index, layer, config, weights, pack=pack) for index, layer in enumerate(config.layers)]
+        self._layers = [
+            Layer(index, layer, config, weights, team, pack=pack) for index, layer in enumerate(config.layers)
+        ]
         final = weights.take("model.norm.weight", config.hidden_size)
         self._norm = RMSNorm(final, eps=config.norm_eps, centered=config.centered_norm)
-        head = self._embedding
+        head = embedding
         if not config.tied:
-            head = weights.take_as_stored("lm_head.weight", config.vocab_size, config.hidden_size)
-        self._head = Head(head, dtype=dtype, softcap=config.logit_softcap, packed=pack)
+            head = weights.take_as_stored("lm_head.weight", end - first, config.hidden_size)
+        self._head = TeamHead(
+            Head(head, dtype=dtype, softcap=config.logit_softcap, packed=pack), vocab_size=config.vocab_size, team=team
+        )
         weights.finish(ignored=frozenset({"lm_head.weight"}) if config.tied else frozenset())
         self._ropes = {rope: Rope(rope, config.head_dim, device) for rope in {layer.rope for layer in config.layers}}
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
-        x = functional.embedding(rows.token_ids, self._embedding).to(self._dtype)  # [R, hidden]
+        x = self._embedding(rows.token_ids)  # [R, hidden]
         if self._embedding_scale is not None:
             x = x * self._embedding_scale
         if rows.given is not None:
@@ -194,6 +219,8 @@ def landmarks(config: DecoderConfig) -> list[str]:
     ]
 
 
-def build_decoder(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device, pack: bool) -> Decoder:
+def build_decoder(
+    config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device, pack: bool, team: Team = ALONE
+) -> Decoder:
     """A decoder of one of `decoder_config.FAMILIES`. Raises ModelError when config or tensors do not fit."""
-    return Decoder(read_config(config), tensors, dtype=dtype, device=device, pack=pack)
+    return Decoder(read_config(config), tensors, dtype=dtype, device=device, pack=pack, team=team)

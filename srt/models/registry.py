@@ -3,6 +3,7 @@
 import torch
 
 from ...lang.errors import ModelError, ParameterError
+from ..parallel.team import ALONE, Team
 from .config_values import Config
 from .decoder import build_decoder
 from .decoder_config import FAMILIES
@@ -17,6 +18,7 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     pack: bool | None = None,
+    team: Team = ALONE,
 ) -> Model:
     """Build the model that `config["model_type"]` names.
 
@@ -27,6 +29,7 @@ def build_model(
         device: where all of it lives.
         pack: lay weights out for oneDNN; None does so on a CPU that offers it for `dtype`. Models that run in
             transformers have no packed form.
+        team: ranks of which this one builds its part; `config` and `tensors` are that part's (parallel/shares.py).
 
     Raises:
         ModelError: a configuration or tensors that cannot be used; the message says why.
@@ -42,7 +45,7 @@ def build_model(
         if pack and not offered:
             raise ParameterError(f"pack=True: this machine cannot pack {dtype} on {target}; write pack=None")
         packed = offered if pack is None else pack
-        return build_decoder(config, tensors, dtype=dtype, device=target, pack=packed)
+        return build_decoder(config, tensors, dtype=dtype, device=target, pack=packed, team=team)
     if pack:
         raise ParameterError(f"pack=True: {config.get('model_type')!r} runs in transformers; write pack=None")
     from .transformers_model import build_transformers_model  # imports transformers: seconds, so only when needed

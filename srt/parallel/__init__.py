@@ -1,0 +1,1 @@
+"""Tensor parallelism: one model on several ranks, a process and a device each."""
