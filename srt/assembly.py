@@ -56,6 +56,15 @@ class Engine:
         return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is in memory already, and runs in place of the one that options name."""
+
+    name: str
+    tokenizer: Tokenizer  # its tokens are all that the runner's vocabulary has
+    runner: Runner
+
+
 class Reading(NamedTuple):
     """What the gateway has to know of a model. `pictures`: how it takes them; None for one that reads text only."""
 
@@ -72,8 +81,13 @@ def open_tokenizer(options: RuntimeOptions) -> Reading:
     return Reading(source.name, source.tokenizer(), source.picture_format)
 
 
-def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, phase: Phase) -> Engine:
+def open_engine(
+    options: RuntimeOptions, *, clock: Clock, faults: FaultHook, phase: Phase, loaded: LoadedModel | None = None
+) -> Engine:
     """Loads the model and makes its scheduler.
+
+    Args:
+        loaded: takes the model's place. No other engine runs it meanwhile.
 
     Raises:
         ModelError: the model cannot be used.
@@ -126,6 +140,14 @@ def open_engine(options: RuntimeOptions, *, clock: Clock, faults: FaultHook, pha
 
         def open_tokens() -> Tokenizer:
             return tokenizer
+
+    elif loaded is not None:
+        given = loaded.tokenizer
+        runner, tries = loaded.runner, None
+        vocabulary, eos_ids, first = given.token_bytes, given.eos_ids, given.bos_id
+
+        def open_tokens() -> Tokenizer:
+            return given
 
     else:
         source = _open_source(options)

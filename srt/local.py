@@ -32,7 +32,7 @@ from ..lang.protocol import (
     ScoreRequest,
 )
 from ..lang.runtime_options import ORACLE, RuntimeOptions
-from .assembly import Engine, open_engine, open_tokenizer
+from .assembly import Engine, LoadedModel, Reading, open_engine, open_tokenizer
 from .clock import Clock, SystemClock
 from .config import CompilerLimits, Limits, PictureLimits
 from .constraint_compiler import InlineCompiler
@@ -61,6 +61,7 @@ class LocalBackend:
         chat_template: Jinja source that replaces the model's own.
         clock, faults: for tests.
         latency: seconds that a message takes between caller and gateway, each way.
+        loaded: a model that is in memory already, in place of `model`. It is this backend's alone.
         step_seconds: of the loop's time that a step of the oracle takes; with a loop whose time is virtual, a
             simulation of a slow model far away.
         options: those of `RuntimeOptions`. With the oracle every step is checked unless said otherwise.
@@ -71,12 +72,15 @@ class LocalBackend:
         model: str = ORACLE,
         *,
         chat_template: str | None = None,
+        loaded: LoadedModel | None = None,
         clock: Clock | None = None,
         faults: FaultHook = no_faults,
         latency: float = 0.0,
         step_seconds: float = 0.0,
         **options: object,
     ) -> None:
+        if loaded is not None:
+            model = loaded.name
         if model == ORACLE:
             options.setdefault("check_every_step", True)
         self.options = RuntimeOptions(model=model, **options)  # type: ignore[arg-type]  # checked by RuntimeOptions
@@ -87,6 +91,7 @@ class LocalBackend:
         self.down: Delay[Outgoing] = Delay(latency, self._receive)
         self.up: Delay[FromBackend | FromPrograms] = Delay(latency, self._deliver)
         self._given_template = chat_template
+        self._loaded = loaded
         self._template: ChatTemplate | None = None
         self._name = model
         self._image_tokens = 0  # of a picture at most; 0: the model reads text only, or is not open yet
@@ -213,9 +218,13 @@ class LocalBackend:
         return self._exchange
 
     def _open(self) -> None:
-        self._name, tokenizer, form = open_tokenizer(self.options)
+        loaded = self._loaded
+        reading = open_tokenizer(self.options) if loaded is None else Reading(loaded.name, loaded.tokenizer, None)
+        self._name, tokenizer, form = reading
         self._image_tokens = 0 if form is None else most_tokens(form)
-        self._engine = open_engine(self.options, clock=self._clock, faults=self._faults, phase=lambda _: None)
+        self._engine = open_engine(
+            self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded
+        )
         source = self._given_template if self._given_template is not None else tokenizer.chat_template
         self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name)
         self._gateway = Gateway(
