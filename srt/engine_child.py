@@ -42,6 +42,7 @@ class EngineChild:
         self.counters: Counter[str] = Counter()
         self._lost = 0
         self._paths = folder / f"engine-{generation}", folder / f"pulse-{generation}"
+        self._rendezvous = folder / f"ranks-{generation}"
         self._events = context.socket(zmq.PAIR)
         self._pulse = context.socket(zmq.PULL)
         for socket, path in zip((self._events, self._pulse), self._paths, strict=True):
@@ -68,7 +69,7 @@ class EngineChild:
             stdout=2,  # what libraries print is no part of the program's output
         )
         assert self._process.stdin is not None
-        start = EngineStart(os.getpid(), events, pulse, options)
+        start = EngineStart(os.getpid(), events, pulse, str(self._rendezvous), options)
         self._process.stdin.write(msgspec.json.encode(start) + b"\n")
 
     @property
@@ -100,7 +101,12 @@ class EngineChild:
         if self._outbox:
             messages, self._outbox = self._outbox, []
             for frames in self._outbound.write_all(messages):
-                self._events.send_multipart(frames, flags=zmq.NOBLOCK)  # no high-water mark: it never waits
+                try:
+                    self._events.send_multipart(frames, flags=zmq.NOBLOCK)  # no high-water mark: it never waits
+                except zmq.Again:
+                    # Nobody is at the other end any more: the engine is dead, and its exit, which ends what it was
+                    # asked, is on its way to us.
+                    break
             self._inlets[0].look()
 
     def look(self) -> None:
@@ -118,7 +124,7 @@ class EngineChild:
             inlet.close()
         for socket in (self._events, self._pulse):
             socket.close(linger=0)
-        for path in self._paths:
+        for path in (*self._paths, self._rendezvous):
             path.unlink(missing_ok=True)
 
 
