@@ -56,26 +56,31 @@ def read_outcome(logits: Logits, planned: Sequence[PlannedRows], picks: Picks | 
             tokens[picked] = sampler.choose(logits.values, draws_of(picks, rows[picked], places, sampler.vocab_size))
             left = np.flatnonzero(tokens < 0)
     chosen = np.flatnonzero(tokens >= 0).tolist()
-    sampled = _picked([owners[i] for i in chosen], tokens[chosen], logits, sampler)
+    sampled = _picked([owners[i] for i in chosen], tokens[chosen], logits, picks, sampler)
     if len(left):
         sampled.update(_sample([owners[i] for i in left.tolist()], logits, sampler))
     return Outcome(known, forced, sampled, _asked(logits, planned, sampler))
 
 
 def _picked(
-    owners: Sequence[PlannedRows], tokens: NDArray[np.int64], logits: Logits, sampler: Sampler
+    owners: Sequence[PlannedRows], tokens: NDArray[np.int64], logits: Logits, picks: Picks | None, sampler: Sampler
 ) -> dict[int, Sampled]:
-    """By number of the request its token, which is known, and its log-probability where it was asked for."""
-    settled = [_settled(rows.request, token) for rows, token in zip(owners, tokens.tolist(), strict=True)]
+    """By number of the request its token, which is known, and its log-probability where the batch asked for both."""
+    sampled = {
+        rows.request.number: Sampled(_settled(rows.request, token), None)
+        for rows, token in zip(owners, tokens.tolist(), strict=True)
+    }
+    described = picks.described if picks is not None else None
+    if described is None or not described.any():
+        return sampled
     wanted: dict[int, Wanted] = {}
-    for i, (rows, token) in enumerate(zip(owners, settled, strict=True)):
-        job = rows.request.job
-        if isinstance(job, Generation) and job.wants_logprobs and token is not None:
-            wanted[i] = Wanted(_place(logits, rows.logits_of_last), token, job.sampling.top_logprobs)
-    logprobs: dict[int, IdLogprob] = {}
-    if wanted:
-        logprobs = dict(zip(wanted, describe(logits.values, list(wanted.values()), sampler.chooser), strict=True))
-    return {rows.request.number: Sampled(settled[i], logprobs.get(i)) for i, rows in enumerate(owners)}
+    for rows in owners:
+        job, token = rows.request.job, sampled[rows.request.number].token
+        if described[rows.logits_of_last] and isinstance(job, Generation) and token is not None:
+            wanted[rows.request.number] = Wanted(_place(logits, rows.logits_of_last), token, job.sampling.top_logprobs)
+    for number, logprob in zip(wanted, describe(logits.values, list(wanted.values()), sampler.chooser), strict=True):
+        sampled[number] = Sampled(sampled[number].token, logprob)
+    return sampled
 
 
 def _sample(owners: Sequence[PlannedRows], logits: Logits, sampler: Sampler) -> dict[int, Sampled]:

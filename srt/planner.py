@@ -66,12 +66,13 @@ class Planner:
         Then nobody is retracted: those who end with the running step may give the room that is missing.
         """
         self._behind, self.short = behind, False
-        running = sorted(
-            (request for request in self._roster.running.values() if request.wants_rows),
-            key=lambda request: request.rank,
-        )
-        done = [request for request in self._roster.running.values() if not (request.wants_rows or request.goes_on)]
-        self._leaving = len(done) if behind else 0
+        running = list(self._roster.running.values())
+        self._leaving = 0
+        if behind:
+            paused = [request for request in running if not request.wants_rows]
+            running = [request for request in running if request.wants_rows]
+            self._leaving = sum(not request.goes_on for request in paused)
+        running.sort(key=lambda request: request.rank)
         self._arranger.pace.begin_step(self._clock.now(), busy=bool(running and self.current.planned))
         self._space.begin_step()
         self._protected = False
