@@ -30,6 +30,13 @@ step after it is planned with nothing in flight (`Planner.short`).
 
 A step that fails empties the tree. The step launched behind it has read the wrong keys, so its answer is thrown away:
 its requests, unless they were in the failed step too, wait again with all their tokens.
+
+Texts, their ends, log-probabilities and scores are those of steps that wait. What was cached may differ: who is
+admitted while step 1 runs does not find the tokens of a text that ends with it, and who comes after a text finds its
+last token too. So may the number of steps, and who is sent back where memory is short.
+
+It pays where the forward pass leaves the CPU free. On one, where the same cores compute, scheduling is 0.3 to 1.5 ms of
+36 to 44 ms (the default model, 1 to 32 texts), and steps in a thread were as long as steps that wait: there it is off.
 """
 
 from collections.abc import Iterator
@@ -40,7 +47,7 @@ from .batch import Logits, Pending, Pick, Picks
 from .request import Phase, Request
 from .step_plan import StepPlan
 
-_HINDRANCE = 4
+_HINDRANCE = 4  # one waiting text for so many others: see `Flight.hinders`
 
 
 class Landed:
