@@ -1,1 +1,4 @@
-"""Kernels for GPUs: what the compiler makes of them, which needs no GPU to be looked at."""
+"""Kernels and engine on a GPU: whether they are right, and how near to the limits of the hardware.
+
+`make gpu` measures; what the compiler makes of the kernels (`ptx.py`) and the dry run need no GPU.
+"""

@@ -1,0 +1,158 @@
+"""Attention: decode steps as captured graphs run them, prompts, and branches that share a prefix."""
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn import functional
+from umbel.srt.attention.backend import AttentionGeometry
+from umbel.srt.kernels.triton.attention_backend import TritonBackend
+from umbel.srt.kernels.triton.attention_plan import TritonPlan
+from umbel.srt.kv_pool import KVPool
+
+from .batches import Rows, Step, forked_step, normal, pool_for, step_of
+from .figures import Unit
+from .hardware import Limits
+from .sizes import Decode, Extend, Fork, Sizes
+from .subjects import Subject, Work
+
+GROUP = "attention"
+STREAM_MUST, STREAM_STRETCH = 75.0, 88.0  # % of bandwidth
+SINGLE_MUST, SINGLE_STRETCH = 12.0, 7.0  # µs, the merge included; more where reading the keys takes as long
+FORK_MUST, FORK_SHARE = 3.0, 0.8  # times the plain kernel; share of what bytes allow
+
+
+def attention_subjects(sizes: Sizes, limits: Limits, device: torch.device) -> Iterator[Subject]:
+    """One at a time: their pools would not fit together."""
+    for decode in sizes.streams:
+        yield stream(decode, device)
+    for extend in sizes.extends:
+        yield prompt(extend, device)
+    for fork in sizes.forks:
+        yield branches(fork, device)
+    for decode in sizes.singles:
+        yield single(decode, sizes.layers, limits, device)
+
+
+def stream(decode: Decode, device: torch.device) -> Subject:
+    """A step that reads more keys than any cache holds."""
+    geometry = decode.geometry
+    step = step_of([Rows(decode.keys - 1)] * decode.sequences)
+    pool = pool_for(step.slots, geometry, decode.dtype, device)
+    return Subject(
+        group=GROUP,
+        name=f"decode, {_words(geometry)}, {decode.sequences} sequences of {decode.keys} keys",
+        unit=Unit.BANDWIDTH,
+        work=_decode(step, pool, geometry, decode.dtype, device),
+        size=decode.sequences * decode.keys * pool.geometry.bytes_per_slot,
+        must=STREAM_MUST,
+        stretch=STREAM_STRETCH,
+        beside=_torch_decode(decode, device),
+        note="beside: torch, keys in one piece",
+    )
+
+
+def single(decode: Decode, layers: int, limits: Limits, device: torch.device) -> Subject:
+    """One sequence, through layers that each have keys of their own."""
+    geometry = decode.geometry
+    step = step_of([Rows(decode.keys - 1)] * decode.sequences)
+    pool = pool_for(step.slots, geometry, decode.dtype, device, layers=layers)
+    size = decode.sequences * decode.keys * pool.geometry.bytes_per_slot / layers
+    reading = limits.seconds(size, 0.0) * 1e6
+    return Subject(
+        group=GROUP,
+        name=f"decode of one layer, {_words(geometry)}, one sequence of {decode.keys} keys",
+        unit=Unit.MICROSECONDS,
+        work=_decode(step, pool, geometry, decode.dtype, device),
+        size=size,
+        times=layers,
+        must=max(SINGLE_MUST, reading / STREAM_MUST * 100),
+        stretch=max(SINGLE_STRETCH, reading / STREAM_STRETCH * 100),
+        note=f"of {layers} layers in one graph",
+    )
+
+
+def prompt(extend: Extend, device: torch.device) -> Subject:
+    """Rows that see the prefix and each other."""
+    geometry = extend.geometry
+    dtype = torch.bfloat16
+    step = step_of([Rows(extend.prefix, extend.rows)])
+    pool = pool_for(step.slots, geometry, dtype, device)
+    backend = TritonBackend(geometry, device, dtype=dtype)
+    plan = backend.plan(step.batch, None)
+    queries = normal(extend.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
+    seen = extend.rows * extend.prefix + extend.rows * (extend.rows + 1) // 2  # pairs of a row and a key
+    behind = f" behind {extend.prefix} keys" if extend.prefix else ""
+    return Subject(
+        group=GROUP,
+        name=f"prompt of {extend.rows}{behind}, {_words(geometry)}",
+        unit=Unit.RATE,
+        work=lambda: backend.attend(0, queries, pool, plan, scale=geometry.head_dim**-0.5),
+        size=(extend.prefix + extend.rows) * pool.geometry.bytes_per_slot + 2 * queries.nbytes,
+        operations=4 * seen * geometry.heads * geometry.head_dim,
+        must=extend.must,
+        stretch=extend.stretch,
+        beside=None if extend.prefix else _torch_prompt(extend, device),
+        note="" if extend.prefix else "beside: torch, keys in one piece",
+    )
+
+
+def branches(fork: Fork, device: torch.device) -> Subject:
+    """Keys that branches share are read once; the plain kernel reads them for each."""
+    geometry, dtype = fork.geometry, torch.bfloat16
+    on, off = (forked_step(fork.branches, fork.shared, fork.own, tree=tree) for tree in (True, False))
+    pool = pool_for(on.slots, geometry, dtype, device)
+    most = fork.branches * (fork.shared + fork.own) / (fork.shared + fork.branches * fork.own)
+    return Subject(
+        group=GROUP,
+        name=f"{fork.branches} branches of {fork.own} keys behind {fork.shared}, {_words(geometry)}",
+        unit=Unit.TIMES,
+        work=_decode(on, pool, geometry, dtype, device),
+        base=_decode(off, pool, geometry, dtype, device),
+        size=on.slots * pool.geometry.bytes_per_slot,
+        must=FORK_MUST,
+        stretch=FORK_SHARE * most,
+        most=most,
+        note="faster than without sharing",
+    )
+
+
+def _decode(step: Step, pool: KVPool, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device) -> Work:
+    """All layers of the pool, planned as for a captured graph."""
+    backend = TritonBackend(geometry, device, dtype=dtype)
+    keys = sum(map(len, step.batch.slots))
+    plan: TritonPlan = backend.reserve(rows=step.batch.rows, keys=keys)
+    backend.plan_into(plan, step.batch, None)
+    queries = normal(step.batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
+    out = torch.empty_like(queries)
+
+    def work() -> None:
+        for layer in range(pool.geometry.layers):
+            backend.attend(layer, queries, pool, plan, scale=geometry.head_dim**-0.5, out=out)
+
+    return work
+
+
+def _torch_decode(decode: Decode, device: torch.device) -> Work:
+    geometry, dtype = decode.geometry, decode.dtype
+    keys, values = (
+        normal(decode.sequences, geometry.kv_heads, decode.keys, geometry.head_dim, device=device, dtype=dtype)
+        for _ in range(2)
+    )
+    queries = normal(decode.sequences, geometry.heads, 1, geometry.head_dim, device=device, dtype=dtype)
+    return lambda: functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=geometry.group > 1)
+
+
+def _torch_prompt(extend: Extend, device: torch.device) -> Work:
+    geometry = extend.geometry
+    shape = (extend.rows, geometry.head_dim)
+    queries, keys, values = (
+        normal(1, heads, *shape, device=device, dtype=torch.bfloat16)
+        for heads in (geometry.heads, geometry.kv_heads, geometry.kv_heads)
+    )
+    return lambda: functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, enable_gqa=geometry.group > 1
+    )
+
+
+def _words(geometry: AttentionGeometry) -> str:
+    return f"{geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}"

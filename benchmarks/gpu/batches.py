@@ -1,0 +1,80 @@
+"""Steps and pools for the attention kernels: page size 1, and the slots of a sequence lie scattered over the pool."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from umbel.srt.attention.backend import AttentionGeometry
+from umbel.srt.batch import Batch
+from umbel.srt.kv_pool import KVGeometry, KVPool, movable, rounded
+
+Paths = tuple[tuple[tuple[int, int, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Of one sequence: keys that are in the pool already, and rows of the step."""
+
+    prefix: int
+    query: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step, and the slots that a pool for it has, the dummy slot included."""
+
+    batch: Batch
+    slots: int
+
+
+def step_of(rows: Sequence[Rows], *, seed: int = 0) -> Step:
+    """Sequences that share nothing."""
+    total = 1 + sum(one.prefix + one.query for one in rows)
+    free = np.random.default_rng(seed).permutation(np.arange(1, total)).astype(np.int32)
+    ends = np.cumsum([one.prefix + one.query for one in rows])
+    return Step(_batch(rows, np.split(free, ends[:-1]), ()), total)
+
+
+def forked_step(branches: int, shared: int, own: int, *, tree: bool = True, seed: int = 0) -> Step:
+    """Branches that decode behind one prefix: `shared` keys, then `own` of each, the last of them its row's.
+
+    tree: the step says so; otherwise its sequences share slots, and nobody knows.
+    """
+    total = 1 + shared + branches * own
+    free = np.random.default_rng(seed).permutation(np.arange(1, total)).astype(np.int32)
+    prefix, rest = free[:shared], free[shared:].reshape(branches, own)
+    slots = [np.concatenate([prefix, rest[branch]]) for branch in range(branches)]
+    paths = tuple(((1, 0, shared), (2 + branch, shared, own - 1)) for branch in range(branches)) if tree else ()
+    return Step(_batch([Rows(shared + own - 1)] * branches, slots, paths), total)
+
+
+def _batch(rows: Sequence[Rows], slots: Sequence[np.ndarray], paths: Paths) -> Batch:
+    count = sum(one.query for one in rows)
+    return Batch(
+        token_ids=np.zeros(count, dtype=np.int64),
+        positions=np.concatenate([np.arange(one.prefix, one.prefix + one.query, dtype=np.int64) for one in rows]),
+        write_slots=np.concatenate([own[one.prefix :] for one, own in zip(rows, slots, strict=True)]).astype(np.int64),
+        query_lengths=np.array([one.query for one in rows], dtype=np.int32),
+        prefix_lengths=np.array([one.prefix for one in rows], dtype=np.int32),
+        slots=tuple(slots),
+        logit_rows=np.cumsum([one.query for one in rows], dtype=np.int64) - 1,
+        paths=paths,
+    )
+
+
+def pool_for(
+    slots: int, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device, *, layers: int = 1
+) -> KVPool:
+    """Full of normal numbers, from a seed."""
+    pool = KVPool(KVGeometry(layers, geometry.kv_heads, geometry.head_dim, dtype), slots, device)
+    generator = torch.Generator(device).manual_seed(1)
+    for part in (*pool.keys, *pool.values):
+        numbers = torch.randn(part.shape, generator=generator, device=device)
+        movable(part).copy_(movable(rounded(numbers, dtype)))
+    return pool
+
+
+def normal(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 2) -> torch.Tensor:
+    """Normal numbers from a seed, rounded."""
+    return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device).to(dtype)

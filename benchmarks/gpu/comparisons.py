@@ -1,0 +1,139 @@
+"""Each kernel beside its twin, which computes in float32 from the same rounded numbers.
+
+Where pytest is not installed this is the test; where it is, it comes on top, with the shapes of real models.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from umbel.srt.attention.backend import AttentionGeometry
+from umbel.srt.attention.torch_backend import TorchBackend
+from umbel.srt.batch import Batch
+from umbel.srt.kernels.triton import twins
+from umbel.srt.kernels.triton.activation import act_and_multiply
+from umbel.srt.kernels.triton.attention_backend import TritonBackend
+from umbel.srt.kernels.triton.moe import fused_experts, route
+from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
+from umbel.srt.kernels.triton.rope import turn_and_store
+from umbel.srt.kernels.triton.rope_table import rope_table
+from umbel.srt.kv_pool import FLOAT8, KVPool
+
+from .batches import Rows, forked_step, normal, pool_for, step_of
+from .figures import Figure, Unit
+from .sizes import Sizes
+from .small_subjects import EPS, ROPE
+
+GROUP = "equality"
+MOST = 1e-2  # of the expected values, by their norm
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def comparisons(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+    """The relative error of each kernel."""
+    geometries = dict.fromkeys(case.geometry for cases in (sizes.streams, sizes.extends, sizes.forks) for case in cases)
+    for geometry in geometries:
+        for dtype in HALVES:
+            yield _attention(geometry, dtype, dtype, device)
+    first = next(iter(geometries))
+    yield _attention(first, torch.bfloat16, FLOAT8, device)
+    for geometry in geometries:
+        yield _branches(geometry, device)
+    for dtype in HALVES:
+        yield from _passes(sizes, dtype, device)
+    yield from _experts(sizes, device)
+
+
+def _attention(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> Figure:
+    """Decoding beside prompts, short and long, with and without something before them."""
+    step = step_of([Rows(300), Rows(7), Rows(40, 33), Rows(0, 12), Rows(90)])
+    pool = pool_for(step.slots, geometry, kv_dtype, device)
+    kind = _name(dtype) if kv_dtype is dtype else f"{_name(dtype)}, keys in {_name(kv_dtype)}"
+    return _figure(
+        f"attention, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}, {kind}",
+        *_attended(step.batch, pool, geometry, dtype, device),
+    )
+
+
+def _branches(geometry: AttentionGeometry, device: torch.device) -> Figure:
+    step = forked_step(6, 300, 5)
+    pool = pool_for(step.slots, geometry, torch.bfloat16, device)
+    return _figure(
+        f"branches, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}",
+        *_attended(step.batch, pool, geometry, torch.bfloat16, device),
+    )
+
+
+def _attended(
+    batch: Batch, pool: KVPool, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    queries = normal(batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
+    scale = geometry.head_dim**-0.5
+    ours = TritonBackend(geometry, device, dtype=dtype, kv_dtype=pool.geometry.dtype)
+    twin = TorchBackend(geometry, device, tree_attention=False)
+    return (
+        ours.attend(0, queries, pool, ours.plan(batch, None), scale=scale),
+        twin.attend(0, queries.float(), pool, twin.plan(batch, None), scale=scale),
+    )
+
+
+def _passes(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Figure]:
+    rows, hidden = 5, sizes.hidden
+
+    def numbers(*shape: int, seed: int) -> torch.Tensor:
+        return normal(*shape, device=device, dtype=dtype, seed=seed)
+
+    x, weight, residual = numbers(rows, hidden, seed=1), numbers(hidden, seed=2), numbers(rows, hidden, seed=3)
+    yield _figure(
+        f"norm, {_name(dtype)}",
+        rms_norm(x, weight, eps=EPS, centered=False),
+        twins.rms_norm(x.float(), weight.float(), eps=EPS, centered=False),
+    )
+    exact = residual.float()
+    expected = twins.add_rms_norm(x.float(), exact, weight.float(), eps=EPS, centered=False)
+    yield _figure(
+        f"residual sum and norm, {_name(dtype)}",
+        add_rms_norm(x, residual, weight, eps=EPS, centered=False),
+        expected,
+    )
+    gate_up = numbers(rows, 2 * sizes.width, seed=4)
+    yield _figure(
+        f"gate, {_name(dtype)}", act_and_multiply(gate_up, "silu"), twins.act_and_multiply(gate_up.float(), "silu")
+    )
+    geometry = sizes.turned
+    qkv = numbers(rows, (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, seed=5)
+    slots, positions = torch.arange(1, rows + 1, device=device), 3 * torch.arange(rows, device=device)
+    results = []
+    for kind, kernel, numbers_in in ((dtype, turn_and_store, qkv), (torch.float32, twins.turn_and_store, qkv.float())):
+        table = rope_table(ROPE, geometry.head_dim, 3 * rows, dtype=kind, device=device)
+        pool = pool_for(rows + 1, geometry, kind, device)
+        queries = kernel(numbers_in, positions, slots, table, pool.keys[0], pool.values[0])
+        results.append(torch.cat([queries, pool.keys[0][1:], pool.values[0][1:]], dim=1))
+    yield _figure(f"heads turned and stored, {_name(dtype)}", *results)
+
+
+def _experts(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+    dtype = torch.bfloat16
+    for shape in sizes.experts:
+        logits = normal(9, shape.experts, device=device)
+        shares, chosen = route(logits, shape.top_k, renormalise=True)
+        expected_shares, expected = twins.route(logits, shape.top_k, renormalise=True)
+        same = shares if torch.equal(chosen, expected) else torch.full_like(shares, torch.nan)
+        yield _figure(f"routes, {shape.name}", same, expected_shares)
+        gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, seed=3) * shape.hidden**-0.5
+        down = normal(shape.experts, shape.hidden, shape.width, device=device, seed=4) * shape.width**-0.5
+        gate_up, down = gate_up.to(dtype), down.to(dtype)
+        x = normal(9, shape.hidden, device=device, dtype=dtype)
+        yield _figure(
+            f"experts, {shape.name}, {_name(dtype)}",
+            fused_experts(x, gate_up, down, shares, chosen, activation="silu"),
+            twins.fused_experts(x.float(), gate_up.float(), down.float(), shares, chosen, activation="silu"),
+        )
+
+
+def _figure(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Figure:
+    error = float((actual.double() - expected.double()).norm() / expected.double().norm())
+    return Figure(GROUP, name, Unit.ERROR, error, must=MOST)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

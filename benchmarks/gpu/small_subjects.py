@@ -1,0 +1,124 @@
+"""Norms, heads, activations and experts: passes over rows that should cost their bytes, and products."""
+
+from collections.abc import Iterator
+
+import torch
+from umbel.srt.kernels.triton.activation import act_and_multiply
+from umbel.srt.kernels.triton.moe import fused_experts
+from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
+from umbel.srt.kernels.triton.rope import turn_and_store
+from umbel.srt.kernels.triton.rope_table import rope_table
+from umbel.srt.models.rope import RopeConfig, RopeType
+
+from .batches import normal, pool_for
+from .figures import Unit
+from .sizes import ExpertShape, Sizes
+from .subjects import Subject
+
+GROUP = "passes"
+EXPERTS = "experts"
+PASS_MUST, PASS_STRETCH = 75.0, 88.0  # % of bandwidth
+PRODUCT_MUST, PRODUCT_STRETCH = 200.0, 260.0  # TFLOPS
+SINGLE_MUST = 70.0  # % of bandwidth, of one token
+EPS = 1e-5
+ROPE = RopeConfig(RopeType.DEFAULT, 10_000.0)
+DTYPE = torch.bfloat16
+
+
+def small_subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
+    yield norm(sizes, device)
+    yield norm_of_sum(sizes, device)
+    yield heads(sizes, device)
+    yield activation(sizes, device)
+
+
+def norm(sizes: Sizes, device: torch.device) -> Subject:
+    x = normal(sizes.rows, sizes.hidden, device=device, dtype=DTYPE)
+    weight = normal(sizes.hidden, device=device, dtype=DTYPE)
+    return Subject(
+        group=GROUP,
+        name=f"norm of {sizes.rows} rows of {sizes.hidden}",
+        unit=Unit.BANDWIDTH,
+        work=lambda: rms_norm(x, weight, eps=EPS, centered=False),
+        size=2 * x.nbytes,
+        must=PASS_MUST,
+        stretch=PASS_STRETCH,
+    )
+
+
+def norm_of_sum(sizes: Sizes, device: torch.device) -> Subject:
+    x, residual = (normal(sizes.rows, sizes.hidden, device=device, dtype=DTYPE, seed=seed) for seed in (2, 3))
+    weight = normal(sizes.hidden, device=device, dtype=DTYPE)
+    x *= 1e-3  # what is added again and again stays a number
+    return Subject(
+        group=GROUP,
+        name=f"residual sum and norm of {sizes.rows} rows of {sizes.hidden}",
+        unit=Unit.BANDWIDTH,
+        work=lambda: add_rms_norm(x, residual, weight, eps=EPS, centered=False),
+        size=4 * x.nbytes,
+        must=PASS_MUST,
+        stretch=PASS_STRETCH,
+    )
+
+
+def heads(sizes: Sizes, device: torch.device) -> Subject:
+    geometry, rows = sizes.turned, sizes.rows
+    qkv = normal(rows, (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, device=device, dtype=DTYPE)
+    table = rope_table(ROPE, geometry.head_dim, rows, dtype=DTYPE, device=device)
+    pool = pool_for(rows + 1, geometry, DTYPE, device)
+    positions = torch.arange(rows, device=device)
+    slots = torch.randperm(rows, device=device) + 1
+    return Subject(
+        group=GROUP,
+        name=f"heads of {rows} rows turned and stored, {geometry.heads}/{geometry.kv_heads} of {geometry.head_dim}",
+        unit=Unit.BANDWIDTH,
+        work=lambda: turn_and_store(qkv, positions, slots, table, pool.keys[0], pool.values[0]),
+        size=2 * qkv.nbytes + table.nbytes + positions.nbytes + slots.nbytes,
+        must=PASS_MUST,
+        stretch=PASS_STRETCH,
+    )
+
+
+def activation(sizes: Sizes, device: torch.device) -> Subject:
+    gate_up = normal(sizes.rows, 2 * sizes.width, device=device, dtype=DTYPE)
+    return Subject(
+        group=GROUP,
+        name=f"gate of {sizes.rows} rows of {sizes.width}",
+        unit=Unit.BANDWIDTH,
+        work=lambda: act_and_multiply(gate_up, "silu"),
+        size=1.5 * gate_up.nbytes,
+        must=PASS_MUST,
+        stretch=PASS_STRETCH,
+    )
+
+
+def expert_subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
+    """A whole prompt, where products count, and one token, where its experts' weights do."""
+    for shape in sizes.experts:
+        gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, dtype=DTYPE) * shape.hidden**-0.5
+        down = normal(shape.experts, shape.hidden, shape.width, device=device, dtype=DTYPE) * shape.width**-0.5
+        for tokens in (sizes.prompt, 1):
+            yield _experts(shape, gate_up, down, tokens, device)
+
+
+def _experts(
+    shape: ExpertShape, gate_up: torch.Tensor, down: torch.Tensor, tokens: int, device: torch.device
+) -> Subject:
+    x = normal(tokens, shape.hidden, device=device, dtype=DTYPE)
+    weights = torch.full((tokens, shape.top_k), 1 / shape.top_k, device=device)
+    generator = torch.Generator(device).manual_seed(4)
+    order = torch.rand(tokens, shape.experts, generator=generator, device=device).argsort(dim=1)
+    chosen = order[:, : shape.top_k].int().contiguous()
+    each = 3 * shape.hidden * shape.width  # numbers of an expert
+    one = tokens == 1
+    reached = min(shape.experts, tokens * shape.top_k)
+    return Subject(
+        group=EXPERTS,
+        name=f"{shape.name}, {tokens} {'token' if one else 'tokens'}",
+        unit=Unit.BANDWIDTH if one else Unit.RATE,
+        work=lambda: fused_experts(x, gate_up, down, weights, chosen, activation="silu"),
+        size=reached * each * DTYPE.itemsize + 2 * x.nbytes,
+        operations=2 * tokens * shape.top_k * each,
+        must=SINGLE_MUST if one else PRODUCT_MUST,
+        stretch=None if one else PRODUCT_STRETCH,
+    )

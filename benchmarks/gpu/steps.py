@@ -1,0 +1,157 @@
+"""Whole steps of the engine on models of 7 and 8 billion parameters: decoding under a graph, and prompts.
+
+A step is launched as the scheduler launches it: planned, packed and sent by the host, and its tokens are chosen on the
+device. Steps follow each other without being waited for, so the host's work counts only where it takes longer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from umbel.srt.batch import Batch, Pick, Picks
+from umbel.srt.cuda.memory import StepLimits
+from umbel.srt.cuda.runner import CudaRunner
+from umbel.srt.model_runner import build_runner
+
+from .batches import Rows, Step, forked_step, step_of
+from .figures import Figure, Unit
+from .hardware import Limits
+from .shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors, Shape
+from .stopwatch import Stopwatch
+
+GROUP = "steps"
+MUST, STRETCH = 75.0, 85.0  # % of what reading weights and keys takes at least, of one sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """Which steps.
+
+    Attributes:
+        decodes: sequences and keys of each.
+        fork: branches, keys that they share, keys of each.
+        prompts: rows of each.
+    """
+
+    shapes: tuple[Shape, ...]
+    decodes: tuple[tuple[int, int], ...]
+    fork: tuple[int, int, int]
+    prompts: tuple[int, ...]
+    dtype: str
+
+
+FULL = StepSizes((LLAMA_2_7B, LLAMA_3_8B), ((1, 1024), (32, 1024), (64, 512)), (32, 920, 104), (2048, 8192), "bfloat16")
+SMALL = StepSizes((TINY,), ((1, 8), (2, 4)), (3, 300, 2), (6,), "float32")
+
+
+def step_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[Figure]:
+    for shape in sizes.shapes:
+        yield from _of_shape(shape, sizes, stopwatch, limits)
+
+
+def _of_shape(shape: Shape, sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[Figure]:
+    decodes = [step_of([Rows(keys - 1)] * sequences) for sequences, keys in sizes.decodes]
+    shared = forked_step(*sizes.fork)
+    prompts = [step_of([Rows(0, rows)]) for rows in sizes.prompts]
+    runner = random_runner(
+        shape,
+        stopwatch.device,
+        slots=max(step.slots for step in (*decodes, shared, *prompts)),
+        limits=StepLimits(
+            rows=max(sizes.prompts), sequences=max(sizes.fork[0], *(sequences for sequences, _ in sizes.decodes))
+        ),
+        dtype=sizes.dtype,
+    )
+    for (sequences, keys), step in zip(sizes.decodes, decodes, strict=True):
+        goals = (MUST, STRETCH) if sequences == 1 else (None, None)
+        yield _decode(
+            f"{shape.name}, {_sequences(sequences)} of {keys} keys", shape, runner, step, goals, stopwatch, limits
+        )
+    branches, prefix, own = sizes.fork
+    name = f"{shape.name}, {branches} branches of {own} keys behind {prefix}"
+    yield _decode(name, shape, runner, shared, (None, None), stopwatch, limits)
+    for rows, step in zip(sizes.prompts, prompts, strict=True):
+        yield _prompt(shape, runner, step, rows, stopwatch, limits)
+
+
+def random_runner(
+    shape: Shape,
+    device: torch.device,
+    *,
+    slots: int,
+    limits: StepLimits,
+    dtype: str,
+    kernels: str = "triton",
+    **switches: object,
+) -> CudaRunner:
+    """A model of the shape on our kernels. switches: of `build_runner`."""
+    weights = RandomTensors(shape, getattr(torch, dtype), device)
+    return build_runner(  # type: ignore[return-value]  # of the CUDA engine, unless other kernels are asked for
+        shape.config,
+        weights,
+        num_slots=slots,
+        dtype=dtype,
+        device=device.type,
+        kernels=kernels,  # type: ignore[arg-type]
+        limits=limits,
+        **switches,  # type: ignore[arg-type]
+    )
+
+
+def _decode(
+    name: str,
+    shape: Shape,
+    runner: CudaRunner,
+    step: Step,
+    goals: tuple[float | None, float | None],
+    stopwatch: Stopwatch,
+    limits: Limits,
+) -> Figure:
+    batch = with_best_tokens(step.batch)
+    seconds = stopwatch.seconds_of_calls(lambda: runner.launch(batch))
+    width = runner.model.dtype.itemsize
+    size = width * (shape.read_parameters + (step.slots - 1) * shape.kv_numbers)
+    return Figure(
+        GROUP,
+        f"decode, {name}",
+        Unit.BANDWIDTH,
+        100 * size / limits.bandwidth / seconds,
+        limit=100.0,
+        must=goals[0],
+        stretch=goals[1],
+        note=f"{seconds * 1e3:.3g} ms, {batch.rows / seconds:,.0f} tokens/s",
+    )
+
+
+def _prompt(shape: Shape, runner: CudaRunner, step: Step, rows: int, stopwatch: Stopwatch, limits: Limits) -> Figure:
+    batch = with_best_tokens(step.batch)
+    seconds = stopwatch.seconds_of_calls(lambda: runner.launch(batch))
+    attention = 2 * rows * (rows + 1) * shape.layers * shape.heads * shape.head_dim
+    operations = 2 * rows * shape.multiplied_parameters + attention
+    return Figure(
+        GROUP,
+        f"prompt of {rows} tokens, {shape.name}",
+        Unit.TOKENS,
+        rows / seconds,
+        limit=rows / (operations / limits.rate),
+        note=f"{seconds * 1e3:.3g} ms, {operations / seconds / 1e12:.0f} TFLOPS",
+    )
+
+
+def with_best_tokens(batch: Batch) -> Batch:
+    """The most likely token of each row of logits is asked for, as greedy generations ask for it."""
+    count = len(batch.logit_rows)
+    picks = Picks(
+        kinds=np.full(count, Pick.BEST, dtype=np.uint8),
+        inverse_temperatures=np.zeros(count),
+        keys=np.zeros(count, dtype=np.uint64),
+        top_k=np.zeros(count, dtype=np.int32),
+        min_p=np.zeros(count),
+        top_p=np.ones(count),
+    )
+    return replace(batch, picks=picks)
+
+
+def _sequences(count: int) -> str:
+    return "one sequence" if count == 1 else f"{count} sequences"

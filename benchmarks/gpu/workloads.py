@@ -1,0 +1,288 @@
+"""The engine on every workload, with every switch of the ablation, in this process and on random weights.
+
+    first     each workload with everything on, and without a cache: the paper's ratios
+    then      the other configurations, on a few workloads of different kinds, then on all
+
+A configuration of the scheduler runs on the model that is loaded; one of the kernels needs a model of its own, so those
+come last. Texts of random weights mean nothing, but their lengths are those of the files: what has no constraint and no
+stop ends at its `max_tokens`.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import torch
+from umbel.interpreter import loop
+from umbel.lang.errors import UmbelError
+from umbel.srt.assembly import LoadedModel
+from umbel.srt.cuda.memory import StepLimits
+from umbel.srt.local import LocalBackend
+from umbel.srt.prompt_encoder import PromptEncoder
+
+from ..configuration import ALL, FULL, Configuration
+from ..machine import describe
+from ..measure import Measurement, measure
+from ..report import markdown
+from ..results import Results
+from ..systems import Umbel
+from ..workload import Fork, Gen, Op, Ops, Program, Select, Text, Workload
+from .figures import Figure, Unit
+from .shapes import Shape
+from .steps import random_runner
+from .stopwatch import Budget
+from .words import WordTokenizer
+
+GROUP = "engine"
+BASE = ALL["no-cache"]
+LARGEST_RATIO = 6.4  # what the paper reports at most, against the systems of its time
+ON_GPU = (
+    Configuration("no-graphs", "No captured graphs", {"cuda_graphs": False}),
+    Configuration("no-overlap", "No planning while a step runs", {"overlap": False}),
+    Configuration("fp8-keys", "All optimisations, keys and values in float8", {"kv_dtype": "fp8"}),
+)
+ELSEWHERE = {
+    "no-screened-head": "the CPU's kernels screen the head, those for GPUs do not",
+    "int8": "weights in 8 bits are the CPU's",
+}
+OF_KERNELS = ("tree_attention", "cuda_graphs", "kv_dtype", "kernels")  # options that need a runner of their own
+WARM_UP = 8  # programs that are run before anything is measured
+KINDS = ("tree_of_thought_gsm8k", "mmlu_5shot", "react_agent", "json_decode_regex")  # the first words of files' names
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """How much is run.
+
+    Attributes:
+        pool_tokens: at most; less where memory holds less.
+        pool_share: of the device's memory that keys may take.
+        options: of every runtime.
+    """
+
+    dtype: str
+    pool_tokens: int
+    pool_share: float
+    concurrency: int
+    warm: int
+    options: Mapping[str, int] = field(default_factory=dict)
+
+
+ON_DEVICE = EngineSizes("bfloat16", 131_072, 0.45, 32, 1, {"max_running": 128, "chunk_size": 2048})
+ON_HOST = EngineSizes("float32", 2048, 0.0, 2, 1, {"max_running": 4, "chunk_size": 64})
+
+
+class Engine:
+    """One shape of model, and what becomes of it.
+
+    Args:
+        workloads: cut to the programs that are run.
+        budget: no run begins when it is up.
+        say: told each run.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        workloads: Sequence[Workload],
+        sizes: EngineSizes,
+        device: torch.device,
+        budget: Budget,
+        say: Say,
+    ) -> None:
+        self.shape = shape
+        self._workloads = workloads
+        self._sizes = sizes
+        self._device = device
+        self._budget = budget
+        self._say = say
+        self._tokenizer = WordTokenizer(texts_of(workloads), shape.vocab)
+        self._encoder = PromptEncoder(self._tokenizer)
+        self.left_out: list[str] = []
+        self.results = Results(describe(), self._facts(), missing=dict(ELSEWHERE))
+        self.results.about |= {one.name: one.about for one in (*ALL.values(), *ON_GPU)}
+
+    def run(self, configurations: Sequence[Configuration]) -> None:
+        """The full configuration and the one without a cache, then the others, while there is time."""
+        others = [one for one in configurations if one not in (FULL, BASE) and one.name not in ELSEWHERE]
+        few = [file for file in self._workloads if file.name.startswith(KINDS)]
+        rest = [file for file in self._workloads if file not in few]
+        jobs = [(one, file) for file in (*few, *rest) for one in (FULL, BASE)]
+        jobs += [(one, file) for files in (few, rest) for one in sorted(others, key=_runner_key) for file in files]
+        loaded: LoadedModel | None = None
+        key = ""
+        skipped: dict[str, list[str]] = {}
+        for configuration, file in jobs:
+            if self._budget.is_up:
+                skipped.setdefault(configuration.name, []).append(file.name)
+                continue
+            if loaded is None or _runner_key(configuration) != key:
+                loaded = None
+                _give_memory_back()
+                key = _runner_key(configuration)
+                loaded = self._load(configuration)
+                self._warm_up(configuration, loaded)
+            self._measure(configuration, file, loaded)
+        for name, files in skipped.items():
+            what = "all workloads" if len(files) == len(self._workloads) else ", ".join(files)
+            self.left_out.append(f"{self.shape.name}, {name} on {what}: the time was up; write a larger --minutes")
+        loaded = None
+        _give_memory_back()
+
+    def figures(self) -> Iterator[Figure]:
+        """What each switch is worth, workload by workload: programs per second with it on, and how many times that of
+        the same run with it off."""
+        ratios = []
+        for workload in self.results.workloads:
+            for system in self.results.systems:
+                if system == FULL.name:
+                    continue
+                spread = self.results.against(workload, FULL.name, system, lambda run: run.rate)
+                rate = self.results.spread(workload, FULL.name, lambda run: run.rate)
+                if spread is None or rate is None:
+                    continue
+                ratios += [spread.median] if system == BASE.name else []
+                yield Figure(
+                    GROUP,
+                    f"{self.shape.name}, {workload}: all on against {system}",
+                    Unit.TIMES,
+                    spread.median,
+                    note=f"{rate.median:.3g} programs/s",
+                )
+        if ratios:
+            name = f"{self.shape.name}, most that the cache gives"
+            yield Figure(GROUP, name, Unit.TIMES, max(ratios), stretch=LARGEST_RATIO, note="stretch: the paper's")
+
+    def failures(self) -> list[str]:
+        """Programs that failed, the first of each run."""
+        return [
+            f"{self.shape.name}, {run.workload}, {run.system}: {len(run.failures)} failed, {run.failures[0]}"
+            for run in self.results.measurements
+            if run.failures
+        ]
+
+    # ------------------------------------------------------------------------------------ how
+
+    def _load(self, configuration: Configuration) -> LoadedModel:
+        options = {name: configuration.options[name] for name in OF_KERNELS if name in configuration.options}
+        sizes = self._sizes
+        most_rows = sizes.options["chunk_size"] + sizes.options["max_running"]
+        runner = random_runner(
+            self.shape,
+            self._device,
+            slots=1 + self._pool_tokens(),
+            limits=StepLimits(most_rows, sizes.options["max_running"], max(256, sizes.options["max_running"])),
+            dtype=sizes.dtype,
+            **{"kernels": "triton", **options},  # type: ignore[arg-type]  # checked by build_runner
+        )
+        return LoadedModel(self.shape.name, self._tokenizer, runner)
+
+    def _pool_tokens(self) -> int:
+        if self._device.type != "cuda":
+            return self._sizes.pool_tokens
+        memory = torch.cuda.get_device_properties(self._device).total_memory
+        of_token = self.shape.kv_numbers * torch.bfloat16.itemsize
+        return min(self._sizes.pool_tokens, int(self._sizes.pool_share * memory) // of_token)
+
+    def _warm_up(self, configuration: Configuration, loaded: LoadedModel) -> None:
+        """Kernels are compiled when they are first launched, which is no part of a run."""
+        self._run(configuration, self._workloads[0].first(WARM_UP), loaded)
+
+    def _measure(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> None:
+        try:
+            run = self._run(configuration, file, loaded)
+        except UmbelError as error:
+            self.results.missing[f"{file.name} on {configuration.name}"] = f"{type(error).__name__}: {error}"
+            return
+        self.results.measurements.append(run)
+        self._say(_line(self.shape, run))
+
+    def _run(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> Measurement:
+        options = configuration.runtime_options({**self._sizes.options, "device": self._device.type})
+        backend = LocalBackend(loaded=loaded, seed=1, **options)
+        try:
+            return measure(
+                Umbel(configuration, backend),  # type: ignore[arg-type]  # a backend like the runtime's
+                file,
+                concurrency=self._sizes.concurrency,
+                warm=self._sizes.warm,
+                encoder=self._encoder,
+            )
+        finally:
+            loop.streams.run(backend.close())
+
+    def _facts(self) -> dict[str, str | int | float | bool | None]:
+        return {
+            "model": f"{self.shape.name}, random weights",
+            "tokenizer": WordTokenizer.name,
+            "process": "one, with interpreter, gateway and engine",
+            "dtype": self._sizes.dtype,
+            "pool_tokens": self._pool_tokens(),
+            "concurrency": self._sizes.concurrency,
+            "warm": self._sizes.warm,
+            **{f"option_{name}": value for name, value in self._sizes.options.items()},
+        }
+
+
+def texts_of(workloads: Sequence[Workload]) -> Iterator[str]:
+    """All that programs say and all that they may choose."""
+
+    def visit(ops: Ops) -> Iterator[str]:
+        for op in ops:
+            match op:
+                case Text(text):
+                    yield text
+                case Select(choices=choices):
+                    yield from choices
+                case Fork(branches=branches):
+                    for inner in branches:
+                        yield from visit(inner)
+
+    for file in workloads:
+        for program in file.programs:
+            yield from visit(program.ops)
+
+
+def shortened(file: Workload, *, characters: int, tokens: int) -> Workload:
+    """The same programs with the ends of their texts, and answers of few tokens."""
+
+    def short(op: Op) -> Op:
+        match op:
+            case Text(text):
+                return Text(text[-characters:])
+            case Gen():
+                return replace(op, max_tokens=min(op.max_tokens, tokens))
+            case Fork():
+                return replace(op, branches=tuple(tuple(map(short, inner)) for inner in op.branches))
+            case _:
+                return op
+
+    relaxed = file.relaxed()  # a constraint may need more tokens
+    return replace(relaxed, programs=tuple(Program(p.id, tuple(map(short, p.ops))) for p in relaxed.programs))
+
+
+def _runner_key(configuration: Configuration) -> str:
+    """Equal for configurations that run on the same runner; the usual one comes first."""
+    return ", ".join(f"{name}={value}" for name, value in configuration.options.items() if name in OF_KERNELS)
+
+
+def _give_memory_back() -> None:
+    """Before the next model is loaded: two may not fit."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _line(shape: Shape, run: Measurement) -> str:
+    hits = f", hit rate {run.reuse.achieved:.1%} of {run.reuse.optimal:.1%}" if run.reuse else ""
+    failed = f", {len(run.failures)} failed: {run.failures[0]}" if run.failures else ""
+    return f"{shape.name}, {run.workload}, {run.system}: {run.rate:.3g} programs/s{hits}{failed}"
+
+
+def text_record(engine: Engine) -> dict[str, str]:
+    """What `umbel bench` would write: file name → text."""
+    name = "engine-" + engine.shape.name.lower().replace(" ", "-")
+    record = msgspec.json.format(msgspec.json.encode(engine.results), indent=1).decode()
+    return {f"{name}.md": markdown(engine.results), f"{name}.json": record + "\n"}
