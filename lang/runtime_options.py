@@ -41,11 +41,14 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             the device where they run, torch elsewhere.
         cuda_graphs: decode steps on a CUDA device run as captured graphs.
         device: "auto" takes a GPU when there is one.
+        tensor_parallel: ranks that compute the model together, a process each, on a CUDA device each or on the CPU.
+            Each holds a part of the weights and of the KV cache; with fewer key heads than ranks, several hold the same
+            one. Torch computes on the CPU then, and no graphs are captured on CUDA devices.
         context_length: most tokens of prompt and answer together; None takes the model's own.
         max_running: requests computed together in one step.
         chunk_size: most prompt tokens computed in one step; None computes prompts whole.
         pool_tokens: tokens the KV pool holds; None derives it from pool_memory.
-        pool_memory: bytes for the KV pool; None takes a share of what is free.
+        pool_memory: bytes for the KV pool, of all ranks together; None takes a share of what is free.
         policy: order of waiting requests: "lpm" (longest cached prefix first), "dfs-weight" (depth first through the
             tree of what waits, heaviest subtree first), "fcfs" (arrival) or "random" (by lot, from `seed`).
         radix_cache: keep and reuse prefixes.
@@ -76,7 +79,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         max_queue: requests the gateway holds; more are refused with OverloadedError.
         request_timeout: seconds after which a request without an earlier deadline ends.
         seed: of the generator that draws seeds for requests without one, and of policy="random"; None draws it.
-        threads: CPU threads of the engine; None takes torch's choice.
+        threads: CPU threads of the engine, of all ranks together; None takes torch's choice.
         check_every_step: check the integrity of pool and tree after every step (slow; for tests).
         step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
         log_level: of gateway and engine, on standard error.
@@ -89,6 +92,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     kernels: Kernels = "auto"
     cuda_graphs: bool = True
     device: Device = "auto"
+    tensor_parallel: int = 1
     context_length: int | None = None
     max_running: int = 64
     chunk_size: int | None = 512
@@ -132,6 +136,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _choice("policy", self.policy, get_args(Policy))
         _choice("constraint_engine", self.constraint_engine, get_args(ConstraintEngine))
         _choice("log_level", self.log_level, get_args(LogLevel))
+        _integer("tensor_parallel", self.tensor_parallel, 1, 64)
         _integer("context_length", self.context_length, 2, 1 << 24, optional=True)
         _integer("max_running", self.max_running, 1, 1 << 14)
         _integer("chunk_size", self.chunk_size, 1, 1 << 20, optional=True)
@@ -156,6 +161,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ParameterError(f'overlap={self.overlap!r} is not known; write "auto", True or False')
         if self.step_delay and self.overlap is True:
             raise ParameterError(f"step_delay={self.step_delay} delays steps that wait; leave overlap=True out")
+        if self.tensor_parallel > 1 and self.model == ORACLE:
+            raise ParameterError(f"tensor_parallel={self.tensor_parallel}: the oracle has no weights; leave it out")
         if self.step_delay and self.model != ORACLE:
             raise ParameterError(f"step_delay slows the oracle model only; model={self.model!r} takes none")
 

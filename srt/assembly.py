@@ -23,6 +23,7 @@ from .tokenizer import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from .constraint_shelf import ConstraintShelf
+    from .parallel.team import Team
     from .scheduler import Scheduler
     from .weights import ModelSource
 
@@ -82,11 +83,19 @@ def open_tokenizer(options: RuntimeOptions) -> Reading:
 
 
 def open_engine(
-    options: RuntimeOptions, *, clock: Clock, faults: FaultHook, phase: Phase, loaded: LoadedModel | None = None
+    options: RuntimeOptions,
+    *,
+    clock: Clock,
+    faults: FaultHook,
+    phase: Phase,
+    loaded: LoadedModel | None = None,
+    rendezvous: Path | None = None,
 ) -> Engine:
     """Loads the model and makes its scheduler.
 
     Args:
+        rendezvous: where the ranks of tensor_parallel meet, see parallel/team.py. None: this process is not to have
+            others, and there can be one rank only.
         loaded: takes the model's place. No other engine runs it meanwhile.
 
     Raises:
@@ -152,7 +161,7 @@ def open_engine(
     else:
         source = _open_source(options)
         phase(f"loading {source.name}")
-        runner = _model_runner(options, source)
+        runner = _runner_of_all_ranks(options, source, rendezvous, phase)
         if options.overlap is True and not isinstance(runner, Launcher):
             runner = ThreadedRunner(runner)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
@@ -199,25 +208,57 @@ def _open_source(options: RuntimeOptions) -> "ModelSource":
     return open_model(options.model)
 
 
-def _model_runner(options: RuntimeOptions, source: "ModelSource") -> Runner:
+def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path) -> Runner:
+    """The part of a rank other than 0. Raises as `open_engine`."""
+    from .parallel.opening import device_of
+    from .parallel.team import Ranks
+
+    source = _open_source(options)
+    team = Ranks(rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank))
+    return _model_runner(options, source, team)
+
+
+def _runner_of_all_ranks(
+    options: RuntimeOptions, source: "ModelSource", rendezvous: Path | None, phase: Phase
+) -> Runner:
+    from .models.vision.text_config import sees, text_config
+    from .parallel.opening import open_ranks
+    from .parallel.shares import require_shares
+    from .parallel.team import ALONE
+
+    ranks = options.tensor_parallel
+    if ranks == 1:
+        return _model_runner(options, source, ALONE)
+    if rendezvous is None:
+        raise ParameterError(f"tensor_parallel={ranks}: ranks are processes, which only umbel.Runtime starts; write 1")
+    require_shares(text_config(source.config) if sees(source.config) else source.config, ranks)
+    phase(f"loading {source.name} on {ranks} ranks")
+    return open_ranks(options, rendezvous, lambda team: _model_runner(options, source, team))
+
+
+def _model_runner(options: RuntimeOptions, source: "ModelSource", team: "Team") -> Runner:
+    """The part of a rank."""
     import torch
 
     from .cuda.memory import StepLimits
     from .model_runner import build_runner, resolve_device
+    from .parallel.opening import device_of
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    if options.threads is not None or team.ranks > 1:  # ranks on the CPU share its cores
+        torch.set_num_threads(max(1, (options.threads or torch.get_num_threads()) // team.ranks))
+    device: str = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    if team.ranks > 1:
+        device = str(device_of(options, team.rank))
     resolve_device(device)  # refused here, before its memory is asked about
     slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
     pool_memory = options.pool_memory
     if slots is None and pool_memory is None and device == "cpu":  # a GPU's is laid out when the weights are there
-        pool_memory = min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory()))
+        pool_memory = team.least(min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())))
     runner = build_runner(
         source.config,
         source.tensors,
         num_slots=slots,
-        kv_bytes=pool_memory,
+        kv_bytes=None if pool_memory is None else pool_memory // team.ranks,
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
         device=device,
@@ -231,6 +272,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource") -> Runner:
         weights=options.weights,
         tree_attention=options.tree_attention,
         screened_head=options.screened_head,
+        team=team,
     )
     if options.context_length is not None:
         if options.context_length > runner.context_length:

@@ -5,6 +5,7 @@ decision, not an accident.
 """
 
 import os
+import sys
 from dataclasses import dataclass
 
 from ..lang.programs import MAX_GRAPH_BYTES
@@ -105,8 +106,13 @@ def engine_environment() -> dict[str, str]:
     OpenMP threads that wait by spinning starve each other as soon as the cores are shared with anybody, the gateway
     and the program among them: a decode step of the default model took 1,350 ms instead of 78 ms on two busy cores.
     Sleeping costs little on idle ones. What the user has set stays.
+
+    The ranks of tensor_parallel are on this machine, and their transports listen on its loopback only, whatever the
+    user has set for programs on several machines.
     """
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    transports = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **transports}
 
 
 def worker_environment() -> dict[str, str]:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -191,7 +192,9 @@ def _start(start: EngineStart, link: EngineLink) -> Engine:
     def phase(text: str) -> None:
         link.send(EnginePhase(text))
 
-    engine = open_engine(start.options, clock=SystemClock(), faults=faults, phase=phase)
+    engine = open_engine(
+        start.options, clock=SystemClock(), faults=faults, phase=phase, rendezvous=Path(start.rendezvous)
+    )
     phase("making the first token")
     warm_up(engine)
     gc.freeze()  # what is loaded stays: collections that walk it stop the step for tens of milliseconds

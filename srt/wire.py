@@ -21,6 +21,7 @@ class EngineStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parent: int
     events: str  # address of the gateway's PAIR
     pulse: str  # address of the gateway's PULL for signs of life
+    rendezvous: str  # a file that is not there yet: where the ranks of tensor_parallel meet
     options: RuntimeOptions
 
 

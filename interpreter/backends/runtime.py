@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import msgspec
 
@@ -94,6 +94,7 @@ class Runtime:
         kv_dtype: KVDType = "auto",
         kernels: Kernels = "auto",
         cuda_graphs: bool = True,
+        tensor_parallel: int = 1,
         device: Device = "auto",
         context_length: int | None = None,
         max_running: int = 64,
@@ -112,6 +113,7 @@ class Runtime:
         foresight: bool = False,
         pin_share: float = 0.5,
         tree_attention: bool = True,
+        overlap: bool | Literal["auto"] = "auto",
         screened_head: bool = True,
         incremental_tokenization: bool = True,
         jump_forward: bool = True,
@@ -139,6 +141,7 @@ class Runtime:
             kv_dtype=kv_dtype,
             kernels=kernels,
             cuda_graphs=cuda_graphs,
+            tensor_parallel=tensor_parallel,
             device=device,
             context_length=context_length,
             max_running=max_running,
@@ -157,6 +160,7 @@ class Runtime:
             foresight=foresight,
             pin_share=pin_share,
             tree_attention=tree_attention,
+            overlap=overlap,
             screened_head=screened_head,
             incremental_tokenization=incremental_tokenization,
             jump_forward=jump_forward,

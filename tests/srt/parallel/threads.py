@@ -1,7 +1,7 @@
 """A team whose ranks are threads of one process: what needs no transport is tested without any."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
