@@ -3,8 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The Python whose torch sees the GPU, and the version of the one that gpu-wheels is for.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+WHEELS_FOR ?= 3.12
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench gpu gpu-wheels clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/judge.py
@@ -20,6 +23,14 @@ check: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/umbel bench
+
+# Kernels and engine on a GPU, in eight minutes; without one, a dry run. GPU="--groups engine --minutes 30" and the like.
+gpu:
+	$(GPU_PYTHON) -m benchmarks.gpu $(GPU)
+
+# What a GPU machine without a network may lack, to be carried there in the folder wheels/.
+gpu-wheels:
+	$(GPU_PYTHON) -m benchmarks.gpu.packages $(WHEELS_FOR)
 
 # A stale build/ would leak deleted modules into wheels.
 clean:

@@ -26,7 +26,7 @@ def prepare(arguments: list[str]) -> list[str]:
     absent = packages.missing(packages.KERNELS)
     if absent:
         raise SystemExit(
-            f"{', '.join(absent)} cannot be imported by {sys.executable}; run `make gpu PYTHON=python3`, with the "
+            f"{', '.join(absent)} cannot be imported by {sys.executable}; run `make gpu GPU_PYTHON=...`, with the "
             "Python that has them, or install umbel with its runtime: pip install -e '.[runtime]'"
         )
     if not {"--dry-run", "-h", "--help"} & set(arguments):

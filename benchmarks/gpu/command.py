@@ -1,6 +1,6 @@
 """`make gpu`, `python -m benchmarks.gpu`: whether the kernels are right, and how near they are to a device's limits.
 
-Exit status 0: everything that ran is right. 1: a kernel, a test or a program gave what it should not; slow is not wrong.
+Exit status 0: everything that ran is right. 1: a kernel, test or program gave what it should not; slow is not wrong.
 """
 
 import argparse

@@ -161,7 +161,5 @@ def _add(run: Run, budget: Budget, group: str, figures: Iterator[Figure]) -> Non
         run.record.figures.append(figure)
         run.say(f"{group}: {figure.name}: {figure.measured:.3g} {figure.unit.value} {run.record.met(figure)}")
         if budget.is_up:
-            run.record.left_out.append(
-                f"{group}: what follows {figure.name!r}, unless it was the last; the time was up"
-            )
+            run.record.left_out.append(f"{group}: what comes behind {figure.name!r}, if anything; the time was up")
             return

@@ -37,19 +37,11 @@ def test_figures(seconds: float, chosen: Sequence[str]) -> tuple[list[Figure], l
         record = json.loads(found.read_text())
     figures = []
     for path, counts in record["files"].items():
-        ran = counts.get("passed", 0) + counts.get("failed", 0)
+        passed = counts.get("passed", 0)
+        ran = passed + counts.get("failed", 0)
         if ran:
-            figures.append(
-                Figure(
-                    GROUP,
-                    path,
-                    Unit.PASSED,
-                    counts.get("passed", 0),
-                    limit=ran,
-                    must=ran,
-                    note=record["first"].get(path, ""),
-                )
-            )
+            note = f"first: {record['first'][path]}" if passed < ran else ""
+            figures.append(Figure(GROUP, path, Unit.PASSED, passed, limit=ran, must=ran, note=note))
     left_out = [f"{record['waiting']} tests: their time was up; write a larger --minutes"] if record["waiting"] else []
     skipped = sum(counts.get("skipped", 0) for counts in record["files"].values())
     return figures, left_out + ([f"{skipped} tests that skip themselves here"] if skipped else [])
