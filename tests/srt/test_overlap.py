@@ -6,27 +6,18 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from umbel.lang.errors import ParameterError
-from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.assembly import open_engine
-from umbel.srt.batch import Launcher
-from umbel.srt.clock import VirtualClock
 from umbel.srt.engine_protocol import (
     ControlEnded,
     Ended,
     EngineAbort,
     EngineControl,
     EngineFailed,
-    EngineGenerate,
     ScoreEnded,
 )
-from umbel.srt.faults import FailAt, no_faults
+from umbel.srt.faults import FailAt
 from umbel.srt.launched_oracle import Computes
-from umbel.srt.oracle import OracleError, OracleRunner
-from umbel.srt.scheduler import Scheduler, SchedulerConfig
-from umbel.srt.slow import Slowed
-from umbel.srt.threaded_runner import ThreadedRunner
+from umbel.srt.oracle import OracleError
 
 from .engine_harness import GREEDY, Engine
 from .test_scheduler_properties import Arrival, arrivals, configs, drive
@@ -251,60 +242,6 @@ def test_one_call_behind_the_other_finds_as_much() -> None:
     assert cached[0] == cached[1]
 
 
-def test_steps_of_any_runner_run_in_a_thread() -> None:
-    text_only = Slowed(OracleRunner(24, 120, 201), 0.0)
-    text_only.pictures = None
-    runner = ThreadedRunner(text_only)
-    scheduler = Scheduler(runner, lambda _: b"", frozenset({0}), SchedulerConfig(overlap=True), VirtualClock())
-    reference = Engine()
-    samplings = [
-        GREEDY,
-        SamplingParams(temperature=0.9, top_p=0.8, seed=4, max_tokens=9, ignore_eos=True),
-        SamplingParams(temperature=0.9, top_k=300, seed=4, max_tokens=9, ignore_eos=True),
-        SamplingParams(temperature=0.0, presence_penalty=0.5, max_tokens=2, ignore_eos=True),
-    ]
-    for message_id, sampling in enumerate(samplings):
-        scheduler.submit(EngineGenerate(message_id, [1, 2, 3 + message_id], sampling, False))
-    ended: dict[int, list[int]] = {}
-    while not scheduler.idle:
-        ended.update((event.id, event.token_ids) for event in scheduler.step() if isinstance(event, Ended))
-    for message_id, sampling in enumerate(samplings):
-        assert ended[message_id] == reference.reference([1, 2, 3 + message_id], sampling).token_ids
-    assert scheduler.counters["overlapped_steps"] > 0
-
-
-def test_overlap_needs_a_runner_that_launches() -> None:
-    with pytest.raises(ParameterError, match="overlap=False"):
-        Scheduler(OracleRunner(), lambda _: b"", frozenset(), SchedulerConfig(overlap=True), VirtualClock())
-
-
-@pytest.mark.parametrize(
-    ("options", "hint"),
-    [
-        ({"overlap": "on"}, "True or False"),
-        ({"overlap": 1}, "True or False"),
-        ({"overlap": True, "step_delay": 0.5, "model": "oracle"}, "leave overlap=True out"),
-    ],
-)
-def test_a_wrong_overlap_is_refused_with_what_to_write(options: dict[str, object], hint: str) -> None:
-    with pytest.raises(ParameterError, match=hint):
-        RuntimeOptions(**options)  # type: ignore[arg-type]
-
-
-def test_the_option_decides_who_runs_the_steps() -> None:
-    for overlap, launches in (("auto", False), (False, False), (True, True)):
-        options = RuntimeOptions(model="oracle", overlap=overlap)  # type: ignore[arg-type]
-        engine = open_engine(options, clock=VirtualClock(), faults=no_faults, phase=lambda _: None)
-        assert engine.scheduler.config.overlap is launches
-        assert isinstance(engine.runner, Launcher) is launches
-
-
-def test_a_model_that_takes_pictures_runs_in_no_thread() -> None:
-    assert OracleRunner().pictures is not None
-    with pytest.raises(ParameterError, match='overlap="auto"'):
-        ThreadedRunner(OracleRunner())
-
-
 @pytest.mark.parametrize("computes", ["when asked", "when launched"])
 def test_a_pool_that_is_too_small_sends_requests_back_and_loses_nothing(computes: Computes) -> None:
     engine = Engine(overlap=True, computes=computes, pool=40, headroom=0, max_step_tokens=8)
@@ -319,3 +256,21 @@ def test_a_pool_that_is_too_small_sends_requests_back_and_loses_nothing(computes
     assert engine.count("overlapped_steps") > 0
     for message_id, prompt, sampling in zip(ids, prompts, samplings, strict=True):
         engine.assert_equals_reference(message_id, prompt, sampling)
+
+
+@pytest.mark.parametrize(("waiting", "overlaps"), [(1, True), (4, False)])
+def test_many_texts_that_wait_for_landings_are_not_left_behind(waiting: int, overlaps: bool) -> None:
+    """Their next tokens need penalties. One of eight runs in every other step; with four nobody runs ahead."""
+    engine = Engine(overlap=True, pool=600)
+    penalised = SamplingParams(temperature=0.0, max_tokens=12, repetition_penalty=1.3, ignore_eos=True)
+    plain = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    slow = [engine.generate([stem, 2, 3], penalised) for stem in range(1, 1 + waiting)]
+    fast = [engine.generate([stem, 2, 3], plain) for stem in range(1 + waiting, 9)]
+    while not all(message_id in engine.endings for message_id in slow):
+        engine.step()
+    steps = engine.count("steps")
+    assert (engine.count("overlapped_steps") > steps - 3) is overlaps
+    assert steps == pytest.approx(24 if overlaps else 12, abs=2)
+    engine.run()
+    for message_id, stem in zip([*slow, *fast], range(1, 9), strict=True):
+        engine.assert_equals_reference(message_id, [stem, 2, 3], penalised if message_id in slow else plain)
