@@ -213,9 +213,9 @@ def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path) -> Runner:
     from .parallel.opening import device_of
     from .parallel.team import Ranks
 
-    source = _open_source(options)
+    # First of all: rank 0 waits for it, and cannot be told before that something else has failed.
     team = Ranks(rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank))
-    return _model_runner(options, source, team)
+    return _model_runner(options, _open_source(options), team)
 
 
 def _runner_of_all_ranks(

@@ -174,6 +174,9 @@ def main() -> None:
         message = f"the engine could not start: {type(error).__name__}: {str(error)[:500]}"
         _report_and_wait(link, EngineStartFailed(EngineError.__name__, message))
         return
+    except BaseException:  # ranks that wait for each other: no way to end but this
+        log.exception("the engine ends while it starts")
+        os._exit(1)
     pulse = Pulse(context, start.pulse, SupervisionLimits().heartbeat_period)
     pulse.start()
     runner = engine.runner

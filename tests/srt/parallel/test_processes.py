@@ -6,9 +6,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 import umbel as ul
-from umbel.lang.errors import EngineError, ParameterError
+from umbel.lang.errors import EngineError, ModelError, ParameterError
+from umbel.lang.runtime_options import RuntimeOptions
+from umbel.srt.assembly import open_engine
+from umbel.srt.clock import SystemClock
+from umbel.srt.config import engine_environment
+from umbel.srt.faults import no_faults
+from umbel.srt.local import LocalBackend
 from umbel.srt.parallel import crew
+from umbel.srt.parallel.opening import device_of
+from umbel.srt.parallel.team import Ranks
 
 from ..weights.tiny import BY_NAME, write_folder
 
@@ -38,15 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def texts(runtime: ul.Runtime) -> list[str]:
+def texts(runtime: ul.Runtime | LocalBackend) -> list[str]:
     states = story.run_batch([{"about": about} for about in ("a fox", "two foxes", "the sea")], backend=runtime)
     return [state["text"] + state["more"] for state in states]
 
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[str]:
-    with ul.Runtime(str(folder), **OPTIONS) as runtime:
-        return texts(runtime)
+    return texts(LocalBackend(str(folder), **OPTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -100,16 +108,14 @@ def test_a_killed_rank_ends_the_engine_which_is_started_again(on_two: ul.Runtime
     with pytest.raises(EngineError):
         state["more"]
     assert texts(on_two) == expected
-    assert [process.pid for process in ranks_of(on_two)] != [rank.pid]
 
 
-def test_a_rank_ends_with_its_engine(on_two: ul.Runtime, expected: list[str]) -> None:
+def test_a_rank_ends_with_its_engine(on_two: ul.Runtime) -> None:
     (rank,) = ranks_of(on_two)
     engine = rank.parent()
     assert engine is not None
     engine.kill()
     wait_until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE, "a rank outlived its engine")
-    assert texts(on_two) == expected
 
 
 def test_four_ranks_overlapped_leave_nothing_behind(folder: Path, expected: list[str]) -> None:
@@ -124,19 +130,46 @@ def test_four_ranks_overlapped_leave_nothing_behind(folder: Path, expected: list
     assert not place.exists()
 
 
-def test_what_cannot_be_dealt_out_fails_the_start_with_the_remedy(folder: Path) -> None:
+def opened(folder: Path, ranks: int, rendezvous: Path | None) -> None:
+    options = RuntimeOptions(model=str(folder), tensor_parallel=ranks, **OPTIONS)
+    open_engine(options, clock=SystemClock(), faults=no_faults, phase=lambda _: None, rendezvous=rendezvous)
+
+
+def test_what_cannot_be_dealt_out_fails_the_start_with_the_remedy(folder: Path, tmp_path: Path) -> None:
     says = "its 4 attention heads cannot be dealt out to 3 ranks evenly; write tensor_parallel=1 or 2 or 4"
-    with pytest.raises(ParameterError, match=says), ul.Runtime(str(folder), tensor_parallel=3, **OPTIONS) as runtime:
-        texts(runtime)
+    with pytest.raises(ParameterError, match=says):
+        opened(folder, 3, tmp_path / "meeting")
 
 
 def test_without_processes_there_are_no_ranks(folder: Path) -> None:
-    from umbel.srt.local import LocalBackend
-
     with pytest.raises(ParameterError, match=r"ranks are processes, which only umbel.Runtime starts"):
-        story.run(about="x", backend=LocalBackend(str(folder), tensor_parallel=2)).sync()
+        opened(folder, 2, None)
 
 
 def test_the_oracle_has_nothing_to_deal_out() -> None:
     with pytest.raises(ParameterError, match="tensor_parallel=2: the oracle has no weights"):
         ul.Runtime("oracle", tensor_parallel=2)
+
+
+def test_a_rank_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in engine_environment().items():
+        monkeypatch.setenv(name, value)
+    lost: list[str] = []
+    options = RuntimeOptions(model="/nowhere", tensor_parallel=2, device="cpu")
+    others = crew.Crew(options, tmp_path / "meeting", lost=lost.append)
+    try:
+        Ranks(0, 2, rendezvous=tmp_path / "meeting", device=torch.device("cpu"))
+        with pytest.raises(ModelError, match="rank 1: there is no model, folder or file '/nowhere'"):
+            others.require_ready(100)
+    finally:
+        others.end()
+        torch.distributed.destroy_process_group()
+    assert lost == []
+
+
+def test_devices_too_few_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    options = RuntimeOptions(tensor_parallel=4, device="cuda")
+    with pytest.raises(ParameterError, match=r"this machine has 2 CUDA devices, .*; write at most tensor_parallel=2"):
+        device_of(options, 0)
+    assert device_of(RuntimeOptions(tensor_parallel=2, device="cuda"), 1) == torch.device("cuda", 1)

@@ -1,11 +1,17 @@
 """A team whose ranks are threads of one process: what needs no transport is tested without any."""
 
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+from umbel.srt.batch import Runner
+from umbel.srt.parallel.following import follow
+from umbel.srt.parallel.leading import LeadingRunner, leading
+from umbel.srt.parallel.messages import ToRank, encode, to_rank
 
 PATIENCE = 60.0  # seconds for which a rank waits for the others
 
@@ -79,3 +85,50 @@ def on_ranks(ranks: int, work: Callable[[ThreadTeam], Result]) -> list[Result]:
         for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
             raise error
         return [future.result() for future in futures]
+
+
+class ThreadOthers:
+    """A `leading.Others`: what is said goes through sockets, as between processes."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.told: list[ToRank] = []
+        pairs = [socket.socketpair() for _ in range(1, ranks)]
+        self._ends = [end for end, _ in pairs]
+        self._theirs = [theirs for _, theirs in pairs]
+
+    def tell(self, message: ToRank) -> None:
+        self.told.append(message)
+        for end in self._ends:
+            end.sendall(encode(message))
+
+    def heard(self, rank: int) -> Iterator[ToRank]:
+        """What is told to a rank, until the end."""
+        with self._theirs[rank - 1] as theirs:
+            yield from to_rank(theirs)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+
+@contextmanager
+def led(ranks: int, build: Callable[[ThreadTeam], Runner]) -> Iterator[tuple[LeadingRunner, ThreadOthers]]:
+    """A runner of all ranks; those but the first are threads that follow until the end."""
+    meeting, others = Meeting(ranks), ThreadOthers(ranks)
+
+    def one(rank: int) -> None:
+        try:
+            follow(build(ThreadTeam(rank, ranks, meeting)), others.heard(rank))
+        except BaseException:
+            meeting.give_up()
+            raise
+
+    with ThreadPoolExecutor(ranks) as threads:
+        futures = [threads.submit(one, rank) for rank in range(1, ranks)]
+        try:
+            yield leading(build(ThreadTeam(0, ranks, meeting)), others), others
+        finally:
+            others.close()
+        for future in futures:
+            future.result()
