@@ -11,7 +11,7 @@ from . import packages
 from .attention_subjects import attention_subjects
 from .comparisons import comparisons
 from .figures import Figure, Record
-from .kernel_tests import ON_DEVICE, ON_HOST, test_figures
+from .kernel_tests import ON_DEVICE, ON_HOST, figures_of_tests
 from .packages import ROOT
 from .sizes import Sizes
 from .small_subjects import expert_subjects, small_subjects
@@ -60,7 +60,7 @@ class Group:
 
 
 def tests(run: Run, budget: Budget) -> None:
-    figures, left_out = test_figures(budget.left, ON_HOST if run.dry else ON_DEVICE)
+    figures, left_out = figures_of_tests(budget.left, ON_HOST if run.dry else ON_DEVICE)
     run.record.figures += figures
     run.record.left_out += left_out
 

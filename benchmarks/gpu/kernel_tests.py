@@ -21,8 +21,16 @@ ON_HOST = ("not gpu", "tests/srt/kernels/triton/test_norm.py")
 GRACE = 45.0  # seconds for importing, collecting, and the test that was running when the time was up
 
 
-def test_figures(seconds: float, chosen: Sequence[str]) -> tuple[list[Figure], list[str]]:
-    """For each file how many of its tests passed, of how many; and what was left out, and why."""
+class NoTests(Exception):
+    """Nothing is known of them."""
+
+
+def figures_of_tests(seconds: float, chosen: Sequence[str]) -> tuple[list[Figure], list[str]]:
+    """For each file how many of its tests passed, of how many; and what was left out, and why.
+
+    Raises:
+        NoTests: pytest did not begin, or did not end.
+    """
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         command = [sys.executable, "-m", __name__, str(seconds), str(found), *chosen]
@@ -30,10 +38,10 @@ def test_figures(seconds: float, chosen: Sequence[str]) -> tuple[list[Figure], l
             subprocess.run(
                 command, cwd=ROOT, env=environment(), check=False, timeout=seconds + GRACE, stdout=sys.stderr
             )
-        except subprocess.TimeoutExpired:
-            return [], [f"{GROUP} did not end {GRACE:.0f} s after their time was up"]
+        except subprocess.TimeoutExpired as error:
+            raise NoTests(f"pytest did not end {GRACE:.0f} s after the time was up") from error
         if not found.is_file():
-            return [], [f"{GROUP} ended before they began; pytest says why above"]
+            raise NoTests("pytest ended before the tests began, and says why above")
         record = json.loads(found.read_text())
     figures = []
     for path, counts in record["files"].items():
@@ -59,6 +67,12 @@ class Counting:
     def pytest_collection_finish(self, session: object) -> None:
         self._collected = len(session.items)  # type: ignore[attr-defined]  # pytest.Session
 
+    def pytest_collectreport(self, report: object) -> None:
+        if report.failed:  # type: ignore[attr-defined]  # pytest.CollectReport
+            name = report.nodeid or "collection"  # type: ignore[attr-defined]
+            self._outcomes[name] = "failed"
+            self._first[name] = "it cannot be imported"
+
     def pytest_runtest_logreport(self, report: object) -> None:
         name, outcome = report.nodeid, report.outcome  # type: ignore[attr-defined]  # pytest.TestReport
         worst = max(self._outcomes.get(name, "passed"), outcome, key=("passed", "skipped", "failed").index)
@@ -78,14 +92,16 @@ class Counting:
         files: dict[str, Counter[str]] = {}
         for name, outcome in self._outcomes.items():
             files.setdefault(name.split("::")[0], Counter())[outcome] += 1
-        return {"files": files, "first": self._first, "waiting": self._collected - len(self._outcomes)}
+        waiting = max(0, self._collected - sum("::" in name for name in self._outcomes))
+        return {"files": files, "first": self._first, "waiting": waiting}
 
 
 def main(seconds: str, target: str, markers: str, *paths: str) -> int:
     import pytest
 
     counting = Counting(float(seconds))
-    code = pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", "-m", markers, *paths], plugins=[counting])
+    options = ["-q", "-p", "no:cacheprovider", "--tb=short", "--continue-on-collection-errors", "-m", markers]
+    code = pytest.main([*options, *paths], plugins=[counting])
     if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         Path(target).write_text(json.dumps(counting.record()))
     return int(code)

@@ -1,7 +1,7 @@
 """What is installed here, and what can be installed from a folder of wheels where there is no network.
 
 Machines with a GPU often have torch and Triton and little else. Whatever of `WHEELS` is missing is installed from
-`wheels/` into a folder of its own, `wheels/installed`, so that nothing of the machine is changed.
+`wheels/` into a folder of its own, `wheels/installed/python3.12` or the like, so that nothing of the machine changes.
 
 Only the standard library is imported here: this runs before anything else is looked for.
 """
@@ -72,7 +72,7 @@ def install(folder: Path = FOLDER) -> list[str]:
     Raises:
         subprocess.CalledProcessError: pip cannot, and has said why on standard error.
     """
-    target = folder / "installed"
+    target = folder / "installed" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     if target.is_dir():
         _add([str(target)])
     wanted = {name: wheel for name in missing(WHEELS) if (wheel := _wheel(folder, WHEELS[name])) is not None}

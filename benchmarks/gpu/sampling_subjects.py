@@ -1,6 +1,7 @@
 """Tokens chosen among logits. What needs msgspec: what a draw is, is said in the language."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ def sampling_subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
             group=GROUP,
             name=f"{name}, {sizes.draws} rows of {sizes.vocab}",
             unit=Unit.BANDWIDTH,
-            work=lambda columns=columns: sampling.choose_sent(logits, columns),
+            work=partial(sampling.choose_sent, logits, columns),
             size=logits.nbytes,
             must=MUST,
             stretch=STRETCH,

@@ -201,7 +201,7 @@ class Engine:
 
     def _run(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> Measurement:
         options = configuration.runtime_options({**self._sizes.options, "device": self._device.type})
-        backend = LocalBackend(loaded=loaded, seed=1, **options)
+        backend = LocalBackend(loaded=loaded, seed=1, **options)  # type: ignore[arg-type]  # checked by runtime_options
         try:
             return measure(
                 Umbel(configuration, backend),  # type: ignore[arg-type]  # a backend like the runtime's
