@@ -64,8 +64,8 @@ class RankProcess:
                     case RankFailed():
                         self.failure = message
                 self.said.set()
-        except OSError:
-            pass  # as gone as with an end of what it says
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            log.debug("rank %d is as good as gone: %s", self.rank, error)
         self.said.set()
 
     def end(self) -> None:

@@ -7,15 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from umbel.lang.errors import EngineError
+from umbel.lang.sampling import SamplingParams
 from umbel.srt.batch import Batch, Launcher, Logits, Runner
+from umbel.srt.clock import VirtualClock
 from umbel.srt.cuda.runner import CudaRunner
-from umbel.srt.engine_protocol import EngineForget, EnginePicture
+from umbel.srt.engine_protocol import (
+    Ended,
+    EngineFailed,
+    EngineForget,
+    EngineGenerate,
+    EnginePicture,
+    FromEngine,
+)
+from umbel.srt.faults import FaultHook, no_faults
 from umbel.srt.model_runner import build_runner
 from umbel.srt.models.model import Tensors
 from umbel.srt.parallel.leading import LeadingLauncher, RanksApart, leading
 from umbel.srt.parallel.messages import Clear, Step, ToRank, to_rank
 from umbel.srt.parallel.shares import CutTensors, share_config
 from umbel.srt.pictures.store import VisionStore
+from umbel.srt.scheduler import Scheduler, SchedulerConfig
 from umbel.srt.threaded_runner import ThreadedRunner
 
 from ..cuda.engines import in_torch, on_host, tiny_model
@@ -104,6 +116,36 @@ def test_texts_of_the_torch_engine_overlapped_in_a_thread_are_those_of_one_rank(
         texts, scheduler = answers(ThreadedRunner(runner), questions, max_running=8, overlap=True)
     assert texts == truth
     assert scheduler.counters["overlapped_steps"] > 5
+
+
+@pytest.mark.parametrize("point", ["engine.forward", "engine.sample"])
+def test_a_step_that_fails_before_or_behind_the_ranks_ends_its_requests_only(point: str) -> None:
+    config, tensors = tiny_model("qwen 3")
+    visits = 0
+
+    def fault(visited: str) -> None:
+        nonlocal visits
+        visits += visited == point
+        if visited == point and visits == 3:
+            raise EngineError("on purpose")
+
+    def ask(scheduler: Scheduler, number: int) -> FromEngine:
+        scheduler.submit(EngineGenerate(number, [5, 6, 7], SamplingParams(max_tokens=6, temperature=0.0), False))
+        events = [event for _ in range(20) for event in scheduler.step()]
+        return events[-1]
+
+    def asked(runner: Runner, faults: FaultHook) -> list[FromEngine]:
+        scheduler = Scheduler(runner, lambda _: b"a", frozenset(), SchedulerConfig(), VirtualClock(), faults)
+        return [ask(scheduler, number) for number in (1, 2)]
+
+    whole, _ = asked(in_torch(config, tensors), no_faults)
+    with led(2, lambda team: in_torch(config, tensors, team=team)) as (runner, others):
+        failed, answered = asked(runner, fault)
+    assert isinstance(failed, EngineFailed)
+    assert isinstance(answered, Ended)
+    assert isinstance(whole, Ended)
+    assert answered.token_ids == whole.token_ids
+    assert others.told.count(Clear()) == 1
 
 
 class Refusing:

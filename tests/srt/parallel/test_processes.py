@@ -19,6 +19,8 @@ from umbel.srt.parallel import crew
 from umbel.srt.parallel.opening import device_of
 from umbel.srt.parallel.team import Ranks
 
+from ..models.vision.test_seeing_runtime import SIZES, ask, write
+from ..models.vision.tiny import gemma3, noise
 from ..weights.tiny import BY_NAME, write_folder
 
 pytestmark = pytest.mark.processes
@@ -43,18 +45,25 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_folder(folder, BY_NAME["qwen3"])
+    write(folder, gemma3(**SIZES))
     return folder
 
 
-def texts(runtime: ul.Runtime | LocalBackend) -> list[str]:
+def stories(runtime: ul.Runtime | LocalBackend) -> list[str]:
     states = story.run_batch([{"about": about} for about in ("a fox", "two foxes", "the sea")], backend=runtime)
     return [state["text"] + state["more"] for state in states]
 
 
+def answers(runtime: ul.Runtime | LocalBackend) -> list[str]:
+    """To two questions about a picture."""
+    questions = [{"image": noise(50, 31), "question": question} for question in (" what is it?", " and where?")]
+    return [state["answer"] for state in ask.run_batch(questions, backend=runtime)]
+
+
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[str]:
-    return texts(LocalBackend(str(folder), **OPTIONS))
+    backend = LocalBackend(str(folder), **OPTIONS)
+    return stories(backend) + answers(backend)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +90,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def test_two_ranks_write_the_texts_of_one(on_two: ul.Runtime, expected: list[str]) -> None:
-    assert texts(on_two) == expected
+    assert stories(on_two) + answers(on_two) == expected
     assert on_two.get_server_info()["ranks"] == 2
 
 
@@ -107,7 +116,7 @@ def test_a_killed_rank_ends_the_engine_which_is_started_again(on_two: ul.Runtime
         break
     with pytest.raises(EngineError):
         state["more"]
-    assert texts(on_two) == expected
+    assert stories(on_two) + answers(on_two) == expected
 
 
 def test_a_rank_ends_with_its_engine(on_two: ul.Runtime) -> None:
@@ -118,10 +127,12 @@ def test_a_rank_ends_with_its_engine(on_two: ul.Runtime) -> None:
     wait_until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE, "a rank outlived its engine")
 
 
-def test_four_ranks_overlapped_leave_nothing_behind(folder: Path, expected: list[str]) -> None:
+def test_four_ranks_overlapped_leave_nothing_behind(tmp_path: Path) -> None:
     """Two key heads: ranks 0 and 1 hold the same one."""
-    with ul.Runtime(str(folder), tensor_parallel=4, overlap=True, **OPTIONS) as runtime:
-        assert texts(runtime) == expected
+    write_folder(tmp_path / "model", BY_NAME["qwen3"])
+    expected = stories(LocalBackend(str(tmp_path / "model"), **OPTIONS))
+    with ul.Runtime(str(tmp_path / "model"), tensor_parallel=4, overlap=True, **OPTIONS) as runtime:
+        assert stories(runtime) == expected
         assert runtime._process is not None
         place = runtime._process.folder
         ranks = ranks_of(runtime)
