@@ -1,0 +1,351 @@
+"""`make gpu` without a GPU: the dry run end to end, and the parts that decide what a figure says."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.srt.attention.backend import AttentionGeometry
+
+from benchmarks import workload
+from benchmarks.gpu import packages
+from benchmarks.gpu.__main__ import prepare
+from benchmarks.gpu.batches import Rows, forked_step, pool_for, step_of
+from benchmarks.gpu.figures import Figure, Record, Unit, markdown, number
+from benchmarks.gpu.hardware import Hardware, Limits, limits_of
+from benchmarks.gpu.kernel_tests import Counting, NoTests, figures_of_tests
+from benchmarks.gpu.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors
+from benchmarks.gpu.stopwatch import Budget
+from benchmarks.gpu.subjects import Subject
+from benchmarks.gpu.words import WordTokenizer
+from benchmarks.gpu.workloads import shortened, texts_of
+from benchmarks.workload import Fork, Gen, Program, Select, Text, Workload
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = Limits(bandwidth=2e12, rate=1e15, stated=True)
+HARDWARE = Hardware("Toy 5000", LIMITS, 1e12, 5e14, 8, 1 << 34, 1 << 24, {}, {"torch": "2"}, "abc", "2026-01-02T03:04")
+
+
+def figure(unit: Unit, measured: float, must: float | None = None, stretch: float | None = None) -> Figure:
+    return Figure("group", "name", unit, measured, must=must, stretch=stretch)
+
+
+# ------------------------------------------------------------------------------------------ the whole
+
+
+def test_a_dry_run_writes_what_a_run_on_a_gpu_would(tmp_path: Path) -> None:
+    arguments = ["--dry-run", "--output", str(tmp_path), "--programs", "1", "--workload", "json_decode_regex"]
+    groups = ["attention", "passes", "experts", "sampling", "steps", "engine", "compiled"]
+    finished = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *arguments, "--groups", *groups],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["dry"]
+    assert record["broken"] == record["left_out"] == []
+    assert list(record["seconds"]) == groups
+    assert {one["group"] for one in record["figures"]} == set(groups) - {"compiled"}
+    assert all(one["measured"] > 0 for one in record["figures"])
+    page = (tmp_path / "results.md").read_text()
+    assert page in finished.stdout
+    assert "**A dry run**" in page
+    runs = json.loads((tmp_path / "engine-tiny.json").read_text())["measurements"]
+    assert [(run["system"], run["failures"]) for run in runs] == [("full", []), ("no-cache", [])]
+    assert "norm" in (tmp_path / "ptx.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--groups", "speed"], "--groups speed; there are tests, equality"),
+        (["--minutes", "0"], "--minutes 0.0; write a number above 0"),
+        (["--large", "/nowhere"], "--large /nowhere is no folder"),
+    ],
+)
+def test_wrong_options_are_answered_with_right_ones(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.gpu.command import main
+
+    with pytest.raises(SystemExit):
+        main(["--dry-run", *arguments])
+    assert said in capsys.readouterr().err
+
+
+def test_without_a_gpu_the_run_says_so_and_is_dry(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(packages, "install", list)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert prepare(["--minutes", "1"]) == ["--dry-run", "--minutes", "1"]
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    assert "this is a dry run" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ figures
+
+
+@pytest.mark.parametrize(
+    ("unit", "measured", "met"),
+    [
+        (Unit.BANDWIDTH, 90.0, "stretch"),
+        (Unit.BANDWIDTH, 80.0, "must"),
+        (Unit.BANDWIDTH, 74.9, "NO"),
+        (Unit.BANDWIDTH, math.nan, "NO"),
+        (Unit.MICROSECONDS, 80.0, "stretch"),
+        (Unit.MICROSECONDS, 90.0, "NO"),
+    ],
+)
+def test_goals_are_met_upwards_or_downwards(unit: Unit, measured: float, met: str) -> None:
+    assert figure(unit, measured, must=75.0, stretch=88.0).met == met
+
+
+def test_what_is_wrong_fails_a_run_and_what_is_slow_does_not() -> None:
+    slow, wrong = figure(Unit.RATE, 1.0, must=300.0), figure(Unit.ERROR, math.nan, must=1e-2)
+    record = Record(HARDWARE, dry=False, figures=[slow, figure(Unit.ERROR, 1e-3, must=1e-2)])
+    assert record.failed == []
+    record.figures.append(wrong)
+    record.broken.append("engine: it broke")
+    assert record.failed == ["group: name", "engine: it broke"]
+    assert record.met(slow) == "NO"
+    assert replace_dry(record).met(slow) == ""
+
+
+def replace_dry(record: Record) -> Record:
+    return replace(record, dry=True)
+
+
+def test_a_record_is_read_back_from_json_and_names_what_was_left_out(tmp_path: Path) -> None:
+    record = Record(HARDWARE, dry=False, figures=[figure(Unit.ERROR, math.nan, must=1.0)], more={"more.md": "more"})
+    record.left_out.append("engine left out: no time")
+    record.write(tmp_path / "new")
+    read = json.loads((tmp_path / "new" / "results.json").read_text())
+    assert read["hardware"]["limits"]["bandwidth"] == 2e12
+    assert read["figures"][0]["measured"] is None
+    assert (tmp_path / "new" / "more.md").read_text() == "more"
+    page = markdown(record)
+    assert "| group | name | relative error |  | 1 |  | nan |  | NO |  |" in page
+    assert "## Left out\n\n* engine left out: no time" in page
+    assert "2.00 TB/s" in page
+    assert HARDWARE.slug == "2026-01-02-toy-5000"
+
+
+def test_numbers_have_three_digits_that_count() -> None:
+    assert [number(value) for value in (None, 0.0, 3e-5, 1.234, 98.76, 12345.6)] == [
+        *("", "0", "3.0e-05", "1.23", "98.8", "12,346")
+    ]
+
+
+def test_limits_are_the_makers_where_the_device_is_known() -> None:
+    assert limits_of("NVIDIA H200", copied=1.0, multiplied=2.0) == Limits(4.8e12, 989e12, stated=True)
+    assert limits_of("NVIDIA H100 80GB HBM3", copied=1.0, multiplied=2.0).bandwidth == 3.35e12
+    assert limits_of("Toy 5000", copied=1.0, multiplied=2.0) == Limits(1.0, 2.0, stated=False)
+    assert LIMITS.seconds(4e12, 1e15) == 2.0
+
+
+class Always:
+    """A stopwatch: work that says how long it takes."""
+
+    device = torch.device("cpu")
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        taken = work()
+        assert isinstance(taken, float)
+        return taken
+
+    def seconds_of_calls(self, work: Callable[[], object]) -> float:
+        return self.seconds(work)
+
+
+def test_a_figure_is_made_of_time_and_of_what_the_work_costs() -> None:
+    subject = Subject("group", "name", Unit.BANDWIDTH, lambda: 1e-3, size=1e9, operations=4e11, beside=lambda: 2e-3)
+    stream = subject.figure(Always(), LIMITS)
+    assert (stream.measured, stream.beside, stream.limit) == (50.0, 25.0, 100.0)
+    rate = replace(subject, unit=Unit.RATE, beside=None).figure(Always(), LIMITS)
+    assert (rate.measured, rate.limit) == (pytest.approx(400.0), 1000.0)
+    single = replace(subject, unit=Unit.MICROSECONDS, times=10, beside=None).figure(Always(), LIMITS)
+    assert (single.measured, single.limit) == (pytest.approx(100.0), pytest.approx(500.0))
+    ratio = replace(subject, unit=Unit.TIMES, base=lambda: 4e-3, most=7.0, beside=None).figure(Always(), LIMITS)
+    assert (ratio.measured, ratio.limit) == (4.0, 7.0)
+
+
+def test_a_budget_gives_what_groups_left_to_those_behind_them() -> None:
+    now = 0.0
+    budget = Budget(100.0, lambda: now)
+    assert budget.part(0.25).left == 25.0
+    now = 5.0
+    assert budget.part(0.2).left == 19.0
+    now = 200.0
+    assert budget.is_up
+    assert budget.part(0.5).is_up
+
+
+# ------------------------------------------------------------------------------------------ packages
+
+
+def test_what_is_missing_is_named_with_the_remedy() -> None:
+    assert packages.left_out("engine", ("json", "os")) is None
+    assert packages.missing(("json", "no_such_package", "no.such.package")) == ["no_such_package", "no.such.package"]
+    assert packages.left_out("engine", ("no_such_package",)) == (
+        "engine left out: no_such_package is not installed; install it"
+    )
+
+
+def test_missing_packages_come_from_the_folder_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, ...]] = []
+    monkeypatch.setattr(packages, "WHEELS", {"not_here": "not-here", "nor_here": "nor-here", "json": "json"})
+    monkeypatch.setattr(packages, "_pip", lambda *words: said.append(words))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert packages.left_out("engine", ("not_here", "nor_here")) == (
+        "engine left out: not-here, nor-here are not installed; run `make gpu-wheels` where there is a network, and "
+        "carry the folder wheels/ here"
+    )
+    assert packages.install(tmp_path) == []
+    (tmp_path / "not_here-1.0-py3-none-any.whl").touch()
+    (tmp_path / "json-1.0-py3-none-any.whl").touch()
+    assert packages.install(tmp_path) == ["not_here"]
+    assert said[0][:2] == ("install", "--no-index")
+    assert said[0][-1] == str(tmp_path / "not_here-1.0-py3-none-any.whl")
+    assert sys.path[0].startswith(str(tmp_path / "installed"))
+
+
+def test_wheels_are_downloaded_for_the_python_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "msgspec-0.1-cp311.whl"
+    old.write_bytes(b"x" * 50)
+
+    def pip(*words: str) -> None:
+        assert words[words.index("--python-version") + 1] == "3.12"
+        assert "msgspec" in words
+        (tmp_path / "msgspec-0.2-cp312.whl").write_bytes(b"x" * 100)
+
+    monkeypatch.setattr(packages, "_pip", pip)
+    assert packages.download("3.12", tmp_path) == 100
+    assert not old.exists()
+
+
+# ------------------------------------------------------------------------------------------ tests of kernels
+
+
+def test_tests_are_counted_by_file(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n\ndef test_a(): pass\n\ndef test_b(): assert False\n\n@pytest.mark.skip\ndef test_c(): pass\n"
+    )
+    (tmp_path / "test_none.py").write_text("import no_such_package\n")
+    figures, left_out = figures_of_tests(30.0, ("not gpu", str(tmp_path)))
+    by_file = {Path(one.name).name: one for one in figures}
+    assert (by_file["test_some.py"].measured, by_file["test_some.py"].limit) == (1, 2)
+    assert by_file["test_some.py"].note == "first: test_b"
+    assert by_file["test_none.py"].met == "NO"
+    assert left_out == ["1 tests that skip themselves here"]
+    with pytest.raises(NoTests, match="before the tests began"):
+        figures_of_tests(30.0, ("not gpu", str(tmp_path / "nowhere")))
+
+
+def test_tests_end_when_their_time_is_up() -> None:
+    class Session:
+        items = [1, 2, 3]
+        shouldstop: bool | str = False
+
+    counting, session = Counting(0.0), Session()
+    counting.pytest_sessionstart(session)
+    counting.pytest_collection_finish(session)
+    counting.pytest_runtest_logfinish("a.py::test_a")
+    assert session.shouldstop == "the time is up"
+    assert counting.record()["waiting"] == 3
+
+
+# ------------------------------------------------------------------------------------------ what is run
+
+
+def test_slots_of_sequences_lie_scattered_and_never_twice() -> None:
+    step = step_of([Rows(5), Rows(0, 7), Rows(3, 2)])
+    slots = np.concatenate(step.batch.slots)
+    assert sorted(slots.tolist()) == list(range(1, step.slots))
+    assert step.batch.rows == 10
+    assert step.batch.logit_rows.tolist() == [0, 7, 9]
+    assert step.batch.write_slots.tolist()[0] == step.batch.slots[0][5]
+
+
+def test_branches_share_their_prefix_and_say_so_if_asked() -> None:
+    told, untold = (forked_step(3, 4, 2, tree=tree) for tree in (True, False))
+    assert told.slots == 1 + 4 + 3 * 2
+    assert all((slots[:4] == told.batch.slots[0][:4]).all() for slots in told.batch.slots)
+    assert told.batch.paths[2] == ((1, 0, 4), (4, 4, 1))
+    assert untold.batch.paths == ()
+
+
+def test_pools_are_full_of_numbers_from_a_seed() -> None:
+    one, again = (pool_for(6, AttentionGeometry(2, 1, 8), torch.float32, torch.device("cpu")) for _ in range(2))
+    assert torch.equal(one.keys[0], again.keys[0])
+    assert float(one.values[0].std()) > 0.5
+
+
+def test_shapes_have_the_bytes_of_the_models_that_they_are_named_for() -> None:
+    assert LLAMA_2_7B.read_parameters * 2 / 1e9 == pytest.approx(13.2, abs=0.05)
+    assert LLAMA_3_8B.read_parameters * 2 / 1e9 == pytest.approx(15.0, abs=0.05)
+    assert LLAMA_2_7B.kv_numbers * 2 == 512 << 10
+    assert LLAMA_3_8B.kv_numbers * 2 == 128 << 10
+
+
+def test_random_weights_are_the_same_whenever_they_are_read() -> None:
+    weights = RandomTensors(TINY, torch.float32, torch.device("cpu"))
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert torch.equal(weights[name], weights[name])
+    assert weights[name].shape == (TINY.hidden, TINY.width)
+    assert float(weights[name].std()) == pytest.approx(TINY.width**-0.5, rel=0.1)
+    assert torch.equal(weights["model.norm.weight"], torch.ones(TINY.hidden))
+    assert len(weights) == 3 + 9 * TINY.layers
+
+
+WORDS = WordTokenizer(["The quick brown fox, the quick brown dog. 1234 ünlike"], 300)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet=st.sampled_from("theTHE quickü.,\n 12☃"), max_size=40))
+def test_words_spell_every_text_and_cuts_at_boundaries_change_nothing(text: str) -> None:
+    ids = WORDS.encode(text, first=True)
+    assert b"".join(map(WORDS.token_bytes, ids)) == text.encode()
+    for cut in WORDS.boundary.finditer(text) if WORDS.boundary else ():
+        at = cut.start()
+        assert ids == WORDS.encode(text[:at], first=True) + WORDS.encode(text[at:], first=False)
+
+
+def test_frequent_words_are_one_token_and_the_vocabulary_is_padded() -> None:
+    assert len(WORDS.encode(" quick brown", first=False)) == 2
+    assert WORDS.token_bytes(299) == b""
+    assert {WORDS.token_bytes(token) for token in WORDS.special_ids.values()} == {b""}
+
+
+def test_programs_are_shortened_and_lose_their_constraints() -> None:
+    gen = Gen("a", 40, regex="[0-9]{30}")
+    ops = (Text("a long beginning"), Fork(((Text("inner text"), gen, Select("b", ("yes", "no"))),)))
+    file = Workload("toy", "", "", (Program("p", ops),), serial=False)
+    assert list(texts_of([file])) == ["a long beginning", "inner text", "yes", "no"]
+    text, fork = shortened(file, characters=4, tokens=3).programs[0].ops
+    assert text == Text("ning")
+    assert isinstance(fork, Fork)
+    inner = fork.branches[0][1]
+    assert isinstance(inner, Gen)
+    assert (inner.max_tokens, inner.regex) == (3, None)
+
+
+def test_prompts_of_the_workloads_have_about_as_many_tokens_as_with_a_trained_vocabulary() -> None:
+    files = [workload.read(name).first(8) for name in ("mmlu_5shot", "react_agent")]
+    texts = list(texts_of(files))
+    tokenizer = WordTokenizer(texts, 32_000)
+    tokens = sum(len(tokenizer.encode(text, first=False)) for text in texts)
+    assert 3 < sum(map(len, texts)) / tokens < 6
