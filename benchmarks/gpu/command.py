@@ -17,7 +17,7 @@ from .groups import GROUPS, Group, Run
 from .hardware import describe
 from .packages import left_out
 from .sizes import FULL, TINY
-from .stopwatch import Budget, DeviceStopwatch, HostStopwatch, Stopwatch
+from .stopwatch import Budget, DeviceStopwatch, HostStopwatch, Stopwatch, give_memory_back
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu"
 MINUTES, DRY_MINUTES = 7.5, 2.5
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     if dry:
         torch.set_num_threads(1)  # shapes are tiny: threads would only wait for each other
     hardware = describe(stopwatch.device, stopwatch.seconds, elements=sizes.copied, width=sizes.multiplied)
+    give_memory_back()
     record = Record(hardware, dry)
     folder = options.output or (Path(tempfile.mkdtemp(prefix="umbel-gpu-")) if dry else RESULTS / hardware.slug)
     run = Run(
@@ -101,6 +102,7 @@ def _run_group(group: Group, run: Run, budget: Budget, folder: Path) -> None:
             record.broken.append(f"{group.name}: {type(error).__name__}: {error}")
             _say(record.broken[-1])
         record.seconds[group.name] = time.monotonic() - began
+        give_memory_back()
     record.write(folder)
 
 

@@ -11,7 +11,7 @@ from . import packages
 from .attention_subjects import attention_subjects
 from .comparisons import comparisons
 from .figures import Figure, Record
-from .kernel_tests import ON_DEVICE, ON_HOST, figures_of_tests
+from .kernel_tests import ENGINE_TESTS, ON_DEVICE, ON_HOST, figures_of_tests
 from .packages import ROOT
 from .sizes import Sizes
 from .small_subjects import expert_subjects, small_subjects
@@ -60,7 +60,12 @@ class Group:
 
 
 def tests(run: Run, budget: Budget) -> None:
-    figures, left_out = figures_of_tests(budget.left, ON_HOST if run.dry else ON_DEVICE)
+    chosen = ON_HOST if run.dry else ON_DEVICE
+    if not run.dry and packages.is_here("transformers"):
+        chosen = (*chosen, ENGINE_TESTS)
+    elif not run.dry:
+        run.record.left_out.append(f"{ENGINE_TESTS}: transformers is not installed, which makes their models")
+    figures, left_out = figures_of_tests(budget.left, chosen)
     run.record.figures += figures
     run.record.left_out += left_out
 
@@ -138,9 +143,9 @@ def compiled(run: Run, budget: Budget) -> None:
 
 
 GROUPS = (
-    Group("tests", 0.22, packages.TESTS, tests),
-    Group("equality", 0.15, (), equality),
-    Group("attention", 0.25, (), attention),
+    Group("tests", 0.2, packages.TESTS, tests),
+    Group("equality", 0.2, (), equality),
+    Group("attention", 0.35, (), attention),
     Group("passes", 0.1, (), passes),
     Group("experts", 0.15, (), experts),
     Group("sampling", 0.15, packages.SAMPLING, sampling),
@@ -151,8 +156,17 @@ GROUPS = (
 
 
 def _time(run: Run, budget: Budget, group: str, subjects: Iterable[Subject]) -> None:
+    """A subject that breaks is named, and those behind it are timed."""
     limits = run.record.hardware.limits
-    _add(run, budget, group, (subject.figure(run.stopwatch, limits) for subject in subjects))
+
+    def figures() -> Iterator[Figure]:
+        for subject in subjects:
+            try:
+                yield subject.figure(run.stopwatch, limits)
+            except Exception as error:
+                run.record.broken.append(f"{group}: {subject.name}: {type(error).__name__}: {error}")
+
+    _add(run, budget, group, figures())
 
 
 def _add(run: Run, budget: Budget, group: str, figures: Iterator[Figure]) -> None:

@@ -56,6 +56,7 @@ class Hardware:
     memory: int  # bytes
     cache: int  # bytes, of the second level
     clocks: dict[str, str]  # before the first figure; they are never changed
+    busy_clocks: dict[str, str]  # right behind the large product
     versions: dict[str, str]
     commit: str
     date: str
@@ -69,7 +70,6 @@ class Hardware:
         """For the head of the report."""
         limits = self.limits
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        clocks = ", ".join(f"{name} {value}" for name, value in self.clocks.items())
         return [
             f"{self.date}, commit {self.commit}; {versions}.",
             "",
@@ -78,7 +78,7 @@ class Hardware:
             f"{limits.rate / 1e12:.0f} TFLOPS in bfloat16. Measured here: a copy moves {self.copied / 1e12:.2f} TB/s, "
             f"a product of torch runs at {self.multiplied / 1e12:.0f} TFLOPS.",
             "",
-            f"Clocks as found: {clocks}." if clocks else "Clocks: nvidia-smi says nothing.",
+            f"As found: {_words(self.clocks)}. Behind the product: {_words(self.busy_clocks)}.",
         ]
 
 
@@ -108,6 +108,7 @@ def describe(device: torch.device, timed: Timed, *, elements: int, width: int) -
         memory=memory,
         cache=cache,
         clocks=clocks,
+        busy_clocks=_clocks() if device.type == "cuda" else {},
         versions=_versions(clocks.get("driver_version")),
         commit=_commit(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -132,6 +133,10 @@ def _versions(driver: str | None) -> dict[str, str]:
     if torch.version.cuda:
         found["CUDA"] = torch.version.cuda
     return {**found, "driver": driver} if driver else found
+
+
+def _words(clocks: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in clocks.items()) or "nvidia-smi says nothing"
 
 
 def _clocks() -> dict[str, str]:

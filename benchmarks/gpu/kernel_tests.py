@@ -16,7 +16,8 @@ from .figures import Figure, Unit
 from .packages import ROOT, environment
 
 GROUP = "tests"
-ON_DEVICE = ("gpu", "tests/srt/kernels/triton", "tests/srt/cuda")  # the marker, and where
+ON_DEVICE = ("gpu", "tests/srt/kernels/triton")  # the marker, and where
+ENGINE_TESTS = "tests/srt/cuda"  # of the same marker
 ON_HOST = ("not gpu", "tests/srt/kernels/triton/test_norm.py")
 GRACE = 45.0  # seconds for importing, collecting, and the test that was running when the time was up
 

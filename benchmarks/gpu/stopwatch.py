@@ -7,6 +7,7 @@ second level of the cache is filled with something else. The median of replays i
                        '-- time --'                              '-- time --'
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from umbel.srt.cuda.device import CudaAccelerator, HostAccelerator
 WARM_UP = 3  # replays
 FEWEST, MOST = 10, 100  # replays that are timed
 TURNS, CALLS = 3, 10  # of calls that follow each other
-_FILLED = 2  # sizes of the cache
+# Bytes: more than the cache holds, and so many that the next replay is launched before they are written.
+FILLER = 512 << 20
 
 
 class Stopwatch(Protocol):
@@ -39,22 +41,22 @@ class DeviceStopwatch:
     """
 
     def __init__(self, device: torch.device, *, enough: float = 0.3) -> None:
-        self._accelerator = CudaAccelerator(device)
-        self.device = self._accelerator.device
+        self.device = CudaAccelerator(device).device
         cache = torch.cuda.get_device_properties(self.device).L2_cache_size
-        self._filler = torch.empty(_FILLED * cache, dtype=torch.uint8, device=self.device)
+        self._filler = torch.empty(max(FILLER, 2 * cache), dtype=torch.uint8, device=self.device)
         self._enough = enough
 
     def seconds(self, work: Callable[[], object]) -> float:
-        graph = self._accelerator.capture(lambda: _forget(work()))
+        # Each with an accelerator of its own: torch refuses to capture into a pool whose graphs are all gone.
+        graph = CudaAccelerator(self.device).capture(lambda: _forget(work()))
         for _ in range(WARM_UP):
             graph.replay()
         torch.cuda.synchronize(self.device)
         began = time.perf_counter()
         taken: list[float] = []
         while len(taken) < FEWEST or (len(taken) < MOST and time.perf_counter() - began < self._enough):
-            self._filler.zero_()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._filler.zero_()
             start.record()
             graph.replay()
             end.record()
@@ -115,6 +117,13 @@ class Budget:
     @property
     def is_up(self) -> bool:
         return self.left == 0.0
+
+
+def give_memory_back() -> None:
+    """What nobody holds any more, to the device: other processes and graphs' pools need it, too."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _forget(result: object) -> None:

@@ -8,7 +8,6 @@ come last. Texts of random weights mean nothing, but their lengths are those of 
 stop ends at its `max_tokens`.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +30,7 @@ from ..workload import Fork, Gen, Op, Ops, Program, Select, Text, Workload
 from .figures import Figure, Unit
 from .shapes import Shape
 from .steps import random_runner
-from .stopwatch import Budget
+from .stopwatch import Budget, give_memory_back
 from .words import WordTokenizer
 
 GROUP = "engine"
@@ -120,7 +119,7 @@ class Engine:
                 continue
             if loaded is None or _runner_key(configuration) != key:
                 loaded = None
-                _give_memory_back()
+                give_memory_back()  # two models may not fit
                 key = _runner_key(configuration)
                 loaded = self._load(configuration)
                 self._warm_up(configuration, loaded)
@@ -129,7 +128,7 @@ class Engine:
             what = "all workloads" if len(files) == len(self._workloads) else ", ".join(files)
             self.left_out.append(f"{self.shape.name}, {name} on {what}: the time was up; write a larger --minutes")
         loaded = None
-        _give_memory_back()
+        give_memory_back()
 
     def figures(self) -> Iterator[Figure]:
         """What each switch is worth, workload by workload: programs per second with it on, and how many times that of
@@ -266,13 +265,6 @@ def shortened(file: Workload, *, characters: int, tokens: int) -> Workload:
 def _runner_key(configuration: Configuration) -> str:
     """Equal for configurations that run on the same runner; the usual one comes first."""
     return ", ".join(f"{name}={value}" for name, value in configuration.options.items() if name in OF_KERNELS)
-
-
-def _give_memory_back() -> None:
-    """Before the next model is loaded: two may not fit."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _line(shape: Shape, run: Measurement) -> str:

@@ -32,7 +32,9 @@ from benchmarks.workload import Fork, Gen, Program, Select, Text, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(bandwidth=2e12, rate=1e15, stated=True)
-HARDWARE = Hardware("Toy 5000", LIMITS, 1e12, 5e14, 8, 1 << 34, 1 << 24, {}, {"torch": "2"}, "abc", "2026-01-02T03:04")
+HARDWARE = Hardware(
+    "Toy 5000", LIMITS, 1e12, 5e14, 8, 1 << 34, 1 << 24, {}, {}, {"torch": "2"}, "abc", "2026-01-02T03:04"
+)
 
 
 def figure(unit: Unit, measured: float, must: float | None = None, stretch: float | None = None) -> Figure:
@@ -122,11 +124,7 @@ def test_what_is_wrong_fails_a_run_and_what_is_slow_does_not() -> None:
     record.broken.append("engine: it broke")
     assert record.failed == ["group: name", "engine: it broke"]
     assert record.met(slow) == "NO"
-    assert replace_dry(record).met(slow) == ""
-
-
-def replace_dry(record: Record) -> Record:
-    return replace(record, dry=True)
+    assert replace(record, dry=True).met(slow) == ""
 
 
 def test_a_record_is_read_back_from_json_and_names_what_was_left_out(tmp_path: Path) -> None:
