@@ -48,7 +48,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         max_running: requests computed together in one step.
         chunk_size: most prompt tokens computed in one step; None computes prompts whole.
         pool_tokens: tokens the KV pool holds; None derives it from pool_memory.
-        pool_memory: bytes for the KV pool, of all ranks together; None takes a share of what is free.
+        pool_memory: bytes for the KV pool, of each rank; None takes a share of what is free.
         policy: order of waiting requests: "lpm" (longest cached prefix first), "dfs-weight" (depth first through the
             tree of what waits, heaviest subtree first), "fcfs" (arrival) or "random" (by lot, from `seed`).
         radix_cache: keep and reuse prefixes.

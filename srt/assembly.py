@@ -253,12 +253,12 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", team: "Team") 
     slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
     pool_memory = options.pool_memory
     if slots is None and pool_memory is None and device == "cpu":  # a GPU's is laid out when the weights are there
-        pool_memory = team.least(min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())))
+        pool_memory = team.least(min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())) // team.ranks)
     runner = build_runner(
         source.config,
         source.tensors,
         num_slots=slots,
-        kv_bytes=None if pool_memory is None else pool_memory // team.ranks,
+        kv_bytes=pool_memory,
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
         device=device,

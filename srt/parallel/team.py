@@ -3,7 +3,9 @@
     Team    Alone   one rank that has all: nothing to exchange
             Ranks   a process for each, over torch.distributed: NCCL between CUDA devices, gloo between CPUs
 
-Every rank makes the same calls in the same order; a call returns when the others have made theirs.
+Every rank makes the same calls in the same order; a call returns when the others have made theirs. Both transports
+connect through ports of the loopback (`config.engine_environment`). Those of gloo do not ask who connects: where users
+of one machine do not trust each other, a model is better left to one rank.
 """
 
 from datetime import timedelta
