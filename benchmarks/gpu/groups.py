@@ -60,7 +60,7 @@ class Group:
 
 
 def tests(run: Run, budget: Budget) -> None:
-    chosen = ON_HOST if run.dry else ON_DEVICE
+    chosen: tuple[str, ...] = ON_HOST if run.dry else ON_DEVICE
     if not run.dry and packages.is_here("transformers"):
         chosen = (*chosen, ENGINE_TESTS)
     elif not run.dry:

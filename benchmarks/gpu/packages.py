@@ -42,7 +42,7 @@ WHEELS = {
 }
 KERNELS = ("torch", "triton", "numpy")
 SAMPLING = ("msgspec",)
-ENGINE = ("msgspec", "jinja2", "psutil", "regex", "jsonschema", "referencing")
+ENGINE = ("msgspec", "zmq", "jinja2", "psutil", "regex", "jsonschema", "referencing")
 TESTS = ("pytest", "hypothesis", "msgspec")
 # Of wheels that are made for Linux: pip matches the number of a platform's name exactly.
 _PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 31, 34)), "manylinux2014_x86_64"]

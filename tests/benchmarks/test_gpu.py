@@ -24,7 +24,7 @@ from benchmarks.gpu.figures import Figure, Record, Unit, markdown, number
 from benchmarks.gpu.hardware import Hardware, Limits, limits_of
 from benchmarks.gpu.kernel_tests import Counting, NoTests, figures_of_tests
 from benchmarks.gpu.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors
-from benchmarks.gpu.stopwatch import Budget
+from benchmarks.gpu.stopwatch import Budget, DeviceStopwatch
 from benchmarks.gpu.subjects import Subject
 from benchmarks.gpu.words import WordTokenizer
 from benchmarks.gpu.workloads import shortened, texts_of
@@ -179,6 +179,16 @@ def test_a_figure_is_made_of_time_and_of_what_the_work_costs() -> None:
     assert (single.measured, single.limit) == (pytest.approx(100.0), pytest.approx(500.0))
     ratio = replace(subject, unit=Unit.TIMES, base=lambda: 4e-3, most=7.0, beside=None).figure(Always(), LIMITS)
     assert (ratio.measured, ratio.limit) == (4.0, 7.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"torch {torch.__version__} finds no GPU")
+def test_work_on_a_device_is_timed_again_and_again() -> None:
+    stopwatch = DeviceStopwatch(torch.device("cuda"), enough=0.01)
+    source = torch.randn(1 << 20, device="cuda")
+    taken = [stopwatch.seconds(lambda: source + 1) for _ in range(3)]
+    assert all(0 < seconds < 1 for seconds in taken)
+    assert stopwatch.seconds_of_calls(lambda: source + 1) > 0
 
 
 def test_a_budget_gives_what_groups_left_to_those_behind_them() -> None:
