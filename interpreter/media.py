@@ -14,6 +14,7 @@ from ..lang.ops import Image, Video
 from ..lang.prompt import Media
 
 MAX_MEDIA_BYTES = 20 * 1024 * 1024  # of one image or clip
+_SHOWN = 200  # characters of a path, in errors
 
 
 def check(op: Image | Video) -> None:
@@ -26,13 +27,10 @@ def check(op: Image | Video) -> None:
     if isinstance(source, str) and "://" in source:
         fetched = "write image(fetch_image(url, hosts=[...])), or " if kind == "image" else ""
         raise ParameterError(
-            f"{kind}({source!r}): URLs are not fetched; {fetched}download it and pass the path or its bytes"
+            f"{kind}({source[:_SHOWN]!r}): URLs are not fetched; {fetched}download it and pass the path or its bytes"
         )
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        if not path.is_file():
-            raise ParameterError(f"{kind}({str(source)!r}): there is no such file; pass a path or the bytes themselves")
-        _check_size(kind, path.stat().st_size)
+        _check_size(kind, _file_size(kind, source))
     elif isinstance(source, bytes):
         _check_size(kind, len(source))
     elif isinstance(op, Video) or not callable(getattr(source, "save", None)):
@@ -46,7 +44,7 @@ def load(op: Image | Video) -> Media:
     """Read the source. Blocks: called on a worker thread.
 
     Raises:
-        ParameterError: the file cannot be read or is over the limit.
+        ParameterError: the file cannot be read, the PIL image cannot be written, or it is over the limit.
     """
     kind = type(op).__name__.lower()
     data = _read(kind, op.source)
@@ -64,8 +62,29 @@ def _read(kind: str, source: Any) -> bytes:  # Any: a PIL image, which is not im
         except OSError as error:
             raise ParameterError(f"{kind}({str(source)!r}) cannot be read: {error.strerror}") from error
     buffer = io.BytesIO()
-    source.save(buffer, format="PNG")
+    try:
+        source.save(buffer, format="PNG")
+    except Exception as error:  # whatever: it is broken, closed, empty, or in other colours
+        mode = getattr(source, "mode", "?")
+        raise ParameterError(
+            f"{kind}() of a PIL image of mode {mode!r} that cannot be saved as PNG ({error}); write "
+            f"{kind}(picture.convert('RGB')), or pass the path of its file"
+        ) from error
     return buffer.getvalue()
+
+
+def _file_size(kind: str, source: str | os.PathLike[str]) -> int:
+    """Raises ParameterError where there is no file."""
+    path = Path(source)
+    try:
+        if path.is_file():
+            return path.stat().st_size
+    except OSError as error:  # a name that no file can have
+        raise ParameterError(
+            f"{kind}({str(source)[:_SHOWN]!r}): this is no path; write {kind}(base64.b64decode(text)) if it is a "
+            "picture as text"
+        ) from error
+    raise ParameterError(f"{kind}({str(source)!r}): there is no such file; pass a path or the bytes themselves")
 
 
 def _check_size(kind: str, size: int) -> None:

@@ -455,6 +455,7 @@ def test_a_picture_object_is_saved_as_png() -> None:
         (b"", "of 0 bytes"),
         (b"x" * (20 * 1024 * 1024 + 1), "20971521 bytes"),
         (42, "takes a path or bytes, or a PIL image; got int"),
+        ("data:image/png;base64," + "iVBOR" * 2000, r"this is no path; write image\(base64.b64decode"),
     ],
 )
 def test_a_source_that_cannot_be_an_image_raises_at_its_line(echo: Echo, source: object, problem: str) -> None:
@@ -464,6 +465,21 @@ def test_a_source_that_cannot_be_an_image_raises_at_its_line(echo: Echo, source:
 
     with pytest.raises(ul.ParameterError, match=problem):
         program.run(backend=echo)
+
+
+def test_a_picture_that_its_library_cannot_write_says_what_to_pass(echo: Echo) -> None:
+    class Picture:
+        mode = "CMYK"
+
+        def save(self, file: object, format: str) -> None:
+            raise OSError("cannot write mode CMYK as PNG")
+
+    @ul.function
+    def program(s):
+        s += ul.image(Picture()) + ul.gen("x")
+
+    with pytest.raises(ul.ParameterError, match=r"'CMYK' that .* write image\(picture.convert\('RGB'\)"):
+        program.run(backend=echo, timeout=PATIENCE)["x"]
 
 
 def test_a_backend_without_images_refuses_before_any_work() -> None:
