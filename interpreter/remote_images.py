@@ -15,6 +15,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,10 +30,12 @@ MAX_URL = 2048  # characters
 CONNECT_SECONDS, READ_SECONDS, ALL_SECONDS = 5.0, 10.0, 30.0
 _PLAIN = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # what may stand in a URL; not a backslash, quote or blank
 _NETLOC = re.compile(r"([A-Za-z0-9.-]+)(?::([0-9]{1,5}))?")  # no user, no brackets, nothing quoted
-_HOST = re.compile(r"(?:[a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]([a-z0-9-]*[a-z0-9])?(:[0-9]{1,5})?")  # and no number
+_LABEL = r"(?:[a-z0-9-]{0,61}[a-z0-9])?"  # behind its first character; no name server knows longer ones
+_HOST = re.compile(rf"(?:[a-z0-9]{_LABEL}\.)+[a-z]{_LABEL}(?::(?P<port>[0-9]{{1,5}}))?")  # and no number
 _PORTS = {"http": 80, "https": 443}
+_LAST_PORT = 65535
 _REDIRECTS = (301, 302, 303, 307, 308)
-_TRANSLATED = ipaddress.ip_network("64:ff9b::/32")  # IPv4 inside IPv6: NAT64
+_GLOBAL = ipaddress.ip_network("2000::/3")  # all IPv6 that is routed (RFC 4291); not IPv4 in NAT64, nor site-local
 
 
 class Target(NamedTuple):
@@ -60,12 +63,14 @@ def _connect(address: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """What reaches other machines. `resolve`: host and port → addresses; `connect`: address and port → a socket."""
+    """What reaches other machines, and the time. `resolve`: host and port → addresses; `connect`: address and port → a
+    socket."""
 
     resolve: Callable[[str, int], list[str]] = _resolve
     connect: Callable[[str, int], socket.socket] = _connect
     tls: Callable[[], ssl.SSLContext] = ssl.create_default_context
-    seconds: float = ALL_SECONDS  # for one answer, however slowly it comes
+    seconds: float = ALL_SECONDS  # for all answers together, however slowly they come
+    now: Callable[[], float] = time.monotonic
 
 
 def fetch_image(url: str, *, hosts: Collection[str], web: Web | None = None) -> bytes:
@@ -87,9 +92,10 @@ def fetch_image(url: str, *, hosts: Collection[str], web: Web | None = None) -> 
     allowed = _checked_hosts(hosts)
     web = web or Web()
     shown = url if isinstance(url, str) else repr(url)
+    ends = web.now() + web.seconds
     for _ in range(MAX_REDIRECTS + 1):
         target = _checked(url, allowed)
-        with _answer(target, web) as response:
+        with _answer(target, web, ends) as response:
             if response.status not in _REDIRECTS:
                 return _body(response, shown)
             further = urljoin(url, response.getheader("location") or "")
@@ -108,7 +114,8 @@ def _checked_hosts(hosts: Collection[str]) -> frozenset[str]:
             f"fetch_image(hosts={hosts!r}): write a list of host names, such as ['upload.example.org']"
         )
     for host in hosts:
-        if not isinstance(host, str) or not _HOST.fullmatch(host):
+        found = _HOST.fullmatch(host) if isinstance(host, str) else None
+        if found is None or not 0 < int(found["port"] or 1) <= _LAST_PORT:
             raise ParameterError(
                 f"fetch_image: {host!r} is no host that may be allowed; write a full name in small letters, such as "
                 "'upload.example.org'"
@@ -165,10 +172,8 @@ def _is_public(address: str) -> bool:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    if isinstance(parsed, ipaddress.IPv6Address) and (
-        parsed.ipv4_mapped or parsed.sixtofour or parsed.teredo or parsed in _TRANSLATED
-    ):
-        return False  # they carry another address, which may be any
+    if isinstance(parsed, ipaddress.IPv6Address) and (parsed not in _GLOBAL or parsed.sixtofour or parsed.teredo):
+        return False  # the last two carry another address, which may be any
     return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
 
 
@@ -176,7 +181,7 @@ def _is_public(address: str) -> bool:
 
 
 @contextmanager
-def _answer(target: Target, web: Web) -> Iterator[http.client.HTTPResponse]:
+def _answer(target: Target, web: Web, ends: float) -> Iterator[http.client.HTTPResponse]:
     """One request, and what is said to it; cut off when the time is over, however slowly it drips."""
     address = _public_address(target, web)
     late = threading.Event()
@@ -186,11 +191,14 @@ def _answer(target: Target, web: Web) -> Iterator[http.client.HTTPResponse]:
         late.set()
         with suppress(OSError):  # it has just ended by itself
             if line is not None:
-                line.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(line, socket.SHUT_RDWR)  # TLS would forget its session under who reads
 
-    timer = threading.Timer(web.seconds, cut)
+    left = ends - web.now()
+    timer = threading.Timer(left, cut)
     timer.daemon = True
     try:
+        if left <= 0:
+            raise TimeoutError
         line = web.connect(address, target.port)
         line.settimeout(READ_SECONDS)
         timer.start()

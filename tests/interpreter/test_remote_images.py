@@ -139,6 +139,14 @@ def test_an_answer_that_does_not_come_ends_at_the_deadline(host: Host) -> None:
         fetch_image("http://pictures.example.org/silent", hosts=HOSTS, web=host.web(seconds=0.05))
 
 
+def test_redirects_have_no_time_of_their_own(host: Host) -> None:
+    times = itertools.chain([0.0, 1.0], itertools.repeat(31.0))
+    web = Web(lambda name, port: [PUBLIC], host.web().connect, now=times.__next__)
+    with pytest.raises(ul.DeadlineError, match="took too long"):
+        fetch_image("http://pictures.example.org/to//a.png", hosts=HOSTS, web=web)
+    assert len(host.asked) == 1
+
+
 def test_a_host_that_cannot_be_found_is_an_error() -> None:
     def resolve(host: str, port: int) -> list[str]:
         raise socket.gaierror(-2, "Name or service not known")
@@ -158,7 +166,7 @@ def test_redirects_do_not_leave_https() -> None:
             return "http://pictures.example.org/a.png"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote_images, "_answer", lambda target, web: _entered(Response()))
+        patch.setattr(remote_images, "_answer", lambda *_: _entered(Response()))
         with pytest.raises(ul.ParameterError, match="leads from https to 'http:"):
             fetch_image("https://pictures.example.org/a.png", hosts=HOSTS)
 
@@ -175,7 +183,11 @@ class _entered:
 
 
 @pytest.mark.parametrize(
-    "hosts", ["example.org", [], ["127.0.0.1"], ["localhost"], ["*.example.org"], ["a.b/c"], [b"x"]]
+    "hosts",
+    [
+        *("example.org", [], ["127.0.0.1"], ["localhost"], ["*.example.org"], ["a.b/c"], [b"x"]),
+        *(["example.org:0"], ["example.org:65536"], [f"{'a' * 64}.org"]),
+    ],
 )
 def test_hosts_are_full_names(hosts: list[str]) -> None:
     with pytest.raises(ul.ParameterError, match=r"hosts=|no host that may be allowed"):
@@ -210,6 +222,7 @@ REBOUND = [
     ["127.0.0.1"], ["10.0.0.1"], ["172.16.3.4"], ["192.168.1.1"], ["169.254.169.254"], ["100.64.0.1"], ["0.0.0.0"],
     ["224.0.0.1"], ["240.0.0.1"], ["255.255.255.255"], ["::1"], ["::"], ["fe80::1"], ["fe80::1%eth0"], ["fc00::1"],
     ["::ffff:127.0.0.1"], ["::ffff:8.8.8.8"], ["2002:7f00:1::"], ["64:ff9b::7f00:1"], ["64:ff9b:1::1"], ["ff02::1"],
+    ["fec0::1"], ["5f00::1"], ["2001::1"],
     ["2001:db8::1"], ["198.18.0.1"], ["192.0.2.1"], [PUBLIC, "127.0.0.1"], ["127.0.0.1", PUBLIC], ["not an address"],
 ]  # fmt: skip
 
