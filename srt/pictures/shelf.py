@@ -167,14 +167,15 @@ class PictureShelf:
         if self._works.get(source) is work:
             del self._works[source]
         told: tuple[Picture, ...] | UmbelError
+        made: tuple[Picture, ...] = ()
         match answer:
             case None:  # nobody waited any more
                 return
             case Decoded(decoded):
                 self._counters["pictures_decoded"] += len(decoded)
-                told = tuple(self._put(source[0], picture) for picture in decoded)
-                self._remember(source, tuple(picture.identity for picture in told))
-                told = self._admitted(told)
+                made = tuple(self._put(source[0], picture) for picture in decoded)
+                self._remember(source, tuple(picture.identity for picture in made))
+                told = self._admitted(made)
             case Refused():
                 self._counters["pictures_refused"] += 1
                 self._remember(source, answer)
@@ -182,10 +183,11 @@ class PictureShelf:
             case _:
                 self._counters["pictures_refused"] += 1
                 told = answer
+        self.hold(made)  # until all have been told: the first may let it go at once
         for inquiry in work.inquiries:
             if inquiry.wanted:
                 inquiry.tell(told)
-        self._trim()
+        self.let_go(made)
 
     def _remember(self, source: _Source, found: tuple[_Identity, ...] | Refused) -> None:
         self._sources[source] = found

@@ -252,6 +252,29 @@ def test_a_picture_that_the_engine_has_not_got_stays_here_while_it_is_held() -> 
     assert forgotten(on) == []
 
 
+def test_a_picture_is_there_for_all_who_wait_whatever_the_first_of_them_does() -> None:
+    decoder = PatientDecoder()
+    on = shelf(decoder, shelf_bytes=0)
+    kept: list[Picture] = []
+
+    def fail(found: Told) -> None:
+        assert isinstance(found, tuple)
+        on.hold(found)
+        on.let_go(found)
+
+    def keep(found: Told) -> None:
+        assert isinstance(found, tuple)
+        on.hold(found)
+        kept.extend(found)
+
+    on.find(shown(0), "", fail)
+    on.find(shown(0), "", keep)
+    decoder.work()
+    assert [picture.number for picture in bring(on, *kept)] == [kept[0].number]
+    on.let_go(kept)
+    assert forgotten(on) == [kept[0].number]
+
+
 def test_a_picture_that_died_with_its_engine_is_said_to_have() -> None:
     on = shelf(shelf_bytes=RASTER)
     held = find(on, shown(0))
