@@ -147,7 +147,8 @@ def read(name: str, folder: Path = FOLDER) -> Workload:
     path = folder / f"{name}.jsonl"
     if not path.is_file():
         raise ParameterError(f"no workload {name!r} in {folder}; there are {', '.join(available(folder)) or 'none'}")
-    header, *lines = path.read_text(encoding="utf-8").splitlines()
+    # Not `splitlines`: texts may hold U+2028 and the like, which JSON does not escape.
+    header, *lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     about = json.loads(header)
     programs = []
     for number, line in enumerate(lines, 2):

@@ -280,6 +280,13 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path) -> None:
         read("bad", tmp_path)
 
 
+def test_separators_of_lines_and_paragraphs_are_text(tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_text(
+        '{"about": "", "licence": "", "n_programs": 1}\n{"id": "1", "ops": [{"op": "text", "text": "a\u2028b\u0085c"}]}\n'
+    )
+    assert read("some", tmp_path).programs[0].ops == (Text("a\u2028b\u0085c"),)
+
+
 def test_text_parts_of_the_language_are_constant(tmp_path: Path) -> None:
     backend = Echo(hashed)
     by_language((Text("one "), Text("two"), Gen("a", 8)), backend)
