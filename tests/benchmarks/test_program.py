@@ -281,9 +281,9 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_separators_of_lines_and_paragraphs_are_text(tmp_path: Path) -> None:
-    (tmp_path / "some.jsonl").write_text(
-        '{"about": "", "licence": "", "n_programs": 1}\n{"id": "1", "ops": [{"op": "text", "text": "a\u2028b\u0085c"}]}\n'
-    )
+    head = '{"about": "", "licence": "", "n_programs": 1}'
+    line = '{"id": "1", "ops": [{"op": "text", "text": "a\u2028b\u0085c"}]}'
+    (tmp_path / "some.jsonl").write_text(f"{head}\n{line}\n", encoding="utf-8")
     assert read("some", tmp_path).programs[0].ops == (Text("a\u2028b\u0085c"),)
 
 
