@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import inspect
 import os
 import socket
 from collections.abc import AsyncGenerator, Iterator
@@ -22,6 +23,7 @@ from umbel.lang.errors import (
 )
 from umbel.lang.prompt import Part, Text
 from umbel.lang.protocol import Capabilities, Chunk, Done, Final, GenRequest, Hint, Scored, ScoreRequest
+from umbel.lang.runtime_options import RuntimeOptions
 
 from .. import conformance
 
@@ -32,7 +34,8 @@ from .. import conformance
     ("options", "says"),
     [
         ({"max_runing": 3}, "did you mean 'max_running'"),
-        ({"tensor_parallel": 3}, "has no option 'tensor_parallel'; known are"),
+        ({"quantization": "fp8"}, "has no option 'quantization'; known are"),
+        ({"tensor_parallel": 0}, "tensor_parallel=0 is out of range; write 1 to 64"),
         ({"dtype": "bfloat"}, "did you mean 'bfloat16'"),
         ({"device": "metal"}, "write one of auto, cpu, cuda"),
         ({"policy": "dfs"}, "policy='dfs'"),
@@ -55,6 +58,13 @@ def test_a_wrong_option_is_refused_at_once_with_what_to_write(options: dict[str,
     with pytest.raises(ParameterError) as caught:
         Runtime(**options)  # type: ignore[arg-type]  # wrong on purpose
     assert says in str(caught.value)
+
+
+def test_a_runtime_takes_every_option_there_is() -> None:
+    described = {*RuntimeOptions.__struct_fields__} - {"model"}
+    taken = inspect.signature(Runtime).parameters
+    assert described <= {*taken}
+    assert all(taken[name].default == getattr(RuntimeOptions(), name) for name in described)
 
 
 def test_a_broken_chat_template_is_refused_at_once() -> None:
