@@ -20,7 +20,7 @@ from .engine_protocol import EngineChoose, EngineGenerate, EnginePrefill, Engine
 from .pictures.budget import check_media
 from .pictures.format import PictureFormat
 from .pictures.numbers import PICTURE_BASE
-from .pictures.shown import Showable
+from .pictures.shown import Showable, prompts_of
 from .prompt_encoder import PromptEncoder
 from .stops import StopShelf
 from .token_places import media_places, text_of, token_places
@@ -59,11 +59,12 @@ class Admission:
         self._start = _start_token(tokenizer)
         self._stops = StopShelf()
 
-    def show(self, message: Showable, media: Sequence[Media], *, now: float) -> float:
+    def show(self, message: Showable, *, now: float) -> float:
         """Checks a message before its media are decoded → its deadline. Raises an UmbelError."""
         assert self._pictures is not None, "a model that reads text only is shown nothing"
-        self._check(message.id, message.origin, message.prompt)
-        check_media(media, *self._pictures)
+        for prompt in prompts_of(message):
+            self._check(message.id, message.origin, prompt)
+            check_media([part for part in prompt if isinstance(part, Media)], *self._pictures)
         return self._deadline(message.origin, now)
 
     # ------------------------------------------------------------------ the three kinds of requests

@@ -413,7 +413,7 @@ class Gateway:
             return
         try:
             self._check_open(message)
-            deadline = self._admission.show(message, media, now=self._clock.now())
+            deadline = self._admission.show(message, now=self._clock.now())
         except UmbelError as error:
             if hint:
                 self._hints.unused()

@@ -5,12 +5,12 @@ call ─► nearest earlier prompts ─► where the cached part ends (the backe
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...lang.cache_report import CacheCause, CacheMiss, CacheReport, CallReport, SourceLine
 from ...lang.errors import CapabilityError
-from ...lang.prompt import Part
+from ...lang.prompt import Media, Part
 from ...lang.protocol import Backend, Locate, Located, Locating, Origin, Usage
 from ...lang.source import Source, SourceKind
 from . import arguments, causes, layout, statements
@@ -18,12 +18,13 @@ from .causes import Decision, Ending
 from .history import Asked, Intent
 from .journal import Journal
 from .layout import Layout, Piece
-from .neighbours import Surroundings
+from .neighbours import Neighbour, Surroundings
 
 if TYPE_CHECKING:
     from ..run import Run
 
 AROUND = 48  # characters that are shown on each side of a place
+_MOST_BESIDE = 8 << 20  # bytes of pictures in earlier prompts; with those of the prompt itself they fit into one frame
 _numbers = itertools.count(1)
 
 
@@ -115,9 +116,29 @@ async def _explained(
         return CacheCause.HIT, None
     start, end = located.characters
     if neighbours.same_salt and neighbours.same_salt[0].common >= end:  # it says the same there: in the same tokens?
-        located = await _located(backend, asked, beside=tuple(_parts(near.asked) for near in neighbours.same_salt))
-    decision = causes.decide(asked, cached, Ending(start, end, located.shared), neighbours)
+        shared = await _shared(backend, asked, neighbours.same_salt, cached, end)
+    else:
+        shared = ()
+    decision = causes.decide(asked, cached, Ending(start, end, shared), neighbours)
     return _described(decision, laid, journal, token=cached, estimated=estimated)
+
+
+async def _shared(
+    backend: Locating, asked: Asked, neighbours: Sequence[Neighbour], cached: int, end: int
+) -> tuple[int, ...]:
+    """Tokens that the prompt begins with as each of them does. Of those with too many bytes to be sent, what their
+    characters say: that they share the token behind the cached ones, or that they do not."""
+    beside: list[tuple[Part, ...]] = []
+    room = _MOST_BESIDE
+    for near in neighbours:
+        parts = _parts(near.asked)
+        room -= sum(len(part.data) for part in parts if isinstance(part, Media))
+        if room < 0:
+            break
+        beside.append(parts)
+    located = await _located(backend, asked, beside=tuple(beside))
+    guessed = (cached + 1 if near.common >= end else 0 for near in neighbours[len(beside) :])
+    return (*located.shared, *guessed)
 
 
 async def _located(backend: Locating, asked: Asked, *tokens: int, beside: tuple[tuple[Part, ...], ...] = ()) -> Located:

@@ -28,8 +28,12 @@ def pictures_of(prompt: Iterable[Part]) -> tuple[Picture, ...]:
 
 def media_of(message: Showable) -> list[Media]:
     """Those that are no pictures yet."""
-    prompts = (message.prompt, *message.beside) if isinstance(message, Locate) else (message.prompt,)
-    return [part for prompt in prompts for part in prompt if type(part) is Media]
+    return [part for prompt in prompts_of(message) for part in prompt if type(part) is Media]
+
+
+def prompts_of(message: Showable) -> tuple[tuple[Part, ...], ...]:
+    """A question about places may bring several."""
+    return (message.prompt, *message.beside) if isinstance(message, Locate) else (message.prompt,)
 
 
 def without_bytes(message: Showable) -> Showable:

@@ -9,6 +9,8 @@ import pytest
 import umbel as ul
 from PIL import Image
 from umbel.interpreter.backends.runtime import Runtime
+from umbel.interpreter.loop import streams
+from umbel.lang.cache_report import CacheCause
 from umbel.lang.errors import ParameterError, RequestError, UmbelError
 from umbel.lang.prompt import Media, Part, Text
 from umbel.lang.protocol import Final, GenRequest, Hint, Locate, Origin, ScoreRequest
@@ -112,6 +114,30 @@ def test_another_picture_is_named_as_the_cause_of_a_miss(local: LocalBackend) ->
     look.run(picture=CAT, backend=local).text()
     report = look.run(picture=saved(noise(20, 20, 1)), backend=local).explain_cache()
     assert "Look: <image │" in str(report)
+
+
+def test_misses_of_prompts_with_many_pictures_are_explained(local: LocalBackend) -> None:
+    """Earlier prompts go along with the question; each may show what a prompt may show, and large ones stay behind."""
+    cats = [saved(noise(20, 20, index)) for index in range(3)]
+
+    @ul.function
+    def look(s: ul.State, pictures: list[bytes]) -> None:
+        s += "Look: "
+        for picture in pictures:
+            s += ul.image(picture)
+        s += "?" + ul.gen("a", max_tokens=2)
+
+    for pictures in (cats, [noise_of_bytes(5 << 20)]):
+        for _ in range(3):
+            look.run(pictures=pictures, backend=local).sync()
+        streams.run(local.control("flush_cache"))
+        report = look.run(pictures=pictures, backend=local).explain_cache()
+        assert report["a"].cause is CacheCause.EVICTED
+
+
+def noise_of_bytes(size: int) -> bytes:
+    """A picture with so many bytes behind it, which nobody reads."""
+    return CAT + bytes(size)
 
 
 @ul.function
