@@ -147,10 +147,16 @@ class Gateway:
 
     def receive(self, peer: bytes, message: ToBackend) -> None:
         """One message of one peer. Whatever it holds, it ends with an answer, not with an exception."""
+        if isinstance(message, GenRequest | ScoreRequest | Control):
+            self.counters["requests"] += 1
         if media := self._pictures.media(message):
             assert isinstance(message, Showable), "it shows media"
             self._show(peer, message, media)
-            return
+        else:
+            self._take(peer, message)
+
+    def _take(self, peer: bytes, message: ToBackend) -> None:
+        """Its media, if it has any, are pictures."""
         match message:
             case GenRequest() | ScoreRequest() | Control():
                 self._accept(peer, message)
@@ -293,7 +299,6 @@ class Gateway:
     # ------------------------------------------------------------------ arrival
 
     def _accept(self, peer: bytes, message: GenRequest | ScoreRequest | Control) -> None:
-        self.counters["requests"] += 1
         try:
             self._check_open(message)
             call = self._admit(peer, message)
@@ -406,7 +411,7 @@ class Gateway:
     # ------------------------------------------------------------------ pictures
 
     def _show(self, peer: bytes, message: Showable, media: Sequence[Media]) -> None:
-        """The message is held until its media are pictures, which may be at once; then it is received again."""
+        """The message is held until its media are pictures, which may be at once."""
         hint = isinstance(message, Hint)
         if hint and self._state is not EngineState.READY:
             self._hints.unused()
@@ -418,7 +423,6 @@ class Gateway:
             if hint:
                 self._hints.unused()
             else:
-                self.counters["requests"] += 1
                 self._refuse(peer, message.id, error)
             return
         call = self._pictures.wait(peer, message, media, deadline)
@@ -428,13 +432,11 @@ class Gateway:
     def _shown(self, call: PictureCall, error: UmbelError | None) -> None:
         try:
             if error is not None:
-                if isinstance(call.message, Hint):
-                    self._hints.unused()
                 self._fail(call, error)
                 return
             self._calls.remove(call)
             try:
-                self.receive(call.peer, call.shown(self._clock.now()))
+                self._take(call.peer, call.shown(self._clock.now()))
             finally:
                 self._pictures.settle(call)
         except Exception:
@@ -495,6 +497,8 @@ class Gateway:
             call.inquiry.forget()
         if isinstance(call, PictureCall):
             self._pictures.settle(call)
+            if isinstance(call.message, Hint):
+                self._hints.unused()
         self._pictures.let_go(call)
         if ending is None:
             return

@@ -276,6 +276,7 @@ def test_what_waits_of_a_peer_that_is_gone_is_forgotten() -> None:
     scene.gateway.peer_lost(PEER)
     scene.decoder.work()
     assert (scene.decoder.asked, scene.answers, scene.gateway.in_flight) == ([], [], 0)
+    assert scene.gateway.counters["hints_unused"] == 1
 
 
 def test_an_engine_that_is_given_up_ends_what_waits() -> None:
@@ -296,6 +297,12 @@ def test_a_picture_that_cannot_be_decoded_fails_its_calls_only() -> None:
     scene.close_call()
     assert scene.gateway.in_flight == 0
     assert scene.shelf._held_bytes == 0
+    assert {name: scene.gateway.counters[name] for name in ("requests", "failed", "finished", "hints_unused")} == {
+        "requests": 2,
+        "failed": 1,
+        "finished": 1,
+        "hints_unused": 1,
+    }
 
 
 def test_the_queue_counts_what_waits() -> None:
