@@ -120,7 +120,7 @@ def _scan(vocab: int, logits: str) -> Variant:
             "logits": f"*{logits}",
             **_DRAWS,
             **_PARTS,
-            **dict.fromkeys(("stride", "vocab", "words", "winners"), "i32"),
+            **dict.fromkeys(("stride", "vocab", "words"), "i32"),
         },
         constants={"CHUNKS": vocab // _CHUNK, "CHUNK": _CHUNK},
         aligned=frozenset({"stride", "vocab", "words"}),

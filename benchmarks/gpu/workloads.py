@@ -8,6 +8,7 @@ come last. Texts of random weights mean nothing, but their lengths are those of 
 stop ends at its `max_tokens`.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -226,7 +227,7 @@ class Engine:
 
 
 def texts_of(workloads: Sequence[Workload]) -> Iterator[str]:
-    """All that programs say and all that they may choose."""
+    """All that programs say, all that they may choose, and the constraints, of which answers are made."""
 
     def visit(ops: Ops) -> Iterator[str]:
         for op in ops:
@@ -235,6 +236,11 @@ def texts_of(workloads: Sequence[Workload]) -> Iterator[str]:
                     yield text
                 case Select(choices=choices):
                     yield from choices
+                case Gen(regex=regex, json_schema=schema):
+                    if regex is not None:
+                        yield regex.replace("\\", "")
+                    if schema is not None:
+                        yield json.dumps(schema, indent=2)
                 case Fork(branches=branches):
                     for inner in branches:
                         yield from visit(inner)
