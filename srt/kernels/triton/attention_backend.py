@@ -71,7 +71,7 @@ class TritonBackend:
     ) -> None:
         self.geometry = geometry
         self.device = torch.device(device)
-        self.tiles = tiles_for(geometry, dtype, kv_dtype or dtype)
+        self.tiles = tiles_for(geometry, dtype, kv_dtype or dtype, shared_memory=_shared_memory(self.device))
         self.multiprocessors = multiprocessors or _multiprocessors(self.device)
         self.cut = Cut(
             self.tiles.many.rows(geometry),
@@ -235,6 +235,13 @@ def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return HOST_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _shared_memory(device: torch.device) -> int | None:
+    """Bytes that a program may take; the interpreter knows no limit."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -131,15 +131,14 @@ class TritonPlan:
         sizes = (KINDS + 2, 5 * capacity.items, 4 * capacity.slots, capacity.merged, capacity.merged + 1, capacity.keys)
         ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
         self._starts = [0, *ends[:-1]]
-        # At least one element: an address that is none would make Triton compile another kernel.
-        self._buffer = torch.empty(max(ends[-1], 1), dtype=torch.int32, device=device)
+        self._buffer = torch.empty(ends[-1], dtype=torch.int32, device=device)
         if fixed:
             self._buffer[: KINDS + 2] = 0  # no items, until it is filled
         views = [self._buffer[start:] for start in self._starts]
         self.bounds, self.items, self.slots, self.merge_rows, self.merge_ptr, self.kv_idx = views
-        places = max(capacity.places, 1)
-        self.part_out = torch.empty((places, geometry.heads, geometry.head_dim), dtype=torch.float32, device=device)
-        self.part_lse = torch.empty((places, geometry.heads), dtype=torch.float32, device=device)
+        parts = (capacity.places, geometry.heads)
+        self.part_out = torch.empty((*parts, geometry.head_dim), dtype=torch.float32, device=device)
+        self.part_lse = torch.empty(parts, dtype=torch.float32, device=device)
 
     def fill(self, packed: PackedPlan) -> None:
         """Send a plan that fits. What ran before has read the old one: copies and kernels are in one stream."""

@@ -7,7 +7,8 @@ Items come in kinds by their number of query vectors (rows × heads of a group),
     MANY     at most 128                 prompts: limited by products
 
 A tile of keys and one of values are 16 KiB each. One pair is computed while the next two are on their way, in each of
-the two or three programs that share a multiprocessor: 64 KiB in flight hide the latency of device memory.
+the two or three programs that share a multiprocessor: 64 KiB in flight hide the latency of device memory. A program
+takes up to 104 KiB of shared memory, by the compiler. Devices for games have 99, where one pair is on its way: 72 KiB.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ MOST_HEAD_DIM = 256
 HEAD_DIM_UNIT = 16
 MOST_GROUP = 128  # query heads of one KV head, which are in one tile
 TILE_BYTES = 16 << 10  # of keys
+ROOM_FOR_THREE = 128 << 10  # bytes of shared memory; a program on a device with less has two stages
 LARGE_VECTOR = 256  # bytes; of larger ones, a tile of MANY results does not fit the registers
 FEW, SOME, MANY = 16, 64, 128  # query vectors
 
@@ -53,8 +55,13 @@ class Tiles:
     many: Tile
 
 
-def tiles_for(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype) -> Tiles:
+def tiles_for(
+    geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, *, shared_memory: int | None = None
+) -> Tiles:
     """For queries and results of `dtype`, keys and values of `kv_dtype`.
+
+    Args:
+        shared_memory: bytes of it that a program may take on the device; None: as many as it likes.
 
     Raises:
         ParameterError: a head_dim, a group or a dtype that the kernels do not take.
@@ -84,12 +91,13 @@ def tiles_for(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.d
     exact = dtype is torch.float32  # multiplied without tensor cores: operands are in registers
     large = wide * dtype.itemsize > LARGE_VECTOR
     resident = 2 if kv_dtype is FLOAT8 else 3  # what is widened takes registers
-    few = Tile(
-        max(FEW, least), keys, warps=8 if exact or least > SOME else 4, stages=3, resident=resident, two_loops=False
+    stages = 3 if shared_memory is None or shared_memory >= ROOM_FOR_THREE else 2
+    few_warps, some_warps = 8 if exact or least > SOME else 4, 8 if large else 4
+    return Tiles(
+        few=Tile(max(FEW, least), keys, few_warps, stages, resident, two_loops=False),
+        some=Tile(max(SOME, least), keys, some_warps, stages, resident=1 if large else 2, two_loops=True),
+        many=Tile(max(SOME if large else MANY, least), keys, 8, stages, resident=1, two_loops=True),
     )
-    some = Tile(max(SOME, least), keys, warps=8 if large else 4, stages=3, resident=1 if large else 2, two_loops=True)
-    many = Tile(max(SOME if large else MANY, least), keys, warps=8, stages=3, resident=1, two_loops=True)
-    return Tiles(few, some, many)
 
 
 def _name(dtype: torch.dtype) -> str:

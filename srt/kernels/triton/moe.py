@@ -36,7 +36,7 @@ class Tiles:
 
     rows: int
     columns: int
-    depth: int
+    depth: int  # in numbers of two bytes; of four, half as many are in the same shared memory
     group: int  # blocks whose programs lie side by side, so that they find each other's weights in the cache
     warps: int
     stages: int
@@ -127,6 +127,7 @@ def fused_experts(
     middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     mixed = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
     precision = "ieee" if x.dtype is torch.float32 else "tf32"
+    depth = cut.depth * 2 // x.dtype.itemsize
     gate_up_blocks[(blocks.most * triton.cdiv(width, cut.columns),)](
         *(x, gate_up, middle, blocks.rows, blocks.experts, blocks.count, x.stride(0), pairs, top_k),
         WIDTH=width,
@@ -135,7 +136,7 @@ def fused_experts(
         PRECISION=precision,
         BLOCK_M=cut.rows,
         BLOCK_N=cut.columns,
-        BLOCK_K=cut.depth,
+        BLOCK_K=depth,
         GROUP=cut.group,
         num_warps=cut.warps,
         enable_fp_fusion=False,
@@ -148,7 +149,7 @@ def fused_experts(
         PRECISION=precision,
         BLOCK_M=cut.rows,
         BLOCK_N=2 * cut.columns,
-        BLOCK_K=cut.depth,
+        BLOCK_K=depth,
         GROUP=cut.group,
         num_warps=cut.warps,
         enable_fp_fusion=False,

@@ -13,6 +13,7 @@ from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
 from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.triton.attention_backend import BLOCK_PARTS, TritonBackend
+from umbel.srt.kernels.triton.attention_tiles import tiles_for
 from umbel.srt.kv_pool import FLOAT8, KVPool
 
 from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences, with_pictures
@@ -99,6 +100,15 @@ def test_head_dims(device: torch.device, head_dim: int) -> None:
     queries = normal(batch.rows, 4, head_dim).to(device)
     result = attend(TritonBackend(geometry, device, dtype=torch.float32), batch, pool, queries, None)
     torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+
+
+def test_a_device_with_little_shared_memory_has_one_pair_of_tiles_less_on_its_way() -> None:
+    geometry = AttentionGeometry(8, 4, 256)
+    stages = {}
+    for shared in (99 << 10, 163 << 10, 227 << 10, None):
+        tiles = tiles_for(geometry, torch.bfloat16, torch.bfloat16, shared_memory=shared)
+        stages[shared] = {tile.stages for tile in (tiles.few, tiles.some, tiles.many)}
+    assert stages == {99 << 10: {2}, 163 << 10: {3}, 227 << 10: {3}, None: {3}}
 
 
 @pytest.mark.parametrize("group", [1, 5, 7, 16, 20, 71])
