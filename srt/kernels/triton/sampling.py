@@ -127,7 +127,7 @@ class _Parts:
             *(logits, draws.rows, draws.mask_rows, draws.masks),
             *(draws.inverse_temperatures, draws.keys, draws.top_k, draws.top_p, draws.log_min_p),
             *(parts.best, parts.tokens, parts.masses, parts.scores, parts.tiles),
-            *(logits.stride(0), vocab, draws.masks.shape[1], parts.tokens.stride(0)),
+            *(logits.stride(0), vocab, draws.masks.shape[1]),
             CHUNKS=parts.chunks,
             CHUNK=parts.chunk,
             num_warps=4,

@@ -1,4 +1,8 @@
-"""Draws on the device: all columns and masks in one transfer."""
+"""Draws on the device: all columns and masks in one transfer.
+
+Columns and masks begin at multiples of 16 bytes for any number of draws: Triton would compile the kernels again for
+columns that do not, and the first request beside another would wait for it.
+"""
 
 from dataclasses import dataclass
 
@@ -29,10 +33,11 @@ class DeviceDraws:
     def of(cls, draws: Draws, device: torch.device) -> "DeviceDraws":
         """Nobody waits for the copy: it is in the device's stream, in front of what reads it."""
         count = len(draws)
+        room = _room(count)
         masks = [] if draws.masks is None else [mask for mask in draws.masks if mask is not None]
         words = len(masks[0]) if masks else 0
-        host = np.empty(7 * count + len(masks) * words // 2 + 1, dtype=np.int64)
-        columns = host[: 7 * count].reshape(7, count)
+        host = np.empty(7 * room + len(masks) * words // 2 + 1, dtype=np.int64)
+        columns = host[: 7 * room].reshape(7, room)[:, :count]
         columns[0] = draws.rows
         columns[1] = draws.inverse_temperatures.view(np.int64)
         columns[2] = draws.keys.view(np.int64)
@@ -42,12 +47,13 @@ class DeviceDraws:
         columns[5] = draws.top_k
         columns[6] = _mask_rows(draws)
         if masks:
-            np.stack(masks, out=host[7 * count :].view(np.uint32)[: len(masks) * words].reshape(len(masks), words))
+            np.stack(masks, out=host[7 * room :].view(np.uint32)[: len(masks) * words].reshape(len(masks), words))
         return cls._over(_sent(host, device), count, len(masks), words)
 
     @classmethod
     def _over(cls, memory: torch.Tensor, count: int, masks: int, words: int) -> "DeviceDraws":
-        columns = memory[: 7 * count].view(7, count)
+        room = _room(count)
+        columns = memory[: 7 * room].view(7, room)[:, :count]
         return cls(
             rows=columns[0],
             inverse_temperatures=columns[1].view(torch.float64),
@@ -56,8 +62,13 @@ class DeviceDraws:
             log_min_p=columns[4].view(torch.float64),
             top_k=columns[5],
             mask_rows=columns[6],
-            masks=memory[7 * count :].view(torch.int32)[: masks * words].view(masks, words),
+            masks=memory[7 * room :].view(torch.int32)[: masks * words].view(masks, words),
         )
+
+
+def _room(count: int) -> int:
+    """Numbers of 8 bytes in the place of a column: an even number of them."""
+    return count + count % 2
 
 
 def _mask_rows(draws: Draws) -> NDArray[np.int64]:

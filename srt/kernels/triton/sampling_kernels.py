@@ -40,7 +40,6 @@ def scan(  # type: ignore[no-untyped-def]
     stride: int,
     vocab: int,
     words: int,
-    winners: int,  # elements from the best tokens to the winners
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -69,7 +68,7 @@ def scan(  # type: ignore[no-untyped-def]
         if free & (tl.load(log_min_p + draw) == -float("inf")):
             score, token = winner(values, ids, finite, largest, inverse, tl.load(keys + draw))
             tl.store(scores + at, score)
-            tl.store(tokens + winners + at, token)
+            tl.store(tokens + tl.num_programs(0).to(tl.int64) * CHUNKS + at, token)
 
 
 @jit
@@ -119,7 +118,8 @@ def finish_choice(  # type: ignore[no-untyped-def]
         elif (k == 0) & (p >= 1.0) & (least == -float("inf")):
             score = tl.load(scores + at, mask=inside, other=-float("inf"))
             leads = inside & (score == tl.max(score))
-            token = tl.min(tl.load(tokens + tl.num_programs(0) * CHUNKS + at, mask=leads, other=NO_TOKEN))
+            winners = tokens + tl.num_programs(0).to(tl.int64) * CHUNKS
+            token = tl.min(tl.load(winners + at, mask=leads, other=NO_TOKEN))
         else:
             row = logits + tl.load(rows + draw) * stride
             mask_row = tl.load(mask_rows + draw)

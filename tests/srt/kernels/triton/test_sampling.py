@@ -1,5 +1,6 @@
 """Tokens chosen by the kernels: those of the torch twin, for the same seeds and positions."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from umbel.lang.errors import EngineError
 from umbel.srt.draw import Draws, draw_keys
 from umbel.srt.kernels.triton.sampling import TritonSampling
+from umbel.srt.kernels.triton.sampling_columns import DeviceDraws
 from umbel.srt.torch_sampling import TorchSampling
 
 from .closeness import random
@@ -55,6 +57,17 @@ def mask_of(allowed: Sequence[int], vocab: int) -> np.ndarray:
     bits = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
     bits[list(allowed)] = 1
     return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_columns_and_masks_are_aligned_for_any_number_of_draws(count: int) -> None:
+    """Triton compiles a kernel again for an address that is no multiple of 16."""
+    masks = [mask_of([0, 2], 64), *[None] * (count - 1)]
+    draws = DeviceDraws.of(wishes(*range(count), masks=masks), torch.device(torch.get_default_device()))
+    assert draws.rows.tolist() == list(range(count))
+    assert draws.masks.tolist() == [[5, 0]]
+    assert draws.mask_rows.tolist() == [0, *[-1] * (count - 1)]
+    assert {getattr(draws, field.name).data_ptr() % 16 for field in dataclasses.fields(draws)} == {0}
 
 
 @pytest.mark.parametrize("vocab", [5, 128, 700, 9000])  # one tile, several, and several chunks
