@@ -213,7 +213,7 @@ def build_runner(
         from .cuda.building import accelerator_for
 
         accelerator = accelerator_for(target)
-        workspace = measured_workspace(runner(probe_slots(limits)), accelerator, limits)
+        workspace = measured_workspace(runner(probe_slots(limits)), accelerator, limits, pictures)
         return runner(team.least(pool_slots(geometry, accelerator, workspace=workspace)))
     return runner(slots(geometry))
 

@@ -74,7 +74,9 @@ class Answers:
             tokens = self._chooser.choose_async(logits, draws_of(picks, picked, picked, logits.shape[1]))
         host_tokens = self._accelerator.host_buffer(tokens.nbytes).view(torch.int64)
         host_tokens.copy_(tokens, non_blocking=True)
-        if len(whole) < count:
+        if not len(whole):
+            values = logits[:0]
+        elif len(whole) < count:
             values = logits.index_select(0, self._staging.send([whole])[0])
         else:
             values = logits if kept else logits.clone()

@@ -4,7 +4,9 @@ weights that fit → read, tensor by tensor → the largest step, measured → t
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 
 from ...fsm.tokens.trie_walk import Walk
@@ -28,8 +30,9 @@ from .memory import (
     weight_bytes,
 )
 from .parts import Parts, triton_parts
+from .plans import GraphBackend, GraphPlans
 from .runner import CudaRunner
-from .warming import warming_steps
+from .warming import SUMMARISED, warming_steps
 
 
 def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> str | None:
@@ -44,7 +47,7 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     if device.type != "cuda" and not parts.anywhere:
         seen = 'write device="cuda"' if torch.cuda.is_available() else "torch sees none here"
         return f"they run on CUDA devices, not on the {device.type}; {seen}"
-    if device.type == "cuda" and (reason := _too_old(device, dtype, kv_dtype)) is not None:
+    if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason
     geometry = attention_geometry(read_config(config))
     try:
@@ -54,14 +57,14 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     return None
 
 
-def _too_old(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
-    """Why Triton has no instructions for these numbers on the device; None when it has."""
+def _too_old(device: torch.device, kv_dtype: torch.dtype) -> str | None:
+    """Why Triton does not compile for the device, or for these numbers on it; None when it does."""
     major, minor = torch.cuda.get_device_capability(device)
     here = f"this device has {major}.{minor}"
+    if (major, minor) < (8, 0):
+        return f"Triton compiles for devices of compute capability 8.0 and more, {here}"
     if kv_dtype is FLOAT8 and (major, minor) < (8, 9):
         return f'keys in float8 need a device of compute capability 8.9, {here}; write kv_dtype="auto"'
-    if dtype is torch.bfloat16 and (major, minor) < (8, 0):
-        return f'bfloat16 needs a device of compute capability 8.0, {here}; write dtype="float16"'
     return None
 
 
@@ -116,20 +119,22 @@ def build_cuda_runner(
         raise shortage(weight_bytes(tensors, dtype), accelerator.free_memory(), dtype, accelerator) from error
     chooser = parts.chooser()
 
-    def runner(slots: int, *, graphs: bool) -> CudaRunner:
-        backend = parts.attention(
+    def attention() -> GraphBackend[Any]:  # Any: only the backend reads the plans that it makes
+        return parts.attention(
             attention_geometry(decoder),
             accelerator.device,
             dtype=dtype,
             kv_dtype=kv_dtype,
             tree_attention=tree_attention,
         )
+
+    def runner(slots: int, *, graphs: bool) -> CudaRunner:
         return CudaRunner(
             model,
             accelerator,
             name=parts.name,
             num_slots=slots,
-            backend=backend,
+            backend=attention(),
             chooser=chooser,
             max_running=limits.sequences,
             cuda_graphs=graphs,
@@ -141,9 +146,10 @@ def build_cuda_runner(
     if num_slots is not None:
         slots = num_slots(model.kv_geometry)
     else:
-        workspace = measured_workspace(runner(probe_slots(limits), graphs=False), accelerator, limits)
-        graph_logits = graph_rows(limits.sequences) * model.vocab_size * 4 if cuda_graphs else 0
-        slots = team.least(pool_slots(model.kv_geometry, accelerator, workspace=workspace + graph_logits))
+        workspace = measured_workspace(runner(probe_slots(limits), graphs=False), accelerator, limits, pictures)
+        if cuda_graphs:
+            workspace += graph_bytes(model, attention(), accelerator, limits)
+        slots = team.least(pool_slots(model.kv_geometry, accelerator, workspace=workspace))
     built = runner(slots, graphs=cuda_graphs)
     if accelerator.device.type == "cuda":  # elsewhere nothing is compiled, and a graph saves nothing
         built.capture_graphs()
@@ -151,7 +157,24 @@ def build_cuda_runner(
     return built
 
 
+def graph_bytes(
+    model: CudaDecoder,
+    backend: GraphBackend[Any],  # Any: as above
+    accelerator: Accelerator,
+    limits: StepLimits,
+) -> int:
+    """Bytes that all graphs read and write together: their logits, and the plans of attention."""
+    rows = graph_rows(limits.sequences)
+    plans = accelerator.peak_memory(
+        lambda: GraphPlans(backend, model.windows, rows=rows, keys=rows * model.context_length)
+    )
+    return plans + rows * model.vocab_size * 4
+
+
 def warm_up(runner: CudaRunner, limits: StepLimits) -> None:
     """Compiles what the first requests will need. Nobody reads what these steps say."""
     for step in warming_steps(limits, context_length=runner.context_length, vocab_size=runner.vocab_size):
         runner.launch(step)
+    logits = torch.zeros((1, runner.vocab_size), device=runner.model.device)
+    for top in SUMMARISED:
+        runner.chooser.summarise(logits, np.zeros(1, dtype=np.int64), top)

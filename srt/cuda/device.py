@@ -18,7 +18,7 @@ class Mark(Protocol):
     """A place in the work of a device."""
 
     def wait(self) -> None:
-        """Returns when all that was enqueued before it is done."""
+        """Returns when all that was enqueued before it is done. The calling thread works on the device from then on."""
 
 
 class Graph(Protocol):
@@ -32,6 +32,9 @@ class Accelerator(Protocol):
 
     device: torch.device
     name: str
+
+    def use(self) -> None:
+        """The calling thread works on the device. CUDA gives every new thread the first one."""
 
     def host_buffer(self, size: int) -> torch.Tensor:
         """Bytes [size] on the host, from and to which the device copies while the host goes on."""
@@ -65,6 +68,11 @@ class CudaAccelerator:
             raise ModelError(f'device="{device}" cannot be used: {error}; write "cpu", or another device') from error
         self.device = torch.device("cuda", index)
         self._graphs = torch.cuda.graph_pool_handle()  # graphs run one after another, and share their memory
+        # One for all captures, and for the calls before them: cuBLAS keeps tens of MiB for every stream it was used in.
+        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def use(self) -> None:
+        torch.cuda.set_device(self.device)
 
     def host_buffer(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -72,17 +80,16 @@ class CudaAccelerator:
     def mark(self) -> Mark:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return _CudaMark(event)
+        return _CudaMark(event, self)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Called twice: the first call compiles kernels and makes the libraries' workspaces, which no graph may do."""
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        self._aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._aside):
             work()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(self._aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graphs):
+        with torch.cuda.graph(graph, pool=self._graphs, stream=self._aside):
             work()
         return graph
 
@@ -100,10 +107,12 @@ class CudaAccelerator:
 
 
 class _CudaMark:
-    def __init__(self, event: torch.cuda.Event) -> None:
+    def __init__(self, event: torch.cuda.Event, accelerator: CudaAccelerator) -> None:
         self._event = event
+        self._accelerator = accelerator
 
     def wait(self) -> None:
+        self._accelerator.use()
         self._event.synchronize()
 
 
@@ -120,6 +129,9 @@ class HostAccelerator:
         self.name = "the host"
         self._free = free
         self._peak = peak
+
+    def use(self) -> None:
+        """There is one."""
 
     def host_buffer(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)

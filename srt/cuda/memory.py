@@ -1,7 +1,9 @@
 """What fits on a device: the weights, the work of the largest step, and of the rest a KV pool.
 
-| weights | work of a step | KV pool                                   | left: graphs, fragments |
-          '--- measured ---'-- POOL_SHARE of what is free beside it ---'
+| weights | work of a step | features | KV pool                                   | left: graphs, fragments |
+          '-------- measured ---------'-- POOL_SHARE of what is free beside it ---'
+
+A tower works before the decoder does, so a step takes what the larger of the two takes.
 """
 
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ import torch
 from ...lang.errors import ParameterError
 from ..batch import Batch, Runner
 from ..kv_pool import KVGeometry, slots_for_bytes
+from ..pictures.store import VisionStore
 from .device import Accelerator
 
 POOL_SHARE = 0.92  # of what weights and the largest step leave
@@ -52,15 +55,21 @@ def weight_bytes(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> int
     return sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
 
 
-def measured_workspace(probe: Runner, accelerator: Accelerator, limits: StepLimits) -> int:
+def measured_workspace(
+    probe: Runner, accelerator: Accelerator, limits: StepLimits, pictures: VisionStore | None = None
+) -> int:
     """Bytes that the largest step takes. Its pool is the probe's, who is not needed any more afterwards.
 
     Args:
         probe: the model with a pool of `probe_slots(limits)`.
+        pictures: what sees for it; None: it reads text only.
     """
     step = largest_step(limits, probe.context_length)
     probe.forward(step)  # the first one compiles kernels, and makes what libraries keep
     workspace = accelerator.peak_memory(lambda: probe.forward(step))
+    if pictures is not None:
+        pictures.see_largest()
+        workspace = max(workspace, accelerator.peak_memory(pictures.see_largest)) + pictures.feature_bytes
     # While a step runs, the logits of the one before it may still be read.
     return workspace + len(step.logit_rows) * probe.vocab_size * 4
 

@@ -75,6 +75,7 @@ class CudaRunner:
         self.pool = KVPool(model.kv_geometry, num_slots, accelerator.device, fixed=True)
         self._team = team
         self._name = name
+        self._accelerator = accelerator
         self._device = accelerator.device
         self._backend = backend
         self._staging = Staging(accelerator, 1 << 16)
@@ -98,6 +99,7 @@ class CudaRunner:
 
     def launch(self, batch: Batch) -> Answer:
         """Begins a step, and returns while it runs."""
+        self._accelerator.use()
         captured = self._captured
         if captured is not None and captured.takes(batch):
             logits, kept = captured.run(batch, self._resolve), False

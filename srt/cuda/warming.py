@@ -13,6 +13,7 @@ from ..batch import DUMMY_SLOT, Allowed, Batch, Pick, Picks
 from .memory import StepLimits
 
 ROWS = (1, 7, 16, 100)  # of a prompt: one, few, a multiple of 16, more than few
+SUMMARISED = (0, 1, 5)  # largest logits that a summary gives: none for scores, one, several
 
 
 def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -> list[Batch]:

@@ -38,9 +38,19 @@ class VisionStore:
         self._room = feature_bytes
         self._pictures: HeldPictures[EnginePicture] = HeldPictures()
         self._features: OrderedDict[int, torch.Tensor] = OrderedDict()  # by number, the last used one last
-        self._feature_bytes = 0
+        self._kept_bytes = 0
         self._watch = Stopwatch(clock or SystemClock())
         self._computed = self._found = 0
+
+    @property
+    def feature_bytes(self) -> int:
+        """Of embeddings that are kept, at most."""
+        return self._room
+
+    def see_largest(self) -> None:
+        """The tower's work for the largest picture that there can be, for who measures it."""
+        with torch.inference_mode():
+            self._vision.encode(self._vision.largest())
 
     def put(self, picture: EnginePicture) -> None:
         """Keeps a picture's tiles.
@@ -70,8 +80,10 @@ class VisionStore:
     def given(self, parts: Sequence[PictureRows]) -> Given:
         """What the rows of a step's pictures are given."""
         values = torch.cat([self._of(part.number)[part.offset : part.offset + part.rows] for part in parts])
-        rows = torch.cat([torch.arange(part.first, part.first + part.rows) for part in parts])
-        return Given(rows.to(values.device), values)
+        # Made where they are needed: a device would be waited for to copy them.
+        device = values.device
+        rows = torch.cat([torch.arange(part.first, part.first + part.rows, device=device) for part in parts])
+        return Given(rows, values)
 
     def facts(self) -> dict[str, int | float]:
         """Cumulative. `picture_features_found`: parts of a picture that came into a step when the tower had seen it."""
@@ -95,12 +107,12 @@ class VisionStore:
         assert len(made) == picture.tokens, "the model has said how many rows there are"
         self._computed += 1
         self._features[number] = made
-        self._feature_bytes += made.nbytes
-        while self._feature_bytes > self._room and len(self._features) > 1:
+        self._kept_bytes += made.nbytes
+        while self._kept_bytes > self._room and len(self._features) > 1:
             self._drop(next(iter(self._features)))
         return made
 
     def _drop(self, number: int) -> None:
         features = self._features.pop(number, None)
         if features is not None:
-            self._feature_bytes -= features.nbytes
+            self._kept_bytes -= features.nbytes

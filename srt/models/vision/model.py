@@ -15,5 +15,8 @@ class VisionModel(Protocol):
     def tokens(self, picture: EnginePicture) -> int:
         """How many rows `encode` makes of it. Raises RequestError for a picture that was cut for another model."""
 
+    def largest(self) -> EnginePicture:
+        """A picture of as many tiles as there can be."""
+
     def encode(self, picture: EnginePicture) -> torch.Tensor:
         """[tokens, hidden] in the model's dtype: what stands in place of embeddings, not scaled."""

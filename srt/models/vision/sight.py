@@ -1,9 +1,13 @@
 """A model's eye: tower, projector and layout, from the bytes of a picture to rows of the decoder."""
 
+from math import prod
+
 import torch
+from msgspec.structs import replace
 
 from ....lang.errors import RequestError
 from ...engine_protocol import EnginePicture
+from ...pictures.numbers import PICTURE_BASE
 from ..checkpoint import Checkpoint
 from ..layers import can_pack
 from ..model import Tensors
@@ -20,7 +24,7 @@ class Sight:
     """A `model.VisionModel` of the families of `registry`.
 
     Args:
-        tensors: of tower and projector alone, by the names that `checkpoint_names` gives them.
+        tensors: of tower and projector alone, by the names that `registry` gives them.
 
     Raises:
         ModelError: tensors that are missing, left over or of another shape.
@@ -73,6 +77,24 @@ class Sight:
             )
         return arranged_tokens(tile, picture.columns, picture.rows, picture.width, picture.height)
 
+    def largest(self) -> EnginePicture:
+        """See VisionModel. It is black."""
+        side = self._config.tower.image_size
+        height, width = max(self._config.grids, key=prod, default=(0, 0))
+        columns, rows = width // side, height // side
+        picture = EnginePicture(
+            number=PICTURE_BASE,
+            tokens=0,
+            width=max(width, side),
+            height=max(height, side),
+            columns=columns,
+            rows=rows,
+            tile_height=side,
+            tile_width=side,
+            pixels=bytes((1 + columns * rows) * side * side * CHANNELS),
+        )
+        return replace(picture, tokens=self.tokens(picture))
+
     def encode(self, picture: EnginePicture) -> torch.Tensor:
         features = self._projector(self._tower(self._pixels(picture)))  # [tiles, tokens of a tile, hidden]
         if len(features) == 1:
@@ -83,6 +105,9 @@ class Sight:
     def _pixels(self, picture: EnginePicture) -> torch.Tensor:
         """[tiles, 3, height, width], normalised in float32 as image processors do it."""
         raw = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8)
-        tiles = raw.view(-1, picture.tile_height, picture.tile_width, CHANNELS).to(self._device).float()
+        if self._device.type == "cuda":
+            raw = raw.pin_memory()  # else the host would wait for the step that runs
+        tiles = raw.view(-1, picture.tile_height, picture.tile_width, CHANNELS).to(self._device, non_blocking=True)
+        tiles = tiles.float()
         normalised = (tiles.mul_(self._factor) - self._mean).div_(self._std)
         return normalised.to(self._dtype).permute(0, 3, 1, 2)

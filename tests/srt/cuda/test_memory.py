@@ -1,5 +1,6 @@
 """What fits on a device, and what is said when it does not."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from umbel.srt.cuda.runner import CudaRunner
 from umbel.srt.kv_pool import FLOAT8, KVGeometry
 from umbel.srt.model_runner import build_runner
 from umbel.srt.models.model import Tensors
+from umbel.srt.pictures.store import VisionStore
 
+from ..pictures.toy_vision import ToyVision
 from .engines import in_torch, on_host, tiny_model
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=16, dtype=torch.float32)
@@ -55,8 +58,8 @@ def build(model: tuple[dict[str, Any], Tensors], accelerator: HostAccelerator) -
 def test_the_pool_is_a_share_of_what_the_largest_step_leaves(model: tuple[dict[str, Any], Tensors]) -> None:
     free, peak = 10_000_000, 2_000_000
     runner = build(model, HostAccelerator(free=free, peak=peak))
-    # The logits of a step that is still read, and those that graphs write.
-    beside = free - peak - LIMITS.logits * 97 * 4 - LIMITS.sequences * 97 * 4
+    # The largest step, and the plans of graphs; the logits of a step that is still read, and those that graphs write.
+    beside = free - 2 * peak - LIMITS.logits * 97 * 4 - LIMITS.sequences * 97 * 4
     assert runner.num_slots == int(memory.POOL_SHARE * beside) // GEOMETRY.bytes_per_slot
 
 
@@ -106,6 +109,22 @@ def test_the_step_of_another_runner_can_be_measured(model: tuple[dict[str, Any],
     assert measured_workspace(probe, HostAccelerator(peak=1000), LIMITS) == 1000 + LIMITS.logits * 97 * 4
 
 
+def test_a_tower_has_room_for_its_largest_picture_and_for_what_is_kept_of_others(
+    model: tuple[dict[str, Any], Tensors],
+) -> None:
+    probe, tower = in_torch(*model, num_slots=probe_slots(LIMITS)), ToyVision()
+    store = VisionStore(tower, feature_bytes=5000)
+
+    class Measuring(HostAccelerator):
+        def peak_memory(self, work: Callable[[], object]) -> int:
+            """A picture takes more than a step."""
+            seen = len(tower.encoded)
+            work()
+            return 3000 if len(tower.encoded) > seen else 1000
+
+    assert measured_workspace(probe, Measuring(), LIMITS, store) == 3000 + 5000 + LIMITS.logits * 97 * 4
+
+
 def test_no_device_is_an_error_that_says_what_to_write() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -140,7 +159,7 @@ def test_models_that_the_kernels_do_not_take(
             (7, 5),
             torch.bfloat16,
             torch.bfloat16,
-            "bfloat16 needs a device of compute capability 8.0, this device has 7.5",
+            "Triton compiles for devices of compute capability 8.0 and more, this device has 7.5",
         ),
     ],
 )

@@ -18,6 +18,9 @@ class ToyVision:
     def tokens(self, picture: EnginePicture) -> int:
         return len(picture.pixels)
 
+    def largest(self) -> EnginePicture:
+        return picture(number=0, tokens=50)
+
     def encode(self, picture: EnginePicture) -> torch.Tensor:
         self.encoded.append(picture.number)
         if self._clock is not None:

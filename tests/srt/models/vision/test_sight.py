@@ -66,6 +66,15 @@ def test_bfloat16_differs_from_float32_by_rounding(case: str) -> None:
     assert (ours.float() - exact).square().mean() < 1.5**2 * (theirs.float() - exact).square().mean()
 
 
+@pytest.mark.parametrize("case", ["llava, clip", "llava next, clip", "gemma 3"])
+def test_no_picture_has_more_tiles_than_the_largest(case: str) -> None:
+    tiny = CASES[case]()
+    sight = sight_of(tiny)
+    largest = sight.largest()
+    assert len(sight.encode(largest)) == largest.tokens
+    assert len(largest.pixels) == max(len(tiny.picture(noise(*size)).pixels) for size in [*SIZES, (70, 70), (9, 90)])
+
+
 def test_only_gemma_3_sees_a_picture_in_both_directions() -> None:
     assert [sight_of(make()).both_ways for make in (llava, llava_next, gemma3)] == [False, False, True]
 
