@@ -166,28 +166,32 @@ class PictureShelf:
         self._waiting_bytes -= work.size
         if self._works.get(source) is work:
             del self._works[source]
-        told: tuple[Picture, ...] | UmbelError
-        made: tuple[Picture, ...] = ()
+        salt = source[0]
         match answer:
             case None:  # nobody waited any more
                 return
             case Decoded(decoded):
                 self._counters["pictures_decoded"] += len(decoded)
-                made = tuple(self._put(source[0], picture) for picture in decoded)
-                self._remember(source, tuple(picture.identity for picture in made))
-                told = self._admitted(made)
+                self._remember(source, tuple(self._put(salt, picture).identity for picture in decoded))
             case Refused():
                 self._counters["pictures_refused"] += 1
                 self._remember(source, answer)
-                told = answer.error()
             case _:
                 self._counters["pictures_refused"] += 1
-                told = answer
-        self.hold(made)  # until all have been told: the first may let it go at once
         for inquiry in work.inquiries:
             if inquiry.wanted:
-                inquiry.tell(told)
-        self.let_go(made)
+                inquiry.tell(self._told(salt, answer))
+        self._trim()
+
+    def _told(self, salt: str, answer: Answer) -> tuple[Picture, ...] | UmbelError:
+        """For each who waits anew: whoever was told before may have let the pictures go, and they may have fallen."""
+        match answer:
+            case Decoded(decoded):
+                return self._admitted(tuple(self._put(salt, picture) for picture in decoded))
+            case Refused():
+                return answer.error()
+            case _:
+                return answer
 
     def _remember(self, source: _Source, found: tuple[_Identity, ...] | Refused) -> None:
         self._sources[source] = found
