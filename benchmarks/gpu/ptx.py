@@ -142,15 +142,19 @@ def table(inspections: Iterable[Inspection]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.ptx", description=__doc__)
     parser.add_argument("--kernels", choices=sorted(_SETS), help="those of one file; else all")
-    parser.add_argument("--only", default="", help="variants whose name has this in it")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORDS", help="variants with any of these in the name"
+    )
     parser.add_argument("--output", type=Path, help="a Markdown file; else standard output")
     options = parser.parse_args(arguments)
     if triton.knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set, and interpreted kernels cannot be compiled; unset it")
     sets = [_SETS[options.kernels]] if options.kernels else list(_SETS.values())
-    variants = [variant for variants in sets for variant in variants() if options.only in variant.name]
+    variants = [
+        variant for variants in sets for variant in variants() if any(words in variant.name for words in options.only)
+    ]
     if not variants:
-        parser.error(f"--only {options.only!r} is in the name of no variant; leave it out to see all names")
+        parser.error(f"--only {options.only}: no variant has one of these in its name; leave it out to see all names")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         inspections = list(pool.map(inspect, variants))
     page = (
