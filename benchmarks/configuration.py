@@ -72,7 +72,14 @@ OURS = (
     Configuration("torch-kernels", "Kernels of torch", {"kernels": "torch"}),
 )
 FORMATS = (Configuration("int8", "All optimisations, INT8 weights", {"weights": "int8"}),)
-ALL = {configuration.name: configuration for configuration in (FULL, *PAPER, *OURS, *FORMATS)}
+# What a CPU does not do, or not well: there the first two are the full configuration, and torch computes the third.
+ON_DEVICES = (
+    Configuration("no-overlap", "No step planned while one runs", {"overlap": False}),
+    Configuration("no-cuda-graphs", "No captured decode steps", {"cuda_graphs": False}),
+    Configuration("fp8-keys", "All optimisations, keys and values in float8", {"kv_dtype": "fp8"}),
+)
+ON_CPU = (FULL, *PAPER, *OURS, *FORMATS)
+ALL = {configuration.name: configuration for configuration in (*ON_CPU, *ON_DEVICES)}
 
 
 def choose(names: Iterable[str]) -> list[Configuration]:

@@ -11,7 +11,7 @@ from umbel.lang.errors import ParameterError, UmbelError
 
 from . import workload
 from .bench import Bench, Settings
-from .configuration import ALL, choose, option
+from .configuration import ALL, ON_CPU, choose, option
 from .measure import CONCURRENCY
 from .peers import locate
 from .peers.peer import PeerError, PeerOptions
@@ -42,12 +42,13 @@ USUAL = Size(
         "few_shot_batch",
         "no_reuse",
     ),
-    tuple(name for name in ALL if name != "torch-kernels"),  # many times slower where oneDNN has no bfloat16
+    # Torch is many times slower where oneDNN has no bfloat16.
+    tuple(each.name for each in ON_CPU if each.name != "torch-kernels"),
     3,
     16,
     9,
 )
-FULL_SIZE = Size(tuple(workload.available()), tuple(ALL), 3, None)
+FULL_SIZE = Size(tuple(workload.available()), tuple(each.name for each in ON_CPU), 3, None)
 POOL = {"pool_tokens": 65_536}  # the same for all: a default would depend on what is free just then
 
 

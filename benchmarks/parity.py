@@ -38,7 +38,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "tree attention off": {"tree_attention": False},
     "screened head off": {"screened_head": False},
     "kernels of torch": {"kernels": "torch"},
+    "overlap": {"overlap": True},  # on the CPU: steps in a thread
 }
+ON_DEVICES: dict[str, dict[str, object]] = {"overlap off": {"overlap": False}, "graphs off": {"cuda_graphs": False}}
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def main() -> int:
     print(f"{'runtime':<22} {'against':<14} {'equal':>6} {'part at ties':>13} {'wrong':>6}")
     wrong = 0
     shipped: list[tuple[int, ...]] | None = None
-    for name, setting in SETTINGS.items():
+    for name, setting in (SETTINGS | (ON_DEVICES if torch.cuda.is_available() else {})).items():
         gc.collect()  # weights and pool of the setting before this one
         answers = asyncio.run(by_runtime(prompts, options.tokens, options.dtype, setting))
         for against, other in (("transformers", reference), ("as shipped", shipped)):

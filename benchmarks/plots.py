@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from .configuration import FULL, OURS, PAPER
+from .configuration import FULL, ON_DEVICES, OURS, PAPER
 from .measure import Measurement
 from .results import Results
 
@@ -51,7 +51,7 @@ class Line:
 def write(results: Results, folder: Path) -> list[Path]:
     """All plots for which there are figures."""
     drawn: dict[str, str] = {}
-    ablations = [configuration.name for configuration in (FULL, *PAPER, *OURS)]
+    ablations = [configuration.name for configuration in (FULL, *PAPER, *OURS, *ON_DEVICES)]
     compared = [FULL.name, *(system for system in results.systems if system not in ablations)]
     for name, title, systems, quantity in (
         ("throughput", "Throughput, normalised (higher is better)", compared, _rate),
