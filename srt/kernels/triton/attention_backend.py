@@ -241,7 +241,8 @@ def _shared_memory(device: torch.device) -> int | None:
     """Bytes that a program may take; the interpreter knows no limit."""
     if device.type != "cuda":
         return None
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # it is not in torch's stubs
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
