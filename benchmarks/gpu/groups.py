@@ -104,12 +104,12 @@ def engine(run: Run, budget: Budget) -> None:
     from .. import workload
     from ..configuration import ALL, FULL
     from .shapes import LLAMA_2_7B, LLAMA_3_8B, TINY
-    from .workloads import BASE, ON_DEVICE, ON_GPU, ON_HOST, Engine, shortened, text_record
+    from .workloads import BASE, ON_DEVICE, ON_HOST, Engine, shortened, text_record
 
     folder = run.large or workload.FOLDER
     names = run.workloads or workload.available(folder)
     files = [workload.read(name, folder).first(run.programs) for name in names]
-    configurations = [FULL, BASE] if run.dry else [*ALL.values(), *ON_GPU]
+    configurations = [FULL, BASE] if run.dry else list(ALL.values())
     if run.dry:
         files = [shortened(file, characters=24, tokens=2) for file in files]
     shapes = [TINY] if run.dry else [LLAMA_2_7B, LLAMA_3_8B]

@@ -37,11 +37,6 @@ from .words import WordTokenizer
 GROUP = "engine"
 BASE = ALL["no-cache"]
 LARGEST_RATIO = 6.4  # what the paper reports at most, against the systems of its time
-ON_GPU = (
-    Configuration("no-graphs", "No captured graphs", {"cuda_graphs": False}),
-    Configuration("no-overlap", "No planning while a step runs", {"overlap": False}),
-    Configuration("fp8-keys", "All optimisations, keys and values in float8", {"kv_dtype": "fp8"}),
-)
 ELSEWHERE = {
     "no-screened-head": "the CPU's kernels screen the head, those for GPUs do not",
     "int8": "weights in 8 bits are the CPU's",
@@ -102,7 +97,7 @@ class Engine:
         self._encoder = PromptEncoder(self._tokenizer)
         self.left_out: list[str] = []
         self.results = Results(describe(), self._facts(), missing=dict(ELSEWHERE))
-        self.results.about |= {one.name: one.about for one in (*ALL.values(), *ON_GPU)}
+        self.results.about |= {one.name: one.about for one in ALL.values()}
 
     def run(self, configurations: Sequence[Configuration]) -> None:
         """The full configuration and the one without a cache, then the others, while there is time."""
