@@ -20,6 +20,7 @@ from PIL import (  # noqa: F401
 
 from ...lang.errors import ParameterError, RequestError
 from ..config import PictureLimits
+from .webp import webp_size
 
 # TIFF is not among them: a container of a dozen codings that cameras and browsers do not write.
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
@@ -45,6 +46,8 @@ def open_still(data: bytes, limits: PictureLimits) -> Image.Image:
         RequestError: too many pixels, or a strip.
         Exception: whatever Pillow raises for a picture that is damaged.
     """
+    if (size := webp_size(data)) is not None:
+        _check_webp(*size, limits)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of sizes and sloppy files: the first are refused here, the others are shown
         try:
@@ -57,12 +60,6 @@ def open_still(data: bytes, limits: PictureLimits) -> Image.Image:
         except Image.DecompressionBombError:
             raise _too_large("image()", "more than 178,956,970", limits.most_pixels) from None
         check_size("image()", image.width, image.height, limits.most_pixels, limits)
-        most = limits.memory // _WEBP_BYTES
-        if image.format == "WEBP" and image.width * image.height > most:
-            raise RequestError(
-                f"image() has {image.width} x {image.height} pixels; a WebP may have {most:,}, because its decoder "
-                "takes much memory: make it smaller, or save it as JPEG"
-            )
         image.load()
         check_size("image()", image.width, image.height, limits.most_pixels, limits)  # a file may say two things
         turn = _turn(image)
@@ -80,6 +77,16 @@ def check_size(what: str, width: int, height: int, most_pixels: int, limits: Pic
         raise RequestError(
             f"{what} has {width} x {height} pixels: one side is more than {limits.longest_ratio} times the other, "
             "and the model would see a line; cut it into pieces"
+        )
+
+
+def _check_webp(width: int, height: int, limits: PictureLimits) -> None:
+    check_size("image()", width, height, limits.most_pixels, limits)
+    most = limits.memory // _WEBP_BYTES
+    if width * height > most:
+        raise RequestError(
+            f"image() has {width} x {height} pixels; a WebP may have {most:,}, because its decoder takes much memory: "
+            "make it smaller, or save it as JPEG"
         )
 
 

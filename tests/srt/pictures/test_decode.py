@@ -12,6 +12,7 @@ from umbel.srt.pictures.budget import check_media, most_tokens
 from umbel.srt.pictures.decode import Decoded, DecodeJob, InlineDecoder, Refused, decode_media
 from umbel.srt.pictures.format import PictureFormat, picture_tokens_at
 from umbel.srt.pictures.stills import FORMATS, open_still
+from umbel.srt.pictures.webp import webp_size
 
 from .samples import FORM, bomb, decoded, media, noise, refusal, saved
 
@@ -128,6 +129,30 @@ def test_a_bomb_is_refused_before_it_is_decoded() -> None:
 def test_a_strip_is_refused_by_rule(width: int, height: int) -> None:
     answer = refusal(saved(noise(width, height)))
     assert f"{width} x {height} pixels: one side is more than 200 times the other" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (b"VP8 ", {"quality": 20}),
+        (b"VP8L", {"lossless": True}),
+        (b"VP8X", {"icc_profile": b"a profile"}),
+    ],
+)
+@pytest.mark.parametrize("size", [(1, 1), (300, 7), (5, 1000)])
+def test_the_size_of_a_webp_stands_in_its_header(
+    kind: bytes, options: dict[str, object], size: tuple[int, int]
+) -> None:
+    data = saved(Image.new("RGB", size, "red"), "WEBP", **options)
+    assert data[12:16] == kind
+    assert webp_size(data) == size
+    assert webp_size(data[:29]) is None
+
+
+def test_a_large_webp_is_refused_before_its_decoder_reserves_memory() -> None:
+    data = saved(Image.new("RGB", (8, 8)), "WEBP", icc_profile=b"a profile")
+    answer = refusal(data[:24] + (16_382).to_bytes(3, "little") * 2 + data[30:])
+    assert "16383 x 16383 = 268,402,689 pixels; at most 16,800,000" in answer.message
 
 
 def test_a_webp_may_have_as_many_pixels_as_its_decoder_has_memory_for() -> None:
