@@ -50,16 +50,17 @@ class HintDesk:
             if context_length is not None and len(message.token_ids) > context_length:
                 self.unused()
                 return
+            now = self._clock.now()
             if hint.pin is not None:
-                now = self._clock.now()
                 if not self._pins.room(now):
                     self.unused()
                     return
                 self._release(self._pins.take(peer, hint.id))
-                self._pins.add(peer, hint.id, message.id, now + hint.pin)
             self._faults("gateway.send")
             self._bring(pictures_of(hint.prompt))
             self._to_engine(message)
+            if hint.pin is not None:  # the engine has it; one that could not be sent takes no room
+                self._pins.add(peer, hint.id, message.id, now + hint.pin)
             self._counters["hints"] += 1
         except Exception as error:
             self.unused()

@@ -68,6 +68,20 @@ def test_clients_cannot_make_the_gateway_remember_without_bound() -> None:
     assert len(prefills(harness)) == 3
 
 
+def test_a_pin_that_could_not_be_sent_takes_no_room() -> None:
+    failing = [True]
+
+    def fail(point: str) -> None:
+        if point == "gateway.send" and failing:
+            failing.clear()
+            raise OSError
+
+    harness = Harness(limits=Limits(max_pins=1), faults=fail)
+    harness.send(pin("lost"))
+    harness.send(pin("p"))
+    assert (len(prefills(harness)), harness.gateway.counters["hints_unused"]) == (1, 1)
+
+
 def test_an_engine_that_died_has_no_pins_to_release() -> None:
     harness = Harness()
     harness.send(pin("p"))
