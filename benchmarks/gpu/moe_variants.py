@@ -1,5 +1,7 @@
 """Mixture of experts as Mixtral 8x7B and Qwen 3 30B A3B launch it."""
 
+from dataclasses import replace
+
 from umbel.srt.kernels.triton.activation import SILU
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles
@@ -23,7 +25,7 @@ def moe_variants() -> list[Variant]:
         found += [_route(model, experts, top_k), _arrange(model, experts), _combine(model, top_k)]
         for cut, tiles in _CUTS.items():
             found += [_gate_up(f"{model} {cut}", tiles, hidden, width), _down(f"{model} {cut}", tiles, hidden, width)]
-    return found
+    return [replace(variant, fused=False) for variant in found]
 
 
 def _route(name: str, experts: int, top_k: int) -> Variant:

@@ -1,5 +1,7 @@
 """Norms, heads, activations and sampling as models launch them."""
 
+from dataclasses import replace
+
 from umbel.srt.kernels.triton.activation import SILU, act_and_multiply_rows
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.norm import add_and_normalise_rows, normalise_rows, warps_for
@@ -22,7 +24,8 @@ def small_variants() -> list[Variant]:
         _heads(128, taken=8, normed=False, pool="fp8e4nv"),
         _heads(256, taken=8, normed=True, pool="bf16"),
     ]
-    return [*found, _scan(131_072, "fp32"), _scan(131_072, "bf16"), _choice(262_144, "fp32"), _summary(131_072)]
+    found += [_scan(131_072, "fp32"), _scan(131_072, "bf16"), _choice(262_144, "fp32"), _summary(131_072)]
+    return [replace(variant, fused=False) for variant in found]
 
 
 def _norm(hidden: int) -> Variant:

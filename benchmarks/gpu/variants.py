@@ -16,6 +16,7 @@ class Variant:
         aligned: integers that are multiples of 16 in every launch; all pointers are.
         products: it multiplies matrices, and has to do so on tensor cores.
         gathers: it reads what its products need by asynchronous copies.
+        fused: products and sums may be one instruction, as its launches say.
     """
 
     name: str
@@ -27,3 +28,4 @@ class Variant:
     aligned: frozenset[str] = field(default_factory=frozenset)
     products: bool = False
     gathers: bool = False
+    fused: bool = True

@@ -100,7 +100,8 @@ class Engine:
         self.results.about |= {one.name: one.about for one in ALL.values()}
 
     def run(self, configurations: Sequence[Configuration]) -> None:
-        """The full configuration and the one without a cache, then the others, while there is time."""
+        """The full configuration and the one without a cache, then the others, while there is time. Those whose runner
+        cannot be had are named."""
         others = [one for one in configurations if one not in (FULL, BASE) and one.name not in ELSEWHERE]
         few = [file for file in self._workloads if file.name.startswith(KINDS)]
         rest = [file for file in self._workloads if file not in few]
@@ -108,16 +109,25 @@ class Engine:
         jobs += [(one, file) for files in (few, rest) for one in sorted(others, key=_runner_key) for file in files]
         loaded: LoadedModel | None = None
         key = ""
+        refused: set[str] = set()  # keys of runners that cannot be had
         skipped: dict[str, list[str]] = {}
         for configuration, file in jobs:
             if self._budget.is_up:
                 skipped.setdefault(configuration.name, []).append(file.name)
                 continue
-            if loaded is None or _runner_key(configuration) != key:
-                loaded = None
+            wanted = _runner_key(configuration)
+            if wanted in refused:
+                continue
+            if loaded is None or wanted != key:
+                loaded, key = None, wanted
                 give_memory_back()  # two models may not fit
-                key = _runner_key(configuration)
-                loaded = self._load(configuration)
+                try:
+                    loaded = self._load(configuration)
+                except (UmbelError, RuntimeError) as error:  # of torch: too little memory, or a kernel that it lacks
+                    refused.add(wanted)
+                    self.results.missing[configuration.name] = f"{type(error).__name__}: {error}"
+                    self.left_out.append(f"{self.shape.name}, {configuration.name}: {type(error).__name__}: {error}")
+                    continue
                 self._warm_up(configuration, loaded)
             self._measure(configuration, file, loaded)
         self.left_out += self._skipped_lines(skipped)

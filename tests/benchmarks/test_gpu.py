@@ -14,9 +14,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from umbel.srt.assembly import LoadedModel
 from umbel.srt.attention.backend import AttentionGeometry
+from umbel.srt.oracle import OracleRunner
+from umbel.srt.tokenizer import ByteTokenizer
 
 from benchmarks import workload
+from benchmarks.configuration import ALL, Configuration
 from benchmarks.gpu import packages
 from benchmarks.gpu.__main__ import prepare
 from benchmarks.gpu.batches import Rows, forked_step, pool_for, step_of
@@ -27,7 +31,7 @@ from benchmarks.gpu.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors
 from benchmarks.gpu.stopwatch import Budget, DeviceStopwatch
 from benchmarks.gpu.subjects import Subject
 from benchmarks.gpu.words import WordTokenizer
-from benchmarks.gpu.workloads import shortened, texts_of
+from benchmarks.gpu.workloads import ON_HOST, Engine, shortened, texts_of
 from benchmarks.workload import Fork, Gen, Program, Select, Text, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -357,3 +361,34 @@ def test_prompts_of_the_workloads_have_about_as_many_tokens_as_with_a_trained_vo
     tokenizer = WordTokenizer(texts, 32_000)
     tokens = sum(len(tokenizer.encode(text, first=False)) for text in texts)
     assert 3 < sum(map(len, texts)) / tokens < 6
+
+
+def test_a_configuration_whose_runner_cannot_be_had_is_named_and_the_others_run() -> None:
+    class Loads(Engine):
+        measured: list[str] = []
+
+        def _load(self, configuration: Configuration) -> LoadedModel:
+            if configuration.options.get("tree_attention") is False:
+                raise RuntimeError("out of memory")
+            return LoadedModel("toy", ByteTokenizer(), OracleRunner(300, 64, 64))
+
+        def _warm_up(self, configuration: Configuration, loaded: LoadedModel) -> None:
+            assert loaded.name == "toy"
+
+        def _measure(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> None:
+            self.measured.append(configuration.name)
+
+    file = Workload("toy", "", "", (Program("p", (Text("a"),)),), serial=False)
+    engine = Loads(TINY, [file], ON_HOST, torch.device("cpu"), Budget(60.0, lambda: 0.0), print)
+    engine.run([ALL["no-tree-attention"], ALL["fcfs"], ALL["int8"]])
+    assert engine.measured == ["full", "no-cache", "fcfs"]
+    assert engine.left_out == ["tiny, no-tree-attention: RuntimeError: out of memory"]
+    assert "int8" in engine.results.missing
+
+
+def test_what_there_was_no_time_for_is_named() -> None:
+    files = [Workload(name, "", "", (Program("p", (Text("a"),)),), serial=False) for name in ("one", "two")]
+    engine = Engine(TINY, files, ON_HOST, torch.device("cpu"), Budget(0.0, lambda: 0.0), print)
+    engine.run([ALL["fcfs"]])
+    assert engine.left_out == ["tiny, full, no-cache, fcfs on all workloads: the time was up; write a larger --minutes"]
+    assert list(engine.figures()) == engine.failures() == []
