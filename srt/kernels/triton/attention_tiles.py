@@ -7,8 +7,9 @@ Items come in kinds by their number of query vectors (rows × heads of a group),
     MANY     at most 128                 prompts: limited by products
 
 A tile of keys and one of values are 16 KiB each. One pair is computed while the next two are on their way, in each of
-the two or three programs that share a multiprocessor: 64 KiB in flight hide the latency of device memory. A program
-takes up to 104 KiB of shared memory, by the compiler. Devices for games have 99, where one pair is on its way: 72 KiB.
+the two or three programs that share a multiprocessor: 64 KiB in flight hide the latency of device memory. By the
+compiler a program takes up to 130 KiB of shared memory on Hopper and Blackwell, 104 on an A100. Devices with 99 have
+one pair on its way: 72 KiB.
 """
 
 from dataclasses import dataclass
