@@ -1,6 +1,6 @@
 """Prompts that a backend was asked for, as far back as they are worth remembering: what a miss is compared with.
 
-One history for each backend of this process, bounded in prompts and in characters; the oldest goes first. A call stands
+One history for each backend of this process, bounded in prompts and in what they hold; the oldest goes first. A call stands
 in it from its beginning, so that what was asked at the same time is known as well.
 """
 
@@ -11,12 +11,12 @@ from collections import deque
 
 import msgspec
 
-from ...lang.prompt import Generated, Part, Prompt, Text
+from ...lang.prompt import Media, Part, Prompt
 from ...lang.protocol import Backend, Usage
 from ...lang.source import Source
 
 PROMPTS = 256
-CHARACTERS = 32 * 2**20  # what prompts share is counted for each of them
+CHARACTERS = 32 * 2**20  # and bytes of pictures; what prompts share is counted for each of them
 
 
 class Intent(msgspec.Struct, eq=False, gc=False):  # no cycle goes through it
@@ -65,7 +65,7 @@ class Asked(msgspec.Struct, eq=False, gc=False):
         began, ended: when, counted in beginnings and ends of calls; `ended` None while it runs, or when it failed.
         usage: by the backend.
         answer: what was generated.
-        characters: of its prompt.
+        characters: of its prompt, and bytes of its pictures.
         sequences: how often its tokens are counted: once for every choice of a select that is scored.
     """
 
@@ -99,8 +99,7 @@ class History:
         """A call begins. `own`: its prompt is the intent's."""
         characters = 0
         for part in parts:
-            if isinstance(part, Text | Generated):
-                characters += len(part.text)
+            characters += len(part.data if isinstance(part, Media) else part.text)
         asked = Asked(intent, None if own else parts, salt, next(self._time), characters, sequences)
         with self._lock:
             self._calls.append(asked)

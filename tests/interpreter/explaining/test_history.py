@@ -6,7 +6,7 @@ import weakref
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.explaining.history import History, Intent, history_of
 from umbel.interpreter.explaining.journal import Journal
-from umbel.lang.prompt import EMPTY, Prompt, Text
+from umbel.lang.prompt import EMPTY, Media, Prompt, Text
 from umbel.lang.protocol import GenRequest, ScoreRequest, Usage
 
 
@@ -36,6 +36,13 @@ def test_long_prompts_leave_room_for_few() -> None:
     assert history.calls == calls[1:]
     longest = history.begin(intent("d" * 99), (Text("d" * 99),), "", own=True)
     assert history.calls == [longest]  # however long
+
+
+def test_pictures_leave_room_for_few() -> None:
+    history = History(characters=10)
+    shown = [(Text("a"), Media("image", str(size), bytes(size))) for size in (6, 4, 4)]
+    calls = [history.begin(intent("a"), parts, "", own=False) for parts in shown]
+    assert history.calls == calls[1:]
 
 
 def test_every_backend_has_a_history_of_its_own_and_is_not_kept_by_it() -> None:
