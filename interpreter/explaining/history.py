@@ -1,7 +1,7 @@
 """Prompts that a backend was asked for, as far back as they are worth remembering: what a miss is compared with.
 
-One history for each backend of this process, bounded in prompts and in what they hold; the oldest goes first. A call stands
-in it from its beginning, so that what was asked at the same time is known as well.
+One history for each backend of this process, bounded in prompts and in what they hold; the oldest goes first. A call
+stands in it from its beginning, so that what was asked at the same time is known as well.
 """
 
 import itertools
