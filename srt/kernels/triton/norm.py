@@ -1,8 +1,8 @@
 """RMS norms, with the residual sum before them: one read and one write of each row.
 
 The twins are `twins.rms_norm` and `twins.add_rms_norm`. A program has one row, so a row gives the same bits alone and
-in a batch. Sums are float32; results are rounded where `models.layers.RMSNorm` rounds. Like all kernels here but those of
-attention they are compiled without fused products and sums, which round less often than torch does.
+in a batch. Sums are float32; results are rounded where `models.layers.RMSNorm` rounds. Like all kernels here but those
+of attention they are compiled without fused products and sums, which round less often than torch does.
 """
 
 import torch

@@ -43,8 +43,8 @@ def on_device(config: dict[str, Any], tensors: Tensors, **options: Any) -> CudaR
     return on_host(config, tensors, accelerator=accelerator_for(device), parts=PARTS, max_running=2, **options)
 
 
-def small(family: str) -> tuple[dict[str, Any], Tensors]:
-    return tiny_model(family, num_hidden_layers=2, sliding_window_pattern=2)
+def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
+    return tiny_model(family, num_hidden_layers=layers, sliding_window_pattern=2)
 
 
 @pytest.mark.parametrize("family", ["llama, biases everywhere", "qwen 3", "gemma 3", "mixtral"])
@@ -68,7 +68,7 @@ def test_it_is_what_is_built_where_triton_is_asked_for() -> None:
 
 
 def test_keys_in_float8_are_those_of_torch() -> None:
-    config, tensors = small("qwen 3")
+    config, tensors = small("qwen 3", layers=1)
     truth = in_torch(config, tensors, kv_dtype="fp8")
     runner = on_device(config, tensors, kv_dtype=FLOAT8)
     for pieces in STEPS[:3]:
@@ -78,7 +78,7 @@ def test_keys_in_float8_are_those_of_torch() -> None:
 
 def test_tokens_are_those_that_torch_chooses() -> None:
     """Two launches, the second of which does not know its tokens."""
-    config, tensors = small("qwen 3")
+    config, tensors = small("qwen 3", layers=1)
     picks = Picks(
         kinds=np.array([Pick.SAMPLE, Pick.BEST], dtype=np.uint8),
         inverse_temperatures=np.array([0.8, 0.0]),
