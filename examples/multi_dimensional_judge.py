@@ -9,7 +9,7 @@ import umbel as ul
 from umbel import assistant, function, gen, image, select, system, user
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "tests/models/shapes/model"  # two million parameters, which know shapes and essays about shapes
+MODEL = ROOT / "tests/models/shapes/model"  # python -m tests.models.shapes.train makes it
 PICTURE = ROOT / "examples/shapes.png"
 ESSAYS = [
     "The picture shows a red circle. The circle waits there like a lost coin. It also shows a blue square.",

@@ -6,7 +6,7 @@ from typing import Literal
 import umbel as ul
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "tests/models/shapes/model"  # two million parameters, which know shapes and nothing else
+MODEL = ROOT / "tests/models/shapes/model"  # python -m tests.models.shapes.train makes it
 PICTURE = ROOT / "examples/shapes.png"
 QUESTIONS = [
     "What colour is the circle?",
@@ -36,8 +36,8 @@ def count(s, path):
 def main() -> None:
     for question in QUESTIONS:
         state = ask.run(path=PICTURE, question=question)
-        usage = state.usage
-        print(f"{question:27} {state['answer']}  ({usage.cached_tokens} of {usage.prompt_tokens} tokens cached)")
+        print(f"{question:27} {state['answer']}")
+        print(f"{'':27} {state.usage.cached_tokens} of {state.usage.prompt_tokens} prompt tokens cached")
     shapes, circle = count.run(path=PICTURE).ret_value
     print(f"There are {shapes} shapes. A red circle among them: {circle}.")
 

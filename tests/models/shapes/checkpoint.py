@@ -21,7 +21,7 @@ from transformers import (
 from .dialogues import BOS, CHAT_TEMPLATE, CONTROL, END, IMAGE, PAD
 
 FOLDER = Path(__file__).resolve().parent / "model"
-SIDE, PATCH = 64, 8  # pixels
+SIDE, PATCH = 96, 32  # pixels: a patch is a cell of a scene, so nine tokens are a picture
 PATCHES = (SIDE // PATCH) ** 2
 VOCABULARY = 1024
 CONTEXT = 2048

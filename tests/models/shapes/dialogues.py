@@ -4,6 +4,7 @@ Every text between control tokens is encoded on its own, and so is every answer,
 what the model said meet at such a place too. The model learns to say the answers, and to end them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -73,8 +74,9 @@ def _turn(role: str, *content: Segment) -> list[Segment]:
     return [Segment(ROLES[role], control=True), *content, end]
 
 
-def questions_in_roles(scene: Scene, random: Random, count: int) -> Dialogue:
-    """A conversation about one picture. It begins with a question, or with the picture and a welcome."""
+def questions_in_roles(scene: Scene, random: Random, count: int, kinds: Sequence[str]) -> Dialogue:
+    """A conversation about one picture, with questions of these kinds. It begins with one, or with the picture and a
+    welcome."""
     segments = [_BOS]
     if random.random() < 0.15:
         segments += _turn("system", Segment("You answer questions about pictures."))
@@ -83,18 +85,18 @@ def questions_in_roles(scene: Scene, random: Random, count: int) -> Dialogue:
         segments += [*_turn("user", _IMAGE), *_turn("assistant", Segment(WELCOME))]
         picture = ()
     for _ in range(count):
-        asked = question(scene, random)
+        asked = question(scene, random, random.choice(kinds))
         segments += _turn("user", *picture, Segment(asked.text))
         segments += _turn("assistant", Segment(asked.answer, said=True))
         picture = ()
     return Dialogue(scene, tuple(segments))
 
 
-def questions_in_lines(scene: Scene, random: Random, count: int) -> Dialogue:
+def questions_in_lines(scene: Scene, random: Random, count: int, kinds: Sequence[str]) -> Dialogue:
     """The same without roles: lines that a program continues, up to their end."""
     segments = [_BOS, _IMAGE]
     for _ in range(count):
-        asked = question(scene, random)
+        asked = question(scene, random, random.choice(kinds))
         blank, other = random.choice((("", " "), (" ", "")))  # who writes it, the model or the program
         segments += [Segment(f"Question: {asked.text}\nAnswer:{blank}"), Segment(f"{other}{asked.answer}", said=True)]
         segments.append(Segment("\n", said=True))

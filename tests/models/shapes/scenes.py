@@ -257,7 +257,6 @@ QUESTIONS: dict[str, Callable[[Scene, Random], Question | None]] = {
 }
 
 
-def question(scene: Scene, random: Random, about: str | None = None) -> Question:
-    """A question of this kind, or of any. A scene that has no answer to it is asked how many shapes it shows."""
-    ask = QUESTIONS[about or random.choice(list(QUESTIONS))]
-    return ask(scene, random) or _count(scene, random)
+def question(scene: Scene, random: Random, about: str) -> Question:
+    """A question of this kind. A scene that has no answer to it is asked how many shapes it shows."""
+    return QUESTIONS[about](scene, random) or _count(scene, random)

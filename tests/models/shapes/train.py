@@ -1,13 +1,15 @@
 """Trains the shapes model from nothing, on pictures that are drawn as it learns: `python -m tests.models.shapes.train`.
 
-In two stages. The tower learns to name what each of its patches shows, which takes minutes and would take hours through
-questions alone. Then the rest of the model learns dialogues about what the tower sees. A run gives the same weights
-every time on one machine (seeded, one thread, deterministic kernels); another processor rounds differently.
+In stages. The tower learns to name what each of its patches shows, which takes minutes and would take hours through
+questions alone. Then the rest of the model learns dialogues about what the tower sees: first those with many questions
+about a picture, which are cheap, at last those with one, in which a step sees many more pictures. Without the last,
+places and numbers are not learnt. A run gives the same weights every time on one machine (seeded, two threads,
+deterministic kernels); another processor rounds differently.
 """
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -19,18 +21,27 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import LlavaForConditionalGeneration
 
-from .checkpoint import DEVIATION, FOLDER, MEAN, PATCH, PATCHES, SIDE, ShapesTokenizer, make_config, parameters, save
+from .checkpoint import (
+    DEVIATION,
+    FOLDER,
+    MEAN,
+    PATCHES,
+    SIDE,
+    ShapesTokenizer,
+    make_config,
+    parameters,
+    save,
+)
 from .dialogues import CONTROL, NOTHING, PAD, Dialogue, judged, questions_in_lines, questions_in_roles
 from .measure import measure, report
-from .scenes import COLOURS, SHAPES, Scene, scenes
+from .scenes import COLOURS, QUESTIONS, SHAPES, Scene, scenes
 
 SEED = 20_260_101
-THREADS = 1  # another number rounds differently
-TOWER_STEPS, TOWER_BATCH = 500, 32
-STEPS, BATCH = 6000, 8
-QUESTIONS = 6  # of a dialogue: a picture is worth that many
-COVERED = 10  # pixels of a figure that make a patch show it
-HEADS = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "middle": 2}  # 0: nothing
+THREADS = 2  # another number rounds differently
+TOWER_STEPS, TOWER_BATCH = 1500, 64
+FEW = [kind for kind in QUESTIONS if kind != "description"]  # its answers are long
+HARD = ("count", "position", "presence")  # what takes longest
+HEADS = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "place": PATCHES}  # 0: nothing is there
 
 
 class Learning(NamedTuple):
@@ -45,15 +56,33 @@ class Learning(NamedTuple):
         return self.rate * min(1.0, (step + 1) / self.warm, (self.steps - step) / self.cool)
 
 
-def train(folder: Path, *, tower_steps: int = TOWER_STEPS, steps: int = STEPS) -> None:
+class Stage(NamedTuple):
+    """Dialogues to learn. A batch is so many pictures; `asked` questions about each are of these kinds."""
+
+    learning: Learning
+    batch: int
+    asked: int
+    kinds: Sequence[str]
+
+
+STAGES = (
+    Stage(Learning(1e-3, 2500, 100, 1), 16, 12, (*FEW, *FEW, "description")),
+    Stage(Learning(6e-4, 1600, 100, 2400), 16, 12, (*QUESTIONS, *3 * HARD, *2 * ("colour", "content"))),
+    Stage(Learning(1.2e-3, 3000, 50, 1000), 96, 1, (*QUESTIONS, *2 * HARD, *2 * ("position", "content"))),
+)
+
+
+def train(folder: Path) -> None:
     """Train and write a checkpoint."""
     torch.manual_seed(SEED)
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
     tokenizer = ShapesTokenizer(corpus(Random(SEED)))
     model = LlavaForConditionalGeneration(make_config()).bfloat16()
-    train_tower(model.model.vision_tower, tower_steps)
-    train_dialogues(model, tokenizer, steps)
+    train_tower(model.model.vision_tower, TOWER_STEPS)
+    model.model.vision_tower.requires_grad_(False)
+    for number, stage in enumerate(STAGES):
+        train_dialogues(model, tokenizer, stage, SEED + number)
     save(model, tokenizer, folder)
 
 
@@ -61,18 +90,17 @@ def corpus(random: Random) -> Iterator[str]:
     """The plain text of some thousand dialogues."""
     for scene in itertools.islice(scenes(SEED - 1, held_out=False), 4000):
         for dialogue in (
-            questions_in_roles(scene, random, 2),
-            questions_in_lines(scene, random, 1),
+            questions_in_roles(scene, random, 2, STAGES[0].kinds),
+            questions_in_lines(scene, random, 1, STAGES[0].kinds),
             judged(scene, random),
         ):
             yield from (segment.text for segment in dialogue.segments if not segment.control)
 
 
 def train_tower(tower: nn.Module, steps: int) -> None:
-    """Each patch says which shape and colour covers it, and whether a figure has its middle there."""
-    heads = nn.ModuleDict(
-        {name: nn.Linear(tower.config.hidden_size, classes).bfloat16() for name, classes in HEADS.items()}
-    )
+    """Each patch says the shape and the colour that it shows, and which patch it is."""
+    hidden = tower.config.hidden_size
+    heads = nn.ModuleDict({name: nn.Linear(hidden, classes).bfloat16() for name, classes in HEADS.items()})
     drawn = scenes(SEED, held_out=False)
 
     def loss(step: int) -> Tensor:
@@ -87,31 +115,30 @@ def train_tower(tower: nn.Module, steps: int) -> None:
     learn([*tower.parameters(), *heads.parameters()], loss, Learning(1e-3, steps, 50, steps // 2), "tower")
 
 
-def train_dialogues(model: LlavaForConditionalGeneration, tokenizer: ShapesTokenizer, steps: int) -> None:
+def train_dialogues(model: LlavaForConditionalGeneration, tokenizer: ShapesTokenizer, stage: Stage, seed: int) -> None:
     """The model learns to say what it is to say in dialogues. A batch is of one kind, so that lengths are alike."""
-    random = Random(SEED)
-    drawn = scenes(SEED + 1, held_out=False)
+    random = Random(seed)
+    drawn = scenes(seed + 1, held_out=False)
 
     def dialogue(step: int) -> Dialogue:
         scene = next(drawn)
         match step % 8:
-            case 0 | 3 | 6:
+            case 0 | 4:
                 return judged(scene, random)
             case 1:
-                return questions_in_lines(scene, random, QUESTIONS)
+                return questions_in_lines(scene, random, stage.asked, stage.kinds)
             case _:
-                return questions_in_roles(scene, random, QUESTIONS)
+                return questions_in_roles(scene, random, stage.asked, stage.kinds)
 
     def loss(step: int) -> Tensor:
-        batch = [dialogue(step) for _ in range(BATCH)]
+        batch = [dialogue(step) for _ in range(stage.batch)]
         ids, said = padded([one.encode(tokenizer, PATCHES) for one in batch])
         hidden = model.model(input_ids=ids, pixel_values=pixels([one.scene for one in batch])).last_hidden_state
         rows = said != NOTHING
         return cross_entropy(model.lm_head(hidden[rows]).float(), said[rows])
 
-    model.model.vision_tower.requires_grad_(False)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    learn(weights, loss, Learning(1e-3, steps, 100, steps // 4), "dialogues")
+    learn(weights, loss, stage.learning, "dialogues")
 
 
 def learn(weights: list[nn.Parameter], loss: Callable[[int], Tensor], learning: Learning, name: str) -> None:
@@ -144,18 +171,12 @@ def pixels(batch: list[Scene]) -> Tensor:
 
 
 def patches(scene: Scene) -> np.ndarray:
-    """What each patch shows: numbers of shape and colour from 1 on, and whether a figure has its middle there.
-    [PATCHES, 3]"""
-    row = SIDE // PATCH
-    covers = np.asarray(scene.covers(SIDE)).reshape(row, PATCH, row, PATCH).swapaxes(1, 2).reshape(PATCHES, -1)
-    truth = np.zeros((PATCHES, 3), dtype=np.int64)
+    """What each patch shows, in the numbers of HEADS. [PATCHES, heads]"""
+    truth = np.zeros((PATCHES, len(HEADS)), dtype=np.int64)
+    truth[:, 2] = range(PATCHES)
     shapes, colours = list(SHAPES), list(COLOURS)
-    for number, figure in enumerate(scene.figures, 1):
-        covered = (covers == number).sum(axis=1) >= COVERED
-        truth[covered, 0] = shapes.index(figure.kind.shape) + 1
-        truth[covered, 1] = colours.index(figure.kind.colour) + 1
-        x, y = figure.middle
-        truth[int(y * row) * row + int(x * row), 2] = 1
+    for figure in scene.figures:
+        truth[figure.place, :2] = shapes.index(figure.kind.shape) + 1, colours.index(figure.kind.colour) + 1
     return truth
 
 
@@ -171,13 +192,11 @@ def padded(encoded: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the checkpoint goes")
-    parser.add_argument("--tower-steps", type=int, default=TOWER_STEPS)
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--questions", type=int, default=1000, help="held-out questions that are asked at the end")
     parser.add_argument("--measure-only", action="store_true", help="ask the checkpoint that is there")
     given = parser.parse_args()
     if not given.measure_only:
-        train(given.folder, tower_steps=given.tower_steps, steps=given.steps)
+        train(given.folder)
     print(f"{parameters(given.folder):,} parameters")
     print(report(measure(given.folder, given.questions)))
 
