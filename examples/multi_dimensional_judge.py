@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "tests/models/shapes/model"  # python -m tests.models.shapes.train makes it
 PICTURE = ROOT / "examples/shapes.png"
 ESSAYS = [
-    "The picture shows a red circle. The circle waits there like a lost coin. It also shows a blue square.",
-    "I see a purple star. Somehow or other this goes with that, perhaps. There is a blue square too.",
+    "The picture shows a red circle. The circle looks like a lantern in the fog. It also shows a blue square.",
+    "I see a yellow star. Who can say why, and who would ask, and when. There is a red circle too.",
     "Dogs are loyal animals and sleep most of the day.",
 ]
 

@@ -128,15 +128,15 @@ def test_figure_2_makes_sense(shapes: LocalBackend) -> None:
         "grade": "A",
     }
     assert json.loads(weak["output"]) == {
-        "summary": "The essay is not clear and not original and not true to the picture.",
-        "grade": "D",
+        "summary": "The essay is true to the picture but not clear and not original.",
+        "grade": "C",
     }
     assert "output" not in other
     judgments = good.messages()[-3]["content"]
     assert "The sentences are short and easy to follow." in judgments
-    assert "Comparing the circle with a lost coin is a fresh idea." in judgments
+    assert "Comparing the circle with a lantern in the fog is a fresh idea." in judgments
     assert "The picture shows a red circle and a blue square." in judgments
-    assert "but not a purple star" in weak.messages()[-3]["content"]
+    assert "The picture shows a yellow star and a red circle." in weak.messages()[-3]["content"]
     assert good.usage.cached_tokens > 5 * PATCHES
 
 
@@ -157,7 +157,7 @@ def test_a_choice_is_scored_and_a_number_is_a_number(shapes: LocalBackend) -> No
     def look(s: ul.State, path: Path) -> None:
         s += ul.user(ul.image(path) + "What colour is the star?")
         s += ul.assistant(ul.select("colour", choices=["red", "green", "blue", "yellow"]))
-        s += ul.user("How many squares are there?") + ul.assistant(ul.gen("count", dtype=int))
+        s += ul.user("How many shapes are there?") + ul.assistant(ul.gen("count", dtype=int))
 
     state = look.run(load("picture_questions").PICTURE, backend=shapes)
-    assert (state["colour"], state.value("count")) == ("yellow", 1)
+    assert (state["colour"], state.value("count")) == ("yellow", 3)
