@@ -36,8 +36,7 @@ STEPS: list[tuple[str, list[str], list[int]]] = [  # what happens, the prompts, 
 class Reciter:
     """A runner whose KV pool holds words: it reads what the slots say, so a wrong reuse would change its answer."""
 
-    vocab_size, context_length, num_slots = len(WORDS), 59, 60
-    chooser = trie_walk = pictures = None
+    vocab_size, context_length, num_slots, chooser, trie_walk, pictures = len(WORDS), 59, 60, None, None, None
 
     def clear(self) -> None:
         self.pool: dict[int, str] = {}

@@ -130,7 +130,7 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_kernels_torch_computes_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     runner = build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32")
     assert isinstance(runner, ModelRunner)
-    assert "torch computes, not the native CPU kernels: there is no C++ compiler; install one" in caplog.text
+    assert "torch computes, not the native kernels: there is no C++ compiler; install one" in caplog.text
 
 
 @pytest.mark.usefixtures("_no_kernels")
