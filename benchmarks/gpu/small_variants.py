@@ -76,7 +76,7 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
             **dict.fromkeys(("positions", "slots"), "*i64"),
             **dict.fromkeys(("keys", "values"), f"*{pool}"),
             **dict.fromkeys(("qkv_stride", "slot_stride", "heads", "kv_heads"), "i32"),
-            **dict.fromkeys(("eps", "key_scale", "value_scale"), "fp32"),
+            "eps": "fp32",
         },
         constants={
             "HEAD_NORM": normed,

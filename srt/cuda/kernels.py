@@ -39,6 +39,4 @@ class FusedKernels(ExpertKernels, Protocol):
         values: torch.Tensor,
         *,
         head_norm: HeadNorm | None = None,
-        key_scale: float = 1.0,
-        value_scale: float = 1.0,
     ) -> torch.Tensor: ...

@@ -13,11 +13,6 @@ from .shapes.checkpoint import CONTEXT, FOLDER, PATCHES, parameters
 from .shapes.measure import held_out_questions, measure
 from .shapes.scenes import Question, Scene
 
-pytestmark = pytest.mark.skipif(
-    not (FOLDER / "model.safetensors").is_file(),
-    reason="the shapes model is not trained; run python -m tests.models.shapes.train",
-)
-
 TURN = 2  # control tokens before a picture: BOS and the opening of the turn
 EXACT = {"kernels": "torch", "dtype": "float32", "weights": "float32"}
 

@@ -31,8 +31,6 @@ def turn_and_store(
     values: torch.Tensor,
     *,
     head_norm: HeadNorm | None = None,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """Store the keys and values of each row, and return its queries, turned.
 
@@ -41,9 +39,9 @@ def turn_and_store(
         positions: int64 [R], rows of the table.
         slots: int64 [R], of the pool; several rows may have slot 0 and no other.
         table: [P, head_dim] of the model's dtype: `rope_table.rope_table`.
-        keys, values: [slots, kv_heads, head_dim], a layer of the pool, in the model's dtype or float8_e4m3fn.
+        keys, values: [slots, kv_heads, head_dim], a layer of the pool, in the model's dtype or float8_e4m3fn, which
+            cuts off at ±448.
         head_norm: norm of each head of queries and keys before the turn.
-        key_scale, value_scale: of a pool in float8: it holds key / key_scale, cut off at ±448. Others ignore them.
 
     Returns:
         [R, heads, head_dim] in the dtype of qkv, in one piece.
@@ -62,7 +60,7 @@ def turn_and_store(
                 table if head_norm is None else head_norm.key_weight,
             ),
             *(queries, keys, values, qkv.stride(0), keys.stride(0), heads, kv_heads),
-            *(0.0 if head_norm is None else head_norm.eps, key_scale, value_scale),
+            0.0 if head_norm is None else head_norm.eps,
             HEAD_NORM=head_norm is not None,
             CENTERED=head_norm is not None and head_norm.centered,
             FP8=keys.dtype is torch.float8_e4m3fn,
@@ -103,8 +101,6 @@ def turn_and_store_heads(  # type: ignore[no-untyped-def]
     heads: int,
     kv_heads: int,
     eps: float,
-    key_scale: float,
-    value_scale: float,
     HEAD_NORM: tl.constexpr,
     CENTERED: tl.constexpr,
     FP8: tl.constexpr,
@@ -129,8 +125,8 @@ def turn_and_store_heads(  # type: ignore[no-untyped-def]
 
     slot = tl.load(slots + row).to(tl.int64)
     value_at = slot * slot_stride + (head - heads - kv_heads)[:, None] * HEAD_DIM + at[None, :]
-    _store(values, value_at, low, is_value & inside[None, :], value_scale, dtype, FP8)
-    _store(values, value_at + HALF, high, is_value & inside[None, :], value_scale, dtype, FP8)
+    _store(values, value_at, low, is_value & inside[None, :], dtype, FP8)
+    _store(values, value_at + HALF, high, is_value & inside[None, :], dtype, FP8)
 
     if HEAD_NORM:
         scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD_DIM + eps)[:, None]
@@ -147,8 +143,8 @@ def turn_and_store_heads(  # type: ignore[no-untyped-def]
     tl.store(queries + query_at, rounded(turned_low, dtype), mask=is_query & inside[None, :])
     tl.store(queries + query_at + HALF, rounded(turned_high, dtype), mask=is_query & inside[None, :])
     key_at = slot * slot_stride + (head - heads)[:, None] * HEAD_DIM + at[None, :]
-    _store(keys, key_at, turned_low, is_key & inside[None, :], key_scale, dtype, FP8)
-    _store(keys, key_at + HALF, turned_high, is_key & inside[None, :], key_scale, dtype, FP8)
+    _store(keys, key_at, turned_low, is_key & inside[None, :], dtype, FP8)
+    _store(keys, key_at + HALF, turned_high, is_key & inside[None, :], dtype, FP8)
 
 
 @jit
@@ -177,13 +173,12 @@ def _store(  # type: ignore[no-untyped-def]
     at: tl.tensor,
     x: tl.tensor,
     mask: tl.tensor,
-    scale: float,
     dtype: tl.constexpr,
     FP8: tl.constexpr,
 ):
-    """Write half heads to the pool: in the model's dtype, or scaled and cut off for float8."""
+    """Write half heads to the pool: in the model's dtype, or cut off for float8."""
     stored = rounded(x, dtype)
     if FP8:
-        scaled = tl.minimum(tl.maximum(stored.to(tl.float32) / scale, -FP8_LARGEST), FP8_LARGEST)
-        stored = rounded(scaled, pool.dtype.element_ty)
+        kept = tl.minimum(tl.maximum(stored.to(tl.float32), -FP8_LARGEST), FP8_LARGEST)
+        stored = rounded(kept, pool.dtype.element_ty)
     tl.store(pool + at, stored, mask=mask)

@@ -6,10 +6,9 @@ Nothing here imports Triton.
 import torch
 from torch.nn import functional
 
+from ...kv_pool import movable, rounded
 from ...models.layers import ACTIVATIONS, RMSNorm
 from .head_norm import HeadNorm
-
-_FP8_LARGEST = 448.0
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor:
@@ -46,8 +45,6 @@ def turn_and_store(
     values: torch.Tensor,
     *,
     head_norm: HeadNorm | None = None,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """See `rope.turn_and_store`."""
     kv_heads, head_dim = keys.shape[1:]
@@ -58,21 +55,14 @@ def turn_and_store(
         queries = rms_norm(queries, head_norm.query_weight, eps=head_norm.eps, centered=head_norm.centered)
         new_keys = rms_norm(new_keys, head_norm.key_weight, eps=head_norm.eps, centered=head_norm.centered)
     cos, sin = table.index_select(0, positions)[:, None].chunk(2, dim=-1)  # [R, 1, head_dim / 2]
-    _write(keys, slots, _turned(new_keys, cos, sin), key_scale)
-    _write(values, slots, new_values, value_scale)
+    for pool, new in ((keys, _turned(new_keys, cos, sin)), (values, new_values)):
+        movable(pool).index_copy_(0, slots, movable(rounded(new, pool.dtype)))
     return _turned(queries, cos, sin).contiguous()
 
 
 def _turned(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     low, high = heads.chunk(2, dim=-1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
-
-
-def _write(pool: torch.Tensor, slots: torch.Tensor, x: torch.Tensor, scale: float) -> None:
-    if pool.dtype is torch.float8_e4m3fn:
-        x = (x.float() / scale).clamp(-_FP8_LARGEST, _FP8_LARGEST).to(pool.dtype)
-        pool, x = pool.view(torch.uint8), x.view(torch.uint8)  # torch has no index_copy_ of float8
-    pool.index_copy_(0, slots, x.to(pool.dtype))
 
 
 def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
