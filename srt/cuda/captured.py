@@ -1,4 +1,8 @@
-"""Decode steps as captured graphs: what they read and write lies at addresses that stay.
+"""Small steps as captured graphs: what they read and write lies at addresses that stay.
+
+Launched kernel by kernel, a step of few rows takes the host longer than the device. A plan of attention says which rows
+belong together, and the kernels read it from memory; so what a graph knows of a step is its number of rows, and a step
+that decodes, one that computes the short text between two answers and one that jumps ahead run as the same graph.
 
 inputs    | token ids | positions | write slots |  one place for all sizes: steps come one after another
 plans     of each window class                     plans.py
@@ -15,7 +19,7 @@ import torch
 from ..batch import Batch
 from .device import Accelerator
 from .graphs import DecodeGraphs, sizes_upto
-from .padding import idle, only_decodes, padded
+from .padding import idle, padded
 from .plans import GraphBackend, GraphPlans
 from .staging import Staging
 
@@ -38,11 +42,11 @@ def graph_rows(max_running: int) -> int:
 
 
 class CapturedDecodes:
-    """Runs steps in which each sequence decodes one token.
+    """Runs steps of few rows that show no pictures.
 
     Args:
         compute: what is captured: all logits of a step, written to the second argument.
-        max_running: most rows of such a step.
+        max_running: most sequences of a step, and most rows of one that runs as a graph.
         context_length: most keys of one row.
     """
 
@@ -63,6 +67,7 @@ class CapturedDecodes:
         self._graphs = DecodeGraphs(accelerator, sizes, self._work)
         self._plans = GraphPlans(backend, windows, rows=most, keys=most * context_length)
         self._staging = Staging(accelerator, 3 * 8 * (most + 1))
+        self._logit_rows = Staging(accelerator, 8 * (most + 1))
         self._inputs: dict[int, StepInputs] = {}  # by size, at the same addresses every time
         self._logits = torch.empty((most, vocab_size), device=accelerator.device)
 
@@ -76,18 +81,23 @@ class CapturedDecodes:
         return self._graphs.replays
 
     def takes(self, batch: Batch) -> bool:
-        return only_decodes(batch) and batch.rows <= self._graphs.most_rows and self._plans.holds(batch)
+        return not batch.pictures and batch.rows <= self._graphs.most_rows and self._plans.holds(batch)
 
-    def run(self, batch: Batch, resolve: Callable[[Batch, torch.Tensor], None]) -> torch.Tensor:
-        """Logits [R, vocab] of a step that it takes, in memory that the next one overwrites.
+    def run(self, batch: Batch, resolve: Callable[[Batch, torch.Tensor], None]) -> torch.Tensor | None:
+        """Logits [L, vocab] of a step that it takes, in memory that the next one overwrites. None: its rows see so many
+        runs of keys that their plan does not fit.
 
         resolve: fills in token ids that are on the device only.
         """
         size = self._graphs.size_for(batch.rows)
-        self._send(padded(batch, size))
+        if not self._send(padded(batch, size)):
+            return None
         resolve(batch, self._inputs[size].token_ids)
         self._graphs.run(size)
-        return self._logits[: batch.rows]
+        logits = self._logits[: batch.rows]
+        if len(batch.logit_rows) == batch.rows:
+            return logits
+        return logits.index_select(0, self._logit_rows.send([batch.logit_rows])[0])
 
     def capture_all(self) -> None:
         """Now; otherwise each graph is captured by the first step of its size.
@@ -95,13 +105,16 @@ class CapturedDecodes:
         Largest first: the smaller ones find their memory in what it took.
         """
         for size in reversed(self._graphs.sizes):
-            self._send(idle(size))
+            fits = self._send(idle(size))
+            assert fits, "a row that sees its own key needs one item"
             self._graphs.capture(size)
 
-    def _send(self, batch: Batch) -> None:
-        self._plans.fill(batch)
+    def _send(self, batch: Batch) -> bool:
+        if not self._plans.fill(batch):
+            return False
         token_ids, positions, write_slots = self._staging.send([batch.token_ids, batch.positions, batch.write_slots])
         self._inputs[batch.rows] = StepInputs(token_ids, positions, write_slots, self._plans.by_window)
+        return True
 
     def _work(self, size: int) -> None:
         self._compute(self._inputs[size], self._logits[:size])

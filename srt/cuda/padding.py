@@ -1,4 +1,4 @@
-"""Decode steps, padded to a number of rows for which there is a graph.
+"""Small steps, padded to a number of rows for which there is a graph.
 
 A row of padding is a sequence of one token at position 0. Its key lies in the dummy slot, which it writes itself: so
 every row of a padded step is one like the others, and reads numbers.
@@ -13,13 +13,8 @@ from ..batch import DUMMY_SLOT, Batch
 _OWN_KEY = np.array([DUMMY_SLOT], dtype=np.int32)
 
 
-def only_decodes(batch: Batch) -> bool:
-    """Each sequence has one row of text, and its logits are needed."""
-    return batch.rows == len(batch.query_lengths) == len(batch.logit_rows) and not batch.pictures
-
-
 def padded(batch: Batch, rows: int) -> Batch:
-    """The same step with rows of padding behind its own; picks are not padded."""
+    """The same step with rows of padding behind its own, and logits of all; picks are not padded."""
     more = rows - batch.rows
     assert more >= 0, "a step is padded to more rows than it has"
     if not more:
@@ -35,7 +30,7 @@ def padded(batch: Batch, rows: int) -> Batch:
         slots=batch.slots + (_OWN_KEY,) * more,
         logit_rows=np.arange(rows, dtype=np.int64),
         paths=batch.paths and batch.paths + (nothing,) * more,
-        generated=None,  # each of its rows is a sequence of its own already
+        generated=None if batch.generated is None else np.pad(batch.generated, (0, more)),
         spans=batch.spans and batch.spans + (nothing,) * more,
         token_sources=None
         if batch.token_sources is None

@@ -1,4 +1,4 @@
-"""Plans of decode steps at addresses that stay, which is where captured graphs read them.
+"""Plans of small steps at addresses that stay, which is where captured graphs read them.
 
 step 1 ── plan_into ──► | plan of window class 0 | plan of window class 1 |  ◄── read by the graphs of all sizes
 step 2 ── plan_into ──► |          "             |          "             |
@@ -19,10 +19,10 @@ class GraphBackend(AttentionBackend[Prepared], Protocol[Prepared]):
     """An attention backend whose plans can stay where they are. In Triton it is `TritonBackend`."""
 
     def reserve(self, *, rows: int, keys: int) -> Prepared:
-        """An empty plan for decode steps of at most so many rows, and keys of all sequences together."""
+        """An empty plan for steps of at most so many rows, and keys of all sequences together."""
 
-    def plan_into(self, plan: Prepared, batch: Batch, window: int | None) -> None:
-        """Fill a reserved plan with a decode step that fits."""
+    def plan_into(self, plan: Prepared, batch: Batch, window: int | None) -> bool:
+        """Fill a reserved plan with a step. False: it does not fit, which a step that only decodes always does."""
 
 
 class GraphPlans:
@@ -44,6 +44,6 @@ class GraphPlans:
         """The sequences of the step are not too long."""
         return int(batch.prefix_lengths.sum()) + batch.rows <= self._keys
 
-    def fill(self, batch: Batch) -> None:
-        for window, plan in self.by_window.items():
-            self._backend.plan_into(plan, batch, window)
+    def fill(self, batch: Batch) -> bool:
+        """False: a plan does not fit."""
+        return all(self._backend.plan_into(plan, batch, window) for window, plan in self.by_window.items())

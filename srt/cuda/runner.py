@@ -4,7 +4,7 @@
     device              └ copy │ step 1 │ choose │ copy ──►   └ copy │ step 2 │ choose │ copy ──►
                                      '── chosen tokens ────────────────►'  for rows that step 1 chose the token of
 
-Steps in which every sequence decodes are padded to one of a few sizes and run as captured graphs; all others are
+Small steps are padded to one of a few sizes and run as captured graphs; larger ones and those that show pictures are
 launched kernel by kernel. Everything goes through one stream, so a step finds what those before it have written, and
 buffers of a step may be written by the host's copies while the step before still runs.
 """
@@ -42,7 +42,7 @@ class CudaRunner:
         num_slots: size of the KV pool, the dummy slot included.
         backend: attention kernels.
         chooser: chooses tokens on the device.
-        max_running: most sequences of a step; decode steps of up to so many rows run as captured graphs.
+        max_running: most sequences of a step; steps of up to so many rows run as captured graphs.
         cuda_graphs: they do.
         pictures: what prompts may show the model; None: it reads text only.
         trie_walk: walks tries of tokens for masks, on the host; None leaves it to numpy.
@@ -101,11 +101,9 @@ class CudaRunner:
         """Begins a step, and returns while it runs."""
         self._accelerator.use()
         captured = self._captured
-        if captured is not None and captured.takes(batch):
-            logits, kept = captured.run(batch, self._resolve), False
-        else:
-            logits, kept = self._run(batch), True
-        answer = self._answers.begin(logits, batch.picks, kept=kept)
+        replayed = captured.run(batch, self._resolve) if captured is not None and captured.takes(batch) else None
+        logits = self._run(batch) if replayed is None else replayed
+        answer = self._answers.begin(logits, batch.picks, kept=replayed is None)
         self._chosen = answer.chosen
         return answer
 

@@ -47,8 +47,9 @@ class TwinBackend:
         assert keys >= rows, "every row sees its own key"
         return HeldPlan()
 
-    def plan_into(self, plan: HeldPlan, batch: Batch, window: int | None) -> None:
+    def plan_into(self, plan: HeldPlan, batch: Batch, window: int | None) -> bool:
         plan.plan = self._torch.plan(batch, window)
+        return True
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
         self._torch.store(layer, keys, values, pool, slots)

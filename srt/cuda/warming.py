@@ -10,16 +10,22 @@ from dataclasses import replace
 import numpy as np
 
 from ..batch import DUMMY_SLOT, Allowed, Batch, Pick, Picks
+from .captured import graph_rows
 from .memory import StepLimits
 
 ROWS = (1, 7, 16, 100)  # of a prompt: one, few, a multiple of 16, more than few
+UNIT = 16  # a kernel is compiled for multiples of it, and for other numbers
 SUMMARISED = (0, 1, 5)  # largest logits that a summary gives: none for scores, one, several
 
 
 def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -> list[Batch]:
-    """Prompts of several lengths, the longest last. Of each a token is chosen: from all, with limits, under a mask."""
-    steps = [_prompt(min(rows, context_length)) for rows in (*ROWS, limits.rows)]
-    kinds = (Pick.BEST, Pick.SAMPLE, Pick.SAMPLE, Pick.SAMPLE, Pick.BEST)
+    """Prompts of several lengths, the longest last. Of each a token is chosen: from all, with limits, under a mask.
+
+    Where small steps run as graphs, three are launched kernel by kernel: those of more rows than the graphs have.
+    """
+    above = (graph_rows(limits.sequences) // UNIT + 1) * UNIT
+    steps = [_prompt(min(rows, limits.rows, context_length)) for rows in (*ROWS, above, above + 1, limits.rows)]
+    kinds = (Pick.BEST, Pick.SAMPLE, Pick.SAMPLE, Pick.SAMPLE, Pick.BEST, Pick.BEST, Pick.BEST)
     mask = Allowed(None, np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32))
     return [
         replace(step, picks=_picks(kind, limited=number in (2, 3), allowed=mask if number in (3, 4) else None))

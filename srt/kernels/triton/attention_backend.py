@@ -97,11 +97,10 @@ class TritonBackend:
         return plan
 
     def reserve(self, *, rows: int, keys: int) -> TritonPlan:
-        """An empty plan at fixed addresses, for captured graphs of decode steps. `attend` with it can be captured.
+        """An empty plan at fixed addresses, for captured graphs of small steps. `attend` with it can be captured.
 
         Args:
-            rows: most rows of a step, one for each sequence. A step may have fewer: results of the others are not
-                written.
+            rows: most rows of a step. A step may have fewer: results of the others are not written.
             keys: most keys of a step, those of all sequences together.
         """
         merged = self.cut.workers * ITEMS_PER_WORKER
@@ -115,10 +114,11 @@ class TritonBackend:
         )
         return TritonPlan(capacity, (self.tiles.few, self.tiles.some), self.geometry, self.device, fixed=True)
 
-    def plan_into(self, plan: TritonPlan, batch: Batch, window: int | None) -> None:
-        """Fill a reserved plan with a decode step of at most its rows and keys.
+    def plan_into(self, plan: TritonPlan, batch: Batch, window: int | None) -> bool:
+        """Fill a reserved plan with a step of at most its rows and keys.
 
-        A step whose shared runs need more room than there is, is planned without sharing.
+        A step whose shared runs need more room than there is, is planned without sharing: a step that only decodes fits
+        then. False: another one does not, and the plan is as it was.
         """
         cut = replace(self.cut, block_rows=plan.tiles[1].rows(self.geometry))
         few = plan.tiles[0].rows(self.geometry)
@@ -127,8 +127,11 @@ class TritonBackend:
         if not plan.capacity.holds(packed.size):
             host = make_plan(batch, window, replace(cut, tree=False))
             packed = pack(host, few)
+            if not plan.capacity.holds(packed.size):
+                return False
         plan.fill(packed)
         self._count(host)
+        return True
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
         """Write keys and values [R, kv_heads, head_dim] to `slots` [R], rounded to the pool's dtype."""

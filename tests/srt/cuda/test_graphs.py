@@ -12,7 +12,7 @@ from umbel.srt.cuda.building import warm_up
 from umbel.srt.cuda.device import Graph, HostAccelerator
 from umbel.srt.cuda.graphs import DecodeGraphs, sizes_upto
 from umbel.srt.cuda.memory import StepLimits
-from umbel.srt.cuda.padding import idle, only_decodes, padded
+from umbel.srt.cuda.padding import idle, padded
 from umbel.srt.cuda.staging import ALIGNMENT, Staging
 from umbel.srt.cuda.warming import warming_steps
 from umbel.srt.kv_pool import FLOAT8
@@ -95,18 +95,49 @@ def test_warming_up_runs_steps_of_all_kinds_and_leaves_no_key() -> None:
     runner = on_host(*tiny_model("gemma 3"))
     limits = StepLimits(rows=300, sequences=8)
     steps = warming_steps(limits, context_length=runner.context_length, vocab_size=runner.vocab_size)
-    assert [step.rows for step in steps] == [1, 7, 16, 100, 256]
+    assert [step.rows for step in steps] == [1, 7, 16, 100, 16, 17, 256]
     warm_up(runner, limits)
-    assert runner.facts()["eager_steps"] == 4  # that of one row is a decode step to the engine
+    assert (runner.facts()["graph_replays"], runner.facts()["eager_steps"]) == (2, 5)
     assert not any(part[1:].any() for part in (*runner.pool.keys, *runner.pool.values))
 
 
-def test_only_steps_in_which_every_sequence_decodes_have_graphs() -> None:
-    decode = only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 1)]))
-    assert only_decodes(decode)
-    assert not only_decodes(only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 2)])))
-    assert not only_decodes(replace(decode, logit_rows=np.array([1])))
-    assert not only_decodes(replace(decode, pictures=(PictureRows(0, 1, 0, 0),)))
+def test_small_steps_of_text_have_graphs() -> None:
+    captured = on_host(*tiny_model("qwen 3"), max_running=4)._captured
+    assert captured is not None
+    mixed = only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 2)]))
+    assert captured.takes(mixed)
+    assert captured.takes(replace(mixed, logit_rows=np.array([1])))
+    assert not captured.takes(replace(mixed, pictures=(PictureRows(0, 1, 0, 0),)))
+    assert not captured.takes(only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 4)])))
+
+
+@pytest.mark.parametrize("logit_rows", [[0], [1, 3], [], [0, 1, 2, 3]])
+@pytest.mark.parametrize("generated", [None, [0, 0], [1, 2], [1, 3]])
+def test_a_small_step_of_any_kind_gives_the_same_logits_as_a_graph(
+    logit_rows: list[int], generated: list[int] | None
+) -> None:
+    """A row that decodes beside three of another sequence: of a prompt, or tokens that a jump has appended."""
+    config, tensors = tiny_model("gemma 3")
+    graphs, plain = on_host(config, tensors, max_running=5), on_host(config, tensors, cuda_graphs=False)
+    first, second = [Piece(0, 0, 12), Piece(1, 0, 4)], [Piece(0, 12, 1), Piece(1, 4, 3)]
+    step = replace(
+        sequences().batch(second),
+        logit_rows=np.array(logit_rows, dtype=np.int64),
+        generated=None if generated is None else np.array(generated, dtype=np.int32),
+    )
+    for runner in (graphs, plain):
+        runner.forward(only_last_rows(sequences().batch(first)))
+    assert torch.allclose(graphs.forward(step).values, plain.forward(step).values, atol=1e-5)
+    assert (graphs.facts()["graph_replays"], graphs.facts()["eager_steps"]) == (1, 1)
+
+
+def test_a_step_whose_plan_does_not_fit_is_launched_kernel_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, tensors = tiny_model("qwen 3")
+    graphs, plain = on_host(config, tensors), on_host(config, tensors, cuda_graphs=False)
+    monkeypatch.setattr(graphs._backend, "plan_into", lambda plan, batch, window: False)
+    batch = only_last_rows(sequences().batch([Piece(0, 0, 5)]))
+    assert torch.equal(graphs.forward(batch).values, plain.forward(batch).values)
+    assert (graphs.facts()["graph_replays"], graphs.facts()["eager_steps"]) == (0, 1)
 
 
 def test_rows_of_padding_are_sequences_of_one_token_in_the_dummy_slot() -> None:
@@ -124,8 +155,12 @@ def test_rows_of_padding_are_sequences_of_one_token_in_the_dummy_slot() -> None:
     assert more.token_sources is not None
     assert more.token_sources.tolist() == [-1, 0, -1, -1]
     assert padded(batch, 2) is batch
-    assert only_decodes(idle(3))
+    assert idle(3).rows == 3
     assert padded(batch, 3).spans == ()
+    assert padded(batch, 3).generated is None
+    jumped = padded(replace(batch, generated=np.array([1, 0], dtype=np.int32)), 3)
+    assert jumped.generated is not None
+    assert jumped.generated.tolist() == [1, 0, 0]
 
 
 def test_broken_numbers_in_the_dummy_slot_reach_no_row() -> None:

@@ -77,7 +77,7 @@ def test_texts_are_those_of_torch(family: str, overlap: bool, cuda_graphs: bool)
     assert texts == truth
     facts = runner.facts()
     assert (int(facts["graph_replays"]) > 10) is cuda_graphs
-    assert int(facts["eager_steps"]) > 10
+    assert int(facts["eager_steps"]) > 2
     assert (scheduler.counters["overlapped_steps"] > 20) is overlap
     assert scheduler.counters["picked_rows"] > 50
 

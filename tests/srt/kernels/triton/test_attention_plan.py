@@ -122,6 +122,28 @@ def test_a_step_whose_sharing_does_not_fit_is_planned_without(device: torch.devi
     assert backend.counters.keys_saved == 0
 
 
+def test_a_reserved_plan_holds_prompts_beside_rows_that_decode(device: torch.device) -> None:
+    backend = tiny_backend(SMALL, device, multiprocessors=3)
+    plan = backend.reserve(rows=24, keys=500)
+    batch, num_slots = make_batch([Sequence(90, 1), Sequence(40, 17), Sequence(0, 4), Sequence(3, 1)], seed=0)
+    pool = pool_for(num_slots, SMALL, torch.float32, device)
+    queries = normal(24, 4, 16).to(device)
+    assert backend.plan_into(plan, batch, None)
+    result = backend.attend(0, queries, pool, plan, scale=SCALE)
+    torch.testing.assert_close(
+        result[: batch.rows], twin(batch, pool, queries[: batch.rows], None), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_step_that_does_not_fit_leaves_the_plan_as_it_was(device: torch.device) -> None:
+    backend = tiny_backend(SMALL, device)
+    plan = backend.reserve(rows=4, keys=40)
+    assert backend.plan_into(plan, decode_batch([30], seed=0)[0], None)
+    counts = plan.counts
+    assert not backend.plan_into(plan, make_batch([Sequence(60, 4)], seed=0)[0], None)
+    assert plan.counts == counts
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     prefixes=st.lists(st.one_of(st.integers(0, 40), st.integers(0, 6000)), min_size=1, max_size=12),
@@ -136,7 +158,7 @@ def test_a_decode_step_without_sharing_always_fits(
     geometry = AttentionGeometry(kv_heads, kv_heads, 16)
     backend = tiny_backend(geometry, torch.device("cpu"), multiprocessors=multiprocessors, shortest_run=256)
     plan = backend.reserve(rows=len(prefixes), keys=sum(prefixes) + len(prefixes))
-    backend.plan_into(plan, batch, window)
+    assert backend.plan_into(plan, batch, window)
 
 
 @pytest.mark.gpu
