@@ -14,7 +14,7 @@ from .attention.torch_backend import TorchBackend
 from .batch import Batch, Logits
 from .cuda.memory import StepLimits, measured_workspace, pool_slots, probe_slots
 from .kernels.cpu.build import NoKernels
-from .kernels.cpu.library import load_library
+from .kernels.cpu.library import load_library, load_walk
 from .kernels.cpu.trie_walk import CpuTrieWalk
 from .kv_pool import FLOAT8, KVGeometry, KVPool, slots_for_bytes
 from .logits_buffer import LogitsBuffer
@@ -234,9 +234,13 @@ def _require_weights_in(dtype: torch.dtype, weights: Weights, who: str) -> None:
 
 
 def _host_walk() -> Walk | None:
-    """Masks are made on the host, whatever device computes; None where nothing can be compiled for it."""
-    library = _library()
-    return CpuTrieWalk(library) if isinstance(library, ctypes.CDLL) else None
+    """Masks are made on the host, whatever device computes. None, with a warning, where nothing can be compiled for it:
+    then numpy makes them, which takes many times as long."""
+    try:
+        return CpuTrieWalk(load_walk())
+    except NoKernels as error:
+        _log.warning("numpy walks through the vocabulary for masks: %s", error)
+        return None
 
 
 def _library() -> ctypes.CDLL | NoKernels:

@@ -3,6 +3,9 @@
 <cache>/kernels/<isa>-<digest>/umbel-kernels.so, where the digest is of the sources, the flags and the compiler. No
 torch headers are needed, so it takes seconds. A library is checked in a process of its own before it gets its name:
 an instruction that this machine refuses costs the kernels, never the runtime.
+
+The walk through tries of tokens is in it, and in a library of its own, <cache>/kernels/walk-<digest>, which any CPU
+runs: where a GPU computes, masks are still made on the host, and nothing else is.
 """
 
 import hashlib
@@ -13,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from ....lang.errors import ModelError
@@ -30,6 +34,10 @@ import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 sys.exit(library.umbel_self_check())
 """
+_CHECK_WALK = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1]).umbel_walk_trie
+"""
 
 
 class NoKernels(Exception):
@@ -40,20 +48,50 @@ class WrongKernels(NoKernels):
     """They compile, but fail their self-check on this machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """One library.
+
+    Attributes:
+        name: of its folder, and of its kernels in messages.
+        pattern: of the sources that it is made of.
+        flags: besides those of all.
+        check: Python that runs in a process of its own, with the library's path; it fails when the library is wrong.
+    """
+
+    name: str
+    pattern: str
+    flags: tuple[str, ...]
+    check: str
+
+
 def library_path(isa: Isa, environment: Mapping[str, str] = os.environ) -> Path:
     """The compiled library for `isa`, compiled now unless it is in the cache.
 
     Raises:
         NoKernels: there is no compiler, it fails, the cache folder cannot be written, or the result is wrong here.
     """
+    return _path_of(_Recipe(isa.value, "*.cpp", isa.compiler_flags, _CHECK), environment)
+
+
+def walk_path(environment: Mapping[str, str] = os.environ) -> Path:
+    """The compiled library of the walk through tries, compiled in a second unless it is in the cache.
+
+    Raises:
+        NoKernels: as `library_path`.
+    """
+    return _path_of(_Recipe("walk", "trie_walk.cpp", (), _CHECK_WALK), environment)
+
+
+def _path_of(recipe: _Recipe, environment: Mapping[str, str]) -> Path:
     compiler = find_compiler(environment)
-    folder = cache_folder(environment) / "kernels" / f"{isa.value}-{_digest(isa, compiler)}"
+    folder = cache_folder(environment) / "kernels" / f"{recipe.name}-{_digest(recipe, compiler)}"
 
     def complete(path: Path) -> bool:
         return (path / LIBRARY).exists()
 
     try:
-        build_once(folder, lambda making: _build(making, isa, compiler), complete=complete)
+        build_once(folder, lambda making: _build(making, recipe, compiler), complete=complete)
     except ModelError as error:  # of the cache folder
         raise NoKernels(str(error)) from error
     return folder / LIBRARY
@@ -73,21 +111,21 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> str:
     )
 
 
-def _digest(isa: Isa, compiler: str) -> str:
+def _digest(recipe: _Recipe, compiler: str) -> str:
     """Of all that decides what the library does. The compiler counts by its path, size and time: asking it is slow."""
     state = os.stat(compiler)
-    digest = hashlib.sha256(repr((isa.value, isa.compiler_flags, FLAGS)).encode())
+    digest = hashlib.sha256(repr((recipe.name, recipe.flags, FLAGS)).encode())
     digest.update(f"{os.path.realpath(compiler)} {state.st_size} {state.st_mtime_ns}".encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _build(folder: Path, isa: Isa, compiler: str) -> None:
-    print(f"umbel: compiling the {isa.value} kernels; this happens once", file=sys.stderr, flush=True)
-    flags = [*FLAGS, *isa.compiler_flags, f'-DUMBEL_ISA="{isa.value}"']
+def _build(folder: Path, recipe: _Recipe, compiler: str) -> None:
+    print(f"umbel: compiling the {recipe.name} kernels; this happens once", file=sys.stderr, flush=True)
+    flags = [*FLAGS, *recipe.flags, f'-DUMBEL_ISA="{recipe.name}"']
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        sources = sorted(SOURCES.glob("*.cpp"))
+        sources = sorted(SOURCES.glob(recipe.pattern))
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             list(
@@ -98,9 +136,9 @@ def _build(folder: Path, isa: Isa, compiler: str) -> None:
             )
         _compile([compiler, *flags, *map(str, objects), "-o", str(folder / LIBRARY)])
     try:
-        _run([sys.executable, "-c", _CHECK, str(folder / LIBRARY)], CHECK_SECONDS)
+        _run([sys.executable, "-c", recipe.check, str(folder / LIBRARY)], CHECK_SECONDS)
     except _Failed as error:
-        raise WrongKernels(f"the {isa.value} kernels fail their self-check: {error}") from error
+        raise WrongKernels(f"the {recipe.name} kernels fail their self-check: {error}") from error
 
 
 class _Failed(Exception):

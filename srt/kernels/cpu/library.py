@@ -1,29 +1,64 @@
-"""The loaded library: one per process. Each family of kernels declares its own functions beside its torch twins."""
+"""The loaded libraries: one of each per process. Each family of kernels declares its own functions beside its torch
+twins."""
 
 import ctypes
 import logging
 from functools import cache
 
-from .build import WrongKernels, library_path
+from .build import NoKernels, WrongKernels, library_path, walk_path
 from .isa import Isa, choose_isa, narrower
 
 _log = logging.getLogger("umbel.engine")
 
 
-@cache
 def load_library(isa: Isa | None = None) -> ctypes.CDLL:
     """The kernels, compiled on first use, for `isa` or else the fastest instruction set that works on this CPU.
 
     Raises:
-        NoKernels: they cannot be had here.
+        NoKernels: they cannot be had here. It is not tried again in this process.
         ParameterError: `UMBEL_CPU_ISA` asks for what this CPU does not run.
     """
-    library = ctypes.CDLL(str(library_path(isa)) if isa else _widest())
+    return _loaded(_kernels(isa))
+
+
+def load_walk() -> ctypes.CDLL:
+    """The walk through tries of tokens alone, compiled on first use.
+
+    Raises:
+        NoKernels: it cannot be had here. It is not tried again in this process.
+    """
+    return _loaded(_walk())
+
+
+def _loaded(found: ctypes.CDLL | str) -> ctypes.CDLL:
+    if isinstance(found, str):
+        raise NoKernels(found)
+    return found
+
+
+# Both remember why there are none as text: an exception that is kept would keep the frames that it went through, and
+# with them a model that was being loaded.
+
+
+@cache
+def _kernels(isa: Isa | None) -> ctypes.CDLL | str:
+    try:
+        library = ctypes.CDLL(str(library_path(isa)) if isa else _widest())
+    except NoKernels as error:
+        return str(error)
     library.umbel_set_threads.argtypes = [ctypes.c_int]
     library.umbel_set_threads.restype = None
     library.umbel_threads.restype = ctypes.c_int
     library.umbel_isa.restype = ctypes.c_char_p
     return library
+
+
+@cache
+def _walk() -> ctypes.CDLL | str:
+    try:
+        return ctypes.CDLL(str(walk_path()))
+    except NoKernels as error:
+        return str(error)
 
 
 def isa_of(library: ctypes.CDLL) -> Isa:

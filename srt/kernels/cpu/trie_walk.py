@@ -14,7 +14,7 @@ class CpuTrieWalk:
     """The `fsm.trie_walk.Walk` of the native kernels. For one thread at a time.
 
     Args:
-        library: `load_library()`.
+        library: `load_walk()` or `load_library()`.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:

@@ -1,7 +1,9 @@
 """Where the kernels cannot be had, torch computes and says why: no compiler, no cache folder, a CPU too old."""
 
+import ctypes
 import os
 import stat
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,9 @@ from umbel.lang.errors import ParameterError
 from umbel.srt import model_runner
 from umbel.srt.kernels.cpu import build
 from umbel.srt.kernels.cpu import library as kernel_library
-from umbel.srt.kernels.cpu.build import NoKernels, WrongKernels, find_compiler, library_path
+from umbel.srt.kernels.cpu.build import NoKernels, WrongKernels, find_compiler, library_path, walk_path
 from umbel.srt.kernels.cpu.isa import Isa, choose_isa, narrower, usable
-from umbel.srt.kernels.cpu.library import isa_of, load_library
+from umbel.srt.kernels.cpu.library import isa_of, load_library, load_walk
 from umbel.srt.model_runner import ModelRunner, build_runner
 from umbel.srt.native_runner import NativeRunner
 
@@ -89,8 +91,34 @@ def test_kernels_that_fail_their_check_give_way_to_narrower_ones(
 
     monkeypatch.setattr(kernel_library, "library_path", only_portable)
     monkeypatch.setattr(kernel_library, "choose_isa", lambda: Isa.AVX2)
-    assert isa_of(load_library.__wrapped__()) is Isa.PORTABLE
+    fresh = kernel_library._kernels.__wrapped__(None)
+    assert not isinstance(fresh, str)
+    assert isa_of(fresh) is Isa.PORTABLE
     assert "the avx2 kernels fail their self-check: status 4; the portable kernels are taken" in caplog.text
+
+
+def test_kernels_that_cannot_be_had_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def refuse(*_: object) -> Path:
+        tries.append(1)
+        raise NoKernels("the compiler failed")
+
+    monkeypatch.setattr(kernel_library, "library_path", refuse)
+    monkeypatch.setattr(kernel_library, "walk_path", refuse)
+    monkeypatch.setattr(kernel_library, "_kernels", cache(kernel_library._kernels.__wrapped__))
+    monkeypatch.setattr(kernel_library, "_walk", cache(kernel_library._walk.__wrapped__))
+    for load in (load_library, load_library, load_walk, load_walk):
+        with pytest.raises(NoKernels, match="the compiler failed"):
+            load()
+    assert len(tries) == 2
+
+
+def test_the_walk_is_compiled_without_the_other_kernels(tmp_path: Path) -> None:
+    environment = {**os.environ, "UMBEL_CACHE": str(tmp_path / "cache")}
+    library = ctypes.CDLL(str(walk_path(environment)))
+    assert hasattr(library, "umbel_walk_trie")
+    assert not hasattr(library, "umbel_linear")
 
 
 def test_narrower_instruction_sets_are_those_of_the_cpu() -> None:

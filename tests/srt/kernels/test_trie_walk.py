@@ -9,7 +9,7 @@ from umbel.fsm.automaton.automaton import DEAD, UNKNOWN
 from umbel.fsm.tokens.trie import Trie, build_trie
 from umbel.fsm.tokens.trie_walk import NumpyWalk, Walk, work_of
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
-from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.kernels.cpu.library import load_walk
 from umbel.srt.kernels.cpu.trie_walk import CpuTrieWalk
 
 STATES = 4
@@ -17,7 +17,7 @@ STATES = 4
 
 @pytest.fixture(scope="module")
 def native() -> CpuTrieWalk:
-    return CpuTrieWalk(load_library())
+    return CpuTrieWalk(load_walk())
 
 
 @st.composite
