@@ -4,7 +4,6 @@ The one place that knows which classes make up a runtime. torch and the tokenize
 only by the function that needs them, so the gateway process stays without torch.
 """
 
-import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -49,12 +48,18 @@ class Engine:
     scheduler: "Scheduler"
     runner: Runner
     first_token: int  # a token that may begin a text, for the warm-up
+    endings: tuple[Callable[[], object], ...]  # of the threads that are its own
 
     def heartbeat(self) -> Heartbeat:
         """The engine's state, to be sent with the next sign of life."""
         scheduler = self.scheduler
         counters = scheduler.counters
         return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters)
+
+    def close(self) -> None:
+        """Ends its threads, for a thread holds what it has run last. No step is begun afterwards."""
+        for end in self.endings:
+            end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +95,14 @@ def open_engine(
     phase: Phase,
     loaded: LoadedModel | None = None,
     rendezvous: Path | None = None,
+    lasting: Callable[[], object] | None = None,
 ) -> Engine:
     """Loads the model and makes its scheduler.
 
     Args:
+        lasting: called whenever something large has been made that lasts as long as the engine. A process that ends
+            with its engine freezes it there, so that no collection walks it; in any other process what is frozen
+            would never be freed, for an engine is full of circles.
         rendezvous: where the ranks of tensor_parallel meet, see parallel/team.py. None: this process is not to have
             others, and there can be one rank only.
         loaded: takes the model's place. No other engine runs it meanwhile.
@@ -103,6 +112,7 @@ def open_engine(
         ParameterError: options that do not fit it or this machine.
         MissingExtraError: a package is not installed.
     """
+    from .constraint_shelf import AtOnce
     from .launched_oracle import LaunchedOracle
     from .oracle import OracleRunner
     from .scheduler import Scheduler
@@ -131,6 +141,7 @@ def open_engine(
         jump_forward=options.jump_forward,
         check_every_step=options.check_every_step,
     )
+    endings: list[Callable[[], object]] = []
     oracle: OracleRunner | LaunchedOracle | None = None
     if options.model == ORACLE:
         tokenizer = ByteTokenizer()
@@ -164,34 +175,40 @@ def open_engine(
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
         if options.overlap is True and not isinstance(runner, Launcher):
             runner = ThreadedRunner(runner)
+            endings.append(runner.close)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
         open_tokens, tries = source.tokenizer, _tries_folder()
-    shelf = _constraint_shelf(options, runner, open_tokens, tries)
+    # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment.
+    beside: Executor = AtOnce() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix="constraints")
+    endings.append(lambda: beside.shutdown(cancel_futures=True))
+    shelf = _constraint_shelf(options, runner, open_tokens, beside, tries, lasting)
     config = replace(config, overlap=options.overlap is not False and isinstance(runner, Launcher))
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
-    return Engine(scheduler, runner, first if isinstance(first, int) else 0)
+    return Engine(scheduler, runner, first if isinstance(first, int) else 0, tuple(endings))
 
 
 def _constraint_shelf(
-    options: RuntimeOptions, runner: Runner, open_tokens: Callable[[], Tokenizer], tries: Path | None
+    options: RuntimeOptions,
+    runner: Runner,
+    open_tokens: Callable[[], Tokenizer],
+    beside: Executor,
+    tries: Path | None,
+    lasting: Callable[[], object] | None,
 ) -> "ConstraintShelf":
     """tries: folder that keeps the vocabulary's trie."""
-    from .constraint_shelf import AtOnce, ConstraintShelf, Opener
+    from .constraint_shelf import ConstraintShelf, Opener
 
     def load() -> Opener:
         from .constraint_opener import ConstraintOpener  # constraints cost nothing before there is one
 
         opener = ConstraintOpener(open_tokens, runner.vocab_size, walk=runner.trie_walk, folder=tries)
-        if beside:
-            gc.freeze()  # a vocabulary and its tokenizer are many objects, and none of them goes
+        if lasting is not None:
+            lasting()  # a vocabulary and its tokenizer are many objects
         return opener
 
-    # One thread: it makes the vocabulary's trie once, and a constraint takes it a moment.
-    beside = options.model != ORACLE
-    executor: Executor = ThreadPoolExecutor(1, thread_name_prefix="constraints") if beside else AtOnce()
-    return ConstraintShelf(load, executor, entries=options.constraint_cache)
+    return ConstraintShelf(load, beside, entries=options.constraint_cache)
 
 
 def _tries_folder() -> Path:

@@ -196,7 +196,12 @@ def _start(start: EngineStart, link: EngineLink) -> Engine:
         link.send(EnginePhase(text))
 
     engine = open_engine(
-        start.options, clock=SystemClock(), faults=faults, phase=phase, rendezvous=Path(start.rendezvous)
+        start.options,
+        clock=SystemClock(),
+        faults=faults,
+        phase=phase,
+        rendezvous=Path(start.rendezvous),
+        lasting=gc.freeze,
     )
     phase("making the first token")
     warm_up(engine)

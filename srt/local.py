@@ -6,8 +6,10 @@ the oracle run on the loop, so that a test is deterministic.
 """
 
 import asyncio
+import gc
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from typing import get_args
 
@@ -39,7 +41,7 @@ from .constraint_compiler import InlineCompiler
 from .constraint_library import ConstraintLibrary
 from .constraint_shelf import OPENING_POLL
 from .delay import Delay
-from .engine_protocol import ToEngine
+from .engine_protocol import FromEngine, ToEngine
 from .faults import FaultHook, no_faults
 from .gateway import Gateway
 from .pictures.budget import most_tokens
@@ -96,6 +98,7 @@ class LocalBackend:
         self._name = model
         self._image_tokens = 0  # of a picture at most; 0: the model reads text only, or is not open yet
         self._engine: Engine | None = None
+        self._steps: ThreadPoolExecutor | None = None  # one thread: libraries keep memory for each that calls them
         self._gateway: Gateway | None = None
         self._exchange: Exchange | None = None
         self._programs: Programs | None = None  # with the exchange
@@ -197,7 +200,8 @@ class LocalBackend:
         return await self._calls.control(verb)
 
     async def close(self) -> None:
-        """Ends what is running; the next `start` begins anew."""
+        """Ends what is running, and gives the model's memory back unless it was `loaded`; the next `start` begins
+        anew."""
         if self._gateway is not None and self._programs is not None:
             self._gateway.peer_lost(_PEER)
             self._programs.peer_lost(_PEER)
@@ -207,8 +211,17 @@ class LocalBackend:
         if pump is not None:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-        self._engine = self._gateway = self._exchange = self._programs = self._loop = None
+        del pump  # what ended it may hold the engine
+        if self._engine is not None:
+            self._engine.close()
+        if self._steps is not None:
+            self._steps.shutdown()  # none runs any more, but a thread holds what it has run last
+        self._engine = self._gateway = self._exchange = self._programs = self._loop = self._steps = None
         self._inbox.clear()
+        if self.options.model != ORACLE:
+            # An engine is full of circles, which go when somebody looks for them, and who looks counts objects: a few
+            # of them may hold all of a device's memory.
+            gc.collect()
 
     # ------------------------------------------------------------------ how
 
@@ -226,6 +239,7 @@ class LocalBackend:
             self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded
         )
         source = self._given_template if self._given_template is not None else tokenizer.chat_template
+        self._steps = ThreadPoolExecutor(1, thread_name_prefix="local engine")
         self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name)
         self._gateway = Gateway(
             tokenizer,
@@ -287,9 +301,10 @@ class LocalBackend:
 
     async def _run(self) -> None:
         """Steps until nothing is left to do. Gateway and scheduler are never touched by two threads at once."""
-        engine, gateway = self._engine, self._gateway
+        engine, gateway, steps = self._engine, self._gateway, self._steps
         assert engine is not None, "start() made it"
         assert gateway is not None, "start() made it"
+        assert steps is not None, "start() made it"
         scheduler = engine.scheduler
         try:
             while self._inbox or not scheduler.idle:
@@ -299,7 +314,7 @@ class LocalBackend:
                     events = scheduler.step()
                     await asyncio.sleep(self._step_seconds)  # others run between two steps
                 else:
-                    events = await asyncio.to_thread(scheduler.step)
+                    events = await _to_its_end(steps, scheduler.step)
                     if scheduler.opening:
                         await asyncio.sleep(OPENING_POLL)
                 for event in events:
@@ -309,3 +324,13 @@ class LocalBackend:
             gateway.engine_lost(f"{type(error).__name__}: {error}")
             gateway.engine_given_up(f"{type(error).__name__}: {error}")
             raise EngineError("the local engine ended") from error
+
+
+async def _to_its_end(thread: Executor, step: Callable[[], list[FromEngine]]) -> list[FromEngine]:
+    """Whoever is cancelled waits for the step all the same: it works with the engine's memory."""
+    running = asyncio.get_running_loop().run_in_executor(thread, step)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

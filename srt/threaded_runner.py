@@ -58,6 +58,10 @@ class ThreadedRunner:
     def clear(self) -> None:
         self._runner.clear()
 
+    def close(self) -> None:
+        """Waits for the steps that were launched, and ends the thread."""
+        self._thread.shutdown()
+
     def _run(self, batch: Batch) -> Logits:
         """Logits lie in a buffer that the next step overwrites, and that may begin before these are read."""
         logits = self._chain.run(batch)
