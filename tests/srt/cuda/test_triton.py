@@ -50,10 +50,12 @@ def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
 def test_logits_equal_those_of_torch(family: str) -> None:
     config, tensors = small(family)
     truth, runner = in_torch(config, tensors), on_device(config, tensors)
+    warming = int(runner.facts()["graph_replays"])  # on a device steps have warmed it up
     for pieces in STEPS:
         batch = only_last_rows(sequences().batch(pieces))
         assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < TOLERANCE
-    assert (runner.facts()["kernels"], runner.facts()["graph_replays"]) == ("triton", 2)
+    facts = runner.facts()
+    assert (facts["kernels"], int(facts["graph_replays"]) - warming) == ("triton", 2)
 
 
 def test_it_is_what_is_built_where_triton_is_asked_for() -> None:
