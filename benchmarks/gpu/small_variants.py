@@ -34,7 +34,7 @@ def _norm(hidden: int) -> Variant:
         name=f"norm {hidden} bf16",
         kernel=normalise_rows,
         arguments={**dict.fromkeys(("x", "weight", "out"), "*bf16"), "x_stride": "i32", "hidden": "i32", "eps": "fp32"},
-        constants={"CENTERED": False, "BLOCK": block},
+        constants={"CENTERED": False, "BLOCK": block, "EARLY": True},
         warps=warps_for(block),
         aligned=frozenset({"x_stride", "hidden"}),
     )
@@ -50,7 +50,7 @@ def _add_norm(hidden: int, *, sandwich: bool) -> Variant:
             **dict.fromkeys(("x_stride", "residual_stride", "hidden"), "i32"),
             "eps": "fp32",
         },
-        constants={"CENTERED": sandwich, "SANDWICH": sandwich, "BLOCK": block},
+        constants={"CENTERED": sandwich, "SANDWICH": sandwich, "BLOCK": block, "EARLY": True},
         warps=warps_for(block),
         aligned=frozenset({"x_stride", "residual_stride", "hidden"}),
     )
@@ -61,7 +61,7 @@ def _act(dtype: str) -> Variant:
         name=f"act {dtype}",
         kernel=act_and_multiply_rows,
         arguments={**dict.fromkeys(("gate_up", "out"), f"*{dtype}"), "stride": "i32", "width": "i32"},
-        constants={"KIND": SILU.value, "BLOCK": 1024},
+        constants={"KIND": SILU.value, "BLOCK": 1024, "EARLY": True},
         aligned=frozenset({"stride", "width"}),
     )
 
@@ -85,6 +85,7 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
             "HEAD_DIM": head_dim,
             "HALF_BLOCK": half,
             "HEADS_BLOCK": taken,
+            "EARLY": True,
         },
         warps=min(max(taken * half // 128, 1), 4),
         aligned=frozenset({"qkv_stride", "slot_stride"}),

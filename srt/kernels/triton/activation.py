@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .early import launched_early, wait_for_kernels_before
 from .jit import jit
 from .rounding import rounded
 
@@ -47,6 +48,7 @@ def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
             BLOCK=_BLOCK,
             num_warps=4,
             enable_fp_fusion=False,
+            **launched_early(gate_up.device),
         )
     return out
 
@@ -68,8 +70,15 @@ def activated(x: tl.tensor, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @jit
 def act_and_multiply_rows(  # type: ignore[no-untyped-def]
-    gate_up: tl.tensor, out: tl.tensor, stride: int, width: int, KIND: tl.constexpr, BLOCK: tl.constexpr
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    stride: int,
+    width: int,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_kernels_before(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width

@@ -8,6 +8,7 @@ of attention they are compiled without fused products and sums, which round less
 import torch
 import triton.language as tl
 
+from .early import launched_early, wait_for_kernels_before
 from .jit import block_of, jit
 from .rounding import rounded
 
@@ -36,6 +37,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: boo
             BLOCK=block,
             num_warps=warps_for(block),
             enable_fp_fusion=False,
+            **launched_early(x.device),
         )
     return out
 
@@ -74,6 +76,7 @@ def add_rms_norm(
             BLOCK=block,
             num_warps=warps_for(block),
             enable_fp_fusion=False,
+            **launched_early(x.device),
         )
     return out
 
@@ -111,13 +114,15 @@ def normalise_rows(  # type: ignore[no-untyped-def]
     eps: float,
     CENTERED: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < hidden
     dtype: tl.constexpr = out.dtype.element_ty
-    values = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     weights = tl.load(weight + at, mask=inside, other=0.0)
+    wait_for_kernels_before(EARLY)
+    values = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * hidden + at, normed(values, weights, hidden, eps, dtype, CENTERED).to(dtype), mask=inside)
 
 
@@ -135,14 +140,16 @@ def add_and_normalise_rows(  # type: ignore[no-untyped-def]
     CENTERED: tl.constexpr,
     SANDWICH: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < hidden
     dtype: tl.constexpr = out.dtype.element_ty
+    weights = tl.load(weight + at, mask=inside, other=0.0)
+    wait_for_kernels_before(EARLY)
     added = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     before = tl.load(residual + row * residual_stride + at, mask=inside, other=0.0).to(tl.float32)
-    weights = tl.load(weight + at, mask=inside, other=0.0)
     if SANDWICH:
         added = normed(added, tl.load(after + at, mask=inside, other=0.0), hidden, eps, dtype, CENTERED)
     total = rounded(before + added, dtype)

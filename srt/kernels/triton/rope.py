@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .early import launched_early, wait_for_kernels_before
 from .head_norm import HeadNorm
 from .jit import block_of, jit
 from .rounding import FP8_LARGEST, rounded
@@ -69,6 +70,7 @@ def turn_and_store(
             HEADS_BLOCK=taken,
             num_warps=min(max(taken * half_block // 128, 1), 4),
             enable_fp_fusion=False,
+            **launched_early(qkv.device),
         )
     return queries
 
@@ -107,7 +109,9 @@ def turn_and_store_heads(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_kernels_before(EARLY)
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = queries.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
