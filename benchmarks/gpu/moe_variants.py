@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import torch
 from umbel.srt.kernels.triton.activation import SILU
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles
+from umbel.srt.kernels.triton.moe_few import DOWN_ROWS, DOWN_WARPS, GATE_WARPS, GATES, down_tokens, gate_up_pairs
 from umbel.srt.kernels.triton.moe_kernels import (
     arrange_pairs,
     combine_pairs,
@@ -12,6 +14,7 @@ from umbel.srt.kernels.triton.moe_kernels import (
     gate_up_blocks,
     route_tokens,
 )
+from umbel.srt.kernels.triton.row_sums import depth_for
 
 from .variants import Variant
 
@@ -23,6 +26,7 @@ def moe_variants() -> list[Variant]:
     found = []
     for model, (experts, top_k, hidden, width) in _MODELS.items():
         found += [_route(model, experts, top_k), _arrange(model, experts), _combine(model, top_k)]
+        found += [_gate_up_few(model, hidden, width), _down_few(model, top_k, hidden, width)]
         for cut, tiles in _CUTS.items():
             found += [_gate_up(f"{model} {cut}", tiles, hidden, width), _down(f"{model} {cut}", tiles, hidden, width)]
     return [replace(variant, fused=False) for variant in found]
@@ -33,7 +37,13 @@ def _route(name: str, experts: int, top_k: int) -> Variant:
         name=f"route {name}",
         kernel=route_tokens,
         arguments={"logits": "*bf16", "weights": "*fp32", "chosen": "*i32", "stride": "i32", "experts": "i32"},
-        constants={"TOP_K": top_k, "RENORMALISE": True, "CHOICES": block_of(top_k), "BLOCK": block_of(experts)},
+        constants={
+            "TOP_K": top_k,
+            "RENORMALISE": True,
+            "CHOICES": block_of(top_k),
+            "BLOCK": block_of(experts),
+            "EARLY": True,
+        },
         warps=1,
     )
 
@@ -90,6 +100,48 @@ def _down(name: str, tiles: Tiles, hidden: int, width: int) -> Variant:
         stages=tiles.stages,
         products=True,
         gathers=True,
+    )
+
+
+def _gate_up_few(name: str, hidden: int, width: int) -> Variant:
+    return Variant(
+        name=f"few gate up {name}",
+        kernel=gate_up_pairs,
+        arguments={
+            **dict.fromkeys(("x", "weight", "middle"), "*bf16"),
+            "experts": "*i32",
+            "x_stride": "i32",
+            "top_k": "i32",
+        },
+        constants={
+            "WIDTH": width,
+            "HIDDEN": hidden,
+            "KIND": SILU.value,
+            "BLOCK_N": GATES,
+            "BLOCK_K": depth_for(hidden, torch.bfloat16, GATE_WARPS),
+            "EARLY": True,
+        },
+        warps=GATE_WARPS,
+        aligned=frozenset({"x_stride"}),
+    )
+
+
+def _down_few(name: str, top_k: int, hidden: int, width: int) -> Variant:
+    choices = block_of(top_k)
+    return Variant(
+        name=f"few down {name}",
+        kernel=down_tokens,
+        arguments={**dict.fromkeys(("middle", "weight", "out"), "*bf16"), "shares": "*fp32", "experts": "*i32"},
+        constants={
+            "WIDTH": width,
+            "HIDDEN": hidden,
+            "TOP_K": top_k,
+            "CHOICES": choices,
+            "BLOCK_N": max(DOWN_ROWS // choices, 1),
+            "BLOCK_K": depth_for(width, torch.bfloat16, 1),
+            "EARLY": True,
+        },
+        warps=DOWN_WARPS,
     )
 
 

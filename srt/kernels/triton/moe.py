@@ -10,9 +10,10 @@
     down       block × columns: times Dᵀ, times the router's weight, written by pair
     combine    the k results of a token, summed in the order of its choices
 
-Experts without tokens are not read. Blocks of 16 rows are for decoding, where the weights are what costs; larger ones
-for prompts. How many blocks there are is known on the device only: grids have room for the most there can be, and the
-rest of the programs end at once, so a step can be captured in a graph. Nothing is added in an order that changes.
+Few tokens take a shorter way, `moe_few.py`. Experts without tokens are not read. Blocks of 16 rows are for decoding,
+where the weights are what costs; larger ones for prompts. How many blocks there are is known on the device only: grids
+have room for the most there can be, and the rest of the programs end at once, so a step can be captured in a graph.
+Nothing is added in an order that changes.
 
 The twins are `twins.route` and `twins.fused_experts`.
 """
@@ -23,7 +24,9 @@ import torch
 import triton
 
 from .activation import ACTIVATION_KINDS
+from .early import launched_early
 from .jit import block_of
+from .moe_few import are_few, few_through_experts
 from .moe_kernels import arrange_pairs, combine_pairs, down_blocks, gate_up_blocks, route_tokens
 
 _PAIRS = 1024  # pairs that an arranging program reads at once
@@ -81,6 +84,7 @@ def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch
             BLOCK=block_of(experts),
             num_warps=1,
             enable_fp_fusion=False,
+            **launched_early(logits.device),
         )
     return weights, chosen
 
@@ -104,7 +108,7 @@ def fused_experts(
         weights: [T, top_k] of any floating dtype.
         experts: int32 [T, top_k], each in [0, E).
         activation: one of `models.layers.ACTIVATIONS`.
-        tiles: the cut; None: `tiles_for`.
+        tiles: the cut; None: `tiles_for`, or none where tokens are few.
 
     Returns:
         [T, hidden] in the dtype of x. Results of experts are rounded to it, their sum is float32.
@@ -118,11 +122,13 @@ def fused_experts(
     assert weights.is_contiguous(), "choices lie side by side"
     assert experts.is_contiguous(), "choices lie side by side"
     assert x.stride(1) == 1, "the elements of a row lie side by side"
-    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     if not tokens:
-        return out
+        return torch.empty_like(x)
     pairs = tokens * top_k
+    if tiles is None and are_few(pairs, count, top_k):
+        return few_through_experts(x, gate_up, down, weights, experts, activation=activation)
     cut = tiles_for(pairs, count) if tiles is None else tiles
+    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     blocks = _Blocks.of(experts, count, cut.rows)
     middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     mixed = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)

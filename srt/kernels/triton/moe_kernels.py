@@ -3,6 +3,7 @@
 import triton.language as tl
 
 from .activation import activated
+from .early import wait_for_kernels_before
 from .jit import jit
 from .rounding import multiplied, rounded
 
@@ -18,7 +19,9 @@ def route_tokens(  # type: ignore[no-untyped-def]
     RENORMALISE: tl.constexpr,
     CHOICES: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_kernels_before(EARLY)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     choice = tl.arange(0, CHOICES)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from umbel.srt.kernels.triton import moe, twins
 from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles, tiles_for
+from umbel.srt.kernels.triton.moe_few import are_few
 from umbel.srt.models.checkpoint import Checkpoint
 from umbel.srt.models.experts import ExpertKernels, Experts, expert_kernels
 from umbel.srt.models.experts_config import ExpertsConfig
@@ -72,6 +73,30 @@ def test_tokens_go_through_their_experts_as_in_torch(
     exact = twins.fused_experts(x.float(), gate_up.float(), down.float(), weights, chosen, activation="silu")
     assert relative_error(actual, twin) < (2e-6 if dtype is torch.float32 else 1e-2)
     assert relative_error(actual, exact) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "experts", "top_k", "width"), [(1, 4, 3, 24), (1, 20, 16, 8), (4, 24, 1, 40)])
+def test_few_tokens_go_through_their_experts_without_being_sorted(
+    tokens: int, experts: int, top_k: int, width: int, dtype: torch.dtype
+) -> None:
+    assert are_few(tokens * top_k, experts, top_k)
+    x, (gate_up, down) = random(tokens, 1040, dtype=dtype), weights_of(experts, 1040, width, dtype)
+    weights, chosen = routed(tokens, experts, top_k)
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="gelu")
+    assert actual.dtype is dtype
+    sorted_first = moe.fused_experts(x, gate_up, down, weights, chosen, activation="gelu", tiles=SMALL_TILES)
+    assert relative_error(actual, sorted_first) < (2e-6 if dtype is torch.float32 else 1e-2)
+    exact = twins.fused_experts(x.float(), gate_up.float(), down.float(), weights, chosen, activation="gelu")
+    assert relative_error(actual, exact) < 1e-2
+
+
+def test_tokens_are_few_while_hardly_any_share_an_expert() -> None:
+    assert are_few(1 * 8, 128, 8)
+    assert are_few(4 * 8, 128, 8)
+    assert not are_few(5 * 8, 128, 8)
+    assert are_few(1 * 2, 8, 2)
+    assert not are_few(2 * 2, 8, 2)
 
 
 @pytest.mark.parametrize(
