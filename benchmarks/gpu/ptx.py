@@ -23,6 +23,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from .attention_variants import attention_variants
+from .linear_variants import linear_variants
 from .moe_variants import moe_variants
 from .small_variants import small_variants
 from .variants import Variant
@@ -32,7 +33,12 @@ ARCHITECTURE = "sm_90a"
 SHARED_BYTES = 227 << 10  # of a program, at most
 SYSTEM_BYTES = 1024  # of shared memory that each program takes beside
 REGISTERS, WARPS, PROGRAMS = 65_536, 64, 32  # of a multiprocessor
-_SETS = {"attention": attention_variants, "moe": moe_variants, "small": small_variants}
+_SETS = {
+    "attention": attention_variants,
+    "linear": linear_variants,
+    "moe": moe_variants,
+    "small": small_variants,
+}
 
 
 _LEGEND = """\

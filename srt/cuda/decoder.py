@@ -3,16 +3,17 @@
                           in torch                                       here
     residual + norm       sum, norm, cast                                one kernel
     queries, keys         norm, cast, turn, two copies to the pool       one kernel
-    gate                  activation, product                            one kernel
+    gate                  activation, product                            one kernel, of one row that of its map, too
+    logits                product, conversion                            of one row one kernel
 
-Products are torch's (cuBLAS). The residual is one tensor that kernels add to. After the last attention only rows whose
-logits are asked for go on. R rows, L of them with logits, D = head_dim.
+Products of one row are read by kernels of ours, all others are torch's (cuBLAS). The residual is one tensor that
+kernels add to. After the last attention only rows whose logits are asked for go on. R rows, L of them with logits,
+D = head_dim.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from ..attention.backend import AttentionGeometry, AttentionStep
 from ..kernels.triton.head_norm import HeadNorm
@@ -22,12 +23,12 @@ from ..models.checkpoint import Checkpoint
 from ..models.decoder import landmarks
 from ..models.decoder_config import DecoderConfig, LayerConfig
 from ..models.experts import Experts
-from ..models.layers import Head
 from ..models.model import Given, Tensors
 from ..models.rope import RopeConfig
 from ..parallel.shares import portion
 from ..parallel.team import ALONE, Team
 from ..parallel.vocabulary import Embedding, TeamHead
+from .head import DeviceHead
 from .kernels import FusedKernels
 
 
@@ -85,9 +86,8 @@ class CudaDecoder:
         head = embedding
         if not config.tied:
             head = weights.take("lm_head.weight", end - first, config.hidden_size)
-        self._head = TeamHead(
-            Head(head, dtype=dtype, softcap=config.logit_softcap, packed=False), vocab_size=config.vocab_size, team=team
-        )
+        own = DeviceHead(head.to(dtype), softcap=config.logit_softcap, kernels=kernels)
+        self._head = TeamHead(own, vocab_size=config.vocab_size, team=team)
         weights.finish(ignored=frozenset({"lm_head.weight"}) if config.tied else frozenset())
         self._tables: dict[RopeConfig, torch.Tensor] = {
             rope: rope_table(rope, config.head_dim, config.context_length, dtype=dtype, device=device)
@@ -105,7 +105,7 @@ class CudaDecoder:
             if layer is last and rows.logit_rows is not None:
                 attended = attended.index_select(0, rows.logit_rows)
                 residual = residual.index_select(0, rows.logit_rows)
-            x = self._team.sum(functional.linear(attended, layer.output, layer.output_bias))
+            x = self._team.sum(kernels.linear(attended, layer.output, layer.output_bias))
             x = self._add_norm(x, residual, layer.before_mlp, after=layer.after_attention)
             x = self._team.sum(layer.mlp(x))
             following_norm = self._norm if following is None else following.before_attention
@@ -133,7 +133,7 @@ class CudaDecoder:
         """[R, hidden] → what the output map reads: [R, heads · D]."""
         pool = attention.pool
         queries = self._kernels.turn_and_store(
-            functional.linear(x, layer.qkv, layer.qkv_bias),
+            self._kernels.linear(x, layer.qkv, layer.qkv_bias),
             rows.positions,
             attention.write_slots,
             self._tables[layer.rope],
@@ -204,8 +204,8 @@ class _MLP:
         self._kernels = kernels
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate_up = functional.linear(x, self._gate_up, self._gate_up_bias)
-        return functional.linear(self._kernels.act_and_multiply(gate_up, self._activation), self._down, self._down_bias)
+        middle = self._kernels.gated(x, self._gate_up, self._gate_up_bias, self._activation)
+        return self._kernels.linear(middle, self._down, self._down_bias)
 
 
 def _stacked(

@@ -27,7 +27,18 @@ class FusedKernels(ExpertKernels, Protocol):
         after: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
-    def act_and_multiply(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor: ...
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+    def gated(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor: ...
 
     def turn_and_store(
         self,

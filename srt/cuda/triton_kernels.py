@@ -2,16 +2,17 @@
 
 import triton
 
-from ..kernels.triton.activation import act_and_multiply
+from ..kernels.triton.linear import gated, linear
 from ..kernels.triton.moe import fused_experts, route
 from ..kernels.triton.norm import add_rms_norm, rms_norm
 from ..kernels.triton.rope import turn_and_store
 
 __all__ = [
     "INTERPRETED",
-    "act_and_multiply",
     "add_rms_norm",
     "fused_experts",
+    "gated",
+    "linear",
     "rms_norm",
     "route",
     "turn_and_store",

@@ -4,10 +4,12 @@ A rank embeds the tokens that it has, with zeros for the others, and the sum is 
 zero. Logits are computed where their tokens are, and rank 0, which samples, gets all of them.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
-from ..models.layers import HEAD_ROWS, Head
+from ..models.layers import HEAD_ROWS
 from .shares import portion
 from .team import Team
 
@@ -37,9 +39,13 @@ class Embedding:
 
 
 class TeamHead:
-    """Hidden states → logits of the whole vocabulary, complete on rank 0 and undefined on the others."""
+    """Hidden states → logits of the whole vocabulary, complete on rank 0 and undefined on the others.
 
-    def __init__(self, head: Head, *, vocab_size: int, team: Team) -> None:
+    Args:
+        head: of this rank's tokens; writes its logits to the second argument.
+    """
+
+    def __init__(self, head: Callable[[torch.Tensor, torch.Tensor], None], *, vocab_size: int, team: Team) -> None:
         self._head = head
         self._team = team
         self._portions = [portion(vocab_size, rank, team.ranks) for rank in range(team.ranks)]

@@ -36,6 +36,19 @@ def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return ACTIVATIONS[activation](gate) * up
 
 
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See `linear.linear`."""
+    result = functional.linear(x, weight, bias)
+    return result if out is None else out.copy_(result)
+
+
+def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """See `linear.gated`."""
+    return act_and_multiply(functional.linear(x, weight, bias), activation)
+
+
 def turn_and_store(
     qkv: torch.Tensor,
     positions: torch.Tensor,

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[4]
 ATTENTION = ["d128 group 4 fp16"]
-EXPERTS = ["8x7B decode", "gate up 8x7B prefill"]
+EXPERTS = ["8x7B decode", "gate up 8x7B prefill", "few down 30B"]
+ROWS = ["row 4096 bf16", "row gated"]
 SMALL = ["norm 8192", "sandwich", "act bf16", "heads d256", "heads d128 x8 bf16/fp8", "scan 131072 fp32", "finish"]
 
 
@@ -18,7 +19,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
     """Name → what it takes. In a process of its own: kernels that this one interprets cannot be compiled."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.ptx", "--only", *ATTENTION, *EXPERTS, *SMALL],
+        [sys.executable, "-m", "benchmarks.gpu.ptx", "--only", *ATTENTION, *EXPERTS, *ROWS, *SMALL],
         cwd=ROOT,
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))},
         capture_output=True,
@@ -32,7 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
 
 def test_no_kernel_spills(found: dict[str, dict[str, int]]) -> None:
     assert {name.split()[0] for name in found} == {
-        *("attend", "gate", "down", "norm", "add", "act", "heads", "scan", "finish")
+        *("attend", "gate", "down", "few", "row", "norm", "add", "act", "heads", "scan", "finish")
     }
     assert [name for name, variant in found.items() if variant["spilled"]] == []
 
@@ -53,6 +54,12 @@ def test_products_of_experts_use_tensor_cores_and_read_ahead(found: dict[str, di
     assert prefill["wgmma"] > 0
     assert all(product["cp.async"] > 0 for product in (*decodes, prefill))
     assert [product["resident"] for product in (*decodes, prefill)] == [3, 3, 1]
+
+
+def test_products_of_one_row_keep_many_loads_in_flight(found: dict[str, dict[str, int]]) -> None:
+    rows = [found[name] for name in found if name.split()[0] in ("few", "row")]
+    assert len(rows) == 3
+    assert all(variant["resident"] * variant["warps"] >= 16 for variant in rows), rows
 
 
 def test_many_programs_of_small_kernels_fit_a_multiprocessor(found: dict[str, dict[str, int]]) -> None:

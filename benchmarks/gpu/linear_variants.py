@@ -1,0 +1,52 @@
+"""Products of one row as Llama 3 8B launches them: projections, the output map, gates; on Hopper they start early."""
+
+import torch
+from umbel.srt.kernels.triton.activation import SILU
+from umbel.srt.kernels.triton.linear import GATES, ROWS, WARPS, gate_row, multiply_row
+from umbel.srt.kernels.triton.row_sums import depth_for
+
+from .variants import Variant
+
+_HIDDEN, _WIDTH = 4096, 14336
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def linear_variants() -> list[Variant]:
+    return [_linear("bf16", _HIDDEN), _linear("bf16", _WIDTH), _linear("fp32", _HIDDEN), _gate("bf16")]
+
+
+def _linear(dtype: str, inputs: int) -> Variant:
+    return Variant(
+        name=f"row {inputs} {dtype}",
+        kernel=multiply_row,
+        arguments={**dict.fromkeys(("x", "weight", "bias", "out"), f"*{dtype}"), "outputs": "i32"},
+        constants={
+            "INPUTS": inputs,
+            "BIASED": False,
+            "BLOCK_N": ROWS,
+            "BLOCK_K": depth_for(inputs, _DTYPES[dtype], WARPS),
+            "EARLY": True,
+        },
+        aligned=frozenset({"outputs"}),
+        warps=WARPS,
+        fused=False,
+    )
+
+
+def _gate(dtype: str) -> Variant:
+    return Variant(
+        name=f"row gated {_HIDDEN} {dtype}",
+        kernel=gate_row,
+        arguments=dict.fromkeys(("x", "weight", "bias", "out"), f"*{dtype}"),
+        constants={
+            "INPUTS": _HIDDEN,
+            "WIDTH": _WIDTH,
+            "BIASED": False,
+            "KIND": SILU.value,
+            "BLOCK_N": GATES,
+            "BLOCK_K": depth_for(_HIDDEN, _DTYPES[dtype], WARPS),
+            "EARLY": True,
+        },
+        warps=WARPS,
+        fused=False,
+    )

@@ -1,0 +1,148 @@
+"""Linear maps of one row, and the gate of an MLP behind one: what decoding a single sequence spends its time on.
+
+Of one row a product costs reading its matrix, and nothing else should. cuBLAS leaves a part of the bandwidth unused
+there, and its kernels begin when the one before has ended; here a program has its first weights on their way by then
+(`early.py`). More rows are torch's. The twins are `twins.linear` and `twins.gated`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional
+
+from .activation import ACTIVATION_KINDS, act_and_multiply, activated
+from .early import launched_early, wait_for_kernels_before
+from .jit import jit
+from .rounding import rounded
+from .row_sums import depth_for, sums_of_rows, weights_of_tile
+
+ROWS = 4  # of the matrix, for each program
+GATES = 4  # for each program, and as many ups
+WARPS = 4
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x Wᵀ + b, rounded to the dtype of x.
+
+    Args:
+        x: [R, inputs] of the model's dtype; rows may lie apart.
+        weight: [outputs, inputs] of the same dtype.
+        bias: [outputs].
+        out: [R, outputs] of that dtype or float32, where the result goes; None: to memory of its own.
+
+    Returns:
+        out, or [R, outputs] in the dtype of x.
+    """
+    outputs, inputs = weight.shape
+    if len(x) != 1 or not _fits(x, weight):
+        result = functional.linear(x, weight, bias)
+        return result if out is None else out.copy_(result)
+    if out is None:
+        out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+    assert out.stride(1) == 1, "the elements of a row lie side by side"
+    multiply_row[(triton.cdiv(outputs, ROWS),)](
+        *(x, weight, weight if bias is None else bias, out, outputs),
+        INPUTS=inputs,
+        BIASED=bias is not None,
+        BLOCK_N=ROWS,
+        BLOCK_K=depth_for(inputs, x.dtype, WARPS),
+        num_warps=WARPS,
+        enable_fp_fusion=False,
+        **launched_early(x.device),
+    )
+    return out
+
+
+def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """The activation of the gates, times the ups.
+
+    Args:
+        x: [R, inputs] of the model's dtype; rows may lie apart.
+        weight: [2 width, inputs] of the same dtype, gates above ups.
+        bias: [2 width].
+        activation: one of `models.layers.ACTIVATIONS`.
+
+    Returns:
+        [R, width] in the dtype of x, rounded where `linear` and `activation.act_and_multiply` round.
+    """
+    width, inputs = len(weight) // 2, weight.shape[1]
+    if len(x) != 1 or not _fits(x, weight):
+        return act_and_multiply(functional.linear(x, weight, bias), activation)
+    out = torch.empty((1, width), dtype=x.dtype, device=x.device)
+    gate_row[(triton.cdiv(width, GATES),)](
+        *(x, weight, weight if bias is None else bias, out),
+        INPUTS=inputs,
+        WIDTH=width,
+        BIASED=bias is not None,
+        KIND=ACTIVATION_KINDS[activation],
+        BLOCK_N=GATES,
+        BLOCK_K=depth_for(inputs, x.dtype, WARPS),
+        num_warps=WARPS,
+        enable_fp_fusion=False,
+        **launched_early(x.device),
+    )
+    return out
+
+
+def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Numbers lie as the kernels read them: 16 bytes at once."""
+    return x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
+
+
+@jit
+def multiply_row(  # type: ignore[no-untyped-def]
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    outputs: int,
+    INPUTS: tl.constexpr,
+    BIASED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K)[None, :]
+    at = weight + column.to(tl.int64)[:, None] * INPUTS + depth
+    inside = (column < outputs)[:, None]
+    ahead = weights_of_tile(at, inside, 0, INPUTS, BLOCK_K)
+    wait_for_kernels_before(EARLY)
+    result = sums_of_rows(x + depth, at, inside, ahead, INPUTS, BLOCK_N, BLOCK_K)
+    if BIASED:
+        result += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)
+    tl.store(out + column, rounded(result, x.dtype.element_ty), mask=column < outputs)
+
+
+@jit
+def gate_row(  # type: ignore[no-untyped-def]
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    INPUTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BIASED: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    number = tl.arange(0, 2 * BLOCK_N)  # gate 0, up 0, gate 1, up 1, …
+    column = tl.program_id(0) * BLOCK_N + number // 2
+    line = (number % 2) * WIDTH + column
+    depth = tl.arange(0, BLOCK_K)[None, :]
+    at = weight + line.to(tl.int64)[:, None] * INPUTS + depth
+    inside = (column < WIDTH)[:, None]
+    ahead = weights_of_tile(at, inside, 0, INPUTS, BLOCK_K)
+    wait_for_kernels_before(EARLY)
+    dtype: tl.constexpr = out.dtype.element_ty
+    sums = sums_of_rows(x + depth, at, inside, ahead, INPUTS, 2 * BLOCK_N, BLOCK_K)
+    if BIASED:
+        sums += tl.load(bias + line, mask=column < WIDTH, other=0.0).to(tl.float32)
+    gate, up = tl.split(tl.reshape(rounded(sums, dtype).to(tl.float32), [BLOCK_N, 2]))
+    own = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    product = rounded(activated(gate, KIND), dtype).to(tl.float32) * up
+    tl.store(out + own, rounded(product, dtype), mask=own < WIDTH)

@@ -1,0 +1,97 @@
+"""Products of one row, and gates behind them, against their twins; more rows are torch's."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from umbel.srt.kernels.triton import linear, twins
+from umbel.srt.kernels.triton.early import can_launch_early, launched_early
+from umbel.srt.kernels.triton.row_sums import depth_for
+
+from .closeness import DTYPES, TOLERANCES, random, relative_error
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device(device: torch.device) -> Iterator[None]:
+    with device:
+        yield
+
+
+def weight_of(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Such that results are about as large as what goes in."""
+    return (random(outputs, inputs, seed=1) * inputs**-0.5).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 16), (10, 48), (33, 1040), (6, 2560)])
+def test_a_row_is_multiplied_as_in_torch(outputs: int, inputs: int, biased: bool, dtype: torch.dtype) -> None:
+    x, weight = random(1, inputs, dtype=dtype), weight_of(outputs, inputs, dtype)
+    bias = random(outputs, dtype=dtype, seed=2) if biased else None
+    actual = linear.linear(x, weight, bias)
+    assert actual.dtype is dtype
+    assert actual.shape == (1, outputs)
+    assert relative_error(actual, twins.linear(x, weight, bias)) < TOLERANCES[dtype]
+    exact = twins.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert relative_error(actual, exact) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(("width", "inputs"), [(1, 16), (21, 144), (5, 2064)])
+def test_a_gate_is_what_its_two_products_give(
+    width: int, inputs: int, activation: str, biased: bool, dtype: torch.dtype
+) -> None:
+    x, weight = random(1, inputs, dtype=dtype), weight_of(2 * width, inputs, dtype)
+    bias = random(2 * width, dtype=dtype, seed=2) if biased else None
+    actual = linear.gated(x, weight, bias, activation)
+    assert actual.dtype is dtype
+    assert actual.shape == (1, width)
+    assert relative_error(actual, twins.gated(x, weight, bias, activation)) < 2 * TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("rows", [0, 2, 5])
+def test_more_rows_are_torchs(rows: int) -> None:
+    x, weight, bias = random(rows, 48), weight_of(6, 48), random(6, seed=2)
+    assert torch.equal(linear.linear(x, weight, bias), twins.linear(x, weight, bias))
+    gates = linear.gated(x, weight, bias, "silu")
+    torch.testing.assert_close(gates, twins.gated(x, weight, bias, "silu"), rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_are_rounded_before_they_become_float32(dtype: torch.dtype, rows: int) -> None:
+    x, weight = random(rows, 64, dtype=dtype), weight_of(30, 64, dtype)
+    out = torch.full((rows + 1, 30), torch.nan)
+    assert linear.linear(x, weight, out=out[:rows]).data_ptr() == out.data_ptr()
+    assert torch.equal(out[:rows], linear.linear(x, weight).float())
+    assert out[rows].isnan().all()
+
+
+def test_inputs_that_are_not_read_16_bytes_at_once_are_torchs() -> None:
+    x, weight = random(1, 50), weight_of(6, 50)
+    assert torch.equal(linear.linear(x, weight), twins.linear(x, weight))
+
+
+def test_a_row_may_be_part_of_a_wider_one() -> None:
+    wide, weight = random(1, 200), weight_of(6, 96)
+    assert torch.equal(linear.linear(wide[:, 32:128], weight), linear.linear(wide[:, 32:128].clone(), weight))
+
+
+def test_a_number_that_is_none_reaches_every_output() -> None:
+    x, weight = random(1, 32), weight_of(7, 32)
+    x[0, 5] = torch.nan
+    assert linear.linear(x, weight).isnan().all()
+    assert linear.gated(x, torch.cat([weight, weight]), None, "silu").isnan().all()
+
+
+def test_a_tile_has_what_its_warps_read_at_once() -> None:
+    assert depth_for(4096, torch.bfloat16, 4) == 1024
+    assert depth_for(4096, torch.float32, 4) == 512
+    assert depth_for(48, torch.bfloat16, 4) == 64
+
+
+def test_nothing_is_launched_early_where_it_cannot_be() -> None:
+    assert launched_early(torch.device("cpu")) == {"EARLY": False}
+    assert not can_launch_early(torch.device("cpu"))
