@@ -11,7 +11,7 @@ from . import packages
 from .attention_subjects import attention_subjects
 from .comparisons import comparisons
 from .figures import Figure, Record
-from .kernel_tests import ENGINE_TESTS, ON_DEVICE, ON_HOST, figures_of_tests
+from .kernel_tests import ENGINE_TESTS, ON_DEVICE, ON_HOST, figures_of_tests, processes_here
 from .packages import ROOT
 from .sizes import Sizes
 from .small_subjects import expert_subjects, small_subjects
@@ -65,7 +65,7 @@ def tests(run: Run, budget: Budget) -> None:
         chosen = (*chosen, ENGINE_TESTS)
     elif not run.dry:
         run.record.left_out.append(f"{ENGINE_TESTS}: transformers is not installed, which makes their models")
-    figures, left_out = figures_of_tests(budget.left, chosen)
+    figures, left_out = figures_of_tests(budget.left, chosen, processes=1 if run.dry else processes_here())
     run.record.figures += figures
     run.record.left_out += left_out
 

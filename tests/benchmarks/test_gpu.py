@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -252,12 +252,13 @@ def test_wheels_are_downloaded_for_the_python_of_the_gpu(tmp_path: Path, monkeyp
 # ------------------------------------------------------------------------------------------ tests of kernels
 
 
-def test_tests_are_counted_by_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_tests_are_counted_by_file(processes: int, tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         "import pytest\n\ndef test_a(): pass\n\ndef test_b(): assert False\n\n@pytest.mark.skip\ndef test_c(): pass\n"
     )
     (tmp_path / "test_none.py").write_text("import no_such_package\n")
-    figures, left_out = figures_of_tests(30.0, ("not gpu", str(tmp_path)))
+    figures, left_out = figures_of_tests(30.0, ("not gpu", str(tmp_path)), processes=processes)
     by_file = {Path(one.name).name: one for one in figures}
     assert (by_file["test_some.py"].measured, by_file["test_some.py"].limit) == (1, 2)
     assert by_file["test_some.py"].note == "first: test_b"
@@ -265,6 +266,25 @@ def test_tests_are_counted_by_file(tmp_path: Path) -> None:
     assert left_out == ["1 tests that skip themselves here"]
     with pytest.raises(NoTests, match="before the tests began"):
         figures_of_tests(30.0, ("not gpu", str(tmp_path / "nowhere")))
+
+
+def test_a_folder_without_such_tests_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text("def test_a(): pass\n")
+    with pytest.raises(NoTests, match="no test is marked 'gpu' in"):
+        figures_of_tests(30.0, ("gpu", str(tmp_path)))
+
+
+def test_processes_share_the_tests_and_each_is_of_one() -> None:
+    @dataclass(frozen=True)
+    class Item:
+        nodeid: str
+
+    items = [Item(f"test_a.py::test_{index}") for index in range(100)]
+    parts = [list(items) for _ in range(4)]
+    for index, part in enumerate(parts):
+        Counting(1.0, part=index, of=4).pytest_collection_modifyitems(part)
+    assert sorted(item.nodeid for part in parts for item in part) == sorted(item.nodeid for item in items)
+    assert min(map(len, parts)) > 10
 
 
 def test_tests_end_when_their_time_is_up() -> None:
