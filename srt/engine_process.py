@@ -36,6 +36,7 @@ from .engine_protocol import (
     Heartbeat,
     ToEngine,
 )
+from .garbage import StepCollector
 from .wire import (
     EngineFrame,
     EnginePhase,
@@ -134,6 +135,8 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
     """Runs until the process ends. An exception in here is none of a request's business: the process ends with it."""
     scheduler = engine.scheduler
     logged: Exception | None = None
+    collector = StepCollector()
+    collector.begin()
     while True:
         patience = IDLE_POLL if scheduler.idle else round(1000 * OPENING_POLL) if scheduler.opening else 0
         for message in link.receive(patience):
@@ -142,6 +145,7 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
         events = scheduler.step()
         if events:
             link.send(*events)
+        collector.after_step(idle=scheduler.idle)
         if scheduler.last_failure is not logged:
             logged = scheduler.last_failure
             log.error("a request failed: %s", type(logged).__name__, exc_info=_ours_to_explain(logged))
@@ -205,7 +209,6 @@ def _start(start: EngineStart, link: EngineLink) -> Engine:
     )
     phase("making the first token")
     warm_up(engine)
-    gc.freeze()  # what is loaded stays: collections that walk it stop the step for tens of milliseconds
     return engine
 
 
