@@ -22,9 +22,9 @@ from .frames import Frame, Frames, Landing, Position
 from .intervals import united
 from .lowering import lower
 from .outlook import Outlook
-from .places import ENDLESS, Place
+from .places import ENDLESS, Choice, Place, Text
 from .plain import plain_limit, plain_run
-from .splits import DEAD, UNKNOWN, Kind, Move, Split, split
+from .splits import DEAD, UNKNOWN, WHOLE_LITERALS, Kind, Move, Split, split
 
 ROW_BYTES = 256 * 4
 
@@ -35,6 +35,7 @@ _FRAME_BYTES = 300
 _SPLIT_BYTES = 3_000
 _FIRST_ROWS = 32
 _DOUBLED_ROWS = 4_096  # beyond, room for all states is reserved: copying tens of megabytes would stall whoever waits
+_LITERAL_BYTES = 8  # of a literal, made at once; more would be wasted where hundreds of options begin
 _WALKED_PER_STEP = 16  # what is looked at between bytes takes about a sixteenth of the time of a target
 
 
@@ -201,7 +202,7 @@ class Automaton:
         if move.kind is Kind.PASS:
             position = (move.place, positions[move.index][1])
             state = self._alone.get(position)
-            return self._add((position,), False) if state is None else state
+            return self._add_literal(*position) if state is None else state
         found: dict[Position, None] = {}
         accepting = False
         for index, place in move.steps:
@@ -230,6 +231,29 @@ class Automaton:
         else:
             state = self._states.get((accepting, frozenset(positions)))
         return self._add(positions, accepting) if state is None else state
+
+    def _add_literal(self, place: Place, frame: Frame) -> int:
+        """The state of one position, and those behind it as far as a literal leads: soon its bytes are asked for."""
+        first = self._add(((place, frame),), False)
+        left = min(_LITERAL_BYTES, self._limits.states - first - 1)
+        state = first
+        while left > 0 and isinstance(place, Text | Choice):
+            if len(place.edges) != 1:
+                break
+            byte, _, place = place.edges[0]
+            position = (place, frame)
+            if place.accepting or place.rests or position in self._alone:
+                break
+            following = self._add((position,), False)
+            row = self.table[state]
+            row.fill(DEAD)
+            row[byte] = following
+            self._begun[state] = WHOLE_LITERALS[byte]
+            self._whole[state] = True
+            self._targets += 1
+            state = following
+            left -= 1
+        return first
 
     def _add(self, positions: tuple[Position, ...], accepting: bool) -> int:
         state = len(self._positions)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from .nodes import Node
@@ -21,6 +22,23 @@ if TYPE_CHECKING:
 ENDLESS = 1 << 60  # a length or count without end; sums of it stay far above every real one
 
 Edges = tuple[tuple[int, int, "Place"], ...]  # (first byte, last byte, next place); ascending, disjoint
+
+
+class Shape:
+    """How the bytes of a place part, whatever lies behind them; the same object for places of which that is the same.
+
+    edges: (first byte, last byte, number of the place behind it), numbers in the order in which places first come.
+    """
+
+    __slots__ = ("__weakref__", "edges")
+
+    def __init__(self, edges: tuple[tuple[int, int, int], ...]) -> None:
+        self.edges = edges
+
+
+_SHAPES: WeakValueDictionary[tuple[tuple[int, int, int], ...], Shape] = WeakValueDictionary()
+_SINGLE = [Shape(((byte, byte, 0),)) for byte in range(256)]  # of literals; kept
+_SHAPES.update((shape.edges, shape) for shape in _SINGLE)
 
 
 class Place:
@@ -31,7 +49,7 @@ class Place:
     shortest: bytes to the nearest end, those of `rests` included; ENDLESS where no end can be reached.
     """
 
-    __slots__ = ("_edges", "_plain", "accepting", "rests", "shortest")
+    __slots__ = ("_behind", "_edges", "_plain", "_shape", "accepting", "rests", "shortest")
 
     def __init__(
         self,
@@ -47,6 +65,8 @@ class Place:
         self.rests = rests
         self._plain = plain
         self._edges = edges
+        self._shape: Shape | None = None
+        self._behind: tuple[Place, ...] = ()
 
     @property
     def plain(self) -> int:
@@ -58,6 +78,20 @@ class Place:
         if self._edges is None:
             self._edges = self._make_edges()
         return self._edges
+
+    @property
+    def shape(self) -> Shape:
+        if self._shape is None:
+            numbers: dict[Place, int] = {}
+            edges = tuple([(first, last, numbers.setdefault(place, len(numbers))) for first, last, place in self.edges])
+            self._behind = tuple(numbers)
+            self._shape = _SHAPES.get(edges) or _SHAPES.setdefault(edges, Shape(edges))
+        return self._shape
+
+    @property
+    def behind(self) -> tuple[Place, ...]:
+        """The places behind the edges, by the numbers of the shape. Known once the shape is."""
+        return self._behind
 
     @property
     def terminal(self) -> bool:

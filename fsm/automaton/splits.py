@@ -4,25 +4,30 @@
     ranges    a..j: 0       k..m: 1              n..z: 2
     moves     0: (P of 0)   1: (P of 0, Q of 1)  2: (Q of 1)
 
-It depends on the places alone, not on the frames above them: the states inside a repeat share one split. Inside of
-literals, where most states have one place and are left for one byte, moves are made when they are asked for.
+It depends on the places alone, not on the frames above them: the states inside a repeat share one split. How the bytes
+part depends on even less, on the shapes of the places, which constraints share: a string of JSON and its quote part the
+same bytes in each of them, so that is worked out once for all (`_pattern`). Moves are made when they are asked for.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .places import Choice, Place, Text
+from .places import Choice, Place, Shape, Text
 
 DEAD = -1
 UNKNOWN = -2
 
 Steps = tuple[tuple[int, Place], ...]  # (index of the place that is left, place that is reached)
+ByteRanges = tuple[tuple[int, int], ...]  # (first byte, last byte), ascending
+
+_PATTERNS = 4_096  # kept for all constraints; a hundred are in use as a rule
 
 
 class Kind(Enum):
@@ -32,16 +37,13 @@ class Kind(Enum):
 
 
 class Move:
-    """Where some bytes lead; `index` and `place` are the first step.
-
-    ranges: (first byte, last byte), ascending.
-    """
+    """Where some bytes lead; `index` and `place` are the first step."""
 
     __slots__ = ("index", "kind", "place", "ranges", "steps")
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, ranges: ByteRanges) -> None:
         self.steps = steps
-        self.ranges: list[tuple[int, int]] = []
+        self.ranges = ranges
         self.index, self.place = steps[0]
         if len(steps) > 1 or self.place.rests:
             self.kind = Kind.MIXED
@@ -66,30 +68,35 @@ class Split(Protocol):
         """The move of a byte; None when it is dead."""
 
 
-class RangeSplit:
-    """A split whose moves are all known."""
+class ShapedSplit:
+    """A split by the pattern of its places' shapes."""
 
-    __slots__ = ("_first_row", "moves", "only_byte")
+    __slots__ = ("_made", "_pattern", "_places", "only_byte")
 
-    def __init__(self, ranges: list[tuple[int, int, int]], moves: list[Move]) -> None:
-        """ranges: (first byte, last byte, index of the move), ascending."""
-        self.moves = moves
-        for first, last, index in ranges:
-            moves[index].ranges.append((first, last))
-        self._first_row: NDArray[np.int32] = np.full(256, DEAD, np.int32)
-        for first, last, _ in ranges:
-            self._first_row[first : last + 1] = UNKNOWN
-        self.only_byte = ranges[0][0] if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else -1
+    def __init__(self, places: tuple[Place, ...]) -> None:
+        self._places = places
+        self._pattern = _pattern(tuple([place.shape for place in places]))
+        self._made: list[Move | None] = [None] * len(self._pattern.steps)
+        self.only_byte = self._pattern.only_byte
+
+    @property
+    def moves(self) -> list[Move]:
+        return [self._move(number) for number in range(len(self._made))]
 
     def begin(self, row: NDArray[np.int32]) -> None:
-        row[:] = self._first_row
+        row[:] = self._pattern.first_row
 
     def move(self, byte: int) -> Move | None:
-        for move in self.moves:
-            for first, last in move.ranges:
-                if first <= byte <= last:
-                    return move
-        return None
+        number = self._pattern.numbers[byte]
+        return None if number < 0 else self._move(number)
+
+    def _move(self, number: int) -> Move:
+        move = self._made[number]
+        if move is None:
+            places, pattern = self._places, self._pattern
+            steps = tuple([(index, places[index].behind[target]) for index, target in pattern.steps[number]])
+            move = self._made[number] = Move(steps, pattern.ranges[number])
+        return move
 
 
 class LiteralSplit:
@@ -115,47 +122,80 @@ class LiteralSplit:
         return None if behind is None else _move_of(byte, behind)
 
 
+class WholeLiteral:
+    """Of a state inside of a literal whose row was written when it was made: one byte leads on."""
+
+    __slots__ = ("only_byte",)
+
+    def __init__(self, only_byte: int) -> None:
+        self.only_byte = only_byte
+
+    @property
+    def moves(self) -> list[Move]:
+        return []
+
+    def begin(self, row: NDArray[np.int32]) -> None:
+        """The row is whole."""
+
+    def move(self, byte: int) -> Move | None:
+        return None
+
+
+WHOLE_LITERALS = [WholeLiteral(byte) for byte in range(256)]
+
+
 def _move_of(byte: int, behind: Place) -> Move:
-    move = Move(((0, behind),))
-    move.ranges.append((byte, byte))
-    return move
+    return Move(((0, behind),), ((byte, byte),))
 
 
 def split(places: tuple[Place, ...]) -> Split:
     """The split of places that a state stands in together."""
-    if len(places) != 1:
-        return _split_several(places)
-    place = places[0]
-    return LiteralSplit(place) if isinstance(place, Text | Choice) else _split_one(place)
+    if len(places) == 1 and isinstance(places[0], Text | Choice):
+        return LiteralSplit(places[0])
+    return ShapedSplit(places)
 
 
-def _split_one(place: Place) -> Split:
-    moves: dict[Place, int] = {}
-    ranges = [(first, last, moves.setdefault(behind, len(moves))) for first, last, behind in place.edges]
-    return RangeSplit(ranges, [Move(((0, behind),)) for behind in moves])
+class _Pattern:
+    """How bytes part that several places tell apart, whatever lies behind them.
+
+    steps: of each move, (index of the place that is left, number of the place behind it, as its shape counts).
+    ranges: of each move.
+    numbers: [256] the move of a byte, -1: dead.
+    """
+
+    __slots__ = ("first_row", "numbers", "only_byte", "ranges", "steps")
+
+    def __init__(self, parts: list[tuple[int, int, int]], steps: list[tuple[tuple[int, int], ...]]) -> None:
+        """parts: (first byte, last byte, number of the move), ascending."""
+        self.steps = steps
+        self.numbers = [-1] * 256
+        ranges: list[list[tuple[int, int]]] = [[] for _ in steps]
+        for first, last, number in parts:
+            ranges[number].append((first, last))
+            self.numbers[first : last + 1] = [number] * (last + 1 - first)
+        self.ranges: list[ByteRanges] = list(map(tuple, ranges))
+        self.first_row: NDArray[np.int32] = np.where(np.array(self.numbers) < 0, DEAD, UNKNOWN).astype(np.int32)
+        self.only_byte = parts[0][0] if len(parts) == 1 and parts[0][0] == parts[0][1] else -1
 
 
-def _split_several(places: tuple[Place, ...]) -> Split:
+@lru_cache(maxsize=_PATTERNS)
+def _pattern(shapes: tuple[Shape, ...]) -> _Pattern:
     """From byte to byte where an edge of some place begins or ends, with the places that have an edge there."""
-    begins: dict[int, list[tuple[int, Place]]] = {}
+    begins: dict[int, list[tuple[int, int]]] = {}
     ends: dict[int, list[int]] = {}
-    for index, place in enumerate(places):
-        for first, last, behind in place.edges:
-            begins.setdefault(first, []).append((index, behind))
+    for index, shape in enumerate(shapes):
+        for first, last, target in shape.edges:
+            begins.setdefault(first, []).append((index, target))
             ends.setdefault(last + 1, []).append(index)
-    moves: dict[Steps, int] = {}
-    ranges: list[tuple[int, int, int]] = []
-    active: dict[int, Place] = {}
+    moves: dict[tuple[tuple[int, int], ...], int] = {}
+    parts: list[tuple[int, int, int]] = []
+    active: dict[int, int] = {}
     bounds = sorted(begins.keys() | ends.keys())
     for byte, following in pairwise(bounds):
         for index in ends.get(byte, ()):
             del active[index]
         active.update(begins.get(byte, ()))
         if active:
-            steps = tuple(sorted(active.items(), key=_index)) if len(active) > 1 else tuple(active.items())
-            ranges.append((byte, following - 1, moves.setdefault(steps, len(moves))))
-    return RangeSplit(ranges, [Move(steps) for steps in moves])
-
-
-def _index(item: tuple[int, Place]) -> int:
-    return item[0]
+            steps = tuple(sorted(active.items()))
+            parts.append((byte, following - 1, moves.setdefault(steps, len(moves))))
+    return _Pattern(parts, list(moves))

@@ -18,7 +18,7 @@ from .explored import Explored
 from .masks import NODES_PER_FUEL, NODES_PER_WALK, Mask
 from .spelling import nodes_of_prefixes
 from .trie import END, Section, Trie
-from .trie_walk import work_of
+from .trie_walk import Fuelled, work_of
 from .vocabulary import pack
 
 
@@ -56,18 +56,13 @@ class Healing:
         Raises:
             LimitExceeded: of the automaton.
         """
-        automaton, masks = self._explored.automaton, self._explored.masks
+        masks, rows = self._explored.masks, Fuelled(self._explored.automaton, fuel)
         while len(self._left):
-            for state in dict.fromkeys(self._left[:, 2].tolist()):
-                if fuel <= 0:
-                    return None
-                if not automaton.expanded(state):
-                    before = automaton.steps
-                    automaton.expand(state)
-                    fuel -= max(1, automaton.steps - before)
-            self._left, visited = masks.walk(masks.trie, automaton.table, self._left, self._bits, NODES_PER_WALK)
-            fuel -= 1 + visited // NODES_PER_FUEL
-        return max(fuel, 0)
+            if rows.fuel <= 0:
+                return None
+            self._left, visited = masks.walk(masks.trie, rows, self._left, self._bits, NODES_PER_WALK)
+            rows.fuel -= 1 + visited // NODES_PER_FUEL
+        return max(rows.fuel, 0)
 
     @property
     def possible(self) -> bool:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.automaton import UNKNOWN, Automaton
-from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, STEP, Trie, build_trie
-from .trie_walk import NumpyWalk, Walk, work_behind
+from ..automaton.automaton import Automaton
+from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, Trie, build_trie
+from .trie_walk import Fuelled, NumpyWalk, Walk, work_behind
 from .vocabulary import WORD_BYTES, Vocabulary, pack, pack_few, unpack_few
 
 FEW = 64  # up to so many tokens a mask is kept as their ids, and whoever samples may compute their logits alone
@@ -158,25 +158,29 @@ class _MaskWork:
         self._state = state
         self.mask: Mask | None = None
         self._bits: NDArray[np.uint32] | None = None  # None: not begun
-        self._left: NDArray[np.int32] = np.array([(0, 0, state)], np.int32)  # only its state counts
+        self._left: NDArray[np.int32] = np.empty((0, 3), np.int32)
 
     def resume(self, fuel: int) -> int:
         """Works on → the fuel that is left. `mask` is set when it is finished."""
+        masks, automaton = self._masks, self._automaton
+        rows = Fuelled(automaton, fuel)
+        if self._bits is None:
+            if not automaton.expanded(self._state):  # as a whole: all bytes have tokens that begin with them
+                before = automaton.steps
+                automaton.expand(self._state)
+                rows.fuel -= max(1, automaton.steps - before)
+                if rows.fuel <= 0:
+                    return 0
+            self._bits, self._left = self._begin()
         while len(self._left):
-            fuel -= self._determinise(fuel)
-            if fuel <= 0:
+            self._left, visited = masks.walk(masks.trie, rows, self._left, self._bits, NODES_PER_WALK)
+            rows.fuel -= 1 + visited // NODES_PER_FUEL
+            if rows.fuel <= 0 and len(self._left):
                 return 0
-            if self._bits is None:
-                self._bits, self._left = self._begin()
-            self._left, visited = self._masks.walk(
-                self._masks.trie, self._automaton.table, self._left, self._bits, NODES_PER_WALK
-            )
-            fuel -= 1 + visited // NODES_PER_FUEL
-        assert self._bits is not None, "the work was begun"
-        if self._automaton.accepting(self._state):
-            self._bits |= self._masks.vocabulary.eos_mask
+        if automaton.accepting(self._state):
+            self._bits |= masks.vocabulary.eos_mask
         self.mask = Mask.of(self._bits)
-        return max(fuel, 0)
+        return max(rows.fuel, 0)
 
     def _begin(self) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
         """The tokens that are allowed without looking, and the work that finds the others."""
@@ -206,25 +210,6 @@ class _MaskWork:
         automaton.expand(target)
         back = (automaton.table[target, WORD_BYTES] == target).all()
         return WORD_BYTES[live].tobytes() if back else b""
-
-    def _determinise(self, fuel: int) -> int:
-        """Looks up where the work begins, as far as the fuel goes → what it took."""
-        automaton, spent = self._automaton, 0
-        before = automaton.steps
-        if self._bits is None:  # nothing is left out of the first row: all bytes have tokens that begin with them
-            if automaton.expanded(self._state):
-                return 0
-            automaton.expand(self._state)
-            return max(1, automaton.steps - before)
-        asked = self._left[:, 2] << 8 | self._masks.trie.nodes[self._left[:, 0], STEP] & 0xFF
-        for question in (np.unique(asked) if len(asked) > FEW else asked).tolist():
-            state, byte = question >> 8, question & 0xFF
-            if automaton.table.item(state, byte) == UNKNOWN:
-                if spent >= fuel:
-                    break
-                automaton.step(state, byte)
-                spent = max(spent + 1, automaton.steps - before)
-        return spent
 
 
 def _plain_bits(vocabulary: Vocabulary, counted: int) -> list[NDArray[np.uint32]]:

@@ -1,12 +1,10 @@
 """Which tokens an automaton lets through: a trie and a transition table walked side by side.
 
-The table is filled as it is needed. A walk goes as far as it is known and hands back what it could not enter, as work
-for the next walk:
+The table is filled as it is needed: a walk asks for what is UNKNOWN in it. When it is told to stop, or has gone as far
+as it may, it hands back where it has not been, as work for the next walk:
 
     work    [n, 3]  (begin, end, state): the sibling nodes from `begin` on, with all below them, up to `end`;
                     the text before them has led to `state`
-
-What comes back because the table is UNKNOWN is a single node with all below it: the byte of that node is what is asked.
 
 This walk is numpy, level by level. A native one is handed in by whoever has it; both do the same.
 """
@@ -21,24 +19,63 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.automaton import UNKNOWN
+from ..automaton.automaton import UNKNOWN, Automaton
 from .trie import END, NO_TOKEN, STEP, TOKEN, Section, Trie
+
+
+class Rows(Protocol):
+    """The transitions, some of them not known yet."""
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        """[states, 256] next state, DEAD or UNKNOWN; another array behind `find`, if need be."""
+
+    def find(self, state: int, byte: int) -> bool:
+        """Makes an entry of the table known; False: not now, and the walk is to end. Raises what states raise."""
+
+
+class Fuelled:
+    """An automaton that is explored for as long as there is fuel: targets, each of which takes one.
+
+    Attributes:
+        fuel: what is left; below 0 where the last target took more than there was.
+    """
+
+    __slots__ = ("_automaton", "fuel")
+
+    def __init__(self, automaton: Automaton, fuel: int) -> None:
+        self._automaton = automaton
+        self.fuel = fuel
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        return self._automaton.table
+
+    def find(self, state: int, byte: int) -> bool:
+        if self.fuel <= 0:
+            return False
+        before = self._automaton.steps
+        self._automaton.step(state, byte)
+        self.fuel -= max(1, self._automaton.steps - before)
+        return True
 
 
 class Walk(Protocol):
     def __call__(
-        self, trie: Trie, table: NDArray[np.int32], work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
+        self, trie: Trie, rows: Rows, work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
     ) -> tuple[NDArray[np.int32], int]:
         """Sets the bits of the tokens that are let through.
 
         Args:
-            table: [states, 256] next state, DEAD or UNKNOWN.
             work: [n, 3], n > 0.
             bits: [words] of a mask; written to.
-            limit: of nodes to visit before the rest is handed back; at least one is visited.
+            limit: of nodes to visit before the rest is handed back; at least one is visited where it is known.
 
         Returns:
-            The work that is left: where the table is UNKNOWN, and what the limit did not allow. And the nodes visited.
+            The work that is left, and the nodes visited.
+
+        Raises:
+            LimitExceeded: of the automaton.
         """
 
 
@@ -68,7 +105,7 @@ class NumpyWalk:
         self._families: weakref.WeakKeyDictionary[Trie, _Families] = weakref.WeakKeyDictionary()
 
     def __call__(
-        self, trie: Trie, table: NDArray[np.int32], work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
+        self, trie: Trie, rows: Rows, work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
     ) -> tuple[NDArray[np.int32], int]:
         families = self._families.get(trie)
         if families is None:
@@ -76,21 +113,33 @@ class NumpyWalk:
         nodes, states = families.siblings(work[:, 0], work[:, 1], work[:, 2])
         left: list[NDArray[np.int32]] = []
         visited = 0
+        goes_on = True
         while len(nodes):
             if visited >= limit:
                 left.append(np.stack([nodes, trie.nodes[nodes, END], states], axis=1).astype(np.int32))
                 break
-            visited += len(nodes)
-            following = table[states, trie.nodes[nodes, STEP] & 0xFF]
+            goes_on = goes_on and _find_all(rows, states, trie.nodes[nodes, STEP] & 0xFF)
+            following = rows.table[states, trie.nodes[nodes, STEP] & 0xFF]
             unknown = following == UNKNOWN
             if unknown.any():
                 apart = nodes[unknown]
                 left.append(np.stack([apart, trie.nodes[apart, END], states[unknown]], axis=1).astype(np.int32))
+            visited += len(nodes) - int(np.count_nonzero(unknown))
             live = following >= 0
             nodes, states = nodes[live], following[live]
             _allow(trie, nodes, bits)
             nodes, states = families.children(nodes, states)
         return (np.concatenate(left) if left else np.empty((0, 3), np.int32)), visited
+
+
+def _find_all(rows: Rows, states: NDArray[np.int32], steps: NDArray[np.int32]) -> bool:
+    """Asks for all that is not known; whether it was to be had."""
+    unknown = rows.table[states, steps] == UNKNOWN
+    for question in np.unique(states[unknown].astype(np.int64) << 8 | steps[unknown]).tolist():
+        state, byte = question >> 8, question & 0xFF
+        if rows.table.item(state, byte) == UNKNOWN and not rows.find(state, byte):  # a target is that of many bytes
+            return False
+    return True
 
 
 def _allow(trie: Trie, nodes: NDArray[np.int32], bits: NDArray[np.uint32]) -> None:

@@ -6,49 +6,80 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....fsm.tokens.trie import Trie
+from ....fsm.tokens.trie_walk import Rows
 
 _ROOM = 4_096  # pieces of work that a walk may leave beyond those it was given
+_FIND = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32)
 
 
 class CpuTrieWalk:
     """The `fsm.trie_walk.Walk` of the native kernels. For one thread at a time.
 
+    It keeps Python's lock: it comes back for every transition that is not known, and waiting for the lock each time
+    would take longer than the walk.
+
     Args:
-        library: `load_walk()` or `load_library()`.
+        library: `load_library()`.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._walk = library.umbel_walk_trie
-        self._walk.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p),
+        walk = ctypes.PYFUNCTYPE(
+            ctypes.c_long,
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, _FIND),
             *(ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p),
             *(ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p),
-        ]
-        self._walk.restype = ctypes.c_long
+        )
+        self._walk = walk(("umbel_walk_trie", library))
+        self._find = _FIND(self._find_for_walk)
         self._left: NDArray[np.int32] = np.empty((2 * _ROOM, 3), np.int32)
         self._visited = ctypes.c_long()
         self._known: dict[str, tuple[NDArray[np.int32], int]] = {}  # arrays that most calls share, with their addresses
+        self._table = ctypes.c_void_p()  # where the table lies that is walked beside
+        self._rows: Rows | None = None
+        self._error: BaseException | None = None
 
     def __call__(
-        self, trie: Trie, table: NDArray[np.int32], work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
+        self, trie: Trie, rows: Rows, work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
     ) -> tuple[NDArray[np.int32], int]:
-        """Sets the bits of the tokens that are let through → the work that is left, and the nodes visited."""
-        assert table.shape[1:] == (256,), "a row has a state for each byte"
+        """Sets the bits of the tokens that are let through → the work that is left, and the nodes visited.
+
+        Raises:
+            LimitExceeded: of the automaton.
+        """
         assert bits.flags.writeable, "the mask is the caller's own"
         room = len(work) + trie.depth + _ROOM
         if len(self._left) < room:
             self._left = np.empty((2 * room, 3), np.int32)
+        self._rows = rows
+        self._table.value = self._kept("table", rows.table)
         count = self._walk(
             *(self._kept("nodes", trie.nodes), self._kept("groups", trie.groups), trie.depth),
-            *(self._kept("table", table), _address(work, np.int32), len(work), _address(bits, np.uint32)),
+            *(ctypes.addressof(self._table), self._find),
+            *(_address(work, np.int32), len(work), _address(bits, np.uint32)),
             *(self._kept("left", self._left), len(self._left), max(limit, 1), ctypes.addressof(self._visited)),
         )
+        self._rows = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         return self._left[:count].copy(), self._visited.value
+
+    def _find_for_walk(self, state: int, byte: int) -> int:
+        """What the walk asks. An error ends it, and is raised behind it: nothing may be raised through C++."""
+        assert self._rows is not None, "a walk is under way"
+        try:
+            found = self._rows.find(state, byte)
+            self._table.value = self._kept("table", self._rows.table)
+        except BaseException as error:
+            self._error = error
+            return 0
+        return int(found)
 
     def _kept(self, name: str, array: NDArray[np.int32]) -> int:
         """Its address; asking numpy takes a microsecond."""
         known = self._known.get(name)
         if known is None or known[0] is not array:
+            assert name != "table" or array.shape[1:] == (256,), "a row has a state for each byte"
             known = self._known[name] = (array, _address(array, np.int32))
         return known[1]
 

@@ -27,10 +27,11 @@ struct Path {
 
 class Walk {
   public:
-    Walk(const TrieView& trie, const int32_t* table, Path& path, uint32_t* bits, WorkItem* left)
-        : trie_(trie), table_(table), path_(path), bits_(bits), left_(left) {}
+    Walk(const TrieView& trie, const Rows& rows, Path& path, uint32_t* bits, WorkItem* left)
+        : trie_(trie), rows_(rows), path_(path), bits_(bits), left_(left) {}
 
-    // Goes through one piece until `stop` nodes have been visited in all or `room` pieces have been left.
+    // Goes through one piece until `stop` nodes have been visited in all, `room` pieces have been left, or a transition is
+    // not to be had.
     void through(const WorkItem& work, long stop, long room) {
         int32_t node = work.begin;
         const int32_t top = trie_.nodes[node].step >> 8;
@@ -40,23 +41,33 @@ class Walk {
             const TrieNode& here = trie_.nodes[node];
             const int32_t depth = here.step >> 8, before = path_.states[depth - 1];
             if (visited >= stop || count + depth - top >= room) return leave(node, depth, top);
+            const int32_t byte = here.step & 0xff;
+            int32_t behind = next(before, byte);
+            if (behind == UNKNOWN) {
+                if (!rows_.find(before, byte)) {
+                    stopped = true;
+                    return leave(node, depth, top);
+                }
+                behind = next(before, byte);
+            }
             visited++;
-            const int32_t behind = table_[(long)before * 256 + (here.step & 0xff)];
             if (behind >= 0) {
                 path_.states[depth] = behind;
                 path_.ends[depth] = here.end;
                 allow_all(trie_, bits_, here.token);
                 node++;
             } else {
-                if (behind == UNKNOWN) left_[count++] = {node, here.end, before};
                 node = here.end;
             }
         }
     }
 
     long count = 0, visited = 0;
+    bool stopped = false;
 
   private:
+    int32_t next(int32_t state, int32_t byte) const { return (*rows_.table)[(long)state * 256 + byte]; }
+
     // What has not been visited: the siblings from `node` on, and those behind each node above it.
     void leave(int32_t node, int32_t depth, int32_t top) {
         for (; depth >= top; depth--) {
@@ -67,7 +78,7 @@ class Walk {
     }
 
     const TrieView& trie_;
-    const int32_t* table_;
+    const Rows& rows_;
     Path& path_;
     uint32_t* bits_;
     WorkItem* left_;
@@ -75,16 +86,16 @@ class Walk {
 
 }  // namespace
 
-long walk_trie(const TrieView& trie, const int32_t* table, const WorkItem* work, long pieces, uint32_t* bits,
-               WorkItem* left, long capacity, long limit, long* visited) {
+long walk_trie(const TrieView& trie, const Rows& rows, const WorkItem* work, long pieces, uint32_t* bits, WorkItem* left,
+               long capacity, long limit, long* visited) {
     static thread_local Path path;
     path.states.resize(trie.depth + 1);
     path.ends.resize(trie.depth + 1);
-    Walk walk(trie, table, path, bits, left);
+    Walk walk(trie, rows, path, bits, left);
     for (long i = 0; i < pieces; i++) {
         // Every piece that follows may have to be left as it is, and this one at each depth.
         long room = capacity - (pieces - i) - 1;
-        if (walk.visited >= limit || walk.count >= room)
+        if (walk.stopped || walk.visited >= limit || walk.count >= room)
             left[walk.count++] = work[i];
         else
             walk.through(work[i], limit, room);
@@ -95,8 +106,9 @@ long walk_trie(const TrieView& trie, const int32_t* table, const WorkItem* work,
 
 }  // namespace umbel
 
-extern "C" long umbel_walk_trie(const umbel::TrieNode* nodes, const int32_t* groups, long depth, const int32_t* table,
-                                const umbel::WorkItem* work, long pieces, uint32_t* bits, umbel::WorkItem* left,
-                                long capacity, long limit, long* visited) {
-    return umbel::walk_trie({nodes, groups, depth}, table, work, pieces, bits, left, capacity, limit, visited);
+extern "C" long umbel_walk_trie(const umbel::TrieNode* nodes, const int32_t* groups, long depth,
+                                const int32_t* const* table, int (*find)(int32_t, int32_t), const umbel::WorkItem* work,
+                                long pieces, uint32_t* bits, umbel::WorkItem* left, long capacity, long limit,
+                                long* visited) {
+    return umbel::walk_trie({nodes, groups, depth}, {table, find}, work, pieces, bits, left, capacity, limit, visited);
 }

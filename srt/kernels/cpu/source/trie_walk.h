@@ -22,9 +22,15 @@ struct WorkItem {
     int32_t state;       // before them
 };
 
-// Sets the bits of the tokens that are let through → pieces of work in `left`: where the table is not known, and what
-// `limit` visited nodes or the room in `left` did not allow. capacity: at least pieces + depth + 2.
-long walk_trie(const TrieView& trie, const int32_t* table, const WorkItem* work, long pieces, uint32_t* bits,
-               WorkItem* left, long capacity, long limit, long* visited);
+// The transitions, some of them not known yet.
+struct Rows {
+    const int32_t* const* table;                // [states, 256] where the table lies now: `find` may move it
+    int (*find)(int32_t state, int32_t byte);  // makes an entry known; 0: not now
+};
+
+// Sets the bits of the tokens that are let through → pieces of work in `left`, when `find` has said no, or `limit`
+// visited nodes or the room in `left` did not allow more. capacity: at least pieces + depth + 2.
+long walk_trie(const TrieView& trie, const Rows& rows, const WorkItem* work, long pieces, uint32_t* bits, WorkItem* left,
+               long capacity, long limit, long* visited);
 
 }  // namespace umbel
