@@ -89,11 +89,12 @@ class Flight:
         """Called while the plan's sequences are as they were when it was made."""
         coming: list[tuple[Request, int]] = []
         blocked = 0
+        picked = [] if picks is None else (picks.kinds != Pick.ALL).tolist()  # asking numpy row by row is slow
         for rows in plan.planned:
             request, row = rows.request, rows.logits_of_last
             if rows.end < request.length or not request.goes_on:
                 continue
-            if _chosen_by_runner(request, picks, row):
+            if picked and picked[row] and not request.constrained:  # a constraint may overrule the runner's token
                 coming.append((request, row))
             else:
                 blocked += 1
@@ -133,8 +134,3 @@ def expected(flight: Flight | None) -> Iterator[None]:
     finally:
         for request, _ in expecting:
             request.forget_expected()
-
-
-def _chosen_by_runner(request: Request, picks: Picks | None, row: int) -> bool:
-    """Its token is the one that the runner picks; a constraint may overrule it."""
-    return picks is not None and not request.constrained and bool(picks.kinds[row] != Pick.ALL)
