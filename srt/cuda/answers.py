@@ -4,6 +4,7 @@ Chosen tokens stay on the device for the rows of the next step, and are copied t
 the step. Nobody waits for that copy before somebody asks for the result.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +36,7 @@ class Answer:
     chosen: Chosen
     host_tokens: torch.Tensor = field(repr=False)  # int64 [n] in pinned memory, full behind the mark
     mark: Mark
+    finished: Callable[[], None] = field(repr=False)  # called behind the mark
 
     def result(self) -> Logits:
         """Waits for the step.
@@ -43,6 +45,7 @@ class Answer:
             EngineError: a token was to be chosen among logits that are not numbers.
         """
         self.mark.wait()
+        self.finished()
         tokens = np.full(len(self.value_places), -1, dtype=np.int64)
         has_token = self.chosen.places >= 0
         chosen = self.host_tokens.numpy()
@@ -59,12 +62,14 @@ class Answers:
         self._accelerator = accelerator
         self._chooser = chooser
         self._staging = Staging(accelerator, 1 << 12)
+        self.device_seconds = 0.0  # from the beginnings of steps that were waited for to their ends
 
-    def begin(self, logits: torch.Tensor, picks: Picks | None, *, kept: bool) -> Answer:
+    def begin(self, logits: torch.Tensor, picks: Picks | None, *, began: Mark, kept: bool) -> Answer:
         """What a step answers.
 
         Args:
             logits: float32 [L, vocab] on the device.
+            began: before the first of the step's work.
             kept: their memory belongs to this step alone; otherwise the rows that want logits get a copy.
         """
         count = len(logits)
@@ -80,12 +85,18 @@ class Answers:
             values = logits.index_select(0, self._staging.send([whole])[0])
         else:
             values = logits if kept else logits.clone()
+        mark = self._accelerator.mark()
+
+        def finished() -> None:
+            self.device_seconds += mark.seconds_since(began)
+
         return Answer(
             values=values,
             value_places=_places(whole, count),
             chosen=Chosen(tokens, _places(picked, count)),
             host_tokens=host_tokens,
-            mark=self._accelerator.mark(),
+            mark=mark,
+            finished=finished,
         )
 
 

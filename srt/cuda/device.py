@@ -6,6 +6,7 @@
 Everything else in this folder is torch, Triton and numpy, and so the same code runs in both.
 """
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +20,9 @@ class Mark(Protocol):
 
     def wait(self) -> None:
         """Returns when all that was enqueued before it is done. The calling thread works on the device from then on."""
+
+    def seconds_since(self, earlier: "Mark") -> float:
+        """Between two marks of one device, by its own clock. Both have been waited for."""
 
 
 class Graph(Protocol):
@@ -78,7 +82,7 @@ class CudaAccelerator:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return _CudaMark(event, self)
 
@@ -114,6 +118,10 @@ class _CudaMark:
     def wait(self) -> None:
         self._accelerator.use()
         self._event.synchronize()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _CudaMark), "marks of one device"
+        return earlier._event.elapsed_time(self._event) / 1000
 
 
 class HostAccelerator:
@@ -153,8 +161,15 @@ class HostAccelerator:
 
 
 class _Done:
+    def __init__(self) -> None:
+        self._made = time.perf_counter()
+
     def wait(self) -> None:
         """All work is done when it is enqueued."""
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _Done), "marks of one device"
+        return self._made - earlier._made
 
 
 class _Again:

@@ -83,6 +83,7 @@ class CudaRunner:
         self._answers = Answers(accelerator, chooser)
         self._chosen: Chosen | None = None  # by the step that was launched last
         self._eager_steps = 0
+        self._began = accelerator.mark()  # before the work of the step that was launched last
         self._captured: CapturedDecodes | None = None
         if cuda_graphs:
             self._captured = CapturedDecodes(
@@ -103,7 +104,7 @@ class CudaRunner:
         captured = self._captured
         replayed = captured.run(batch, self._resolve) if captured is not None and captured.takes(batch) else None
         logits = self._run(batch) if replayed is None else replayed
-        answer = self._answers.begin(logits, batch.picks, kept=replayed is None)
+        answer = self._answers.begin(logits, batch.picks, began=self._began, kept=replayed is None)
         self._chosen = answer.chosen
         return answer
 
@@ -127,6 +128,7 @@ class CudaRunner:
             "graphs": captured.graphs if captured else 0,
             "graph_replays": captured.replays if captured else 0,
             "eager_steps": self._eager_steps,
+            "device_seconds": self._answers.device_seconds,
             **(self.pictures.facts() if self.pictures is not None else {}),
         }
 
@@ -156,7 +158,9 @@ class CudaRunner:
         return out
 
     def _resolve(self, batch: Batch, token_ids: torch.Tensor) -> None:
-        """Fill in the tokens that the step before has chosen, or is about to."""
+        """Behind the host's work for a step, and before the device's: fill in the tokens that the step before has
+        chosen, or is about to."""
+        self._began = self._accelerator.mark()
         if batch.token_sources is None:
             return
         rows = np.flatnonzero(batch.token_sources >= 0)

@@ -42,6 +42,7 @@ def test_logits_equal_those_of_torch(family: str, cuda_graphs: bool) -> None:
     assert facts["eager_steps"] == (2 if cuda_graphs else len(mixed_steps()))
     assert facts["graph_replays"] == (11 if cuda_graphs else 0)
     assert facts["graphs"] == (3 if cuda_graphs else 0)  # three rows are padded to four
+    assert float(facts["device_seconds"]) > 0
 
 
 def test_it_is_a_launcher() -> None:
