@@ -115,6 +115,9 @@ class RadixCache:
                 break
             shared = common_length(child.tokens, tokens[position:])
             if shared < len(child.tokens):
+                if node is match.node and node.locks == 1 and self._may_take_from(node, child):
+                    self._move_up(node, child, shared)
+                    return Match(node, position + shared, fresh=match.fresh)
                 child = self._split(child, shared)
             child.last_use = self._time
             node = child
@@ -245,6 +248,21 @@ class RadixCache:
         """Salts come from callers: a root without children and holders must not stay for ever."""
         if not root.children and not root.locks:
             self._roots.pop(root.salt, None)
+
+    @staticmethod
+    def _may_take_from(node: RadixNode, child: RadixNode) -> bool:
+        """The boundary between them is nobody's: a text that is generated again moves it token by token."""
+        return not (node.is_root or node.pins or node.whole or child.held or len(node.children) > 1)
+
+    def _move_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
+        """The first tokens of a child become the last ones of its parent, which the caller alone holds."""
+        del node.children[int(child.tokens[0])]
+        node.tokens = np.concatenate([node.tokens, child.tokens[:count]])
+        node.slots = np.concatenate([node.slots, child.slots[:count]])
+        child.tokens, child.slots = child.tokens[count:], child.slots[count:]
+        node.children[int(child.tokens[0])] = child
+        self._held_tokens += count
+        self.splits += 1
 
     def _split(self, node: RadixNode, length: int) -> RadixNode:
         """parent ── node   becomes   parent ── upper ── node: `node` keeps its end, so matches that end there hold."""

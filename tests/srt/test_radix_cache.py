@@ -81,6 +81,59 @@ def test_locks_last_use_and_priority_survive_a_split() -> None:
     tree.cache.check([])
 
 
+def again(tree: Tree, text: list[int], start: int) -> Match:
+    """A text that is known is generated once more: its holder goes on a token at a time."""
+    match = tree.cache.match(array(text[:start]), "")
+    tree.cache.lock(match)
+    for end in range(start + 1, len(text) + 1):
+        following = tree.cache.advance(match, array(text[:end]))
+        tree.cache.move_lock(match, following)
+        match = following
+        tree.cache.check([match])
+    return match
+
+
+def test_a_text_that_is_generated_again_leaves_no_node_for_each_token() -> None:
+    tree = Tree()
+    text = list(range(10, 30))
+    first = tree.hold(text)
+    slots = first.slots().tolist()
+    tree.cache.unlock(first)
+    match = again(tree, text[:18], 4)
+    assert tree.shape() == [(0, text[:18]), (1, text[18:])]
+    assert (match.length, match.slots().tolist()) == (18, slots[:18])
+    tree.cache.unlock(match)
+    tree.cache.check([])
+
+
+@pytest.mark.parametrize("who", ["another holder", "a pin", "another text", "a whole sequence"])
+def test_a_boundary_that_is_somebodys_stays(who: str) -> None:
+    tree = Tree()
+    text = list(range(10, 20))
+    tree.serve(text)
+    boundary = tree.cache.match(array(text[:4]), "")
+    held = []
+    if who == "another holder":
+        tree.cache.lock(boundary)
+        held = [boundary]
+    elif who == "a pin":
+        tree.cache.pin(boundary)
+    elif who == "another text":
+        tree.serve([*text[:4], 99])
+    else:
+        tree.cache.mark_whole(boundary)
+    match = tree.cache.match(array(text[:4]), "")
+    tree.cache.lock(match)
+    following = tree.cache.advance(match, array(text[:6]))
+    tree.cache.move_lock(match, following)
+    assert (0, text[:4]) in tree.shape()
+    assert (1, text[4:6]) in tree.shape()
+    assert boundary.slots().tolist() == following.slots().tolist()[:4]
+    if who == "a pin":
+        tree.cache.unpin(boundary)
+    tree.cache.check([*held, following])
+
+
 def test_a_match_names_its_path_root_first() -> None:
     tree = Tree()
     tree.serve([1, 2, 3, 4])
