@@ -104,7 +104,8 @@ def engine(run: Run, budget: Budget) -> None:
     from .. import workload
     from ..configuration import ALL, FULL
     from .shapes import LLAMA_2_7B, LLAMA_3_8B, TINY
-    from .workloads import BASE, ON_DEVICE, ON_HOST, Engine, shortened, text_record
+    from .texts import shortened
+    from .workloads import BASE, ON_DEVICE, ON_HOST, Engine, text_record
 
     folder = run.large or workload.FOLDER
     names = run.workloads or workload.available(folder)

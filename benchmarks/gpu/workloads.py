@@ -1,14 +1,14 @@
 """The engine on every workload, with every switch of the ablation, in this process and on random weights.
 
     first     each workload with everything on, and without a cache: the paper's ratios
-    then      the other configurations, on a few workloads of different kinds, then on all
+    again     the same for a few workloads of different kinds, the other one first: what one run says may be chance
+    then      the other configurations, on the few, then on all
 
 A configuration of the scheduler runs on the model that is loaded; one of the kernels needs a model of its own, so those
 come last. Texts of random weights mean nothing, but their lengths are those of the files: what has no constraint and no
 stop ends at its `max_tokens`.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,11 +27,12 @@ from ..measure import Measurement, measure
 from ..report import markdown
 from ..results import Results, Spread
 from ..systems import Umbel
-from ..workload import Fork, Gen, Op, Ops, Program, Select, Text, Workload
+from ..workload import Workload
 from .figures import Figure, Unit
 from .shapes import Shape
 from .steps import random_runner
 from .stopwatch import Budget, give_memory_back
+from .texts import texts_of
 from .words import WordTokenizer
 
 GROUP = "engine"
@@ -105,15 +106,17 @@ class Engine:
         others = [one for one in configurations if one not in (FULL, BASE) and one.name not in ELSEWHERE]
         few = [file for file in self._workloads if file.name.startswith(KINDS)]
         rest = [file for file in self._workloads if file not in few]
-        jobs = [(one, file) for file in (*few, *rest) for one in (FULL, BASE)]
-        jobs += [(one, file) for files in (few, rest) for one in sorted(others, key=_runner_key) for file in files]
+        jobs = [(one, file, 0) for file in (*few, *rest) for one in (FULL, BASE)]
+        jobs += [(one, file, 1) for file in few for one in (BASE, FULL)]
+        jobs += [(one, file, 0) for files in (few, rest) for one in sorted(others, key=_runner_key) for file in files]
         loaded: LoadedModel | None = None
         key = ""
         refused: set[str] = set()  # keys of runners that cannot be had
         skipped: dict[str, list[str]] = {}
-        for configuration, file in jobs:
+        for configuration, file, repeat in jobs:
             if self._budget.is_up:
-                skipped.setdefault(configuration.name, []).append(file.name)
+                if not repeat:
+                    skipped.setdefault(configuration.name, []).append(file.name)
                 continue
             wanted = _runner_key(configuration)
             if wanted in refused:
@@ -129,20 +132,20 @@ class Engine:
                     self.left_out.append(f"{self.shape.name}, {configuration.name}: {type(error).__name__}: {error}")
                     continue
                 self._warm_up(configuration, loaded)
-            self._measure(configuration, file, loaded)
+            self._measure(configuration, file, loaded, repeat)
         self.left_out += self._skipped_lines(skipped)
         loaded = None
         give_memory_back()
 
     def figures(self) -> Iterator[Figure]:
-        """What the cache is worth, workload by workload, and what each other switch is worth: programs per second with
-        everything on, as many times those with it off. The record has them all."""
+        """How fast programs are, what the cache is worth, workload by workload, and what each other switch is worth:
+        programs per second with everything on, as many times those with it off. The record has them all."""
+        yield from self._rates()
         by_system = {name: self._ratios(name) for name in self.results.systems if name != FULL.name}
         of_cache = by_system.pop(BASE.name, {})
         for name, ratio in of_cache.items():
-            rate = self.results.of(name, FULL.name)[0].rate
             label = f"{self.shape.name}, {name}: all on against {BASE.name}"
-            yield Figure(GROUP, label, Unit.TIMES, ratio, note=f"{rate:.3g} programs/s")
+            yield Figure(GROUP, label, Unit.TIMES, ratio)
         if of_cache:
             label = f"{self.shape.name}, most that the cache gives"
             most = max(of_cache.values())
@@ -163,6 +166,21 @@ class Engine:
         ]
 
     # ------------------------------------------------------------------------------------ how
+
+    def _rates(self) -> Iterator[Figure]:
+        """The limit is what the steps of the device allow: programs per second if nobody else took any time."""
+        for workload in self.results.workloads:
+            runs = self.results.of(workload, FULL.name)
+            if not runs:
+                continue
+            run = sorted(runs, key=lambda one: one.rate)[len(runs) // 2]
+            busy = run.counters.get("device_seconds", 0.0)
+            limit = run.programs / busy if busy else None
+            said = [f"{run.counters.get('completion_tokens', 0) / run.seconds:,.0f} tokens/s"]
+            if busy:
+                said.append(f"a step runs {busy / run.seconds:.0%} of the time")
+            label = f"{self.shape.name}, {workload}"
+            yield Figure(GROUP, label, Unit.PROGRAMS, run.rate, limit=limit, note=", ".join(said))
 
     def _ratios(self, system: str) -> dict[str, float]:
         """Workload → how many times faster the full configuration is."""
@@ -206,9 +224,9 @@ class Engine:
         """Kernels are compiled when they are first launched, which is no part of a run."""
         self._run(configuration, self._workloads[0].first(WARM_UP), loaded)
 
-    def _measure(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> None:
+    def _measure(self, configuration: Configuration, file: Workload, loaded: LoadedModel, repeat: int) -> None:
         try:
-            run = self._run(configuration, file, loaded)
+            run = replace(self._run(configuration, file, loaded), repeat=repeat)
         except UmbelError as error:
             self.results.missing[f"{file.name} on {configuration.name}"] = f"{type(error).__name__}: {error}"
             return
@@ -240,48 +258,6 @@ class Engine:
             "warm": self._sizes.warm,
             **{f"option_{name}": value for name, value in self._sizes.options.items()},
         }
-
-
-def texts_of(workloads: Sequence[Workload]) -> Iterator[str]:
-    """All that programs say, all that they may choose, and the constraints, of which answers are made."""
-
-    def visit(ops: Ops) -> Iterator[str]:
-        for op in ops:
-            match op:
-                case Text(text):
-                    yield text
-                case Select(choices=choices):
-                    yield from choices
-                case Gen(regex=regex, json_schema=schema):
-                    if regex is not None:
-                        yield regex.replace("\\", "")
-                    if schema is not None:
-                        yield json.dumps(schema, indent=2)
-                case Fork(branches=branches):
-                    for inner in branches:
-                        yield from visit(inner)
-
-    for file in workloads:
-        for program in file.programs:
-            yield from visit(program.ops)
-
-
-def shortened(file: Workload, *, characters: int, tokens: int) -> Workload:
-    """The same programs with the ends of their texts, and answers of few tokens."""
-
-    def short(op: Op) -> Op:
-        match op:
-            case Text(text):
-                return Text(text[-characters:])
-            case Gen():
-                return replace(op, max_tokens=min(op.max_tokens, tokens))
-            case Fork():
-                return replace(op, branches=tuple(tuple(map(short, inner)) for inner in op.branches))
-            case _:
-                return op
-
-    relaxed = file.relaxed()  # a constraint may need more tokens
-    return replace(relaxed, programs=tuple(Program(p.id, tuple(map(short, p.ops))) for p in relaxed.programs))
 
 
 def _runner_key(configuration: Configuration) -> str:
