@@ -1,6 +1,7 @@
 // Where the race of a row begins: the floors of top_k, top_p and min_p, and the largest logits.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "sampling_row.h"
 
