@@ -17,7 +17,7 @@ from ..models.decoder_config import FAMILIES, read_config
 from ..models.model import Tensors
 from ..parallel.team import ALONE, Team
 from ..pictures.store import VisionStore
-from .captured import graph_rows
+from .captured import graph_logits, graph_rows
 from .decoder import CudaDecoder, attention_geometry
 from .device import Accelerator, CudaAccelerator, HostAccelerator
 from .memory import (
@@ -136,7 +136,7 @@ def build_cuda_runner(
             num_slots=slots,
             backend=attention(),
             chooser=chooser,
-            max_running=limits.sequences,
+            limits=limits,
             cuda_graphs=graphs,
             pictures=pictures,
             trie_walk=trie_walk,
@@ -148,6 +148,8 @@ def build_cuda_runner(
     else:
         workspace = measured_workspace(runner(probe_slots(limits), graphs=False), accelerator, limits, pictures)
         if cuda_graphs:
+            # Graphs have memory of their own, as much as the largest of them works in.
+            workspace += workspace * graph_rows(limits) // limits.rows
             workspace += graph_bytes(model, attention(), accelerator, limits)
         slots = team.least(pool_slots(model.kv_geometry, accelerator, workspace=workspace))
     built = runner(slots, graphs=cuda_graphs)
@@ -164,11 +166,11 @@ def graph_bytes(
     limits: StepLimits,
 ) -> int:
     """Bytes that all graphs read and write together: their logits, and the plans of attention."""
-    rows = graph_rows(limits.sequences)
+    rows = graph_rows(limits)
     plans = accelerator.peak_memory(
         lambda: GraphPlans(backend, model.windows, rows=rows, keys=rows * model.context_length)
     )
-    return plans + rows * model.vocab_size * 4
+    return plans + graph_logits(limits) * model.vocab_size * 4
 
 
 def warm_up(runner: CudaRunner, limits: StepLimits) -> None:

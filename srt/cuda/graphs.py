@@ -1,6 +1,6 @@
-"""Captured graphs of decode steps: one for each number of rows that steps are padded to.
+"""Captured graphs of steps: one for each number of rows that steps are padded to.
 
-A decode step of a 7B model is some 300 kernels of a few microseconds each; launching them one by one takes longer than
+A step of a 7B model is some 300 kernels of a few microseconds each; launching them one by one takes longer than
 running them. A captured step is launched by one call. What it reads lies at fixed addresses, and its number of rows is
 fixed, so that steps are padded to the next of a few sizes.
 """
@@ -24,7 +24,7 @@ def sizes_upto(most: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Captures a size when it is first run, or when it is asked to.
 
     Args:

@@ -1,4 +1,4 @@
-"""Small steps, padded to a number of rows for which there is a graph.
+"""Steps, padded to a number of rows for which there is a graph.
 
 A row of padding is a sequence of one token at position 0. Its key lies in the dummy slot, which it writes itself: so
 every row of a padded step is one like the others, and reads numbers.
@@ -14,7 +14,7 @@ _OWN_KEY = np.array([DUMMY_SLOT], dtype=np.int32)
 
 
 def padded(batch: Batch, rows: int) -> Batch:
-    """The same step with rows of padding behind its own, and logits of all; picks are not padded."""
+    """The same step with rows of padding behind its own, which want no logits; picks are not padded."""
     more = rows - batch.rows
     assert more >= 0, "a step is padded to more rows than it has"
     if not more:
@@ -28,7 +28,6 @@ def padded(batch: Batch, rows: int) -> Batch:
         query_lengths=np.pad(batch.query_lengths, (0, more), constant_values=1),
         prefix_lengths=np.pad(batch.prefix_lengths, (0, more)),
         slots=batch.slots + (_OWN_KEY,) * more,
-        logit_rows=np.arange(rows, dtype=np.int64),
         paths=batch.paths and batch.paths + (nothing,) * more,
         generated=None if batch.generated is None else np.pad(batch.generated, (0, more)),
         spans=batch.spans and batch.spans + (nothing,) * more,
@@ -47,5 +46,5 @@ def idle(rows: int) -> Batch:
         query_lengths=np.ones(rows, dtype=np.int32),
         prefix_lengths=np.zeros(rows, dtype=np.int32),
         slots=(_OWN_KEY,) * rows,
-        logit_rows=np.arange(rows, dtype=np.int64),
+        logit_rows=np.zeros(0, dtype=np.int64),
     )

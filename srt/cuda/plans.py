@@ -1,4 +1,4 @@
-"""Plans of small steps at addresses that stay, which is where captured graphs read them.
+"""Plans of steps at addresses that stay, which is where captured graphs read them.
 
 step 1 ── plan_into ──► | plan of window class 0 | plan of window class 1 |  ◄── read by the graphs of all sizes
 step 2 ── plan_into ──► |          "             |          "             |

@@ -4,8 +4,8 @@
     device              └ copy │ step 1 │ choose │ copy ──►   └ copy │ step 2 │ choose │ copy ──►
                                      '── chosen tokens ────────────────►'  for rows that step 1 chose the token of
 
-Small steps are padded to one of a few sizes and run as captured graphs; larger ones and those that show pictures are
-launched kernel by kernel. Everything goes through one stream, so a step finds what those before it have written, and
+Steps are padded to one of a few sizes and run as captured graphs; the largest and those that show pictures are launched
+kernel by kernel. Everything goes through one stream, so a step finds what those before it have written, and
 buffers of a step may be written by the host's copies while the step before still runs.
 """
 
@@ -24,10 +24,11 @@ from ..parallel.team import ALONE, Team
 from ..pictures.numbers import without_pictures
 from ..pictures.store import VisionStore
 from .answers import Answer, Answers, Chosen
-from .captured import CapturedDecodes, StepInputs
+from .captured import CapturedSteps, StepInputs
 from .choosing import DeviceChooser
 from .decoder import CudaDecoder, DeviceRows
 from .device import Accelerator
+from .memory import StepLimits
 from .plans import GraphBackend
 from .staging import Staging
 
@@ -42,8 +43,8 @@ class CudaRunner:
         num_slots: size of the KV pool, the dummy slot included.
         backend: attention kernels.
         chooser: chooses tokens on the device.
-        max_running: most sequences of a step; steps of up to so many rows run as captured graphs.
-        cuda_graphs: they do.
+        limits: the largest step that there will be.
+        cuda_graphs: steps run as captured graphs.
         pictures: what prompts may show the model; None: it reads text only.
         trie_walk: walks tries of tokens for masks, on the host; None leaves it to numpy.
         team: ranks of which this one has a part. Rank 0 alone is asked for tokens; the others get those that it chose.
@@ -59,7 +60,7 @@ class CudaRunner:
         # Any: each backend prepares plans in its own form, and only the backend reads it.
         backend: GraphBackend[Any],
         chooser: DeviceChooser,
-        max_running: int,
+        limits: StepLimits,
         cuda_graphs: bool,
         pictures: VisionStore | None = None,
         trie_walk: Walk | None = None,
@@ -84,14 +85,14 @@ class CudaRunner:
         self._chosen: Chosen | None = None  # by the step that was launched last
         self._eager_steps = 0
         self._began = accelerator.mark()  # before the work of the step that was launched last
-        self._captured: CapturedDecodes | None = None
+        self._captured: CapturedSteps | None = None
         if cuda_graphs:
-            self._captured = CapturedDecodes(
+            self._captured = CapturedSteps(
                 accelerator,
-                lambda inputs, out: self._compute(inputs, None, None, out),
+                lambda inputs, out: self._compute(inputs, None, out),
                 backend,
                 model.windows,
-                max_running=max_running,
+                limits=limits,
                 context_length=min(model.context_length, num_slots),
                 vocab_size=model.vocab_size,
             )
@@ -149,12 +150,12 @@ class CudaRunner:
         arrays = [token_ids, batch.positions, batch.write_slots, batch.logit_rows]
         ids, positions, write_slots, logit_rows = self._staging.send(arrays)
         plans = {window: self._backend.plan(batch, window) for window in self.model.windows}
-        inputs = StepInputs(ids, positions, write_slots, plans)
+        every = len(batch.logit_rows) == batch.rows
+        inputs = StepInputs(ids, positions, write_slots, None if every else logit_rows, plans)
         self._resolve(batch, inputs.token_ids)
         # Outside inference mode: a sampler may write to it.
         out = torch.empty((len(batch.logit_rows), self.vocab_size), device=self._device)
-        every = len(batch.logit_rows) == batch.rows
-        self._compute(inputs, None if every else logit_rows, given, out)
+        self._compute(inputs, given, out)
         return out
 
     def _resolve(self, batch: Batch, token_ids: torch.Tensor) -> None:
@@ -180,14 +181,14 @@ class CudaRunner:
         # A token is −1 where logits were not numbers. That step fails, and this one must only do no harm.
         token_ids.index_copy_(0, targets, self._chosen.tokens.index_select(0, sources).clamp_min_(0))
 
-    def _compute(
-        self, inputs: StepInputs, logit_rows: torch.Tensor | None, given: Given | None, out: torch.Tensor
-    ) -> None:
+    def _compute(self, inputs: StepInputs, given: Given | None, out: torch.Tensor) -> None:
         attention = AttentionStep(
             backend=self._backend, pool=self.pool, plans=inputs.plans, write_slots=inputs.write_slots
         )
         with torch.inference_mode():
-            self.model.forward(DeviceRows(inputs.token_ids, inputs.positions, logit_rows, given), attention, out=out)
+            self.model.forward(
+                DeviceRows(inputs.token_ids, inputs.positions, inputs.logit_rows, given), attention, out=out
+            )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -21,9 +21,9 @@ SUMMARISED = (0, 1, 5)  # largest logits that a summary gives: none for scores, 
 def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -> list[Batch]:
     """Prompts of several lengths, the longest last. Of each a token is chosen: from all, with limits, under a mask.
 
-    Where small steps run as graphs, three are launched kernel by kernel: those of more rows than the graphs have.
+    Where steps run as graphs, those of more rows than the graphs have are launched kernel by kernel.
     """
-    above = (graph_rows(limits.sequences) // UNIT + 1) * UNIT
+    above = (graph_rows(limits) // UNIT + 1) * UNIT
     steps = [_prompt(min(rows, limits.rows, context_length)) for rows in (*ROWS, above, above + 1, limits.rows)]
     kinds = (Pick.BEST, Pick.SAMPLE, Pick.SAMPLE, Pick.SAMPLE, Pick.BEST, Pick.BEST, Pick.BEST)
     mask = Allowed(None, np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32))

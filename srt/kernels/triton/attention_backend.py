@@ -37,6 +37,7 @@ LOAD_VECTORS = 128
 # With two rows a shared run pays from 256 keys on, with many from half of that.
 MERGE_KEYS = 128
 BLOCK_PARTS = 16
+MANY_PARTS = 128  # rows of a captured step for which there is room in sixteen parts; for those behind them in four
 MERGE_RESIDENT = 8  # programs of the merge on a multiprocessor
 STORE_BLOCK = 1024
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -97,21 +98,17 @@ class TritonBackend:
         return plan
 
     def reserve(self, *, rows: int, keys: int) -> TritonPlan:
-        """An empty plan at fixed addresses, for captured graphs of small steps. `attend` with it can be captured.
+        """An empty plan at fixed addresses, for captured graphs. `attend` with it can be captured.
 
         Args:
             rows: most rows of a step. A step may have fewer: results of the others are not written.
             keys: most keys of a step, those of all sequences together.
         """
         merged = self.cut.workers * ITEMS_PER_WORKER
-        # Every row is in an item of its own, and in those of the runs that it shares, some of them cut.
-        capacity = Capacity(
-            items=4 * rows + 2 * merged,
-            slots=16 * rows + 2 * merged,
-            merged=rows,
-            places=16 * rows + 2 * merged,
-            keys=keys,
-        )
+        # Every row is in an item of its own, and in those of the runs that it shares, some cut. A place takes as
+        # much memory as the result of a row in float32, so what is left over by many rows is counted tightly.
+        parts = 4 * rows + 12 * min(rows, MANY_PARTS) + 2 * merged
+        capacity = Capacity(items=4 * rows + 2 * merged, slots=parts, merged=rows, places=parts, keys=keys)
         return TritonPlan(capacity, (self.tiles.few, self.tiles.some), self.geometry, self.device, fixed=True)
 
     def plan_into(self, plan: TritonPlan, batch: Batch, window: int | None) -> bool:

@@ -74,9 +74,14 @@ def on_host(
     accelerator: Accelerator | None = None,
     num_slots: int = NUM_SLOTS,
     max_running: int = 8,
+    rows: int | None = None,
     **switches: bool,
 ) -> CudaRunner:
-    """parts: kernels; None takes the twins."""
+    """
+    Args:
+        parts: kernels; None takes the twins.
+        rows: of the largest step that runs as a graph; None: as many as sequences.
+    """
     return build_cuda_runner(
         config,
         tensors,
@@ -84,7 +89,7 @@ def on_host(
         dtype=dtype,
         kv_dtype=kv_dtype or dtype,
         num_slots=lambda geometry: num_slots,
-        limits=StepLimits(rows=32, sequences=max_running),
+        limits=StepLimits(rows=rows or max_running, sequences=max_running),
         parts=parts or twin_parts(),
         **switches,
     )

@@ -10,7 +10,7 @@ import torch
 from umbel.srt.batch import DUMMY_SLOT, PictureRows
 from umbel.srt.cuda.building import warm_up
 from umbel.srt.cuda.device import Graph, HostAccelerator
-from umbel.srt.cuda.graphs import DecodeGraphs, sizes_upto
+from umbel.srt.cuda.graphs import StepGraphs, sizes_upto
 from umbel.srt.cuda.memory import StepLimits
 from umbel.srt.cuda.padding import idle, padded
 from umbel.srt.cuda.staging import ALIGNMENT, Staging
@@ -49,8 +49,8 @@ class Recorded:
     captured: list[int] = field(default_factory=list)
     ran: list[int] = field(default_factory=list)
 
-    def graphs(self, sizes: tuple[int, ...]) -> DecodeGraphs:
-        return DecodeGraphs(_Capturing(self), sizes, self.ran.append)
+    def graphs(self, sizes: tuple[int, ...]) -> StepGraphs:
+        return StepGraphs(_Capturing(self), sizes, self.ran.append)
 
 
 class _Capturing(HostAccelerator):
@@ -95,20 +95,45 @@ def test_warming_up_runs_steps_of_all_kinds_and_leaves_no_key() -> None:
     runner = on_host(*tiny_model("gemma 3"))
     limits = StepLimits(rows=300, sequences=8)
     steps = warming_steps(limits, context_length=runner.context_length, vocab_size=runner.vocab_size)
-    assert [step.rows for step in steps] == [1, 7, 16, 100, 16, 17, 256]
+    assert [step.rows for step in steps] == [1, 7, 16, 100, 256, 256, 256], "as many as there are positions"
     warm_up(runner, limits)
     assert (runner.facts()["graph_replays"], runner.facts()["eager_steps"]) == (2, 5)
     assert not any(part[1:].any() for part in (*runner.pool.keys, *runner.pool.values))
 
 
-def test_small_steps_of_text_have_graphs() -> None:
-    captured = on_host(*tiny_model("qwen 3"), max_running=4)._captured
+def test_steps_that_have_no_graph_are_warmed_up_too() -> None:
+    steps = warming_steps(StepLimits(rows=2048), context_length=4096, vocab_size=97)
+    assert [step.rows for step in steps] == [1, 7, 16, 100, 1040, 1041, 2048]
+
+
+def test_steps_of_text_have_graphs_up_to_so_many_rows_and_logits() -> None:
+    captured = on_host(*tiny_model("qwen 3"), max_running=4, rows=9)._captured
     assert captured is not None
     mixed = only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 2)]))
     assert captured.takes(mixed)
-    assert captured.takes(replace(mixed, logit_rows=np.array([1])))
+    assert captured.takes(replace(mixed, logit_rows=np.arange(3)))
     assert not captured.takes(replace(mixed, pictures=(PictureRows(0, 1, 0, 0),)))
-    assert not captured.takes(only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 4)])))
+    prompts = sequences().batch([Piece(0, 0, 6), Piece(1, 0, 3)])
+    assert captured.takes(only_last_rows(prompts))
+    assert not captured.takes(replace(prompts, logit_rows=np.arange(5)))
+    assert not captured.takes(only_last_rows(sequences().batch([Piece(0, 0, 6), Piece(1, 0, 4)])))
+
+
+@pytest.mark.parametrize("logit_rows", [[18], [11, 18], [0, 5, 12, 18], []])
+def test_prompts_of_any_length_give_the_same_logits_as_a_graph(logit_rows: list[int]) -> None:
+    """Those of the rows that are asked for, and other ones at the next replay."""
+    config, tensors = tiny_model("gemma 3")
+    graphs = on_host(
+        config, tensors, accelerator=RecordingAccelerator(), parts=recorded_parts(), max_running=4, rows=24
+    )
+    plain = on_host(config, tensors, cuda_graphs=False)
+    graphs.capture_graphs()
+    for wanted in ([3, 4], logit_rows):
+        step = replace(
+            sequences().batch([Piece(0, 0, 12), Piece(2, 0, 7)]), logit_rows=np.array(wanted, dtype=np.int64)
+        )
+        assert torch.allclose(graphs.forward(step).values, plain.forward(step).values, atol=1e-5)
+    assert (graphs.facts()["graph_replays"], graphs.facts()["eager_steps"]) == (2, 0)
 
 
 @pytest.mark.parametrize("logit_rows", [[0], [1, 3], [], [0, 1, 2, 3]])
@@ -150,7 +175,7 @@ def test_rows_of_padding_are_sequences_of_one_token_in_the_dummy_slot() -> None:
     assert more.query_lengths.tolist() == [1, 1, 1, 1]
     assert more.prefix_lengths.tolist() == [5, 3, 0, 0]
     assert [slots.tolist() for slots in more.slots[2:]] == [[DUMMY_SLOT]] * 2
-    assert more.logit_rows.tolist() == [0, 1, 2, 3]
+    assert more.logit_rows.tolist() == [0, 1], "nobody asks for those of padding"
     assert more.paths == (((1, 0, 4),), (), (), ())
     assert more.token_sources is not None
     assert more.token_sources.tolist() == [-1, 0, -1, -1]

@@ -58,8 +58,9 @@ def build(model: tuple[dict[str, Any], Tensors], accelerator: HostAccelerator) -
 def test_the_pool_is_a_share_of_what_the_largest_step_leaves(model: tuple[dict[str, Any], Tensors]) -> None:
     free, peak = 10_000_000, 2_000_000
     runner = build(model, HostAccelerator(free=free, peak=peak))
-    # The largest step, and the plans of graphs; the logits of a step that is still read, and those that graphs write.
-    beside = free - 2 * peak - LIMITS.logits * 97 * 4 - LIMITS.sequences * 97 * 4
+    # The largest step beside the logits of one that is still read, by itself and as a graph; the plans of graphs, and
+    # the logits that they write.
+    beside = free - 2 * (peak + LIMITS.logits * 97 * 4) - peak - LIMITS.sequences * 97 * 4
     assert runner.num_slots == int(memory.POOL_SHARE * beside) // GEOMETRY.bytes_per_slot
 
 
