@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..lang.errors import EngineError
-from .batch import Allowed, Batch, Logits, Pick, Picks
+from .batch import Batch, Logits, Pick, Picks
 from .kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
 from .kernels.cpu.library import isa_of
 from .kernels.cpu.linear import Format
@@ -102,12 +102,9 @@ class NativeRunner:
         for row, allowed in picks.allowed.items():
             if allowed.few is not None:
                 tokens[row] = self._choose_few(hidden[row : row + 1], allowed.few, picks, row)
-        chosen = np.flatnonzero((picks.kinds != Pick.ALL) & (tokens < 0) & _speculative(picks))
+        chosen = np.flatnonzero((picks.kinds != Pick.ALL) & (tokens < 0))
         if len(chosen):
             tokens[chosen] = self._choose(hidden, picks, chosen)
-            for row in chosen.tolist():
-                if row in picks.allowed and not _may_choose(picks.allowed[row], int(tokens[row])):
-                    tokens[row] = -1
         whole = np.flatnonzero(tokens < 0)
         places[whole] = np.arange(len(whole))
         values = self._logits.take(len(whole))
@@ -125,23 +122,6 @@ class NativeRunner:
 
     def _choose_few(self, hidden: torch.Tensor, few: NDArray[np.int32], picks: Picks, row: int) -> int:
         return choose_few(self.model.head.some(hidden, few)[0].numpy(), few, picks, row)
-
-
-def _speculative(picks: Picks) -> NDArray[np.bool_]:
-    """Rows whose token can be looked for among all: a winner that is allowed wins among the allowed ones too.
-
-    Not so with top_k and min_p, which keep other tokens when there are fewer to compare with.
-    """
-    possible = np.ones(len(picks.kinds), dtype=np.bool_)
-    for row, allowed in picks.allowed.items():
-        restricted = picks.kinds[row] == Pick.SAMPLE and (picks.top_k[row] > 0 or picks.min_p[row] > 0)
-        possible[row] = allowed.few is None and not restricted
-    return possible
-
-
-def _may_choose(allowed: Allowed, token: int) -> bool:
-    assert allowed.bits is not None, "few tokens have been chosen from already"
-    return bool(allowed.bits[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
 
 
 def _rows(hidden: torch.Tensor, rows: NDArray[np.intp]) -> torch.Tensor:

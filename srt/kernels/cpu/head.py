@@ -79,14 +79,14 @@ class Head:
 
     def best(self, x: torch.Tensor) -> Chosen:
         """The most likely token of each row, of equal ones the first. x: float32 [rows, hidden]."""
-        return self._choose(x, (None,) * 5)
+        return self._choose(x, (None,) * 6)
 
     def choose(self, x: torch.Tensor, picks: Picks) -> Chosen:
-        """One token for each row. x: float32 [rows, hidden].
+        """One token for each row, of those that it is allowed. x: float32 [rows, hidden].
 
         Raises:
             ParameterError: a row that wants its logits, numbers that are no parameters of a draw, or arrays of
-                another length.
+                another length; a row that is allowed few tokens, not bits of all.
         """
         rows = len(x)
         _check_picks(picks, rows)
@@ -97,7 +97,22 @@ class Head:
             np.ascontiguousarray(picks.top_k, dtype=np.int32),
             np.ascontiguousarray(picks.min_p, dtype=np.float64),
         )
-        return self._choose(x, tuple(array.ctypes.data for array in arrays))
+        masks = self._masks(picks, rows) if picks.allowed else None
+        addresses = [array.ctypes.data for array in arrays]
+        return self._choose(x, (*addresses, None if masks is None else masks.ctypes.data))
+
+    def _masks(self, picks: Picks, rows: int) -> NDArray[np.uint64]:
+        """[rows] where the bits of a row lie, which the picks keep; 0: all tokens."""
+        words = -(-self._matrix.n // 32)
+        addresses = np.zeros(rows, dtype=np.uint64)
+        for row, allowed in picks.allowed.items():
+            bits = allowed.bits
+            if bits is None or bits.shape != (words,) or bits.dtype != np.uint32 or not bits.flags.c_contiguous:
+                raise ParameterError(
+                    f"row {row} is allowed {allowed}; give {words} words of bits, uint32, in one piece"
+                )
+            addresses[row] = bits.ctypes.data
+        return addresses
 
     def some(self, x: torch.Tensor, tokens: NDArray[np.int32]) -> torch.Tensor:
         """[rows, len(tokens)]: logits of these tokens only, bit by bit those of `all`. Ascending ones are fastest.
@@ -150,10 +165,15 @@ def choose_from_logits(logits: torch.Tensor, picks: Picks) -> NDArray[np.int32]:
 def _choose_row(logits: NDArray[np.float64], picks: Picks, row: int) -> int:
     if not np.isfinite(logits).all():
         return -1
+    if row in picks.allowed:
+        bits = picks.allowed[row].bits
+        assert bits is not None, "a choice among few tokens needs no head"
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(logits)]
+        logits = np.where(allowed, logits, -np.inf)
     if picks.kinds[row] == Pick.BEST:
         return int(logits.argmax())
-    kept = np.ones(len(logits), dtype=bool)
-    if 0 < picks.top_k[row] < len(logits):
+    kept = logits > -np.inf
+    if 0 < picks.top_k[row] < np.count_nonzero(kept):
         kept &= logits >= np.sort(logits)[-int(picks.top_k[row])]
     scale = picks.inverse_temperatures[row]
     if picks.min_p[row] > 0:
@@ -188,7 +208,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.umbel_head_bytes.restype = long
     library.umbel_head_screens.argtypes = [pointer]
     library.umbel_head_screens.restype = ctypes.c_int
-    library.umbel_head_choose.argtypes = [pointer, pointer, long, long, *[pointer] * 7]
+    library.umbel_head_choose.argtypes = [pointer, pointer, long, long, *[pointer] * 8]
     library.umbel_head_choose.restype = None
     library.umbel_head_rows.argtypes = [pointer, pointer, long, long, pointer, long, pointer]
     library.umbel_head_rows.restype = None

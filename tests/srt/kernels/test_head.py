@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
-from umbel.srt.batch import Pick, Picks
+from umbel.srt.batch import Allowed, Pick, Picks
 from umbel.srt.draw import draw_key, inverse_temperature
 from umbel.srt.kernels.cpu.head import Head, choose_from_logits
 from umbel.srt.kernels.cpu.library import load_library
@@ -256,6 +257,45 @@ def test_rows_of_every_kind_go_together(library: ctypes.CDLL) -> None:
         min_p=generator.choice([0, 0.01, 0.5], rows),
     )
     assert_same(head_of(library, normal(2000, 100)), states(rows, 100), picks)
+
+
+def masks(rows: int, vocab: int, share: float, *, seed: int = 5) -> dict[int, Allowed]:
+    """Random ones, for all rows but the first."""
+    generator = np.random.default_rng(seed)
+    allowed = generator.random((rows, -(-vocab // 32) * 32)) < share
+    allowed[:, vocab:] = False
+    allowed[:, generator.integers(vocab)] = True
+    words = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
+    return {row: Allowed(None, words[row].copy()) for row in range(1, rows)}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("share", "screen"), [(0.0, True), (0.002, True), (0.5, True), (0.5, False)])
+def test_only_what_a_mask_allows_is_chosen(library: ctypes.CDLL, form: Format, share: float, screen: bool) -> None:
+    head = head_of(library, normal(9001, 48), form, screen=screen)
+    x, allowed = states(9, 48), masks(9, 9001, share)
+    assert_same(head, x, replace(best_picks(9), allowed=allowed))
+    for top_k, min_p in [(0, 0.0), (1, 0.0), (40, 0.0), (0, 0.1), (10, 0.02)]:
+        assert_same(head, x, replace(sampled_picks(9, top_k=top_k, min_p=min_p, seed=7), allowed=allowed))
+    assert head.counters.fallbacks == 0 or share > 0.1, "few tokens fit a shortlist"
+    assert_same(head, x, replace(sampled_picks(9, top_k=300, seed=7), allowed=allowed))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 400), st.sampled_from(FORMATS), st.floats(0, 1), st.integers(0, 99))
+def test_masks_of_any_size(rows: int, vocab: int, form: Format, share: float, seed: int) -> None:
+    for isa in native_isas():
+        head = head_of(load_library(isa), normal(vocab, 40, seed=seed), form)
+        allowed = masks(rows, vocab, share, seed=seed)
+        assert_same(head, states(rows, 40), replace(best_picks(rows), allowed=allowed))
+        assert_same(head, states(rows, 40), replace(sampled_picks(rows, top_k=seed, seed=seed), allowed=allowed))
+
+
+def test_a_mask_of_another_vocabulary_is_refused(library: ctypes.CDLL) -> None:
+    head = head_of(library, normal(100, 48))
+    for bits in (np.ones(3, np.uint32), np.ones(4, np.int32), np.ones(8, np.uint32)[::2], None):
+        with pytest.raises(ParameterError, match="give 4 words of bits"):
+            head.choose(states(1, 48), replace(best_picks(1), allowed={0: Allowed(None, bits)}))
 
 
 def test_tokens_that_tie_with_the_last_of_top_k_stay(library: ctypes.CDLL) -> None:

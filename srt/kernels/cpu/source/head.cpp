@@ -88,8 +88,8 @@ int umbel_head_screens(const void* head) { return ((const umbel::Head*)head)->sc
 
 void umbel_head_choose(void* head, const float* x, long rows, long x_stride, const uint8_t* kinds,
                        const double* inverse_temperatures, const uint64_t* keys, const int32_t* top_k,
-                       const double* min_p, int32_t* tokens, float* logits) {
-    umbel::Picks picks{kinds, inverse_temperatures, keys, top_k, min_p};
+                       const double* min_p, const uint32_t* const* masks, int32_t* tokens, float* logits) {
+    umbel::Picks picks{kinds, inverse_temperatures, keys, top_k, min_p, masks};
     umbel::choose_tokens(*(umbel::Head*)head, x, rows, x_stride, picks, tokens, logits);
 }
 

@@ -20,6 +20,7 @@ struct Picks {
     const uint64_t* keys;                // [rows]
     const int32_t* top_k;                // [rows] 0 = all; tokens that tie with the k-th stay
     const double* min_p;                 // [rows] 0 = none
+    const uint32_t* const* masks;        // [rows] bit t % 32 of word t / 32: token t may be chosen; nullptr: every one
 };
 
 // Cumulative.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "noise.h"
@@ -57,6 +58,7 @@ Choice choice_of(const Picks& picks, long row) {
         choice.top_k = picks.top_k[row];
         choice.min_p = picks.min_p[row];
     }
+    choice.mask = picks.masks ? picks.masks[row] : nullptr;
     return choice;
 }
 
@@ -82,23 +84,25 @@ Known choose(const Choice& choice, std::vector<Known>& tokens) {
 }
 
 Known choose_from_all(const Choice& choice, const float* logits, long count) {
-    Known best{0, logits[0]};
+    Known best{-1, -INFINITE};
     float spread = 0;  // NaN when a logit is not finite
     for (long token = 0; token < count; token++) {
         spread += logits[token] * 0.0f;
-        if (logits[token] > best.logit) best = {(int32_t)token, logits[token]};
+        if (logits[token] > best.logit && choice.allows((int32_t)token)) best = {(int32_t)token, logits[token]};
     }
     if (!(spread == 0)) return {-1, std::numeric_limits<float>::quiet_NaN()};
-    if (choice.kind == Pick::BEST) return best;
+    if (choice.kind == Pick::BEST || best.token < 0) return best;
     float kth = -INFINITE;
     if (choice.top_k > 0 && choice.top_k < count) {
-        std::vector<float> copy(logits, logits + count);
-        kth = kth_largest(copy, choice.top_k);
+        std::vector<float> allowed;
+        for (long token = 0; token < count; token++)
+            if (choice.allows((int32_t)token)) allowed.push_back(logits[token]);
+        if (choice.top_k < (long)allowed.size()) kth = kth_largest(allowed, choice.top_k);
     }
     Race race(choice, best.logit, kth);
     race.enter(best.token, best.logit);
     for (long token = 0; token < count; token++)
-        if (token != best.token) race.enter((int32_t)token, logits[token]);
+        if (token != best.token && choice.allows((int32_t)token)) race.enter((int32_t)token, logits[token]);
     return race.winner();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "noise.h"
@@ -40,6 +41,13 @@ UMBEL_INLINE bool any(vi mask) {
         if (mask[i]) return true;
     return false;
 #endif
+}
+
+// Which of VL tokens from `token` on a mask allows.
+UMBEL_INLINE vi allowed_lanes(const uint32_t* mask, long token) {
+    vi bit{};
+    for (int i = 0; i < VL; i++) bit[i] = 1 << i;
+    return (bit & (int)(mask[token >> 5] >> (token & 31))) != 0;
 }
 
 // Not less than `gumbel` of the hashes: −log(−log(1 − p)) <= −log p, and the logarithm of a float is at least its
@@ -141,6 +149,7 @@ UMBEL_INLINE void screen_tile(const Head& head, const ScreenedRow* rows, long co
                 reached = upper * (float)row.inverse_temperature + noise_above(token_hash(row.key, tokens));
             }
             vi mask = reached >= list.reach;
+            if (row.mask) mask &= allowed_lanes(row.mask, panel * PANEL + o);
             if (__builtin_expect(any(mask), 0)) {
                 vf lower = estimate - bound;
                 for (int i = 0; i < VL; i++)

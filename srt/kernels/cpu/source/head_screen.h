@@ -37,7 +37,8 @@ struct ScreenedRow {
     long top;
     double inverse_temperature;
     uint64_t key;
-    bool skipped;  // the bounds would not be numbers
+    const uint32_t* mask;  // nullptr: all tokens
+    bool skipped;          // the bounds would not be numbers
 };
 
 // The tokens of one row that one thread has not ruled out. When it is full, those that the others rule out are dropped.

@@ -40,6 +40,7 @@ const float* gather(Head& head, const float* x, long x_stride, const long* which
 // `error` is |x − x^|, rounded up; 0: estimates are the logits.
 ScreenedRow describe(const Head& head, const Choice& choice, const float* x, float error) {
     ScreenedRow result{};
+    result.mask = choice.mask;
     result.norm = norm_above(x, head.exact->k);
     result.error = rounded_up((double)error * head.norm_ratio);
     result.largest_error = rounded_up((double)error * head.largest_stored);
