@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
@@ -52,7 +52,11 @@ from .program_backend import PROGRAMS_PEER, capabilities_of
 from .programs import Programs
 from .prompt_encoder import CACHE_BYTES
 
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
+
 _PEER = b"local"
+_MOST_STEPS = 4  # behind each other; then the loop looks at deadlines
 
 
 class LocalBackend:
@@ -299,6 +303,15 @@ class LocalBackend:
         if self._loop is not None and (self._pump is None or self._pump.done()):
             self._pump = self._loop.create_task(self._run(), name="local engine")
 
+    def _some_steps(self, scheduler: "Scheduler") -> list[FromEngine]:
+        """In the thread: until there is something to tell, or to take. To go to the loop and back takes a millisecond,
+        in which nothing is planned."""
+        for _ in range(_MOST_STEPS):
+            events = scheduler.step()
+            if events or self._inbox or scheduler.idle or scheduler.opening:
+                return events
+        return []
+
     async def _run(self) -> None:
         """Steps until nothing is left to do. Gateway and scheduler are never touched by two threads at once."""
         engine, gateway, steps = self._engine, self._gateway, self._steps
@@ -314,7 +327,7 @@ class LocalBackend:
                     events = scheduler.step()
                     await asyncio.sleep(self._step_seconds)  # others run between two steps
                 else:
-                    events = await _to_its_end(steps, scheduler.step)
+                    events = await _to_its_end(steps, lambda: self._some_steps(scheduler))
                     if scheduler.opening:
                         await asyncio.sleep(OPENING_POLL)
                 for event in events:
