@@ -10,6 +10,7 @@ stop ends at its `max_tokens`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -43,7 +44,7 @@ ELSEWHERE = {
     "int8": "weights in 8 bits are the CPU's",
 }
 OF_KERNELS = ("tree_attention", "cuda_graphs", "kv_dtype", "kernels")  # options that need a runner of their own
-WARM_UP = 8  # programs that are run before anything is measured
+WARM_UP = 2  # programs of each workload that are run on a runner before it is measured there
 KINDS = ("tree_of_thought_gsm8k", "mmlu_5shot", "react_agent", "json_decode_regex")  # the first words of files' names
 Say = Callable[[str], None]
 
@@ -113,6 +114,7 @@ class Engine:
         key = ""
         refused: set[str] = set()  # keys of runners that cannot be had
         skipped: dict[str, list[str]] = {}
+        warm: set[str] = set()  # names of workloads that the runner has seen
         for configuration, file, repeat in jobs:
             if self._budget.is_up:
                 if not repeat:
@@ -131,7 +133,10 @@ class Engine:
                     self.results.missing[configuration.name] = f"{type(error).__name__}: {error}"
                     self.left_out.append(f"{self.shape.name}, {configuration.name}: {type(error).__name__}: {error}")
                     continue
-                self._warm_up(configuration, loaded)
+                warm.clear()
+            if file.name not in warm:
+                self._warm_up(configuration, file, loaded)
+                warm.add(file.name)
             self._measure(configuration, file, loaded, repeat)
         self.left_out += self._skipped_lines(skipped)
         loaded = None
@@ -220,9 +225,10 @@ class Engine:
         of_token = self.shape.kv_numbers * torch.bfloat16.itemsize
         return min(self._sizes.pool_tokens, int(self._sizes.pool_share * memory) // of_token)
 
-    def _warm_up(self, configuration: Configuration, loaded: LoadedModel) -> None:
-        """Kernels are compiled when they are first launched, which is no part of a run."""
-        self._run(configuration, self._workloads[0].first(WARM_UP), loaded)
+    def _warm_up(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> None:
+        """What is compiled and made once is no part of a run: the first one was a fifth slower."""
+        with suppress(UmbelError):  # the run will have it, too
+            self._run(configuration, file.first(WARM_UP), loaded)
 
     def _measure(self, configuration: Configuration, file: Workload, loaded: LoadedModel, repeat: int) -> None:
         try:

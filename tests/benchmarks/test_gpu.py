@@ -38,7 +38,7 @@ from benchmarks.workload import Fork, Gen, Program, Select, Text, Workload
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(bandwidth=2e12, rate=1e15, stated=True)
 HARDWARE = Hardware(
-    "Toy 5000", LIMITS, 1e12, 5e14, 8, 1 << 34, 1 << 24, {}, {}, {"torch": "2"}, "abc", "2026-01-02T03:04"
+    "Toy 5000", LIMITS, 1e12, 1.1e12, 5e14, 8, 1 << 34, 1 << 24, {}, {}, {"torch": "2"}, "abc", "2026-01-02T03:04"
 )
 
 
@@ -155,9 +155,9 @@ def test_numbers_have_three_digits_that_count() -> None:
 
 
 def test_limits_are_the_makers_where_the_device_is_known() -> None:
-    assert limits_of("NVIDIA H200", copied=1.0, multiplied=2.0) == Limits(4.8e12, 989e12, stated=True)
-    assert limits_of("NVIDIA H100 80GB HBM3", copied=1.0, multiplied=2.0).bandwidth == 3.35e12
-    assert limits_of("Toy 5000", copied=1.0, multiplied=2.0) == Limits(1.0, 2.0, stated=False)
+    assert limits_of("NVIDIA H200", read=1.0, multiplied=2.0) == Limits(4.8e12, 989e12, stated=True)
+    assert limits_of("NVIDIA H100 80GB HBM3", read=1.0, multiplied=2.0).bandwidth == 3.35e12
+    assert limits_of("Toy 5000", read=1.0, multiplied=2.0) == Limits(1.0, 2.0, stated=False)
     assert LIMITS.seconds(4e12, 1e15) == 2.0
 
 
@@ -388,14 +388,15 @@ def test_prompts_of_the_workloads_have_about_as_many_tokens_as_with_a_trained_vo
 def test_a_configuration_whose_runner_cannot_be_had_is_named_and_the_others_run() -> None:
     class Loads(Engine):
         measured: list[str] = []
+        warmed: list[str] = []
 
         def _load(self, configuration: Configuration) -> LoadedModel:
             if configuration.options.get("tree_attention") is False:
                 raise RuntimeError("out of memory")
             return LoadedModel("toy", ByteTokenizer(), OracleRunner(300, 64, 64))
 
-        def _warm_up(self, configuration: Configuration, loaded: LoadedModel) -> None:
-            assert loaded.name == "toy"
+        def _warm_up(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> None:
+            self.warmed.append(configuration.name)
 
         def _measure(self, configuration: Configuration, file: Workload, loaded: LoadedModel, repeat: int) -> None:
             self.measured.append(configuration.name)
@@ -404,6 +405,7 @@ def test_a_configuration_whose_runner_cannot_be_had_is_named_and_the_others_run(
     engine = Loads(TINY, [file], ON_HOST, torch.device("cpu"), Budget(60.0, lambda: 0.0), print)
     engine.run([ALL["no-tree-attention"], ALL["fcfs"], ALL["int8"]])
     assert engine.measured == ["full", "no-cache", "fcfs"]
+    assert engine.warmed == ["full"], "once for each runner"
     assert engine.left_out == ["tiny, no-tree-attention: RuntimeError: out of memory"]
     assert "int8" in engine.results.missing
 
