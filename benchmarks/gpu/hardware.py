@@ -34,7 +34,7 @@ class Limits:
     Attributes:
         bandwidth: bytes/s of the device's memory.
         rate: FLOP/s of products in bfloat16.
-        stated: by the maker; otherwise what a copy and a product reached here.
+        stated: by the maker; otherwise what reading and a product reached here.
     """
 
     bandwidth: float
@@ -51,6 +51,7 @@ class Hardware:
     name: str
     limits: Limits
     copied: float  # bytes/s that a large copy moved, read and written together
+    read: float  # bytes/s of reading alone
     multiplied: float  # FLOP/s that a large product reached
     multiprocessors: int
     memory: int  # bytes
@@ -76,7 +77,7 @@ class Hardware:
             f"{self.multiprocessors} multiprocessors, {self.memory / 2**30:.0f} GiB, {self.cache / 2**20:.0f} MiB of "
             f"cache; {'stated' if limits.stated else 'taken as measured'}: {limits.bandwidth / 1e12:.2f} TB/s, "
             f"{limits.rate / 1e12:.0f} TFLOPS in bfloat16. Measured here: a copy moves {self.copied / 1e12:.2f} TB/s, "
-            f"a product of torch runs at {self.multiplied / 1e12:.0f} TFLOPS.",
+            f"reading alone {self.read / 1e12:.2f}, a product of torch runs at {self.multiplied / 1e12:.0f} TFLOPS.",
             "",
             f"As found: {_words(self.clocks)}. Behind the product: {_words(self.busy_clocks)}.",
         ]
@@ -86,11 +87,9 @@ Timed = Callable[[Callable[[], object]], float]  # work → seconds
 
 
 def describe(device: torch.device, timed: Timed, *, elements: int, width: int) -> Hardware:
-    """Looks at the device, copies `elements` numbers and multiplies square matrices of `width`."""
+    """Looks at the device, moves `elements` numbers of four bytes and multiplies square matrices of `width`."""
     clocks = _clocks() if device.type == "cuda" else {}
-    source = torch.randn(elements, device=device).to(torch.bfloat16)
-    target = torch.empty_like(source)
-    copied = 2 * source.nbytes / timed(lambda: target.copy_(source))
+    copied, read = _moved(device, timed, elements)
     left = torch.randn(width, width, device=device).to(torch.bfloat16)
     multiplied = 2 * width**3 / timed(lambda: left @ left)
     if device.type == "cuda":
@@ -101,8 +100,9 @@ def describe(device: torch.device, timed: Timed, *, elements: int, width: int) -
         name, memory, cache, multiprocessors = "no GPU", 0, 0, 0
     return Hardware(
         name=name,
-        limits=limits_of(name, copied=copied, multiplied=multiplied),
+        limits=limits_of(name, read=read, multiplied=multiplied),
         copied=copied,
+        read=read,
         multiplied=multiplied,
         multiprocessors=multiprocessors,
         memory=memory,
@@ -115,12 +115,20 @@ def describe(device: torch.device, timed: Timed, *, elements: int, width: int) -
     )
 
 
-def limits_of(name: str, *, copied: float, multiplied: float) -> Limits:
+def _moved(device: torch.device, timed: Timed, elements: int) -> tuple[float, float]:
+    """Bytes/s of a copy and of reading, both by kernels: a copy of torch's is none in a graph, and slower than one."""
+    source = torch.randn(elements, device=device)
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / timed(lambda: torch.neg(source, out=target))
+    return copied, source.nbytes / timed(source.sum)
+
+
+def limits_of(name: str, *, read: float, multiplied: float) -> Limits:
     """What the maker states; of a device that is not known, what was measured."""
     for part, (bandwidth, rate) in _KNOWN.items():
         if part in name:
             return Limits(bandwidth, rate, stated=True)
-    return Limits(copied, multiplied, stated=False)
+    return Limits(read, multiplied, stated=False)
 
 
 def _versions(driver: str | None) -> dict[str, str]:
