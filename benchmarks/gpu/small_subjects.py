@@ -97,8 +97,8 @@ def expert_subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
     for shape in sizes.experts:
         gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, dtype=DTYPE) * shape.hidden**-0.5
         down = normal(shape.experts, shape.hidden, shape.width, device=device, dtype=DTYPE) * shape.width**-0.5
-        for tokens in (sizes.prompt, 1):
-            yield _experts(shape, gate_up, down, tokens, device)
+        yield _experts(shape, gate_up, down, sizes.prompt, device)
+        yield _single(shape, gate_up, down, device)
 
 
 def _experts(
@@ -106,19 +106,48 @@ def _experts(
 ) -> Subject:
     x = normal(tokens, shape.hidden, device=device, dtype=DTYPE)
     weights = torch.full((tokens, shape.top_k), 1 / shape.top_k, device=device)
-    generator = torch.Generator(device).manual_seed(4)
-    order = torch.rand(tokens, shape.experts, generator=generator, device=device).argsort(dim=1)
-    chosen = order[:, : shape.top_k].int().contiguous()
-    each = 3 * shape.hidden * shape.width  # numbers of an expert
-    one = tokens == 1
-    reached = min(shape.experts, tokens * shape.top_k)
+    chosen = _orders(shape, tokens, device)[:, : shape.top_k].contiguous()
     return Subject(
         group=EXPERTS,
-        name=f"{shape.name}, {tokens} {'token' if one else 'tokens'}",
-        unit=Unit.BANDWIDTH if one else Unit.RATE,
+        name=f"{shape.name}, {tokens} tokens",
+        unit=Unit.RATE,
         work=lambda: fused_experts(x, gate_up, down, weights, chosen, activation="silu"),
-        size=reached * each * DTYPE.itemsize + 2 * x.nbytes,
-        operations=2 * tokens * shape.top_k * each,
-        must=SINGLE_MUST if one else PRODUCT_MUST,
-        stretch=None if one else PRODUCT_STRETCH,
+        size=min(shape.experts, tokens * shape.top_k) * _numbers(shape) * DTYPE.itemsize + 2 * x.nbytes,
+        operations=2 * tokens * shape.top_k * _numbers(shape),
+        must=PRODUCT_MUST,
+        stretch=PRODUCT_STRETCH,
     )
+
+
+def _single(shape: ExpertShape, gate_up: torch.Tensor, down: torch.Tensor, device: torch.device) -> Subject:
+    """One token, layer behind layer as in a step: each goes through experts of its own, so none is in the cache."""
+    x = normal(1, shape.hidden, device=device, dtype=DTYPE)
+    weights = torch.full((1, shape.top_k), 1 / shape.top_k, device=device)
+    layers = shape.experts // shape.top_k
+    chosen = [one.contiguous() for one in _orders(shape, 1, device).split(shape.top_k, dim=1)[:layers]]
+
+    def work() -> None:
+        for one in chosen:
+            fused_experts(x, gate_up, down, weights, one, activation="silu")
+
+    return Subject(
+        group=EXPERTS,
+        name=f"{shape.name}, 1 token",
+        unit=Unit.BANDWIDTH,
+        work=work,
+        size=shape.top_k * _numbers(shape) * DTYPE.itemsize + 2 * x.nbytes,
+        times=layers,
+        must=SINGLE_MUST,
+        note=f"of {layers} layers in one graph",
+    )
+
+
+def _numbers(shape: ExpertShape) -> int:
+    """Of one expert."""
+    return 3 * shape.hidden * shape.width
+
+
+def _orders(shape: ExpertShape, tokens: int, device: torch.device) -> torch.Tensor:
+    """All experts in an order of each token, int32 [tokens, experts]."""
+    generator = torch.Generator(device).manual_seed(4)
+    return torch.rand(tokens, shape.experts, generator=generator, device=device).argsort(dim=1).int()
