@@ -121,7 +121,7 @@ class _CudaMark:
 
     def seconds_since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _CudaMark), "marks of one device"
-        return earlier._event.elapsed_time(self._event) / 1000
+        return float(earlier._event.elapsed_time(self._event)) / 1000
 
 
 class HostAccelerator:
