@@ -9,6 +9,8 @@ from umbel.srt.kv_pool import FLOAT8
 
 from .variants import Variant
 
+SPILLS = 192  # bytes of `many` large vectors: smaller tiles spill nothing, and take twice as long
+
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FLOAT8: "fp8e4nv"}
 _GEOMETRIES = (
     AttentionGeometry(32, 32, 128),
@@ -49,19 +51,21 @@ def _items(
         shape += f"/{_NAMES[kv_dtype]}"
     if softcap:
         shape += " softcap"
+    launches = {"few": (tiles.few, None), "few and some": (tiles.few, tiles.some), "many": (None, tiles.many)}
     return [
         Variant(
             name=f"attend {kind} {shape}",
             kernel=attend_items,
             arguments=arguments,
-            constants=item_constants(geometry, tile, kind=min(number, 1), softcap=softcap, dtype=dtype),
-            warps=tile.warps,
-            stages=tile.stages,
+            constants={**item_constants(geometry, few, more, softcap=softcap, dtype=dtype), "EARLY": True},
+            warps=max(tile.warps for tile in (few, more) if tile),
+            stages=max(tile.stages for tile in (few, more) if tile),
             aligned=frozenset({"query_stride", "out_stride"}),
             products=dtype is not torch.float32,
             gathers=True,
+            spills=SPILLS if kind == "many" and geometry.head_dim > 128 else 0,
         )
-        for number, (kind, tile) in enumerate((("few", tiles.few), ("some", tiles.some), ("many", tiles.many)))
+        for kind, (few, more) in launches.items()
     ]
 
 
@@ -72,10 +76,10 @@ def _merge(geometry: AttentionGeometry, dtype: torch.dtype) -> Variant:
         arguments={
             **dict.fromkeys(("part_out", "part_lse"), "*fp32"),
             "out": f"*{_NAMES[dtype]}",
-            **dict.fromkeys(("bounds", "merge_rows", "merge_ptr"), "*i32"),
+            **dict.fromkeys(("bounds", "merges"), "*i32"),
             "out_stride": "i32",
         },
-        constants=merge_constants(geometry),
+        constants={**merge_constants(geometry), "EARLY": True},
         warps=1,
         aligned=frozenset({"out_stride"}),
     )

@@ -44,8 +44,7 @@ _SETS = {
 _LEGEND = """\
 By `python -m benchmarks.gpu.ptx`, without a GPU: nothing here was timed. Registers of a thread, bytes of shared memory
 of a program, bytes that spill to local memory, instructions in the PTX, and how many programs fit a multiprocessor at
-once. Of `attend`, `few`, `some` and `many` are tiles of 16, 64 and 128 query vectors, and `many` of 64 too where
-vectors are larger than 256 bytes."""
+once. Of `attend`, `few`, `some` and `many` are tiles of 16, 32 and 128 query vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Inspection:
 def complaints(variant: Variant, found: Inspection) -> list[str]:
     """What is wrong with a variant, in words."""
     wrong = {
-        f"{found.spilled} bytes spill to local memory": found.spilled > 0,
+        f"{found.spilled} bytes spill to local memory": found.spilled > variant.spills,
         f"{found.shared} bytes of shared memory, there are {SHARED_BYTES}": found.shared > SHARED_BYTES,
         "no program fits a multiprocessor": found.resident < 1,
         "products do not run on tensor cores": variant.products and not (found.wgmma or found.mma),

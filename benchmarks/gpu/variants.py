@@ -17,6 +17,7 @@ class Variant:
         products: it multiplies matrices, and has to do so on tensor cores.
         gathers: it reads what its products need by asynchronous copies.
         fused: products and sums may be one instruction, as its launches say.
+        spills: bytes that may, where a device has shown that it is faster so.
     """
 
     name: str
@@ -29,3 +30,4 @@ class Variant:
     products: bool = False
     gathers: bool = False
     fused: bool = True
+    spills: int = 0

@@ -10,20 +10,25 @@ The twin is `attention/torch_backend.py`. Products are of the queries' dtype wit
 results are float32. `attention_plan.py` draws the arrays that the kernels read.
 
 The grid is persistent: programs take units until those that the device's memory counts are done, so a captured graph
-runs plans of any size. Where products count, the loop over keys is two: tiles that some row sees in part, with a mask,
-and tiles that every row sees whole, without one. Where loading counts, it is one: a second loop would wait for its
-first tile again. The slots of a tile are loaded while an earlier tile is computed, so that the copies of its keys and
-values, which the compiler lets run ahead of the products, wait for no address.
+runs plans of any size, in one launch: first items of many rows, then those of few, in a tile of their own. Where
+products count, the loop over keys is two: tiles that some row sees in part, with a mask, and tiles that every row sees
+whole, without one. Where loading counts, it is one: a second loop would wait for its first tile again. The slots of a
+tile are loaded while an earlier tile is computed, so that the copies of its keys and values, which the compiler lets
+run ahead of the products, wait for no address.
+
+Both kernels are launched early (see early.py). Before they wait they read the plan's counts, which copies write.
 """
 
 import triton.language as tl
 
+from .early import wait_for_kernels_before
 from .jit import jit
 
 LOG2_E = 1.4426950408889634  # softmax is computed with powers of 2
 ITEM_COLUMNS = tl.constexpr(5)  # first place in slots, places, first key in kv_idx, keys, position of the first key
 SLOT_COLUMNS = tl.constexpr(4)  # row, place among the partial results or −1, first visible position, end of them
-MERGED = tl.constexpr(3)  # where bounds counts the merged rows
+MERGE_COLUMNS = tl.constexpr(3)  # row, first place of its parts, parts
+MERGED = tl.constexpr(2)  # where bounds counts the rows that are merged
 LOWEST = tl.constexpr(-1.0e30)  # below every logit, and finite: a row may see nothing of a tile
 
 
@@ -35,7 +40,7 @@ def attend_items(  # type: ignore[no-untyped-def]
     out: tl.tensor,  # as queries
     part_out: tl.tensor,  # float32 [P, KV_HEADS * GROUP, HEAD_DIM]
     part_lse: tl.tensor,  # float32 [P, KV_HEADS * GROUP], to the base 2
-    bounds: tl.tensor,  # items of kind k are [bounds[k], bounds[k + 1])
+    bounds: tl.tensor,  # items of few rows are [0, bounds[0]), those of more [bounds[0], bounds[1])
     items: tl.tensor,  # [I, ITEM_COLUMNS]
     slots: tl.tensor,  # [S, SLOT_COLUMNS]
     kv_idx: tl.tensor,  # [T]
@@ -43,104 +48,155 @@ def attend_items(  # type: ignore[no-untyped-def]
     out_stride: int,
     scale: float,  # logits → powers of 2; with SOFTCAP: tanh → powers of 2
     inner_scale: float,  # with SOFTCAP: logits → powers of 2 of the tanh
-    KIND: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    TWO_LOOPS: tl.constexpr,
     PRODUCT: tl.constexpr,  # dtype of what is multiplied
+    FEW_VECTORS: tl.constexpr,  # 0: this launch leaves items of few rows out
+    FEW_KEYS: tl.constexpr,
+    MORE_VECTORS: tl.constexpr,  # 0: this launch leaves items of more rows out
+    MORE_KEYS: tl.constexpr,
+    MORE_TWO_LOOPS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    few = tl.load(bounds)
+    wait_for_kernels_before(EARLY)
+    units = 0
+    if MORE_VECTORS:
+        more = tl.load(bounds + 1) - few
+        units = more * KV_HEADS
+        for unit in range(program, units, programs):
+            if MORE_TWO_LOOPS:  # a head after the other: tiles of a prompt read the same keys, found in the L2 cache
+                kv_head = unit // more
+                item = few + unit % more
+            else:  # the heads of an item together: they lie side by side in memory
+                kv_head = unit % KV_HEADS
+                item = few + unit // KV_HEADS
+            _attend_item(
+                *(queries, keys, values, out, part_out, part_lse, items + item * ITEM_COLUMNS, slots, kv_idx),
+                *(kv_head, query_stride, out_stride, scale, inner_scale, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, SOFTCAP),
+                *(PRODUCT, MORE_VECTORS, MORE_KEYS, MORE_TWO_LOOPS),
+            )
+    if FEW_VECTORS:
+        behind = program + tl.cdiv(tl.maximum(units - program, 0), programs) * programs - units
+        for unit in range(behind, few * KV_HEADS, programs):
+            _attend_item(
+                *(queries, keys, values, out, part_out, part_lse),
+                *(items + unit // KV_HEADS * ITEM_COLUMNS, slots, kv_idx),
+                *(unit % KV_HEADS, query_stride, out_stride, scale, inner_scale, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D),
+                *(SOFTCAP, PRODUCT, FEW_VECTORS, FEW_KEYS, False),
+            )
+
+
+@jit
+def _attend_item(  # type: ignore[no-untyped-def]
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    part_out: tl.tensor,
+    part_lse: tl.tensor,
+    item: tl.tensor,  # where it is described
+    slots: tl.tensor,
+    kv_idx: tl.tensor,
+    kv_head: tl.tensor,
+    query_stride: int,
+    out_stride: int,
+    scale: float,
+    inner_scale: float,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # query vectors
+    BLOCK_N: tl.constexpr,  # keys
+    TWO_LOOPS: tl.constexpr,
+):
+    """One item and one KV head."""
     HEADS: tl.constexpr = KV_HEADS * GROUP
     SLOT_STRIDE: tl.constexpr = KV_HEADS * HEAD_DIM
     vector = tl.arange(0, BLOCK_M)
     number = tl.arange(0, BLOCK_N)
     at = tl.arange(0, BLOCK_D)
-    first_item = tl.load(bounds + KIND)
-    count = tl.load(bounds + KIND + 1) - first_item
-    for unit in range(tl.program_id(0), count * KV_HEADS, tl.num_programs(0)):
-        if TWO_LOOPS:  # a head after the other: tiles of a prompt read the same keys, and find them in the L2 cache
-            kv_head = unit // count
-            item = items + (first_item + unit % count) * ITEM_COLUMNS
-        else:  # the heads of an item together: they lie side by side in memory
-            kv_head = unit % KV_HEADS
-            item = items + (first_item + unit // KV_HEADS) * ITEM_COLUMNS
-        first_slot = tl.load(item)
-        rows = tl.load(item + 1)
-        first_key = tl.load(item + 2)
-        length = tl.load(item + 3)
-        position = tl.load(item + 4)
+    first_slot = tl.load(item)
+    rows = tl.load(item + 1)
+    first_key = tl.load(item + 2)
+    length = tl.load(item + 3)
+    position = tl.load(item + 4)
+    index = kv_idx + first_key
+    gathered = tl.load(index + tl.minimum(number, length - 1))  # before anything that waits for an address
 
-        real = vector // GROUP < rows
-        slot = slots + (first_slot + vector // GROUP) * SLOT_COLUMNS
-        row = tl.load(slot, mask=real, other=0).to(tl.int64)
-        place = tl.load(slot + 1, mask=real, other=-1)
-        # What each query vector sees of the run, as numbers of keys; those that are none see all of it.
-        low = tl.where(real, tl.load(slot + 2, mask=real, other=0) - position, 0)
-        high = tl.where(real, tl.minimum(tl.load(slot + 3, mask=real, other=0) - position, length), length)
-        head = kv_head * GROUP + vector % GROUP
-        inside = real[:, None] & (at < HEAD_DIM)[None, :]
-        here = row[:, None] * query_stride + head[:, None] * HEAD_DIM + at[None, :]
-        query = tl.load(queries + here, mask=inside, other=0.0)  # [BLOCK_M, BLOCK_D]
+    real = vector // GROUP < rows
+    slot = slots + (first_slot + vector // GROUP) * SLOT_COLUMNS
+    row = tl.load(slot, mask=real, other=0).to(tl.int64)
+    place = tl.load(slot + 1, mask=real, other=-1)
+    # What each query vector sees of the run, as numbers of keys; those that are none see all of it.
+    low = tl.where(real, tl.load(slot + 2, mask=real, other=0) - position, 0)
+    high = tl.where(real, tl.minimum(tl.load(slot + 3, mask=real, other=0) - position, length), length)
+    head = kv_head * GROUP + vector % GROUP
+    inside = real[:, None] & (at < HEAD_DIM)[None, :]
+    here = row[:, None] * query_stride + head[:, None] * HEAD_DIM + at[None, :]
+    query = tl.load(queries + here, mask=inside, other=0.0)  # [BLOCK_M, BLOCK_D]
 
-        key_at = keys + kv_head * HEAD_DIM + at[None, :]
-        value_at = values + kv_head * HEAD_DIM + at[None, :]
-        index = kv_idx + first_key
-        acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-        total = tl.zeros([BLOCK_M], dtype=tl.float32)
-        top = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
+    key_at = keys + kv_head * HEAD_DIM + at[None, :]
+    value_at = values + kv_head * HEAD_DIM + at[None, :]
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    top = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
 
-        #   tiles   | masked | whole ... whole | masked |         a run that a window cuts, and its causal end
-        #           0        before            behind   tiles
-        tiles = (length + BLOCK_N - 1) // BLOCK_N
-        before = tiles
-        behind = tiles
-        if TWO_LOOPS:
-            before = tl.minimum((tl.maximum(tl.max(low, 0), 0) + BLOCK_N - 1) // BLOCK_N, tiles)
-            behind = tl.maximum(tl.minimum(tl.min(high, 0), length) // BLOCK_N, before)
-        whole = behind - before
-
-        gathered = tl.load(index + tl.minimum(tl.where(before > 0, 0, whole) * BLOCK_N + number, length - 1))
-        for step in range(tiles - whole):
-            tile = tl.where(step < before, step, step + whole)
-            following = tl.where(step + 1 < before, step + 1, step + 1 + whole)
+    #   tiles   | masked | whole ... whole | masked |         a run that a window cuts, and its causal end
+    #           0        before            behind   tiles
+    tiles = (length + BLOCK_N - 1) // BLOCK_N
+    before = tiles
+    behind = tiles
+    if TWO_LOOPS:
+        before = tl.minimum((tl.maximum(tl.max(low, 0), 0) + BLOCK_N - 1) // BLOCK_N, tiles)
+        behind = tl.maximum(tl.minimum(tl.min(high, 0), length) // BLOCK_N, before)
+        gathered = tl.load(index + tl.minimum(tl.where(before > 0, 0, behind) * BLOCK_N + number, length - 1))
+    whole = behind - before
+    for step in range(tiles - whole):
+        tile = tl.where(step < before, step, step + whole)
+        following = tl.where(step + 1 < before, step + 1, step + 1 + whole)
+        offset = gathered.to(tl.int64)[:, None] * SLOT_STRIDE
+        gathered = tl.load(index + tl.minimum(following * BLOCK_N + number, length - 1))
+        acc, total, top = _add_tile(
+            *(acc, total, top, query, key_at + offset, value_at + offset, at, tile * BLOCK_N + number, low, high),
+            *(scale, inner_scale, True, HEAD_DIM, BLOCK_D, SOFTCAP, PRODUCT),
+        )
+    if TWO_LOOPS:
+        gathered = tl.load(index + tl.minimum(before * BLOCK_N + number, length - 1))
+        for tile in range(before, behind):
             offset = gathered.to(tl.int64)[:, None] * SLOT_STRIDE
-            gathered = tl.load(index + tl.minimum(following * BLOCK_N + number, length - 1))
+            gathered = tl.load(index + tl.minimum((tile + 1) * BLOCK_N + number, length - 1))
             acc, total, top = _add_tile(
-                *(acc, total, top, query, key_at + offset, value_at + offset, at, tile * BLOCK_N + number, low, high),
-                *(scale, inner_scale, True, HEAD_DIM, BLOCK_D, SOFTCAP, PRODUCT),
+                *(
+                    acc,
+                    total,
+                    top,
+                    query,
+                    key_at + offset,
+                    value_at + offset,
+                    at,
+                    tile * BLOCK_N + number,
+                    low,
+                    high,
+                ),
+                *(scale, inner_scale, False, HEAD_DIM, BLOCK_D, SOFTCAP, PRODUCT),
             )
-        if TWO_LOOPS:
-            gathered = tl.load(index + tl.minimum(before * BLOCK_N + number, length - 1))
-            for tile in range(before, behind):
-                offset = gathered.to(tl.int64)[:, None] * SLOT_STRIDE
-                gathered = tl.load(index + tl.minimum((tile + 1) * BLOCK_N + number, length - 1))
-                acc, total, top = _add_tile(
-                    *(
-                        acc,
-                        total,
-                        top,
-                        query,
-                        key_at + offset,
-                        value_at + offset,
-                        at,
-                        tile * BLOCK_N + number,
-                        low,
-                        high,
-                    ),
-                    *(scale, inner_scale, False, HEAD_DIM, BLOCK_D, SOFTCAP, PRODUCT),
-                )
 
-        result = acc / total[:, None]
-        direct = inside & (place < 0)[:, None]
-        there = row[:, None] * out_stride + head[:, None] * HEAD_DIM + at[None, :]
-        tl.store(out + there, result.to(out.dtype.element_ty), mask=direct)
-        partial = place.to(tl.int64) * HEADS + head
-        tl.store(part_out + partial[:, None] * HEAD_DIM + at[None, :], result, mask=inside & (place >= 0)[:, None])
-        tl.store(part_lse + partial, top + tl.log2(total), mask=real & (place >= 0))
+    result = acc / total[:, None]
+    direct = inside & (place < 0)[:, None]
+    there = row[:, None] * out_stride + head[:, None] * HEAD_DIM + at[None, :]
+    tl.store(out + there, result.to(out.dtype.element_ty), mask=direct)
+    partial = place.to(tl.int64) * HEADS + head
+    tl.store(part_out + partial[:, None] * HEAD_DIM + at[None, :], result, mask=inside & (place >= 0)[:, None])
+    tl.store(part_lse + partial, top + tl.log2(total), mask=real & (place >= 0))
 
 
 @jit
@@ -192,23 +248,25 @@ def merge_parts(  # type: ignore[no-untyped-def]
     part_lse: tl.tensor,  # float32 [P, HEADS], to the base 2
     out: tl.tensor,  # [R, HEADS, HEAD_DIM], heads side by side
     bounds: tl.tensor,
-    merge_rows: tl.tensor,  # [M]
-    merge_ptr: tl.tensor,  # [M+1] the parts of merge_rows[m] are [merge_ptr[m], merge_ptr[m + 1])
+    merges: tl.tensor,  # [M, MERGE_COLUMNS]
     out_stride: int,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Weighted mean of the parts of each row and head: weights are the softmax of their log-sum-exps."""
     at = tl.arange(0, BLOCK_D)
     part = tl.arange(0, BLOCK_PARTS)
     units = tl.load(bounds + MERGED) * HEADS
+    wait_for_kernels_before(EARLY)
     for unit in range(tl.program_id(0), units, tl.num_programs(0)):
         head = unit % HEADS
-        first = tl.load(merge_ptr + unit // HEADS)
-        end = tl.load(merge_ptr + unit // HEADS + 1)
-        row = tl.load(merge_rows + unit // HEADS).to(tl.int64)
+        merge = merges + unit // HEADS * MERGE_COLUMNS
+        row = tl.load(merge).to(tl.int64)
+        first = tl.load(merge + 1)
+        end = first + tl.load(merge + 2)
         acc = tl.zeros([BLOCK_D], dtype=tl.float32)
         total = tl.zeros([1], dtype=tl.float32)
         top = tl.full([1], LOWEST, dtype=tl.float32)

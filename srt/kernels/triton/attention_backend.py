@@ -1,8 +1,8 @@
 """The attention backend over the Triton kernels: cuts a step, sends the plan, launches.
 
-A launch for each kind of item that a plan has, and one merge when rows have several parts. A plan that captured graphs
-read (`reserve`) is launched whole every time, with as many programs as the device runs at once: the kernels find the
-counts on the device.
+A step is one launch, and one of the merge when rows have several parts. A plan that captured graphs read (`reserve`) is
+launched whole every time, with as many programs as the device runs at once: the kernels find the counts on the device.
+Other plans are launched kind by kind, those that there are, each with as many programs as it has units of work.
 """
 
 from dataclasses import replace
@@ -23,6 +23,7 @@ try:
     from .attention import LOG2_E, attend_items, merge_parts, store_rows
     from .attention_plan import Capacity, TritonPlan, pack
     from .attention_tiles import Tile, tiles_for
+    from .early import launched_early
     from .jit import block_of
 except ImportError as error:
     raise MissingExtraError("triton", "runtime") from error
@@ -85,6 +86,7 @@ class TritonBackend:
             run_per_row=RUN_PER_VECTOR * geometry.group,
             single_run=None,
         )
+        self._early = launched_early(self.device)
         self.counters = AttentionCounters()
 
     def plan(self, batch: Batch, window: int | None) -> TritonPlan:
@@ -155,25 +157,30 @@ class TritonBackend:
         if out is None:
             out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         target = _rows(out)  # itself, where its heads lie side by side
-        for kind, tile in enumerate(plan.tiles):
-            units = plan.counts[kind] * self.geometry.kv_heads
-            programs = tile.resident * self.multiprocessors if plan.fixed else units
-            if programs:
-                self._launch(kind, tile, programs, layer, queries, pool, plan, target, scale, softcap)
-        units = plan.counts[-1] * self.geometry.heads
+        few, more = plan.tiles
+        if plan.fixed:
+            programs = min(few.resident, more.resident) * self.multiprocessors
+            self._launch(few, more, programs, layer, queries, pool, plan, target, scale, softcap)
+        else:
+            for only, items in (((few, None), plan.counts[0]), ((None, more), plan.counts[1])):
+                if items:
+                    programs = items * self.geometry.kv_heads
+                    self._launch(*only, programs, layer, queries, pool, plan, target, scale, softcap)
+        units = plan.counts[2] * self.geometry.heads
         programs = MERGE_RESIDENT * self.multiprocessors if plan.fixed else units
         if programs:
             merge_parts[(programs,)](
-                *(plan.part_out, plan.part_lse, target, plan.bounds, plan.merge_rows, plan.merge_ptr, target.stride(0)),
+                *(plan.part_out, plan.part_lse, target, plan.bounds, plan.merges, target.stride(0)),
                 **merge_constants(self.geometry),
+                **self._early,
                 num_warps=1,
             )
         return out if target is out else out.copy_(target)
 
     def _launch(
         self,
-        kind: int,
-        tile: Tile,
+        few: Tile | None,
+        more: Tile | None,
         programs: int,
         layer: int,
         queries: torch.Tensor,
@@ -183,13 +190,15 @@ class TritonBackend:
         scale: float,
         softcap: float,
     ) -> None:
+        launched = [tile for tile in (few, more) if tile]
         attend_items[(programs,)](
             *(queries, pool.keys[layer], pool.values[layer], out, plan.part_out, plan.part_lse),
             *(plan.bounds, plan.items, plan.slots, plan.kv_idx, queries.stride(0), out.stride(0)),
             *((softcap or scale) * LOG2_E, 2 * LOG2_E * scale / softcap if softcap else 0.0),
-            **item_constants(self.geometry, tile, kind=kind, softcap=softcap, dtype=queries.dtype),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            **item_constants(self.geometry, few, more, softcap=softcap, dtype=queries.dtype),
+            **self._early,
+            num_warps=max(tile.warps for tile in launched),
+            num_stages=max(tile.stages for tile in launched),
             enable_fp_fusion=True,
         )
 
@@ -197,22 +206,28 @@ class TritonBackend:
         self.counters.add(plan.keys_read, plan.keys_saved)
 
 
-# Any, in the three: Triton takes numbers, dtypes and None alike.
+# Any, in the four: Triton takes numbers, dtypes and None alike.
 def item_constants(
-    geometry: AttentionGeometry, tile: Tile, *, kind: int, softcap: float, dtype: torch.dtype
+    geometry: AttentionGeometry, few: Tile | None, more: Tile | None, *, softcap: float, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """What `attend_items` is compiled for; `dtype` is that of queries."""
+    """What `attend_items` is compiled for.
+
+    Args:
+        few, more: tiles of the two kinds of items; None: the launch leaves them out.
+        dtype: of queries.
+    """
     return {
-        "KIND": kind,
         "KV_HEADS": geometry.kv_heads,
         "GROUP": geometry.group,
         "HEAD_DIM": geometry.head_dim,
         "BLOCK_D": block_of(geometry.head_dim),
-        "BLOCK_M": tile.vectors,
-        "BLOCK_N": tile.keys,
         "SOFTCAP": softcap > 0,
-        "TWO_LOOPS": tile.two_loops,
         "PRODUCT": tl.float32 if _INTERPRETED else _DTYPES[dtype],
+        "FEW_VECTORS": few.vectors if few else 0,
+        "FEW_KEYS": few.keys if few else 0,
+        "MORE_VECTORS": more.vectors if more else 0,
+        "MORE_KEYS": more.keys if more else 0,
+        "MORE_TWO_LOOPS": more.two_loops if more else False,
     }
 
 

@@ -1,14 +1,13 @@
 """A plan as the attention kernels read it: one int32 buffer on the device, filled by one transfer.
 
-    bounds      [0, few, items, merged]              items of kind 0 are [0, few), of kind 1 [few, items)
-    items       [I, 5]   first place in slots, places, first key in kv_idx, keys, position of the first key
-    slots       [S, 4]   row, place among the partial results or −1, first visible position, end of them
-    merge_rows  [M]      rows with several parts
-    merge_ptr   [M+1]    the parts of merge_rows[m] are the places [merge_ptr[m], merge_ptr[m+1])
-    kv_idx      [T]      slots of the pool that items read; last, for only what is used of the buffer is sent
+    bounds   [few, items, merged]   items of few rows are [0, few), those of more [few, items)
+    items    [I, 5]                 first place in slots, places, first key in kv_idx, keys, position of the first key
+    slots    [S, 4]                 row, place among the partial results or −1, first visible position, end of them
+    merges   [M, 3]                 row, first place of its parts, which lie side by side, and how many there are
+    kv_idx   [T]                    slots of the pool that items read; last, for only what is used of it is sent
 
-Items of a kind come in descending cost: the last ones to run are short. Parts of a row lie side by side. The host's
-memory is fresh for each plan: torch's pinned allocator gives it out again when the copy is done, so nobody waits.
+Items of both kinds come in descending cost: the last ones to run are short. The host's memory is fresh for each plan:
+torch's pinned allocator gives it out again when the copy is done, so nobody waits.
 """
 
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from ...attention.backend import AttentionGeometry
 from ...attention.plan import AttentionPlan, Int32
 from .attention_tiles import Tile
 
-KINDS = 2
+BOUNDS = 3
 ALIGNMENT = 4  # int32: Triton reads 16 bytes at once where it knows that an address is a multiple of them
 
 
@@ -46,41 +45,40 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class PackedPlan:
-    """The arrays of the drawing, on the host. Counts of items by kind, and what of the plan goes to which place."""
+    """The arrays of the drawing, on the host, and what they hold."""
 
     items: Int32  # [I, 5]
     slots: Int32  # [S, 4]
-    merge_rows: Int32  # [M]
-    merge_ptr: Int32  # [M+1]
+    merges: Int32  # [M, 3]
     kv_idx: Int32  # [T]
-    few: int  # items of kind 0
+    few: int  # items of few rows
 
     @property
     def size(self) -> Capacity:
-        places = int(self.merge_ptr[-1])
-        return Capacity(len(self.items), len(self.slots), len(self.merge_rows), places, len(self.kv_idx))
+        places = int(self.merges[:, 2].sum())
+        return Capacity(len(self.items), len(self.slots), len(self.merges), places, len(self.kv_idx))
 
 
 def pack(plan: AttentionPlan, few_rows: int) -> PackedPlan:
-    """`few_rows`: items of at most so many rows are of kind 0."""
-    rows = np.diff(plan.item_q)
+    """`few_rows`: of items of the first kind, at most."""
+    counts = np.diff(plan.item_q)
     descending = np.arange(plan.items - 1, -1, -1)
-    small = rows[descending] <= few_rows
+    small = counts[descending] <= few_rows
     order = np.concatenate([descending[small], descending[~small]])
     length = plan.item_kv[order, 1] - plan.item_kv[order, 0]
     first_key, kv_idx = _read_keys(plan.item_kv[order, 0], length, plan.kv_idx)
-    items = np.stack([plan.item_q[order], rows[order], first_key, length, plan.item_pos[order]], axis=1)
+    items = np.stack([plan.item_q[order], counts[order], first_key, length, plan.item_pos[order]], axis=1)
 
     parts = np.diff(plan.merge_ptr)  # [R]
-    merge_rows = np.flatnonzero(parts > 1)
+    rows = np.flatnonzero(parts > 1)
     by_row = plan.merge_slot[np.repeat(parts > 1, parts)]  # places in q_rows of all parts that are merged, row by row
     place = np.full(len(plan.q_rows), -1, dtype=np.int32)
     place[by_row] = np.arange(len(by_row), dtype=np.int32)
+    merged = parts[rows]
     return PackedPlan(
         items=items.astype(np.int32, copy=False),
         slots=np.stack([plan.q_rows, place, plan.row_lo[plan.q_rows], plan.row_hi[plan.q_rows]], axis=1),
-        merge_rows=merge_rows.astype(np.int32),
-        merge_ptr=np.concatenate([[0], np.cumsum(parts[merge_rows])]).astype(np.int32),
+        merges=np.stack([rows, np.cumsum(merged) - merged, merged], axis=1).astype(np.int32),
         kv_idx=kv_idx,
         few=int(small.sum()),
     )
@@ -111,7 +109,7 @@ class TritonPlan:
 
     Args:
         capacity: what it can be filled with.
-        tiles: of the two kinds of items.
+        tiles: of the two kinds of items, few rows and more.
         fixed: captured graphs read it, so launches must not depend on what it is filled with.
     """
 
@@ -127,15 +125,15 @@ class TritonPlan:
         self.capacity = capacity
         self.tiles = tiles
         self.fixed = fixed
-        self.counts = (0,) * (KINDS + 1)  # items of each kind, merged rows
-        sizes = (KINDS + 2, 5 * capacity.items, 4 * capacity.slots, capacity.merged, capacity.merged + 1, capacity.keys)
+        self.counts = (0, 0, 0)  # items of few rows, items of more, merged rows
+        sizes = (BOUNDS, 5 * capacity.items, 4 * capacity.slots, 3 * capacity.merged, capacity.keys)
         ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
         self._starts = [0, *ends[:-1]]
         self._buffer = torch.empty(ends[-1], dtype=torch.int32, device=device)
         if fixed:
-            self._buffer[: KINDS + 2] = 0  # no items, until it is filled
+            self._buffer[:BOUNDS] = 0  # no items, until it is filled
         views = [self._buffer[start:] for start in self._starts]
-        self.bounds, self.items, self.slots, self.merge_rows, self.merge_ptr, self.kv_idx = views
+        self.bounds, self.items, self.slots, self.merges, self.kv_idx = views
         parts = (capacity.places, geometry.heads)
         self.part_out = torch.empty((*parts, geometry.head_dim), dtype=torch.float32, device=device)
         self.part_lse = torch.empty(parts, dtype=torch.float32, device=device)
@@ -143,10 +141,10 @@ class TritonPlan:
     def fill(self, packed: PackedPlan) -> None:
         """Send a plan that fits. What ran before has read the old one: copies and kernels are in one stream."""
         assert self.capacity.holds(packed.size), "a plan that is larger than its buffer"
-        items, merged = len(packed.items), len(packed.merge_rows)
+        items, merged = len(packed.items), len(packed.merges)
         self.counts = (packed.few, items - packed.few, merged)
-        bounds = np.array([0, packed.few, items, merged], dtype=np.int32)
-        arrays = (bounds, packed.items, packed.slots, packed.merge_rows, packed.merge_ptr, packed.kv_idx)
+        bounds = np.array([packed.few, items, merged], dtype=np.int32)
+        arrays = (bounds, packed.items, packed.slots, packed.merges, packed.kv_idx)
         used = self._starts[-1] + len(packed.kv_idx)
         pinned = self._buffer.is_cuda
         host = torch.empty(used, dtype=torch.int32, pin_memory=pinned)

@@ -3,12 +3,13 @@
 Items come in kinds by their number of query vectors (rows × heads of a group), each with a tile of its own:
 
     FEW      at most 16, or one row      decode: a stream of keys, limited by memory
-    SOME     at most 64                  branches of a tree in captured decode steps
+    SOME     at most 32                  branches of a tree in captured decode steps, in one launch with FEW
     MANY     at most 128                 prompts: limited by products
 
-A tile of keys and one of values are 16 KiB each. One pair is computed while the next two are on their way, in each of
-the two or three programs that share a multiprocessor: 64 KiB in flight hide the latency of device memory. By the
-compiler a program takes up to 130 KiB of shared memory on Hopper and Blackwell, 104 on an A100. Devices with 99 have
+Where keys are streamed, a tile of keys and one of values are 16 KiB each. One pair is computed while the next two are
+on their way, in each of the two or three programs that share a multiprocessor: 64 KiB in flight hide the latency of
+device memory. Where products count, a tile has as many keys as leave room for the results in the registers. By the
+compiler a program takes up to 192 KiB of shared memory on Hopper and Blackwell, 104 on an A100. Devices with 99 have
 one pair on its way: 72 KiB.
 """
 
@@ -27,8 +28,9 @@ HEAD_DIM_UNIT = 16
 MOST_GROUP = 128  # query heads of one KV head, which are in one tile
 TILE_BYTES = 16 << 10  # of keys
 ROOM_FOR_THREE = 128 << 10  # bytes of shared memory; a program on a device with less has two stages
-LARGE_VECTOR = 256  # bytes; of larger ones, a tile of MANY results does not fit the registers
-FEW, SOME, MANY = 16, 64, 128  # query vectors
+SMALL_VECTOR, LARGE_VECTOR = 128, 256  # bytes
+ROOM_FOR_LARGE = 196 << 10  # bytes of shared memory, for MANY large vectors and two tiles of 64 keys and values
+FEW, SOME, HALF, MANY = 16, 32, 64, 128  # query vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +88,30 @@ def tiles_for(
             f"keys and values in {_name(kv_dtype)} for queries in {_name(dtype)}: the Triton kernels take a pool of "
             f'the same dtype, or of {_name(FLOAT8)}; write kv_dtype="auto"'
         )
-    wide = block_of(head_dim, least=HEAD_DIM_UNIT)
-    keys = max(HEAD_DIM_UNIT, min(128, TILE_BYTES // (wide * dtype.itemsize)))
+    vector = block_of(head_dim, least=HEAD_DIM_UNIT) * dtype.itemsize  # bytes
+    keys = min(128, TILE_BYTES // vector)
     least = block_of(group)  # one row at least
     exact = dtype is torch.float32  # multiplied without tensor cores: operands are in registers
-    large = wide * dtype.itemsize > LARGE_VECTOR
     resident = 2 if kv_dtype is FLOAT8 else 3  # what is widened takes registers
     stages = 3 if shared_memory is None or shared_memory >= ROOM_FOR_THREE else 2
-    few_warps, some_warps = 8 if exact or least > SOME else 4, 8 if large else 4
+    warps = 8 if exact or least > HALF else 4
+    fewer = max(HEAD_DIM_UNIT, keys // 2) if exact else keys
     return Tiles(
-        few=Tile(max(FEW, least), keys, few_warps, stages, resident, two_loops=False),
-        some=Tile(max(SOME, least), keys, some_warps, stages, resident=1 if large else 2, two_loops=True),
-        many=Tile(max(SOME if large else MANY, least), keys, 8, stages, resident=1, two_loops=True),
+        few=Tile(max(FEW, least), keys, warps, stages, resident, two_loops=False),
+        some=Tile(max(SOME, least), fewer, warps, stages, resident, two_loops=False),
+        many=_many(vector, keys, least, stages, shared_memory, exact=exact),
     )
+
+
+def _many(vector: int, keys: int, least: int, stages: int, shared_memory: int | None, *, exact: bool) -> Tile:
+    """By size of vectors and room; measured on an H100, where others take up to twice as long."""
+    if vector > LARGE_VECTOR:
+        if not exact and (shared_memory is None or shared_memory >= ROOM_FOR_LARGE):
+            return Tile(MANY, 64, 8, 2, resident=1, two_loops=True)
+        return Tile(max(HALF, least), keys, 8, stages, resident=1, two_loops=True)
+    if vector <= SMALL_VECTOR and not exact:
+        return Tile(MANY, 64, 4, stages, resident=2, two_loops=True)
+    return Tile(MANY, keys, 8, stages, resident=1, two_loops=True)
 
 
 def _name(dtype: torch.dtype) -> str:

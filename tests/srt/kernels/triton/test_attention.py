@@ -104,12 +104,19 @@ def test_head_dims(device: torch.device, head_dim: int) -> None:
 
 
 def test_a_device_with_little_shared_memory_has_one_pair_of_tiles_less_on_its_way() -> None:
-    geometry = AttentionGeometry(8, 4, 256)
     stages = {}
     for shared in (99 << 10, 163 << 10, 227 << 10, None):
-        tiles = tiles_for(geometry, torch.bfloat16, torch.bfloat16, shared_memory=shared)
+        tiles = tiles_for(AttentionGeometry(8, 4, 128), torch.bfloat16, torch.bfloat16, shared_memory=shared)
         stages[shared] = {tile.stages for tile in (tiles.few, tiles.some, tiles.many)}
     assert stages == {99 << 10: {2}, 163 << 10: {3}, 227 << 10: {3}, None: {3}}
+
+
+def test_many_large_vectors_are_computed_where_they_fit() -> None:
+    vectors = []
+    for shared in (99 << 10, 163 << 10, 227 << 10, None):
+        tiles = tiles_for(AttentionGeometry(8, 4, 256), torch.bfloat16, torch.bfloat16, shared_memory=shared)
+        vectors.append(tiles.many.vectors)
+    assert vectors == [64, 64, 128, 128]
 
 
 @pytest.mark.parametrize("group", [1, 5, 7, 16, 20, 71])
@@ -128,7 +135,7 @@ def test_a_row_of_many_parts_is_merged_in_several_blocks(device: torch.device) -
     queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device)
     backend = tiny_backend(SMALL, device, multiprocessors=100, shortest_run=16)
     plan = backend.plan(batch, None)
-    assert int(plan.merge_ptr[1]) > 2 * BLOCK_PARTS
+    assert plan.merges[2] > 2 * BLOCK_PARTS
     result = backend.attend(0, queries, pool, plan, scale=SCALE)
     torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 

@@ -36,26 +36,25 @@ def test_a_packed_plan_says_what_the_plan_says(
     kinds = packed.items[:, 1] > few_rows
     assert kinds.tolist() == sorted(kinds.tolist()), "few first"
     assert packed.few == int((~kinds).sum())
-    for of_kind in (packed.items[: packed.few], packed.items[packed.few :]):
-        cost = of_kind[:, 3] * (4 + of_kind[:, 1])
-        assert (np.diff(cost) <= 0).all(), "the last ones to run are short"
 
-    ours = sorted(
+    ours = [
         (packed.slots[slot : slot + rows, 0].tolist(), packed.kv_idx[first : first + length].tolist(), position)
         for slot, rows, first, length, position in packed.items.tolist()
-    )
-    theirs = sorted(
+    ]
+    theirs = [
         (plan.q_rows[plan.item_q[i] : plan.item_q[i + 1]].tolist(), plan.kv_idx[first:end].tolist(), position)
         for i, ((first, end), position) in enumerate(zip(plan.item_kv.tolist(), plan.item_pos.tolist(), strict=True))
-    )
-    assert ours == theirs
+    ]
+    descending = theirs[::-1]
+    assert ours == sorted(descending, key=lambda item: len(item[0]) > few_rows), "the last ones to run are short"
     assert np.array_equal(packed.slots[:, 2], plan.row_lo[plan.q_rows])
     assert np.array_equal(packed.slots[:, 3], plan.row_hi[plan.q_rows])
 
     places = {row: packed.slots[packed.slots[:, 0] == row, 1].tolist() for row in range(batch.rows)}
-    merged = {row: list(range(*packed.merge_ptr[m : m + 2])) for m, row in enumerate(packed.merge_rows.tolist())}
+    merged = {row: list(range(first, first + parts)) for row, first, parts in packed.merges.tolist()}
     for row, of_row in places.items():
         assert sorted(of_row) == merged.get(row, [-1])
+    assert [place for of_row in merged.values() for place in of_row] == list(range(packed.size.places)), "side by side"
 
 
 def test_only_the_keys_that_items_read_are_sent() -> None:

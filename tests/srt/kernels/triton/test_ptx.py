@@ -39,12 +39,12 @@ def test_no_kernel_spills(found: dict[str, dict[str, int]]) -> None:
 
 
 def test_tiles_of_all_kinds_use_tensor_cores_and_read_ahead(found: dict[str, dict[str, int]]) -> None:
-    few, some, many = (found[f"attend {kind} d128 group 4 fp16"] for kind in ("few", "some", "many"))
+    few, both, many = (found[f"attend {kind} d128 group 4 fp16"] for kind in ("few", "few and some", "many"))
     assert few["mma"] > 0, "16 query vectors are too few for a warp group"
-    assert some["wgmma"] > 0
+    assert both["mma"] > few["mma"], "32 are, too"
     assert many["wgmma"] > 0
-    assert min(few["cp.async"], some["cp.async"], many["cp.async"]) > 0
-    assert [few["resident"], some["resident"], many["resident"]] == [3, 2, 1]
+    assert min(few["cp.async"], both["cp.async"], many["cp.async"]) > 0
+    assert [few["resident"], both["resident"], many["resident"]] == [3, 2, 1]
 
 
 def test_products_of_experts_use_tensor_cores_and_read_ahead(found: dict[str, dict[str, int]]) -> None:
