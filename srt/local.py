@@ -8,10 +8,9 @@ the oracle run on the loop, so that a test is deterministic.
 import asyncio
 import gc
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
@@ -41,7 +40,8 @@ from .constraint_compiler import InlineCompiler
 from .constraint_library import ConstraintLibrary
 from .constraint_shelf import OPENING_POLL
 from .delay import Delay
-from .engine_protocol import FromEngine, ToEngine
+from .engine_protocol import ToEngine
+from .engine_thread import EngineThread
 from .faults import FaultHook, no_faults
 from .gateway import Gateway
 from .pictures.budget import most_tokens
@@ -52,11 +52,7 @@ from .program_backend import PROGRAMS_PEER, capabilities_of
 from .programs import Programs
 from .prompt_encoder import CACHE_BYTES
 
-if TYPE_CHECKING:
-    from .scheduler import Scheduler
-
 _PEER = b"local"
-_MOST_STEPS = 4  # behind each other; then the loop looks at deadlines
 
 
 class LocalBackend:
@@ -102,7 +98,7 @@ class LocalBackend:
         self._name = model
         self._image_tokens = 0  # of a picture at most; 0: the model reads text only, or is not open yet
         self._engine: Engine | None = None
-        self._steps: ThreadPoolExecutor | None = None  # one thread: libraries keep memory for each that calls them
+        self._thread: EngineThread | None = None  # with the engine
         self._gateway: Gateway | None = None
         self._exchange: Exchange | None = None
         self._programs: Programs | None = None  # with the exchange
@@ -218,9 +214,9 @@ class LocalBackend:
         del pump  # what ended it may hold the engine
         if self._engine is not None:
             self._engine.close()
-        if self._steps is not None:
-            self._steps.shutdown()  # none runs any more, but a thread holds what it has run last
-        self._engine = self._gateway = self._exchange = self._programs = self._loop = self._steps = None
+        if self._thread is not None:
+            self._thread.close()
+        self._engine = self._gateway = self._exchange = self._programs = self._loop = self._thread = None
         self._inbox.clear()
         if self.options.model != ORACLE:
             # An engine is full of circles, which go when somebody looks for them, and who looks counts objects: a few
@@ -243,7 +239,7 @@ class LocalBackend:
             self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded
         )
         source = self._given_template if self._given_template is not None else tokenizer.chat_template
-        self._steps = ThreadPoolExecutor(1, thread_name_prefix="local engine")
+        self._thread = EngineThread(self._engine.scheduler, lambda: bool(self._inbox))
         self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name)
         self._gateway = Gateway(
             tokenizer,
@@ -303,21 +299,12 @@ class LocalBackend:
         if self._loop is not None and (self._pump is None or self._pump.done()):
             self._pump = self._loop.create_task(self._run(), name="local engine")
 
-    def _some_steps(self, scheduler: "Scheduler") -> list[FromEngine]:
-        """In the thread: until there is something to tell, or to take. To go to the loop and back takes a millisecond,
-        in which nothing is planned."""
-        for _ in range(_MOST_STEPS):
-            events = scheduler.step()
-            if events or self._inbox or scheduler.idle or scheduler.opening:
-                return events
-        return []
-
     async def _run(self) -> None:
         """Steps until nothing is left to do. Gateway and scheduler are never touched by two threads at once."""
-        engine, gateway, steps = self._engine, self._gateway, self._steps
+        engine, gateway, thread = self._engine, self._gateway, self._thread
         assert engine is not None, "start() made it"
         assert gateway is not None, "start() made it"
-        assert steps is not None, "start() made it"
+        assert thread is not None, "start() made it"
         scheduler = engine.scheduler
         try:
             while self._inbox or not scheduler.idle:
@@ -327,7 +314,7 @@ class LocalBackend:
                     events = scheduler.step()
                     await asyncio.sleep(self._step_seconds)  # others run between two steps
                 else:
-                    events = await _to_its_end(steps, lambda: self._some_steps(scheduler))
+                    events = await thread.advance()
                     if scheduler.opening:
                         await asyncio.sleep(OPENING_POLL)
                 for event in events:
@@ -337,13 +324,3 @@ class LocalBackend:
             gateway.engine_lost(f"{type(error).__name__}: {error}")
             gateway.engine_given_up(f"{type(error).__name__}: {error}")
             raise EngineError("the local engine ended") from error
-
-
-async def _to_its_end(thread: Executor, step: Callable[[], list[FromEngine]]) -> list[FromEngine]:
-    """Whoever is cancelled waits for the step all the same: it works with the engine's memory."""
-    running = asyncio.get_running_loop().run_in_executor(thread, step)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
