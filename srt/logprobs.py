@@ -29,11 +29,12 @@ def look_up(
     if not wanted:
         return []
     rows, places = np.unique(np.array([row for row, _ in wanted], dtype=np.int64), return_inverse=True)
-    normalisers = chooser.summarise(logits, rows, 0).normalisers[places].tolist()
-    return [
-        logits[row, torch.from_numpy(tokens.astype(np.int64)).to(logits.device)].double().cpu().numpy() - normaliser
-        for (row, tokens), normaliser in zip(wanted, normalisers, strict=True)
-    ]
+    counts = [len(tokens) for _, tokens in wanted]
+    tokens = np.concatenate([tokens for _, tokens in wanted]).astype(np.int64)
+    where = (np.repeat(rows[places], counts), tokens)
+    values = logits[tuple(torch.from_numpy(index).to(logits.device) for index in where)].double().cpu().numpy()
+    logprobs = values - np.repeat(chooser.summarise(logits, rows, 0).normalisers[places], counts)
+    return np.split(logprobs, np.cumsum(counts)[:-1])
 
 
 def describe(logits: torch.Tensor, wanted: Sequence[Wanted], chooser: Chooser) -> list[IdLogprob]:
