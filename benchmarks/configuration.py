@@ -75,7 +75,7 @@ FORMATS = (Configuration("int8", "All optimisations, INT8 weights", {"weights": 
 # What a CPU does not do, or not well: there the first two are the full configuration, and torch computes the third.
 ON_DEVICES = (
     Configuration("no-overlap", "No step planned while one runs", {"overlap": False}),
-    Configuration("no-cuda-graphs", "No captured decode steps", {"cuda_graphs": False}),
+    Configuration("no-cuda-graphs", "No captured steps", {"cuda_graphs": False}),
     Configuration("fp8-keys", "All optimisations, keys and values in float8", {"kv_dtype": "fp8"}),
 )
 ON_CPU = (FULL, *PAPER, *OURS, *FORMATS)

@@ -39,7 +39,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             change; "auto" takes dtype.
         kernels: "native" (C++ for the CPU, compiled once), "triton" (for CUDA devices), "torch", or "auto": those of
             the device where they run, torch elsewhere.
-        cuda_graphs: decode steps on a CUDA device run as captured graphs.
+        cuda_graphs: steps of up to 1,024 rows on a CUDA device run as captured graphs.
         device: "auto" takes a GPU when there is one.
         tensor_parallel: ranks that compute the model together, a process each, on a CUDA device each or on the CPU.
             Each holds a part of the weights and of the KV cache; with fewer key heads than ranks, several hold the same
