@@ -140,6 +140,7 @@ class CudaDecoder:
             pool.keys[layer.index],
             pool.values[layer.index],
             head_norm=layer.head_norm,
+            soon=layer.output,
         )
         attended = attention.backend.attend(
             layer.index, queries, pool, attention.plans[layer.window], scale=self.config.attention_scale

@@ -124,17 +124,18 @@ def down_tokens(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    wait_for_kernels_before(EARLY)
     token = tl.program_id(1).to(tl.int64)
     number = tl.arange(0, CHOICES * BLOCK_N)  # the columns of the first choice, those of the second, …
     choice = number // BLOCK_N
     column = tl.program_id(0) * BLOCK_N + number % BLOCK_N
     real = (choice < TOP_K) & (column < HIDDEN)
     pair = token * TOP_K + choice
-    line = tl.load(experts + pair, mask=real, other=0).to(tl.int64) * HIDDEN + column
+    # Chosen before the gates were launched, and those have waited; past what this multiprocessor read in earlier steps.
+    expert = tl.load(experts + pair, mask=real, other=0, cache_modifier=".cg").to(tl.int64)
     depth = tl.arange(0, BLOCK_K)[None, :]
-    at, inside = weight + line[:, None] * WIDTH + depth, real[:, None]
+    at, inside = weight + (expert * HIDDEN + column)[:, None] * WIDTH + depth, real[:, None]
     ahead = weights_of_tile(at, inside, 0, WIDTH, BLOCK_K)
+    wait_for_kernels_before(EARLY)
     row = middle + tl.where(real, pair, 0)[:, None] * WIDTH + depth
     sums = sums_of_rows(row, at, inside, ahead, WIDTH, CHOICES * BLOCK_N, BLOCK_K)
     dtype: tl.constexpr = out.dtype.element_ty
