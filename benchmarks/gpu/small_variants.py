@@ -1,4 +1,4 @@
-"""Norms, heads, activations and sampling as models launch them."""
+"""Norms, heads and activations as models launch them."""
 
 from dataclasses import replace
 
@@ -6,11 +6,8 @@ from umbel.srt.kernels.triton.activation import SILU, act_and_multiply_rows
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.norm import add_and_normalise_rows, normalise_rows, warps_for
 from umbel.srt.kernels.triton.rope import turn_and_store_heads
-from umbel.srt.kernels.triton.sampling_kernels import TILE, finish_choice, finish_summary, scan
 
 from .variants import Variant
-
-_CHUNK = 2048
 
 
 def small_variants() -> list[Variant]:
@@ -24,7 +21,6 @@ def small_variants() -> list[Variant]:
         _heads(128, taken=8, normed=False, pool="fp8e4nv"),
         _heads(256, taken=8, normed=True, pool="bf16"),
     ]
-    found += [_scan(131_072, "fp32"), _scan(131_072, "bf16"), _choice(262_144, "fp32"), _summary(131_072)]
     return [replace(variant, fused=False) for variant in found]
 
 
@@ -93,79 +89,4 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
         },
         warps=min(max(taken * half // 128, 1), 4),
         aligned=frozenset({"qkv_stride", "slot_stride"}),
-    )
-
-
-_DRAWS = {
-    **dict.fromkeys(("rows", "mask_rows", "keys", "top_k"), "*i64"),
-    **dict.fromkeys(("inverse_temperatures", "top_p", "log_min_p"), "*fp64"),
-    "masks": "*i32",
-}
-_PARTS = {
-    **dict.fromkeys(("best", "masses", "tiles"), "*fp32"),
-    "tokens": "*i32",
-    "scores": "*fp64",
-}
-
-
-def _finish_constants(vocab: int) -> dict[str, object]:
-    chunks = -(-vocab // _CHUNK)
-    return {
-        "CHUNKS": chunks,
-        "CHUNK": _CHUNK,
-        "CHUNK_BLOCK": block_of(chunks),
-        "TILE_BLOCK": block_of(chunks * _CHUNK // TILE.value),
-        "CANDIDATES": 8192,
-        "READ": 2048,
-    }
-
-
-def _scan(vocab: int, logits: str) -> Variant:
-    return Variant(
-        name=f"scan {vocab} {logits}",
-        kernel=scan,
-        arguments={
-            "logits": f"*{logits}",
-            **_DRAWS,
-            **_PARTS,
-            **dict.fromkeys(("stride", "vocab", "words"), "i32"),
-        },
-        constants={"CHUNKS": vocab // _CHUNK, "CHUNK": _CHUNK},
-        aligned=frozenset({"stride", "vocab", "words"}),
-    )
-
-
-def _choice(vocab: int, logits: str) -> Variant:
-    return Variant(
-        name=f"finish choice {vocab} {logits}",
-        kernel=finish_choice,
-        arguments={
-            "logits": f"*{logits}",
-            **_DRAWS,
-            **_PARTS,
-            "values": "*fp32",
-            "ids": "*i32",
-            "chosen": "*i64",
-            **dict.fromkeys(("stride", "vocab", "words"), "i32"),
-        },
-        constants=_finish_constants(vocab),
-        warps=8,
-        aligned=frozenset({"stride", "vocab", "words"}),
-    )
-
-
-def _summary(vocab: int) -> Variant:
-    return Variant(
-        name=f"finish summary {vocab} fp32",
-        kernel=finish_summary,
-        arguments={
-            **dict.fromkeys(("logits", "best", "masses", "tiles", "values", "top_logits"), "*fp32"),
-            "rows": "*i64",
-            **dict.fromkeys(("ids", "top_tokens"), "*i32"),
-            "normalisers": "*fp64",
-            **dict.fromkeys(("stride", "vocab", "top"), "i32"),
-        },
-        constants=_finish_constants(vocab),
-        warps=8,
-        aligned=frozenset({"stride", "vocab"}),
     )

@@ -1,14 +1,17 @@
 """Logits → tokens on the device, by the definition of a draw (srt/draw.py). The twin is srt/torch_sampling.py.
 
-    scan     row × chunk of the vocabulary, one read of the logits:         maxima of tiles of 128, the chunk's best
-             token, its mass, and the winner of its race where the race is open to all
-    finish   row: the chunks' results → a token. A row with top_k, top_p or min_p first bounds from below what can stay,
-             by the maxima of tiles; copies what lies above (a few hundred tokens, and only tiles that have some are
-             read again); bisects the bits of floats for the end of the top_k, then of the nucleus; and races what is
-             left. Where more lies above than the copy holds, it bisects over the row itself.
+    scan     row × chunk of the vocabulary, one read of the logits. Of each tile of 128 tokens stay its largest logit
+             and, by what is drawn, its best score or its mass. The program that comes last to a row finishes it:
+             the most likely token lies in the tile with the largest logit, the winner of a race that is open to all
+             in one whose score is close to the best; that tile is read again. Of a row with top_k, top_p or min_p it
+             says from which logit on a token can stay.
+    select   row × part of its tiles, only where draws have limits: reads the tiles again that have what can stay, a
+             few as a rule, and copies it: a few hundred tokens. The program that comes last to a row has them all. It
+             compares each with each, and those that stay race. Where there are too many for that, the winner of a
+             race stays if little lies above it; where there are more than the copy holds, over the row itself.
 
-Nothing is sorted. Noise is compared in float64, but only for tokens whose float32 score is within `_CLOSE` of the best
-one of their block: there is one, as a rule.
+Nothing is sorted. Noise is rough, in float32, until it is known which tokens can win: there is one, as a rule. Those
+are compared in float64.
 """
 
 import numpy as np
@@ -19,20 +22,29 @@ from numpy.typing import NDArray
 from ....lang.errors import EngineError
 from ...draw import Draws
 from ...torch_sampling import Summary
+from .early import launched_early
 from .jit import block_of
 from .sampling_columns import DeviceDraws
-from .sampling_kernels import TILE, finish_choice, finish_summary, scan
+from .sampling_kernels import scan
+from .sampling_select import select
+from .sampling_summary import summarise_rows
+from .sampling_tiles import TILE
 
-_CHUNK = 2048  # tokens of a scanning program
-_CANDIDATES = 8192  # tokens above the bound that are copied, 64 KiB a row
-_READ = 2048  # tokens that a finishing program reads at once
+_SCANNED = 16  # tiles that a scanning program reads at once
+_PROGRAMS = 1024  # of a scan, where there is so much: as many as large devices hold at once
+_MOST_READS = 8  # of a scanning program
+_SELECTED, _SUMMARISED = 16, 8  # tiles that are read again at once
+_SELECT_WARPS = 8
+_PART = 256  # tiles of a selecting program
+_CANDIDATES = 8192  # tokens that are copied, 64 KiB a row
+_READ = 1024  # tokens of a search that are read at once
 
 
 class TritonSampling:
     """A `sampler.Chooser` for logits on the device that kernels run on.
 
     Args:
-        candidates: tokens of a row that the search for the ends of top_k and top_p copies at most.
+        candidates: tokens of a row that are copied at most.
     """
 
     def __init__(self, *, candidates: int = _CANDIDATES) -> None:
@@ -52,23 +64,24 @@ class TritonSampling:
     def choose_sent(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
         """`choose_async` for columns that are there already: kernels only, so it can be captured in a graph."""
         tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
-        if len(draws):
-            vocab = logits.shape[1]
-            parts = _Parts.of(logits, draws)
-            values, ids = self._scratch(logits, len(draws))
-            finish_choice[(len(draws),)](
+        if not len(draws):
+            return tokens
+        tiles = _Tiles.of(logits, draws, tokens)
+        if draws.limited:
+            select[(triton.cdiv(tiles.count, _PART), len(draws))](
                 *(logits, draws.rows, draws.mask_rows, draws.masks),
                 *(draws.inverse_temperatures, draws.keys, draws.top_k, draws.top_p, draws.log_min_p),
-                *(parts.best, parts.tokens, parts.masses, parts.scores, parts.tiles, values, ids, tokens),
-                *(logits.stride(0), vocab, draws.masks.shape[1]),
-                CHUNKS=parts.chunks,
-                CHUNK=parts.chunk,
-                CHUNK_BLOCK=block_of(parts.chunks),
-                TILE_BLOCK=block_of(parts.chunks * parts.chunk // TILE.value),
-                CANDIDATES=self._candidates,
+                *(draws.counters, tiles.maxima, tiles.scores, tiles.roots, *self._scratch(draws, tiles), tokens),
+                *(logits.stride(0), logits.shape[1], draws.masks.shape[1]),
+                TILES=tiles.count,
+                TILE_BLOCK=block_of(tiles.count),
+                PART=_PART,
+                READ_TILES=_SELECTED,
+                ROOM=self._candidates,
                 READ=_READ,
-                num_warps=8,
+                num_warps=_SELECT_WARPS,
                 enable_fp_fusion=False,  # the definition rounds a product before the sum
+                **launched_early(logits.device),
             )
         return tokens
 
@@ -80,18 +93,15 @@ class TritonSampling:
         top_tokens = torch.empty((count, top), dtype=torch.int32, device=logits.device)
         top_logits = torch.empty((count, top), dtype=torch.float32, device=logits.device)
         if count:
-            # The masses of chunks do not depend on what is drawn, but on a temperature: here it is 1.
             draws = DeviceDraws.of(_plain(rows), logits.device)
-            parts = _Parts.of(logits, draws)
-            values, ids = self._scratch(logits, count)
-            finish_summary[(count,)](
-                *(logits, draws.rows, parts.best, parts.masses, parts.tiles, values, ids),
+            tiles = _Tiles.of(logits, draws, torch.empty(count, dtype=torch.int64, device=logits.device))
+            summarise_rows[(count,)](
+                *(logits, draws.rows, draws.counters, tiles.maxima, tiles.scores, *self._scratch(draws, tiles)),
                 *(normalisers, top_tokens, top_logits, logits.stride(0), vocab, top),
-                CHUNKS=parts.chunks,
-                CHUNK=parts.chunk,
-                CHUNK_BLOCK=block_of(parts.chunks),
-                TILE_BLOCK=block_of(parts.chunks * parts.chunk // TILE.value),
-                CANDIDATES=self._candidates,
+                TILES=tiles.count,
+                TILE_BLOCK=block_of(tiles.count),
+                READ_TILES=_SUMMARISED,
+                ROOM=self._candidates,
                 READ=_READ,
                 num_warps=8,
                 enable_fp_fusion=False,
@@ -101,50 +111,52 @@ class TritonSampling:
             raise _no_numbers()
         return summary
 
-    def _scratch(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.empty((count, self._candidates), dtype=torch.float32, device=logits.device)
-        return values, torch.empty((count, self._candidates), dtype=torch.int32, device=logits.device)
+    def _scratch(self, draws: DeviceDraws, tiles: "_Tiles") -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for entries that are copied, and for the tiles that have them."""
+        entries = torch.empty((len(draws), self._candidates), dtype=torch.int64, device=draws.rows.device)
+        return entries, torch.empty((len(draws), tiles.count), dtype=torch.int32, device=draws.rows.device)
 
 
-class _Parts:
-    """What the chunks of each row found: [n, chunks], and the maxima of their tiles: [n, tiles]."""
+class _Tiles:
+    """What is known of the tiles of each row: [n, tiles] each."""
 
     def __init__(self, count: int, vocab: int, device: torch.device) -> None:
-        self.chunk = min(_CHUNK, block_of(vocab, least=TILE.value))
-        self.chunks: int = triton.cdiv(vocab, self.chunk)
-        self.best = torch.empty((count, self.chunks), dtype=torch.float32, device=device)
-        self.tokens = torch.empty((2, count, self.chunks), dtype=torch.int32, device=device)  # the best, the winner
-        self.masses = torch.empty((count, self.chunks), dtype=torch.float32, device=device)
-        self.scores = torch.empty((count, self.chunks), dtype=torch.float64, device=device)
-        self.tiles = torch.empty((count, self.chunks * self.chunk // TILE.value), dtype=torch.float32, device=device)
+        self.read: int = min(_SCANNED, block_of(triton.cdiv(vocab, TILE.value)))  # by a program at once
+        self.reads: int = triton.cdiv(vocab, TILE.value * self.read)  # of a row
+        self.count = self.reads * self.read
+        self.maxima, self.scores, self.roots = torch.empty((3, count, self.count), device=device)
 
     @classmethod
-    def of(cls, logits: torch.Tensor, draws: DeviceDraws) -> "_Parts":
+    def of(cls, logits: torch.Tensor, draws: DeviceDraws, tokens: torch.Tensor) -> "_Tiles":
+        """Scans. tokens: those of draws without limits are written."""
         assert logits.stride(1) == 1, "the logits of a row lie side by side"
-        vocab = logits.shape[1]
-        parts = cls(len(draws), vocab, logits.device)
-        scan[(len(draws), parts.chunks)](
+        count, vocab = len(draws), logits.shape[1]
+        tiles = cls(count, vocab, logits.device)
+        reads = min(triton.cdiv(count * tiles.reads, _PROGRAMS), _MOST_READS)  # of a program
+        scan[(triton.cdiv(tiles.reads, reads), count)](
             *(logits, draws.rows, draws.mask_rows, draws.masks),
             *(draws.inverse_temperatures, draws.keys, draws.top_k, draws.top_p, draws.log_min_p),
-            *(parts.best, parts.tokens, parts.masses, parts.scores, parts.tiles),
-            *(logits.stride(0), vocab, draws.masks.shape[1]),
-            CHUNKS=parts.chunks,
-            CHUNK=parts.chunk,
+            *(draws.counters, tiles.maxima, tiles.scores, tiles.roots, tokens),
+            *(logits.stride(0), vocab, draws.masks.shape[1], reads),
+            TILES=tiles.count,
+            READ_TILES=tiles.read,
+            TILE_BLOCK=block_of(tiles.count),
             num_warps=4,
             enable_fp_fusion=False,
+            **launched_early(logits.device),
         )
-        return parts
+        return tiles
 
 
 def _plain(rows: NDArray[np.int64]) -> Draws:
-    """Draws at temperature 1 in which no token wins: top_k makes them wait for a search that nobody asks for."""
+    """Draws at temperature 1 from nuclei, for which the masses of tiles are needed; nobody asks for their tokens."""
     count = len(rows)
     return Draws(
         rows=rows,
         inverse_temperatures=np.ones(count),
         keys=np.zeros(count, dtype=np.uint64),
-        top_k=np.ones(count, dtype=np.int32),
-        top_p=np.ones(count),
+        top_k=np.zeros(count, dtype=np.int32),
+        top_p=np.full(count, 0.5),
         min_p=np.zeros(count),
     )
 

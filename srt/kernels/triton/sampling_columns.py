@@ -1,7 +1,9 @@
-"""Draws on the device: all columns and masks in one transfer.
+"""Draws on the device: counters, all columns and masks in one transfer.
 
-Columns and masks begin at multiples of 16 bytes for any number of draws: Triton would compile the kernels again for
-columns that do not, and the first request beside another would wait for it.
+They begin at multiples of 16 bytes for any number of draws: Triton would compile the kernels again for columns that do
+not, and the first request beside another would wait for it.
+
+    | counters, a line of the cache each | rows | inverse_temperatures | … | masks |
 """
 
 from dataclasses import dataclass
@@ -11,12 +13,18 @@ import torch
 from numpy.typing import NDArray
 
 from ...draw import Draws
+from .sampling_tiles import LINE
+
+_COLUMNS = 7
+_LINE = LINE.value // 2  # numbers of 8 bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceDraws:
     """The columns of `draw.Draws` as kernels read them. n draws."""
 
+    limited: bool  # some draw has top_k, top_p or min_p
+    counters: torch.Tensor  # int32 [n, LINE] 0: kernels count in it, and leave 0 behind
     rows: torch.Tensor  # int64 [n] of the logits
     inverse_temperatures: torch.Tensor  # float64 [n] 0 = the most likely token
     keys: torch.Tensor  # int64 [n] the bits of draw_key
@@ -36,8 +44,8 @@ class DeviceDraws:
         room = _room(count)
         masks = [] if draws.masks is None else [mask for mask in draws.masks if mask is not None]
         words = len(masks[0]) if masks else 0
-        host = np.empty(7 * room + len(masks) * words // 2 + 1, dtype=np.int64)
-        columns = host[: 7 * room].reshape(7, room)[:, :count]
+        host = np.zeros(_LINE * count + _COLUMNS * room + len(masks) * words // 2 + 1, dtype=np.int64)
+        columns = host[_LINE * count :][: _COLUMNS * room].reshape(_COLUMNS, room)[:, :count]
         columns[0] = draws.rows
         columns[1] = draws.inverse_temperatures.view(np.int64)
         columns[2] = draws.keys.view(np.int64)
@@ -47,14 +55,19 @@ class DeviceDraws:
         columns[5] = draws.top_k
         columns[6] = _mask_rows(draws)
         if masks:
-            np.stack(masks, out=host[7 * room :].view(np.uint32)[: len(masks) * words].reshape(len(masks), words))
-        return cls._over(_sent(host, device), count, len(masks), words)
+            packed = host[_LINE * count + _COLUMNS * room :].view(np.uint32)[: len(masks) * words]
+            np.stack(masks, out=packed.reshape(len(masks), words))
+        limits = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
+        limited = bool((limits & (draws.inverse_temperatures > 0)).any())
+        return cls._over(_sent(host, device), limited, count, len(masks), words)
 
     @classmethod
-    def _over(cls, memory: torch.Tensor, count: int, masks: int, words: int) -> "DeviceDraws":
+    def _over(cls, memory: torch.Tensor, limited: bool, count: int, masks: int, words: int) -> "DeviceDraws":
         room = _room(count)
-        columns = memory[: 7 * room].view(7, room)[:, :count]
+        columns = memory[_LINE * count :][: _COLUMNS * room].view(_COLUMNS, room)[:, :count]
         return cls(
+            limited=limited,
+            counters=memory[: _LINE * count].view(torch.int32).view(count, LINE.value),
             rows=columns[0],
             inverse_temperatures=columns[1].view(torch.float64),
             keys=columns[2],
@@ -62,7 +75,7 @@ class DeviceDraws:
             log_min_p=columns[4].view(torch.float64),
             top_k=columns[5],
             mask_rows=columns[6],
-            masks=memory[7 * room :].view(torch.int32)[: masks * words].view(masks, words),
+            masks=memory[_LINE * count + _COLUMNS * room :].view(torch.int32)[: masks * words].view(masks, words),
         )
 
 

@@ -1,84 +1,53 @@
-"""Reads of logits, and the race of a block of tokens: the noise of srt/draw.py in Triton."""
+"""The noise of srt/draw.py in Triton: exactly, in float64, and roughly, where only a few tokens can win a race."""
 
 import triton.language as tl
+from triton import knobs
+from triton.language.extra import libdevice
 
 from .jit import jit
 
 NO_TOKEN = tl.constexpr(2**31 - 1)  # larger than every token, so that the first of several is the smallest
 
-# Scores of a race in float32 are wrong by 10⁻⁴ at most, where they are near the best one: logarithms of the hardware
-# are, with the noise of the hashes that they are worst for. What is this close is compared in float64.
-_CLOSE = tl.constexpr(1e-3)
-_LEAST = tl.constexpr(-3.2)  # below the score of the largest value, whose noise is draw.SMALLEST_NOISE at least
+# The interpreter knows no functions of the device.
+_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 @jit
-def read_logits(row: tl.tensor, ids: tl.tensor, vocab: int, masks: tl.tensor, mask_row: int, words: int):  # type: ignore[no-untyped-def]
-    """The logits of tokens in float32; −∞ for those that are none, and those whose bit is not set."""
-    there = ids < vocab
-    values = tl.load(row + ids, mask=there, other=-float("inf")).to(tl.float32)
-    if mask_row >= 0:
-        bits = tl.load(masks + mask_row * words + ids // 32, mask=there, other=0)
-        values = tl.where(((bits >> (ids % 32)) & 1) == 1, values, -float("inf"))
-    return values
-
-
-@jit
-def winner(values: tl.tensor, ids: tl.tensor, kept: tl.tensor, largest: float, inverse: float, key: int):  # type: ignore[no-untyped-def]
-    """Of a block's tokens that are kept: the best score, in float64, and the first token that has it.
-
-    Args:
-        values, ids, kept: blocks of one shape; ids are distinct where they are kept.
-        largest: a value of the race, and none is above it.
-        inverse: float64, 1 / temperature.
-        key: int64, the bits of draw_key.
-
-    Returns:
-        (−∞, NO_TOKEN) where nothing can win.
-    """
-    hashes = _token_hash(ids, key)
-    scores = tl.where(kept, (values - largest) * tl.cast(inverse, tl.float32) + _rough_noise(hashes), -float("inf"))
-    close = scores >= tl.maximum(tl.max(scores) - _CLOSE, _LEAST)
-    best = tl.full([], -float("inf"), tl.float64)
-    token = tl.full([], NO_TOKEN, tl.int32)
-    left = tl.sum(close.to(tl.int32))
-    while left > 0:
-        candidate = tl.min(tl.where(close, ids, NO_TOKEN))
-        here = close & (ids == candidate)
-        value = tl.max(tl.where(here, values, -float("inf")))
-        number = tl.sum(tl.where(here, hashes, 0).to(tl.int64))
-        score = value.to(tl.float64) * inverse + _noise(number)
-        token = tl.where(score > best, candidate, token)
-        best = tl.maximum(score, best)
-        close = close & (ids != candidate)
-        left -= 1
-    return best, token
-
-
-@jit
-def _token_hash(ids: tl.tensor, key: int):  # type: ignore[no-untyped-def]
-    """`draw.token_hash`: uint32."""
+def token_hash(ids: tl.tensor, key: int):  # type: ignore[no-untyped-def]
+    """`draw.token_hash`: uint32. key: int64, the bits of draw_key."""
     bits = tl.cast(key, tl.uint64, bitcast=True)
-    low = bits.to(tl.uint32)
-    high = (bits >> 32).to(tl.uint32)
-    h = ids.to(tl.uint32) ^ low
+    h = ids.to(tl.uint32) ^ bits.to(tl.uint32)
     h = (h ^ (h >> 17)) * 0xED5AD4BB
-    h = (h ^ (h >> 11)) + high
-    h = h * 0xAC4C1B51
+    # (h ^ h >> 11 + high half) · factor: the half's product is one number for all tokens, and added for nothing.
+    h = (h ^ (h >> 11)) * 0xAC4C1B51 + (bits >> 32).to(tl.uint32) * 0xAC4C1B51
     h = (h ^ (h >> 15)) * 0x31848BAB
     return h ^ (h >> 14)
 
 
 @jit
-def _noise(number: int):  # type: ignore[no-untyped-def]
-    """`draw.gumbel` of one hash. 1 − (h + ½) · 2⁻³² is a float64, so its logarithm is log1p's: nothing is lost."""
-    return -tl.log(-tl.log((4294967295.5 - tl.cast(number, tl.float64)) * 2.3283064365386963e-10))
+def noise(hashes: tl.tensor):  # type: ignore[no-untyped-def]
+    """`draw.gumbel`, float64. 1 − (h + ½) · 2⁻³² is a float64, so its logarithm is log1p's: nothing is lost."""
+    return -tl.log(-tl.log((4294967295.5 - hashes.to(tl.float64)) * 2.3283064365386963e-10))
 
 
 @jit
-def _rough_noise(hashes: tl.tensor):  # type: ignore[no-untyped-def]
-    """The same in float32. −log(1 − u) is its series where u is so small that 1 − u would lose it."""
-    u = (hashes.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    rest = ((hashes ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 1 − u
-    series = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * 0.25)))
-    return -tl.log(tl.where(u < 0.015625, series, -tl.log(tl.minimum(rest, 0.99))))
+def rough_noise(hashes: tl.tensor):  # type: ignore[no-untyped-def]
+    """The noise in units of log 2, less log₂(log 2), in float32: two logarithms of the hardware.
+
+    Wrong by 0.0003 at most where it is above −2.8, and by 0.5 below: there 1 − u has few bits left. With u = h · 2⁻³²
+    it is −log₂(−log₂(1 − u)), and for small u, where 1 − u would lose it, the inner logarithm is its series.
+    """
+    number = hashes.to(tl.float32)
+    first = tl.fma(number, 3.3591075e-10, 1.6795538e-10)  # u · log₂ e, of the middle of u's interval
+    series = tl.fma(first * 0.34657359, first, first)
+    inner = -_log2(tl.fma(number, -2.3283063e-10, 1.0))  # the factor is less than 2⁻³²: the result is above 0
+    return -_log2(tl.where(number < 33554432.0, series, inner))  # u < 2⁻⁷
+
+
+@jit
+def _log2(x: tl.tensor):  # type: ignore[no-untyped-def]
+    """Of the hardware: wrong by 2⁻²², where tl.log2 is exact and takes twenty instructions."""
+    if _INTERPRETED:
+        return tl.log2(x)
+    else:
+        return libdevice.fast_log2f(x)

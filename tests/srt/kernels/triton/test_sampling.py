@@ -1,6 +1,5 @@
 """Tokens chosen by the kernels: those of the torch twin, for the same seeds and positions."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import EngineError
 from umbel.srt.draw import Draws, draw_keys
+from umbel.srt.kernels.triton import sampling
 from umbel.srt.kernels.triton.sampling import TritonSampling
 from umbel.srt.kernels.triton.sampling_columns import DeviceDraws
 from umbel.srt.torch_sampling import TorchSampling
@@ -68,7 +68,31 @@ def test_columns_and_masks_are_aligned_for_any_number_of_draws(count: int) -> No
     assert draws.rows.tolist() == list(range(count))
     assert draws.masks.tolist() == [[5, 0]]
     assert draws.mask_rows.tolist() == [0, *[-1] * (count - 1)]
-    assert {getattr(draws, field.name).data_ptr() % 16 for field in dataclasses.fields(draws)} == {0}
+    columns = (draws.rows, draws.inverse_temperatures, draws.keys, draws.top_p, draws.log_min_p, draws.top_k)
+    assert {column.data_ptr() % 16 for column in (draws.counters, *columns, draws.mask_rows, draws.masks)} == {0}
+
+
+def test_draws_at_temperature_0_have_no_limits() -> None:
+    device = torch.device(torch.get_default_device())
+    assert not DeviceDraws.of(wishes(0, 1, temperature=[0.0, 1.0], top_k=[5, 0], min_p=[0.1, 0]), device).limited
+    assert DeviceDraws.of(wishes(0, 1, temperature=[0.0, 1.0], top_p=[1.0, 0.9]), device).limited
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
+def test_draws_that_are_on_the_device_can_be_chosen_again(limits: dict[str, float]) -> None:
+    """As a graph does: counters are what they were."""
+    logits = random(2, 3000) * 3
+    draws = DeviceDraws.of(wishes(0, 1, 1, temperature=[0.0, 1.0, 0.7], **limits), logits.device)
+    tokens = [TritonSampling().choose_sent(logits, draws).tolist() for _ in range(2)]
+    assert tokens[0] == tokens[1]
+    assert not draws.counters.any()
+
+
+def test_programs_read_several_times_where_there_are_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_PROGRAMS", 2)
+    logits = random(2, 9000) * 3
+    draws = wishes(0, 1, 0, 1, temperature=[0.0, 1.0, 1.3, 0.8], top_k=[0, 0, 7, 0], top_p=[1, 1, 1, 0.9])
+    assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
 
 
 @pytest.mark.parametrize("vocab", [5, 128, 700, 9000])  # one tile, several, and several chunks
@@ -137,6 +161,15 @@ def test_what_ties_with_the_last_token_kept_is_kept() -> None:
     assert chosen == {3, 40, 41, 299}
 
 
+@pytest.mark.parametrize("candidates", [8192, 4])
+def test_zero_of_either_sign_is_one_logit(candidates: int) -> None:
+    logits = torch.zeros(1, 700)
+    logits[0, ::2] = -0.0
+    logits[0, 300] = 0.1
+    draws = wishes(0, 0, temperature=50.0, top_k=[1, 0], top_p=[1, 1e-3])
+    assert TritonSampling(candidates=candidates).choose(logits, draws).tolist() == [300, 300]
+
+
 def test_masks_leave_out_what_may_not_be_chosen() -> None:
     vocab = 700
     logits = random(3, vocab) * 3
@@ -198,33 +231,33 @@ def test_random_batches_give_the_tokens_of_the_twin(data: st.DataObject) -> None
         position=data.draw(st.integers(0, 1000)),
         masks=masks,
     )
-    sampling = TritonSampling(candidates=data.draw(st.sampled_from([8192, 16])))
-    assert sampling.choose(logits, draws).tolist() == twin(logits, draws)
+    chooser = TritonSampling(candidates=data.draw(st.sampled_from([8192, 16])))
+    assert chooser.choose(logits, draws).tolist() == twin(logits, draws)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_that_are_not_numbers_are_refused_when_they_are_asked_for(bad: float, temperature: float) -> None:
+@pytest.mark.parametrize("wish", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+def test_rows_that_are_not_numbers_are_refused_when_they_are_asked_for(bad: float, wish: dict[str, float]) -> None:
     logits = random(3, 300)
     logits[1, 200] = bad
-    sampling = TritonSampling()
-    assert sampling.choose_async(logits, wishes(0, 1, 2, temperature=temperature)).tolist()[1] == -1
-    assert (sampling.choose_async(logits, wishes(0, 2, temperature=temperature)) >= 0).all()
+    chooser = TritonSampling()
+    assert chooser.choose_async(logits, wishes(0, 1, 2, **wish)).tolist()[1] == -1
+    assert (chooser.choose_async(logits, wishes(0, 2, **wish)) >= 0).all()
     with pytest.raises(EngineError, match="not numbers"):
-        sampling.choose(logits, wishes(1, temperature=temperature))
+        chooser.choose(logits, wishes(1, **wish))
     with pytest.raises(EngineError, match="not numbers"):
-        sampling.summarise(logits, np.array([1]), 2)
+        chooser.summarise(logits, np.array([1]), 2)
 
 
 def test_a_row_without_a_token_that_may_be_chosen_is_refused() -> None:
-    draws = wishes(0, 0, temperature=[0.0, 1.0], masks=[mask_of([], 300)] * 2)
-    assert TritonSampling().choose_async(random(1, 300), draws).tolist() == [-1, -1]
+    draws = wishes(0, 0, 0, temperature=[0.0, 1.0, 1.0], top_k=[0, 0, 4], masks=[mask_of([], 300)] * 3)
+    assert TritonSampling().choose_async(random(1, 300), draws).tolist() == [-1, -1, -1]
 
 
 def test_no_draws_are_no_work() -> None:
-    sampling = TritonSampling()
-    assert sampling.choose(random(2, 50), wishes()).tolist() == []
-    assert sampling.summarise(random(2, 50), np.array([], dtype=np.int64), 3).top_tokens.shape == (0, 3)
+    chooser = TritonSampling()
+    assert chooser.choose(random(2, 50), wishes()).tolist() == []
+    assert chooser.summarise(random(2, 50), np.array([], dtype=np.int64), 3).top_tokens.shape == (0, 3)
 
 
 @pytest.mark.parametrize(("vocab", "top"), [(20, 3), (700, 0), (700, 5), (700, 12), (9000, 20), (7, 20)])
