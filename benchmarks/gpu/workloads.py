@@ -56,6 +56,7 @@ class EngineSizes:
     Attributes:
         pool_tokens: at most; less where memory holds less.
         pool_share: of the device's memory that keys may take.
+        turns: of the few workloads, with everything on and without a cache.
         options: of every runtime.
     """
 
@@ -64,11 +65,12 @@ class EngineSizes:
     pool_share: float
     concurrency: int
     warm: int
+    turns: int
     options: Mapping[str, int] = field(default_factory=dict)
 
 
-ON_DEVICE = EngineSizes("bfloat16", 131_072, 0.45, 32, 1, {"max_running": 128, "chunk_size": 2048})
-ON_HOST = EngineSizes("float32", 2048, 0.0, 2, 1, {"max_running": 4, "chunk_size": 64})
+ON_DEVICE = EngineSizes("bfloat16", 131_072, 0.45, 32, 1, 2, {"max_running": 128, "chunk_size": 2048})
+ON_HOST = EngineSizes("float32", 2048, 0.0, 2, 1, 1, {"max_running": 4, "chunk_size": 64})
 
 
 class Engine:
@@ -108,7 +110,8 @@ class Engine:
         few = [file for file in self._workloads if file.name.startswith(KINDS)]
         rest = [file for file in self._workloads if file not in few]
         jobs = [(one, file, 0) for file in (*few, *rest) for one in (FULL, BASE)]
-        jobs += [(one, file, 1) for file in few for one in (BASE, FULL)]
+        again = range(1, self._sizes.turns)
+        jobs += [(one, file, turn) for turn in again for file in few for one in (BASE, FULL)]
         jobs += [(one, file, 0) for files in (few, rest) for one in sorted(others, key=_runner_key) for file in files]
         loaded: LoadedModel | None = None
         key = ""
