@@ -23,6 +23,15 @@ from .layers import ACTIVATIONS
 class ExpertKernels(Protocol):
     """Who computes: the module `kernels.triton.moe`, or its twin, `kernels.triton.twins`."""
 
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
     def route(self, logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def fused_experts(
@@ -105,7 +114,7 @@ class Experts:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden] → [R, hidden]"""
         config = self._config
-        logits = functional.linear(x, self._router)
+        logits = self._kernels.linear(x, self._router)
         weights, experts = self._kernels.route(logits, config.chosen, renormalise=config.renormalise)
         if config.rounded:
             weights = weights.to(x.dtype)

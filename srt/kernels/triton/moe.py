@@ -26,8 +26,11 @@ import triton
 from .activation import ACTIVATION_KINDS
 from .early import launched_early
 from .jit import block_of
+from .linear import linear
 from .moe_few import are_few, few_through_experts
 from .moe_kernels import arrange_pairs, combine_pairs, down_blocks, gate_up_blocks, route_tokens
+
+__all__ = ["Tiles", "fused_experts", "linear", "route", "tiles_for"]  # linear: routers' products
 
 _PAIRS = 1024  # pairs that an arranging program reads at once
 _COMBINED = 1024  # columns of a combining program
