@@ -6,6 +6,7 @@ Other plans are launched kind by kind, those that there are, each with as many p
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -158,14 +159,15 @@ class TritonBackend:
             out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         target = _rows(out)  # itself, where its heads lie side by side
         few, more = plan.tiles
+        launch = partial(self._launch, layer, queries, pool, plan, target, scale, softcap)
+        heads = self.geometry.kv_heads
         if plan.fixed:
-            programs = min(few.resident, more.resident) * self.multiprocessors
-            self._launch(few, more, programs, layer, queries, pool, plan, target, scale, softcap)
+            launch(few, more, min(few.resident, more.resident) * self.multiprocessors)
         else:
-            for only, items in (((few, None), plan.counts[0]), ((None, more), plan.counts[1])):
-                if items:
-                    programs = items * self.geometry.kv_heads
-                    self._launch(*only, programs, layer, queries, pool, plan, target, scale, softcap)
+            if plan.counts[0]:
+                launch(few, None, plan.counts[0] * heads)
+            if plan.counts[1]:
+                launch(None, more, plan.counts[1] * heads)
         units = plan.counts[2] * self.geometry.heads
         programs = MERGE_RESIDENT * self.multiprocessors if plan.fixed else units
         if programs:
@@ -179,9 +181,6 @@ class TritonBackend:
 
     def _launch(
         self,
-        few: Tile | None,
-        more: Tile | None,
-        programs: int,
         layer: int,
         queries: torch.Tensor,
         pool: KVPool,
@@ -189,6 +188,9 @@ class TritonBackend:
         out: torch.Tensor,
         scale: float,
         softcap: float,
+        few: Tile | None,
+        more: Tile | None,
+        programs: int,
     ) -> None:
         launched = [tile for tile in (few, more) if tile]
         attend_items[(programs,)](
