@@ -48,8 +48,8 @@ def graph_rows(limits: StepLimits) -> int:
 
 
 def graph_logits(limits: StepLimits) -> int:
-    """Most rows of logits of such a step: one of each sequence. They stay where they are."""
-    return min(limits.sequences, graph_rows(limits))
+    """Most rows of logits of such a step. They stay where they are."""
+    return min(limits.logits, graph_rows(limits))
 
 
 class CapturedSteps:

@@ -89,7 +89,7 @@ def on_host(
         dtype=dtype,
         kv_dtype=kv_dtype or dtype,
         num_slots=lambda geometry: num_slots,
-        limits=StepLimits(rows=rows or max_running, sequences=max_running),
+        limits=StepLimits(rows=rows or max_running, sequences=max_running, logits=max_running),
         parts=parts or twin_parts(),
         **switches,
     )

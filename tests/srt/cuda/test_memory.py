@@ -60,7 +60,7 @@ def test_the_pool_is_a_share_of_what_the_largest_step_leaves(model: tuple[dict[s
     runner = build(model, HostAccelerator(free=free, peak=peak))
     # The largest step beside the logits of one that is still read, by itself and as a graph; the plans of graphs, and
     # the logits that they write.
-    beside = free - 2 * (peak + LIMITS.logits * 97 * 4) - peak - LIMITS.sequences * 97 * 4
+    beside = free - 2 * (peak + LIMITS.logits * 97 * 4) - peak - LIMITS.logits * 97 * 4
     assert runner.num_slots == int(memory.POOL_SHARE * beside) // GEOMETRY.bytes_per_slot
 
 
