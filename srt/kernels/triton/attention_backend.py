@@ -21,8 +21,9 @@ try:
     import triton
     import triton.language as tl
 
-    from .attention import LOG2_E, attend_items, merge_parts, store_rows
+    from .attention import LOG2_E, attend_items, merge_parts
     from .attention_plan import Capacity, TritonPlan, pack
+    from .attention_store import store_rows
     from .attention_tiles import Tile, tiles_for
     from .early import launched_early
     from .jit import block_of
