@@ -6,7 +6,7 @@ from .early import wait_for_kernels_before
 from .jit import jit
 from .sampling_noise import NO_TOKEN, noise, rough_noise, token_hash
 from .sampling_search import margin_of
-from .sampling_tiles import LINE, LOG2_E, SCANNED, TILE, allowed, read_tiles, tokens_of
+from .sampling_tiles import LINE, LOG2_E, SCANNED, allowed, read_tiles, tokens_of
 
 
 @jit
@@ -44,31 +44,33 @@ def scan(  # type: ignore[no-untyped-def]
     open_to_all = (tl.load(top_k + draw) == 0) & (p >= 1.0) & (tl.load(log_min_p + draw) == -float("inf"))
     scale = scale_of(inverse)
 
-    tile = tl.program_id(0) * reads * READ_TILES + tl.arange(0, READ_TILES)
-    ids = tokens_of(tile)
+    first = tl.program_id(0) * reads * READ_TILES
+    ids = tokens_of(first + tl.arange(0, READ_TILES))
     coming = tl.load(row + ids, mask=ids < vocab, other=-float("inf"))
     read = 0
     while read < reads:
         # The next logits are on their way while these are computed with.
+        tile = first + tl.arange(0, READ_TILES)
         values = allowed(coming, tile, masks, mask_row, words)
         ids = tokens_of(tile)
         read += 1
-        end = tl.where(read < reads, vocab, 0) - READ_TILES * TILE
-        coming = tl.load(row + ids + READ_TILES * TILE, mask=ids < end, other=-float("inf"))
-        largest = tl.max(values, axis=1)
-        at = draw * TILES + tile
-        tl.store(maxima + at, largest, mask=tile < TILES)
+        first += READ_TILES
+        next_ids = tokens_of(first + tl.arange(0, READ_TILES))
+        coming = tl.load(row + next_ids, mask=next_ids < tl.where(read < reads, vocab, 0), other=-float("inf"))
+        largest = tl.max(values, axis=1, keep_dims=True)
+        at = draw * TILES + tile[:, None]
+        there = tile[:, None] < TILES
+        tl.store(maxima + at, largest, mask=there)
         if inverse > 0:
-            behind = values - tl.where(largest > -float("inf"), largest, 0.0)[:, None]
+            behind = values - tl.where(largest > -float("inf"), largest, 0.0)
             if open_to_all:
                 # One operation; the definition's rounding is that of the exact score.
                 rough = tl.fma(behind, scale + tl.zeros_like(behind), rough_noise(token_hash(ids, key)))
-                tl.store(scores + at, tl.max(rough, axis=1), mask=tile < TILES)
+                tl.store(scores + at, tl.max(rough, axis=1, keep_dims=True), mask=there)
             elif p < 1.0:
                 half = tl.exp2(behind * (scale * 0.5))
-                tl.store(scores + at, tl.sum(half * half, axis=1), mask=tile < TILES)
-                tl.store(roots + at, tl.sum(half, axis=1), mask=tile < TILES)
-        tile += READ_TILES
+                tl.store(scores + at, tl.sum(half * half, axis=1, keep_dims=True), mask=there)
+                tl.store(roots + at, tl.sum(half, axis=1, keep_dims=True), mask=there)
 
     if (inverse == 0) | open_to_all:
         tl.debug_barrier()
