@@ -21,19 +21,24 @@ SUMMARISED = (0, 1, 5)  # largest logits that a summary gives: none for scores, 
 def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -> list[Batch]:
     """Prompts of several lengths, the longest last. Of each a token is chosen: from all, with limits, under a mask.
 
-    Where steps run as graphs, those of more rows than the graphs have are launched kernel by kernel.
+    Where steps run as graphs, those of more rows than the graphs have are launched kernel by kernel. Behind their last
+    attention only rows with logits go on: the products of so few rows are compiled with them, for one, some, and 16.
     """
     above = (graph_rows(limits) // UNIT + 1) * UNIT
-    steps = [_prompt(min(rows, limits.rows, context_length)) for rows in (*ROWS, above, above + 1, limits.rows)]
+    lengths = [min(rows, limits.rows, context_length) for rows in (*ROWS, above, above + 1, limits.rows)]
+    logits = [min(count, rows) for rows, count in zip(lengths, (1, 1, 1, 1, UNIT, 7, 1), strict=True)]
+    steps = list(map(_prompt, lengths, logits))
     kinds = (Pick.BEST, Pick.SAMPLE, Pick.SAMPLE, Pick.SAMPLE, Pick.BEST, Pick.BEST, Pick.BEST)
     mask = Allowed(None, np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32))
-    return [
-        replace(step, picks=_picks(kind, limited=number in (2, 3), allowed=mask if number in (3, 4) else None))
-        for number, (step, kind) in enumerate(zip(steps, kinds, strict=True))
+    picks = [
+        _picks(kind, count, limited=number in (2, 3), allowed=mask if number in (3, 4) else None)
+        for number, (kind, count) in enumerate(zip(kinds, logits, strict=True))
     ]
+    return [replace(step, picks=asked) for step, asked in zip(steps, picks, strict=True)]
 
 
-def _prompt(rows: int) -> Batch:
+def _prompt(rows: int, logits: int) -> Batch:
+    """logits: of so many last rows they are asked for."""
     return Batch(
         token_ids=np.zeros(rows, dtype=np.int64),
         positions=np.arange(rows, dtype=np.int64),
@@ -41,18 +46,18 @@ def _prompt(rows: int) -> Batch:
         query_lengths=np.array([rows], dtype=np.int32),
         prefix_lengths=np.zeros(1, dtype=np.int32),
         slots=(np.full(rows, DUMMY_SLOT, dtype=np.int32),),
-        logit_rows=np.array([rows - 1]),
+        logit_rows=np.arange(rows - logits, rows),
     )
 
 
-def _picks(kind: Pick, *, limited: bool, allowed: Allowed | None) -> Picks:
+def _picks(kind: Pick, count: int, *, limited: bool, allowed: Allowed | None) -> Picks:
     """limited: by top_k, top_p and min_p."""
     return Picks(
-        kinds=np.array([kind], dtype=np.uint8),
-        inverse_temperatures=np.ones(1),
-        keys=np.zeros(1, dtype=np.uint64),
-        top_k=np.array([50 if limited else 0], dtype=np.int32),
-        min_p=np.array([0.01 if limited else 0.0]),
-        allowed={} if allowed is None else {0: allowed},
-        top_p=np.array([0.9 if limited else 1.0]),
+        kinds=np.full(count, kind, dtype=np.uint8),
+        inverse_temperatures=np.ones(count),
+        keys=np.zeros(count, dtype=np.uint64),
+        top_k=np.full(count, 50 if limited else 0, dtype=np.int32),
+        min_p=np.full(count, 0.01 if limited else 0.0),
+        allowed={} if allowed is None else dict.fromkeys(range(count), allowed),
+        top_p=np.full(count, 0.9 if limited else 1.0),
     )

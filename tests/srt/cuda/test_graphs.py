@@ -104,6 +104,7 @@ def test_warming_up_runs_steps_of_all_kinds_and_leaves_no_key() -> None:
 def test_steps_that_have_no_graph_are_warmed_up_too() -> None:
     steps = warming_steps(StepLimits(rows=2048), context_length=4096, vocab_size=97)
     assert [step.rows for step in steps] == [1, 7, 16, 100, 1040, 1041, 2048]
+    assert [len(step.logit_rows) for step in steps] == [1, 1, 1, 1, 16, 7, 1]
 
 
 def test_steps_of_text_have_graphs_up_to_so_many_rows_and_logits() -> None:
