@@ -27,7 +27,7 @@ ON_DEVICE = ("gpu", "tests/srt/kernels/triton")  # the marker, and where
 ENGINE_TESTS = "tests/srt/cuda"  # of the same marker
 ON_HOST = ("not gpu", "tests/srt/kernels/triton/test_norm.py")
 GRACE = 45.0  # seconds for importing, collecting, and the test that was running when the time was up
-MOST_PROCESSES = 8  # each holds a context of the device
+MOST_PROCESSES = 12  # each holds a context of the device
 
 
 class NoTests(Exception):
@@ -36,7 +36,7 @@ class NoTests(Exception):
 
 def processes_here() -> int:
     """How many compile at once on this machine."""
-    return max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) // 2))
+    return max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) * 3 // 4))
 
 
 def figures_of_tests(seconds: float, chosen: Sequence[str], *, processes: int = 1) -> tuple[list[Figure], list[str]]:
