@@ -50,8 +50,8 @@ def _select(vocab: int) -> Variant:
     return Variant(
         name=f"select {vocab} fp32",
         kernel=select,
-        arguments={"logits": "*fp32", **_LOGITS, **_DRAWS, **_TILES, **_COPIES},
-        constants={**_tiles(vocab), "PART": 256, "ROOM": 8192, "READ": 1024, "EARLY": True},
+        arguments={"logits": "*fp32", **_LOGITS, **_DRAWS, **_TILES, **_COPIES, "part": "i32"},
+        constants={**_tiles(vocab), "PART": 256, "ROOM": 8192, "READ": 1024, "SOME": 4096, "EARLY": True},
         warps=8,
         aligned=_ALIGNED,
         fused=False,

@@ -1,16 +1,16 @@
 """Logits → tokens on the device, by the definition of a draw (srt/draw.py). The twin is srt/torch_sampling.py.
 
     scan     row × chunk of the vocabulary, one read of the logits. Of each tile of 128 tokens stay its largest logit
-             and, by what is drawn, its best score or its mass. The program that comes last to a row finishes it:
-             the most likely token lies in the tile with the largest logit, the winner of a race that is open to all
-             in one whose score is close to the best; that tile is read again. Of a row with top_k, top_p or min_p it
-             says from which logit on a token can stay.
-    select   row × part of its tiles, only where draws have limits: reads the tiles again that have what can stay, a
-             few as a rule, and copies it: a few hundred tokens. The program that comes last to a row has them all. It
+             and, by what is drawn, a bound of its scores or its mass. The program that comes last to a row finishes a
+             draw without limits: it reads the tile again that has the largest logit, or the highest bound, and others
+             only while they may have a better score.
+    select   row × part of its tiles, only where some draw has top_k, top_p or min_p. By the maxima and masses of tiles
+             it is known from which logit on a token can stay; the tiles that have such are read again, and what can
+             stay is copied: a few hundred tokens as a rule. The program that comes last to a row has them all. It
              compares each with each, and those that stay race. Where there are too many for that, the winner of a
              race stays if little lies above it; where there are more than the copy holds, over the row itself.
 
-Nothing is sorted. Noise is rough, in float32, until it is known which tokens can win: there is one, as a rule. Those
+Nothing is sorted. Noise is bounded, or rough in float32, until it is known which tokens can win: one, as a rule. Those
 are compared in float64.
 """
 
@@ -35,9 +35,9 @@ _PROGRAMS = 1024  # of a scan, where there is so much: as many as large devices 
 _MOST_READS = 8  # of a scanning program
 _SELECTED, _SUMMARISED = 16, 8  # tiles that are read again at once
 _SELECT_WARPS = 8
-_PART = 256  # tiles of a selecting program
+_PART, _WIDE_PART = 256, 128  # tiles of a selecting program; where nuclei may be wide
 _CANDIDATES = 8192  # tokens that are copied, 64 KiB a row
-_READ = 1024  # tokens of a search that are read at once
+_READ, _SOME = 1024, 4096  # tokens of a search that are read at once; that are read once for all
 
 
 class TritonSampling:
@@ -68,17 +68,19 @@ class TritonSampling:
             return tokens
         tiles = _Tiles.of(logits, draws, tokens)
         if draws.limited:
-            select[(triton.cdiv(tiles.count, _PART), len(draws))](
+            part = _WIDE_PART if draws.nuclei else _PART
+            select[(triton.cdiv(tiles.count, part), len(draws))](
                 *(logits, draws.rows, draws.mask_rows, draws.masks),
                 *(draws.inverse_temperatures, draws.keys, draws.top_k, draws.top_p, draws.log_min_p),
                 *(draws.counters, tiles.maxima, tiles.scores, tiles.roots, *self._scratch(draws, tiles), tokens),
-                *(logits.stride(0), logits.shape[1], draws.masks.shape[1]),
+                *(logits.stride(0), logits.shape[1], draws.masks.shape[1], part),
                 TILES=tiles.count,
                 TILE_BLOCK=block_of(tiles.count),
                 PART=_PART,
                 READ_TILES=_SELECTED,
                 ROOM=self._candidates,
                 READ=_READ,
+                SOME=_SOME,
                 num_warps=_SELECT_WARPS,
                 enable_fp_fusion=False,  # the definition rounds a product before the sum
                 **launched_early(logits.device),

@@ -24,6 +24,7 @@ class DeviceDraws:
     """The columns of `draw.Draws` as kernels read them. n draws."""
 
     limited: bool  # some draw has top_k, top_p or min_p
+    nuclei: bool  # some draw has top_p without top_k
     counters: torch.Tensor  # int32 [n, LINE] 0: kernels count in it, and leave 0 behind
     rows: torch.Tensor  # int64 [n] of the logits
     inverse_temperatures: torch.Tensor  # float64 [n] 0 = the most likely token
@@ -57,16 +58,20 @@ class DeviceDraws:
         if masks:
             packed = host[_LINE * count + _COLUMNS * room :].view(np.uint32)[: len(masks) * words]
             np.stack(masks, out=packed.reshape(len(masks), words))
-        limits = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
-        limited = bool((limits & (draws.inverse_temperatures > 0)).any())
-        return cls._over(_sent(host, device), limited, count, len(masks), words)
+        races = draws.inverse_temperatures > 0
+        limited = races & ((draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0))
+        nuclei = races & (draws.top_k == 0) & (draws.top_p < 1)
+        return cls._over(_sent(host, device), bool(limited.any()), bool(nuclei.any()), count, len(masks), words)
 
     @classmethod
-    def _over(cls, memory: torch.Tensor, limited: bool, count: int, masks: int, words: int) -> "DeviceDraws":
+    def _over(
+        cls, memory: torch.Tensor, limited: bool, nuclei: bool, count: int, masks: int, words: int
+    ) -> "DeviceDraws":
         room = _room(count)
         columns = memory[_LINE * count :][: _COLUMNS * room].view(_COLUMNS, room)[:, :count]
         return cls(
             limited=limited,
+            nuclei=nuclei,
             counters=memory[: _LINE * count].view(torch.int32).view(count, LINE.value),
             rows=columns[0],
             inverse_temperatures=columns[1].view(torch.float64),

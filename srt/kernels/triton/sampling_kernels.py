@@ -4,8 +4,7 @@ import triton.language as tl
 
 from .early import wait_for_kernels_before
 from .jit import jit
-from .sampling_noise import NO_TOKEN, noise, rough_noise, token_hash
-from .sampling_search import margin_of
+from .sampling_noise import NO_TOKEN, ROUNDING, most_noise, noise, token_hash
 from .sampling_tiles import LINE, LOG2_E, SCANNED, allowed, read_tiles, tokens_of
 
 
@@ -22,7 +21,7 @@ def scan(  # type: ignore[no-untyped-def]
     log_min_p: tl.tensor,
     counters: tl.tensor,  # [n, LINE] 0 before and behind
     maxima: tl.tensor,  # [n, TILES] of the logits of tiles
-    scores: tl.tensor,  # [n, TILES] the best rough scores of tiles, less that of their maximum; or their masses
+    scores: tl.tensor,  # [n, TILES] bounds of the scores of tiles, by `most_noise`, less their maximum; or their masses
     roots: tl.tensor,  # [n, TILES]
     chosen: tl.tensor,  # [n] written for draws without limits
     stride: int,
@@ -65,8 +64,8 @@ def scan(  # type: ignore[no-untyped-def]
             behind = values - tl.where(largest > -float("inf"), largest, 0.0)
             if open_to_all:
                 # One operation; the definition's rounding is that of the exact score.
-                rough = tl.fma(behind, scale + tl.zeros_like(behind), rough_noise(token_hash(ids, key)))
-                tl.store(scores + at, tl.max(rough, axis=1, keep_dims=True), mask=there)
+                most = tl.fma(behind, scale + tl.zeros_like(behind), most_noise(ids, key))
+                tl.store(scores + at, tl.max(most, axis=1, keep_dims=True), mask=there)
             elif p < 1.0:
                 half = tl.exp2(behind * (scale * 0.5))
                 tl.store(scores + at, tl.sum(half * half, axis=1, keep_dims=True), mask=there)
@@ -83,15 +82,12 @@ def scan(  # type: ignore[no-untyped-def]
             top = tl.max(best)
             token = tl.full([], NO_TOKEN, tl.int32)
             if (top < float("inf")) & (top > -float("inf")):
-                found = best
-                margin = 0.0
+                most = best
                 if inverse > 0:
-                    # The largest logit has the score of its noise.
-                    found = tl.load(scores + draw * TILES + every, mask=inside, other=-float("inf"))
-                    found += tl.where(best > -float("inf"), best - top, 0.0) * scale
-                    margin = margin_of(tl.max(found))
+                    most = tl.load(scores + draw * TILES + every, mask=inside, other=-float("inf"))
+                    most += tl.where(best > -float("inf"), best - top, 0.0) * scale
                 token = winner_of_tiles(
-                    row, vocab, masks, mask_row, words, inverse, key, found >= tl.max(found) - margin, TILES, TILE_BLOCK
+                    row, vocab, masks, mask_row, words, inverse, key, most, top, TILES, TILE_BLOCK
                 )  # fmt: skip
             tl.store(chosen + draw, tl.where(token == NO_TOKEN, -1, token).to(tl.int64))
 
@@ -111,24 +107,37 @@ def winner_of_tiles(  # type: ignore[no-untyped-def]
     words: int,
     inverse: tl.tensor,
     key: int,
-    close: tl.tensor,  # [TILE_BLOCK] tiles that can have the winner: one, as a rule
+    most: tl.tensor,  # [TILE_BLOCK] bounds of the scores of tiles; at temperature 0 their largest logits
+    largest: tl.tensor,
     TILES: tl.constexpr,
     TILE_BLOCK: tl.constexpr,
 ):
-    """The token with the best score of a row, the first of equal ones; at temperature 0 a logit is its score."""
+    """The token with the best score of a row, the first of equal ones; at temperature 0 a logit is its score.
+
+    Tiles are read from the highest bound down, until none can have a score as good as the best: one, as a rule.
+    """
     tile = tl.arange(0, TILE_BLOCK)
     best = tl.full([], -float("inf"), tl.float64)
     token = tl.full([], NO_TOKEN, tl.int32)
-    at = tl.min(tl.where(close, tile, TILE_BLOCK))
-    while at < TILE_BLOCK:
+    reached = tl.full([], -float("inf"), tl.float32)  # the best score in the units of the bounds
+    highest = tl.max(most)
+    while (highest >= reached) & (highest > -float("inf")):
+        at = tl.min(tl.where(most == highest, tile, TILE_BLOCK))
         one = at + tl.zeros([1], tl.int32)
         values = read_tiles(row, one, one < TILES, vocab, masks, mask_row, words)
         ids = tokens_of(one)
         scores = values.to(tl.float64)
         if inverse > 0:
             scores = scores * inverse + noise(token_hash(ids, key))
-        top = tl.max(scores)
-        token = tl.where(top > best, tl.min(tl.where(scores == top, ids, NO_TOKEN)), token)
-        best = tl.maximum(top, best)
-        at = tl.min(tl.where(close & (tile > at), tile, TILE_BLOCK))
+        score = tl.max(scores)
+        first = tl.min(tl.where(scores == score, ids, NO_TOKEN))
+        better = (score > best) | ((score == best) & (first < token))
+        token = tl.where(better, first, token)
+        best = tl.maximum(score, best)
+        reached = best.to(tl.float32)
+        if inverse > 0:
+            none = largest.to(tl.float64) * inverse  # of the largest logit without noise; a huge one swallows noise
+            reached = ((best - none - tl.abs(none) * 1e-15) * LOG2_E).to(tl.float32) - (32.0 + ROUNDING)
+        most = tl.where(tile == at, -float("inf"), most)
+        highest = tl.max(most)
     return token

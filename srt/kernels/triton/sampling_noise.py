@@ -8,6 +8,9 @@ from .jit import jit
 
 NO_TOKEN = tl.constexpr(2**31 - 1)  # larger than every token, so that the first of several is the smallest
 
+# Of bounds of scores and sums with them, in units of log 2.
+ROUNDING = tl.constexpr(1e-3)
+
 # The interpreter knows no functions of the device.
 _INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
@@ -15,19 +18,34 @@ _INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 @jit
 def token_hash(ids: tl.tensor, key: int):  # type: ignore[no-untyped-def]
     """`draw.token_hash`: uint32. key: int64, the bits of draw_key."""
+    h = _unfinished_hash(ids, key)
+    return h ^ (h >> 14)
+
+
+@jit
+def _unfinished_hash(ids: tl.tensor, key: int):  # type: ignore[no-untyped-def]
     bits = tl.cast(key, tl.uint64, bitcast=True)
     h = ids.to(tl.uint32) ^ bits.to(tl.uint32)
     h = (h ^ (h >> 17)) * 0xED5AD4BB
     # (h ^ h >> 11 + high half) · factor: the half's product is one number for all tokens, and added for nothing.
     h = (h ^ (h >> 11)) * 0xAC4C1B51 + (bits >> 32).to(tl.uint32) * 0xAC4C1B51
-    h = (h ^ (h >> 15)) * 0x31848BAB
-    return h ^ (h >> 14)
+    return (h ^ (h >> 15)) * 0x31848BAB
 
 
 @jit
 def noise(hashes: tl.tensor):  # type: ignore[no-untyped-def]
     """`draw.gumbel`, float64. 1 − (h + ½) · 2⁻³² is a float64, so its logarithm is log1p's: nothing is lost."""
     return -tl.log(-tl.log((4294967295.5 - hashes.to(tl.float64)) * 2.3283064365386963e-10))
+
+
+@jit
+def most_noise(ids: tl.tensor, key: int):  # type: ignore[no-untyped-def]
+    """What the noise of tokens is at most, in units of log 2, less 32, up to `ROUNDING`: a logarithm of the hardware.
+
+    −log(1 − u) is u at least, and hardly more for the small u of tokens that win among many. The last step of the hash
+    changes it by a part of 2⁻¹⁴, and is left out.
+    """
+    return -_log2(_unfinished_hash(ids, key).to(tl.float32))
 
 
 @jit

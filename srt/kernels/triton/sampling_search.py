@@ -117,6 +117,29 @@ def floor_of(  # type: ignore[no-untyped-def]
 
 
 @jit
+def best_of(values: tl.tensor, ids: tl.tensor, scores: tl.tensor, inverse: tl.tensor, key: int):  # type: ignore[no-untyped-def]
+    """The token with the best score of a block, and its logit: exactly, of those whose rough scores are close to best.
+
+    NO_TOKEN and −∞ where no score is above −∞.
+    """
+    highest = tl.max(scores)
+    close = (scores >= highest - margin_of(highest)) & (scores > -float("inf"))
+    best = tl.full([], -float("inf"), tl.float64)
+    token = tl.full([], NO_TOKEN, tl.int32)
+    logit = tl.full([], -float("inf"), tl.float32)
+    candidate = tl.min(tl.where(close, ids, NO_TOKEN))
+    while candidate < NO_TOKEN:  # one, as a rule
+        value = tl.max(tl.where(ids == candidate, values, -float("inf")))
+        score = value.to(tl.float64) * inverse + noise(token_hash(candidate, key))
+        better = score > best
+        token = tl.where(better, candidate, token)
+        logit = tl.where(better, value, logit)
+        best = tl.maximum(score, best)
+        candidate = tl.min(tl.where(close & (ids > candidate), ids, NO_TOKEN))
+    return token, logit
+
+
+@jit
 def race(  # type: ignore[no-untyped-def]
     row: tl.tensor,
     vocab: int,
@@ -146,19 +169,12 @@ def race(  # type: ignore[no-untyped-def]
         kept = kept & (apart * inverse >= log_min_p)
         scores = apart.to(tl.float32) * (inverse.to(tl.float32) * LOG2_E) + rough_noise(token_hash(ids, key))
         scores = tl.where(kept, scores, -float("inf"))
-        highest = tl.max(scores)
-        close = kept & (scores >= highest - margin_of(highest))
-        left = tl.sum(close.to(tl.int32))
-        candidate = tl.full([], -1, tl.int32)
-        while left > 0:  # one, as a rule
-            candidate = tl.min(tl.where(close & (ids > candidate), ids, NO_TOKEN))
-            value = tl.max(tl.where(close & (ids == candidate), found, -float("inf")))
-            score = value.to(tl.float64) * inverse + noise(token_hash(candidate, key))
-            better = (score > best) | ((score == best) & (candidate < token))
-            token = tl.where(better, candidate, token)
-            logit = tl.where(better, value, logit)
-            best = tl.maximum(score, best)
-            left -= 1
+        candidate, value = best_of(found, ids, scores, inverse, key)
+        score = value.to(tl.float64) * inverse + noise(token_hash(candidate, key))
+        better = (score > best) | ((score == best) & (candidate < token))
+        token = tl.where(better, candidate, token)
+        logit = tl.where(better, value, logit)
+        best = tl.maximum(score, best)
         first += READ
     return token, logit
 

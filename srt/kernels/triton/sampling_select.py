@@ -5,18 +5,18 @@ import triton.language as tl
 from .early import wait_for_kernels_before
 from .jit import jit
 from .sampling_noise import NO_TOKEN, noise, rough_noise, token_hash
-from .sampling_search import margin_of, packed_entries, winner
+from .sampling_search import best_of, packed_entries, winner
 from .sampling_tiles import (
     COPIED,
     LINE,
     LOG2_E,
     SELECTED,
     SMALLEST,
+    allowed,
     float_of,
     key_of,
     kth_bound,
     nucleus_bound,
-    read_tiles,
     tokens_of,
 )
 
@@ -45,12 +45,14 @@ def select(  # type: ignore[no-untyped-def]
     stride: int,
     vocab: int,
     words: int,
+    part: int,  # tiles of a program, PART at most
     TILES: tl.constexpr,
     TILE_BLOCK: tl.constexpr,
     PART: tl.constexpr,
     READ_TILES: tl.constexpr,
     ROOM: tl.constexpr,
     READ: tl.constexpr,
+    SOME: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait_for_kernels_before(EARLY)
@@ -69,7 +71,7 @@ def select(  # type: ignore[no-untyped-def]
             maxima + first, masses + first, roots + first, vocab, inverse, k, p, least, TILES, TILE_BLOCK
         )
         copy(
-            row, vocab, masks, mask_row, words, maxima + first, tl.program_id(0) * PART, low,
+            row, vocab, masks, mask_row, words, maxima + first, tl.program_id(0) * part, part, low,
             counters + draw * LINE + COPIED, own, held + first, TILES, PART, READ_TILES, ROOM,
         )  # fmt: skip
         done = tl.atomic_add(counters + draw * LINE + SELECTED, 1, sem="acq_rel")
@@ -78,8 +80,8 @@ def select(  # type: ignore[no-untyped-def]
             token = tl.full([], NO_TOKEN, tl.int32)  # of a row that is not sound: nothing is copied
             if (count <= _FEW) & (count <= ROOM):
                 token = winner_of_few(own, count, low, largest, wanted, k, p, least, inverse, key)
-            elif (count <= READ) & (count <= ROOM) & ((k == 0) | (p >= 1.0)):
-                token = winner_of_some(own, count, largest, wanted, k, p, least, inverse, key, READ)
+            elif (count <= SOME) & (count <= ROOM) & ((k == 0) | (p >= 1.0)):
+                token = winner_of_some(own, count, largest, wanted, k, p, least, inverse, key, SOME)
             else:
                 copied = count <= ROOM
                 size = tl.where(copied, count, vocab)
@@ -148,6 +150,7 @@ def copy(  # type: ignore[no-untyped-def]
     words: int,
     maxima: tl.tensor,
     first: int,
+    part: int,
     low: float,
     copied: tl.tensor,  # how many entries there are
     packed: tl.tensor,
@@ -157,25 +160,33 @@ def copy(  # type: ignore[no-untyped-def]
     READ_TILES: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Copy the tokens of `PART` tiles whose logits are `low` at least, as many as there is room for, and count all."""
+    """Copy the tokens of `part` tiles whose logits are `low` at least, as many as there is room for, and count all."""
     tile = first + tl.arange(0, PART)
-    holds = tl.load(maxima + tile, mask=tile < TILES, other=-float("inf")) >= low
+    end = tl.minimum(first + part, TILES)
+    holds = tl.load(maxima + tile, mask=tile < end, other=-float("inf")) >= low
     tl.store(held + first + tl.cumsum(holds.to(tl.int32), axis=0) - 1, tile, mask=holds)
     number = tl.sum(holds.to(tl.int32))
     tl.debug_barrier()  # what one thread has written others are going to read, here and below
     begin = 0
+    some = tl.load(held + first + tl.arange(0, READ_TILES), mask=tl.arange(0, READ_TILES) < number, other=TILES)
+    ids = tokens_of(some)
+    coming = tl.load(row + ids, mask=ids < vocab, other=-float("inf"))
     while begin < number:
+        # The next logits are on their way while these look for places.
+        values = allowed(coming, some, masks, mask_row, words)
+        begin += READ_TILES
         place = begin + tl.arange(0, READ_TILES)
-        some = tl.load(held + first + place, mask=place < number, other=0)
-        values = read_tiles(row, some, place < number, vocab, masks, mask_row, words)
+        some = tl.load(held + first + place, mask=place < number, other=TILES)
+        next_ids = tokens_of(some)
+        coming = tl.load(row + next_ids, mask=next_ids < vocab, other=-float("inf"))
         above = (values >= low).to(tl.int32)
         # One counter for the row: a program asks for places for all that it has read, not each thread for its own.
         numbers = tl.sum(above, axis=1)
         behind = tl.cumsum(above, axis=1) + (tl.cumsum(numbers, axis=0) - numbers)[:, None]
         slots = tl.atomic_add(copied, tl.sum(numbers), sem="relaxed") + behind - 1
-        entry = (tokens_of(some).to(tl.int64) << 32) | (values.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+        entry = (ids.to(tl.int64) << 32) | (values.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
         tl.store(packed + slots, entry, mask=(above > 0) & (slots < ROOM))
-        begin += READ_TILES
+        ids = next_ids
     tl.debug_barrier()
 
 
@@ -229,15 +240,14 @@ def winner_of_some(  # type: ignore[no-untyped-def]
     log_min_p: float,
     inverse: tl.tensor,
     key: int,
-    READ: tl.constexpr,
+    SOME: tl.constexpr,
 ):
     """`winner` where one read holds all entries, and not both top_k and top_p limit them: they stay in registers."""
-    values, ids = packed_entries(packed, count, tl.arange(0, READ))
+    values, ids = packed_entries(packed, count, tl.arange(0, SOME))
     apart = values - largest
-    hashes = token_hash(ids, key)
-    scores = apart * (inverse.to(tl.float32) * LOG2_E) + rough_noise(hashes)
     stay = values > -float("inf")
     stay = stay & ((values.to(tl.float64) - tl.cast(largest, tl.float64)) * inverse >= log_min_p)
+    scores = apart * (inverse.to(tl.float32) * LOG2_E) + rough_noise(token_hash(ids, key))
     scores = tl.where(stay, scores, -float("inf"))
     weights = tl.exp(apart * inverse.to(tl.float32))
     weights = tl.where(p < 1.0, weights, 1.0)
@@ -245,15 +255,9 @@ def winner_of_some(  # type: ignore[no-untyped-def]
     token = tl.full([], NO_TOKEN, tl.int32)
     racing = True
     while racing:
-        highest = tl.max(scores)
-        close = scores >= highest - margin_of(highest)
-        if tl.sum(close.to(tl.int32)) > 1:
-            exact = tl.where(close, values.to(tl.float64) * inverse + noise(hashes), -float("inf"))
-            close = exact == tl.max(exact)
-        token = tl.min(tl.where(close, ids, NO_TOKEN))
-        value = tl.max(tl.where(ids == token, values, -float("inf")))
-        above = tl.sum(tl.where(values > value, weights, 0.0).to(tl.float64))
+        token, logit = best_of(values, ids, scores, inverse, key)
+        above = tl.sum(tl.where(values > logit, weights, 0.0).to(tl.float64))
         # What does not stay takes those below it along.
         racing = ((k > 0) | (p < 1.0)) & (above >= full) & (above > 0.0)
-        scores = tl.where(values > value, scores, -float("inf"))
+        scores = tl.where(values > logit, scores, -float("inf"))
     return token

@@ -43,7 +43,7 @@ def summarise_rows(  # type: ignore[no-untyped-def]
             low = kth_bound(best, largest, top)
             own = packed + draw * ROOM
             copy(
-                row, vocab, row, -1, 0, maxima + draw * TILES, 0, low,
+                row, vocab, row, -1, 0, maxima + draw * TILES, 0, TILE_BLOCK, low,
                 counters + draw * LINE + COPIED, own, held + draw * TILES, TILES, TILE_BLOCK, READ_TILES, ROOM,
             )  # fmt: skip
             count = tl.load(counters + draw * LINE + COPIED)
