@@ -73,8 +73,6 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
             **dict.fromkeys(("keys", "values"), f"*{pool}"),
             **dict.fromkeys(("qkv_stride", "slot_stride", "heads", "kv_heads"), "i32"),
             "eps": "fp32",
-            "soon": "*bf16",
-            **dict.fromkeys(("asked", "room", "step_bytes"), "i32"),
         },
         constants={
             "HEAD_NORM": normed,
@@ -83,8 +81,6 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
             "HEAD_DIM": head_dim,
             "HALF_BLOCK": half,
             "HEADS_BLOCK": taken,
-            "TURNS": 3 if taken == 2 else 0,
-            "THREADS": 32 * min(max(taken * half // 128, 1), 4),
             "EARLY": True,
         },
         warps=min(max(taken * half // 128, 1), 4),

@@ -3,12 +3,11 @@
                           in torch                                       here
     residual + norm       sum, norm, cast                                one kernel
     queries, keys         norm, cast, turn, two copies to the pool       one kernel
-    gate                  activation, product                            one kernel, of one row that of its map, too
-    logits                product, conversion                            of one row one kernel
+    gate                  activation, product                            one kernel, of few rows that of its map, too
+    logits                product, conversion                            of few rows one kernel
 
-Products of one row are read by kernels of ours, all others are torch's (cuBLAS). The residual is one tensor that
-kernels add to. After the last attention only rows whose logits are asked for go on. R rows, L of them with logits,
-D = head_dim.
+Products of few rows are kernels of ours, all others are torch's (cuBLAS). The residual is one tensor that kernels add
+to. After the last attention only rows whose logits are asked for go on. R rows, L of them with logits, D = head_dim.
 """
 
 from dataclasses import dataclass
@@ -140,7 +139,6 @@ class CudaDecoder:
             pool.keys[layer.index],
             pool.values[layer.index],
             head_norm=layer.head_norm,
-            soon=layer.output,
         )
         attended = attention.backend.attend(
             layer.index, queries, pool, attention.plans[layer.window], scale=self.config.attention_scale

@@ -50,5 +50,4 @@ class FusedKernels(ExpertKernels, Protocol):
         values: torch.Tensor,
         *,
         head_norm: HeadNorm | None = None,
-        soon: torch.Tensor | None = None,
     ) -> torch.Tensor: ...

@@ -16,7 +16,6 @@ import triton.language as tl
 from .early import launched_early, wait_for_kernels_before
 from .head_norm import HeadNorm
 from .jit import block_of, jit
-from .prefetch import PIECE, ask_for, cache_for_weights
 from .rounding import FP8_LARGEST, rounded
 
 _FEW_ROWS = 64  # up to here programs take few heads each, so that there are enough of them
@@ -33,7 +32,6 @@ def turn_and_store(
     values: torch.Tensor,
     *,
     head_norm: HeadNorm | None = None,
-    soon: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Store the keys and values of each row, and return its queries, turned.
 
@@ -45,8 +43,6 @@ def turn_and_store(
         keys, values: [slots, kv_heads, head_dim], a layer of the pool, in the model's dtype or float8_e4m3fn, which
             cuts off at ±448.
         head_norm: norm of each head of queries and keys before the turn.
-        soon: weights that are read behind the attention of these queries; where rows are few, the device is asked for
-            them (`prefetch.py`).
 
     Returns:
         [R, heads, head_dim] in the dtype of qkv, in one piece.
@@ -58,11 +54,7 @@ def turn_and_store(
     if rows:
         taken = _HEADS_OF_FEW if rows <= _FEW_ROWS else _HEADS_OF_MANY
         half_block = block_of(head_dim // 2)
-        warps = min(max(taken * half_block // 128, 1), 4)
-        programs = triton.cdiv(heads + 2 * kv_heads, taken)
-        room = 0 if soon is None or rows > _FEW_ROWS else cache_for_weights(qkv.device)
-        asked = 0 if soon is None else min(soon.nbytes, room)
-        turn_and_store_heads[(rows, programs)](
+        turn_and_store_heads[(rows, triton.cdiv(heads + 2 * kv_heads, taken))](
             *(qkv, positions, slots, table),
             *(
                 table if head_norm is None else head_norm.query_weight,
@@ -70,16 +62,13 @@ def turn_and_store(
             ),
             *(queries, keys, values, qkv.stride(0), keys.stride(0), heads, kv_heads),
             0.0 if head_norm is None else head_norm.eps,
-            *(qkv if soon is None else soon, asked, room, rows * 2 * kv_heads * head_dim * keys.itemsize),
             HEAD_NORM=head_norm is not None,
             CENTERED=head_norm is not None and head_norm.centered,
             FP8=keys.dtype is torch.float8_e4m3fn,
             HEAD_DIM=head_dim,
             HALF_BLOCK=half_block,
             HEADS_BLOCK=taken,
-            TURNS=triton.cdiv(asked // PIECE.value, programs * warps * 32),
-            THREADS=warps * 32,
-            num_warps=warps,
+            num_warps=min(max(taken * half_block // 128, 1), 4),
             enable_fp_fusion=False,
             **launched_early(qkv.device),
         )
@@ -114,29 +103,18 @@ def turn_and_store_heads(  # type: ignore[no-untyped-def]
     heads: int,
     kv_heads: int,
     eps: float,
-    soon: tl.tensor,
-    asked: int,
-    room: int,
-    step_bytes: int,
     HEAD_NORM: tl.constexpr,
     CENTERED: tl.constexpr,
     FP8: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
-    TURNS: tl.constexpr,
-    THREADS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait_for_kernels_before(EARLY)
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = queries.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
-    position = tl.load(positions + row).to(tl.int64)
-    if TURNS:
-        left = tl.maximum(room - (position + 1) * step_bytes, 0)  # as if all rows had as many keys as this one
-        size = tl.where(row == 0, tl.minimum(left, asked), 0)
-        ask_for(soon, size, tl.program_id(1) * THREADS, tl.num_programs(1) * THREADS, TURNS, THREADS)
     head = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
     at = tl.arange(0, HALF_BLOCK)
     inside = at < HALF
@@ -159,7 +137,7 @@ def turn_and_store_heads(  # type: ignore[no-untyped-def]
         low = _weighted(low * scale, query_weight, key_weight, at, is_query, inside, dtype, CENTERED)
         high = _weighted(high * scale, query_weight + HALF, key_weight + HALF, at, is_query, inside, dtype, CENTERED)
 
-    angle = table + position * HEAD_DIM + at
+    angle = table + tl.load(positions + row).to(tl.int64) * HEAD_DIM + at
     cos = tl.load(angle, mask=inside, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(angle + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
     turned_low = rounded(low * cos, dtype).to(tl.float32) - rounded(high * sin, dtype).to(tl.float32)

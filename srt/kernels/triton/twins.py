@@ -58,9 +58,8 @@ def turn_and_store(
     values: torch.Tensor,
     *,
     head_norm: HeadNorm | None = None,
-    soon: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `rope.turn_and_store`. `soon` is for a cache that torch does not speak to."""
+    """See `rope.turn_and_store`."""
     kv_heads, head_dim = keys.shape[1:]
     split = qkv.view(len(qkv), -1, head_dim)
     heads = split.shape[1] - 2 * kv_heads

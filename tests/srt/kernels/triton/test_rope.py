@@ -6,7 +6,6 @@ import pytest
 import torch
 from umbel.srt.kernels.triton import rope, twins
 from umbel.srt.kernels.triton.head_norm import HeadNorm
-from umbel.srt.kernels.triton.prefetch import PIECE, cache_for_weights
 from umbel.srt.kernels.triton.rope_table import rope_table
 from umbel.srt.models.layers import RMSNorm
 from umbel.srt.models.rope import Rope, RopeConfig, RopeType, turn
@@ -138,22 +137,3 @@ def test_a_table_holds_what_a_step_would_compute() -> None:
     cos, sin = Rope(ROPE, 24, torch.get_default_device()).angles(positions, torch.bfloat16)
     assert torch.equal(table[positions, :12], cos[:, 0, :12])
     assert torch.equal(table[positions, 12:], sin[:, 0, 12:])
-
-
-@pytest.mark.parametrize("pieces", [0, 1, 40])
-def test_what_is_asked_for_changes_nothing(pieces: int) -> None:
-    """A device gets weights into its cache meanwhile; all that can be seen is what would be there without."""
-    qkv, table = (
-        random(5, 5 * 64),
-        rope_table(ROPE, 64, POSITIONS, dtype=torch.float32, device=torch.get_default_device()),
-    )
-    weights = random(pieces * PIECE.value // 4 + 16)
-    before, pools, expected_pools = weights.clone(), pool(1, 64, torch.float32), pool(1, 64, torch.float32)
-    actual = rope.turn_and_store(qkv, *places(), table, *pools, soon=weights)
-    expected = rope.turn_and_store(qkv, *places(), table, *expected_pools)
-    for got, wanted in zip((actual, *pools, weights), (expected, *expected_pools, before), strict=True):
-        assert torch.equal(got, wanted)
-
-
-def test_nothing_is_asked_for_where_nothing_can_be() -> None:
-    assert cache_for_weights(torch.device("cpu")) == 0
