@@ -1,8 +1,10 @@
-"""Products of one row as Llama 3 8B launches them: projections, the output map, gates; on Hopper they start early."""
+"""Products of few rows as Llama 3 8B launches them: projections, the output map, gates; on Hopper they start early."""
 
 import torch
 from umbel.srt.kernels.triton.activation import SILU
 from umbel.srt.kernels.triton.linear import GATES, ROWS, WARPS, gate_row, multiply_row
+from umbel.srt.kernels.triton.linear_rows import DEPTH, OUTPUTS, STAGES, multiply_few_rows
+from umbel.srt.kernels.triton.linear_rows import WARPS as ROWS_WARPS
 from umbel.srt.kernels.triton.row_sums import depth_for
 
 from .variants import Variant
@@ -12,7 +14,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def linear_variants() -> list[Variant]:
-    return [_linear("bf16", _HIDDEN), _linear("bf16", _WIDTH), _linear("fp32", _HIDDEN), _gate("bf16")]
+    found = [_linear("bf16", _HIDDEN), _linear("bf16", _WIDTH), _linear("fp32", _HIDDEN), _gate("bf16")]
+    return found + [_rows(rows, gated=gated) for rows in (16, 32) for gated in (False, True)]
 
 
 def _linear(dtype: str, inputs: int) -> Variant:
@@ -48,5 +51,32 @@ def _gate(dtype: str) -> Variant:
             "EARLY": True,
         },
         warps=WARPS,
+        fused=False,
+    )
+
+
+def _rows(rows: int, *, gated: bool) -> Variant:
+    return Variant(
+        name=f"rows {rows} x {_HIDDEN}" + (" gated" if gated else ""),
+        kernel=multiply_few_rows,
+        arguments={
+            **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
+            **dict.fromkeys(("rows", "outputs", "x_stride", "out_stride"), "i32"),
+        },
+        constants={
+            "INPUTS": _HIDDEN,
+            "BIASED": False,
+            "GATED": gated,
+            "KIND": SILU.value,
+            "BLOCK_M": rows,
+            "BLOCK_N": OUTPUTS,
+            "BLOCK_K": DEPTH,
+            "EARLY": True,
+        },
+        warps=ROWS_WARPS,
+        stages=STAGES,
+        aligned=frozenset({"rows", "outputs", "x_stride", "out_stride"}),
+        products=True,
+        gathers=True,
         fused=False,
     )

@@ -1,8 +1,13 @@
-"""Linear maps of one row, and the gate of an MLP behind one: what decoding a single sequence spends its time on.
+"""Linear maps of few rows, and the gates of an MLP behind them: what decoding spends its time on.
 
-Of one row a product costs reading its matrix, and nothing else should. cuBLAS leaves a part of the bandwidth unused
-there, and its kernels begin when the one before has ended; here a program has its first weights on their way by then
-(`early.py`). More rows are torch's. The twins are `twins.linear` and `twins.gated`.
+    one row          `multiply_row`, `gate_row` here: no tensor cores, only reading
+    up to 32 rows    `linear_rows.py`
+    more             torch
+
+Of few rows a product costs reading its matrix, and nothing else should. cuBLAS leaves a part of the bandwidth unused
+there, and its kernels begin when the one before has ended; here programs are there by then, and of one row they have
+their first weights on their way (`early.py`). Asking for more of them ahead, into the cache, was measured and costs
+more than it brings: attention in front waits behind what was asked for. The twins are `twins.linear` and `twins.gated`.
 """
 
 import torch
@@ -13,6 +18,7 @@ from torch.nn import functional
 from .activation import ACTIVATION_KINDS, act_and_multiply, activated
 from .early import launched_early, wait_for_kernels_before
 from .jit import jit
+from .linear_rows import multiplies_few, multiply_few
 from .rounding import rounded
 from .row_sums import depth_for, sums_of_rows, weights_of_tile
 
@@ -36,12 +42,15 @@ def linear(
         out, or [R, outputs] in the dtype of x.
     """
     outputs, inputs = weight.shape
-    if len(x) != 1 or not _fits(x, weight):
+    if not _takes(x, weight):
         result = functional.linear(x, weight, bias)
         return result if out is None else out.copy_(result)
     if out is None:
-        out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+        out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
     assert out.stride(1) == 1, "the elements of a row lie side by side"
+    if len(x) > 1:
+        multiply_few(x, weight, bias, out)
+        return out
     multiply_row[(triton.cdiv(outputs, ROWS),)](
         *(x, weight, weight if bias is None else bias, out, outputs),
         INPUTS=inputs,
@@ -68,9 +77,12 @@ def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acti
         [R, width] in the dtype of x, rounded where `linear` and `activation.act_and_multiply` round.
     """
     width, inputs = len(weight) // 2, weight.shape[1]
-    if len(x) != 1 or not _fits(x, weight):
+    if not _takes(x, weight):
         return act_and_multiply(functional.linear(x, weight, bias), activation)
-    out = torch.empty((1, width), dtype=x.dtype, device=x.device)
+    out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
+    if len(x) > 1:
+        multiply_few(x, weight, bias, out, kind=ACTIVATION_KINDS[activation])
+        return out
     gate_row[(triton.cdiv(width, GATES),)](
         *(x, weight, weight if bias is None else bias, out),
         INPUTS=inputs,
@@ -86,9 +98,10 @@ def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acti
     return out
 
 
-def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Numbers lie as the kernels read them: 16 bytes at once."""
-    return x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
+def _takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Rows are few, and numbers lie as the kernels read them: 16 bytes at once."""
+    there = x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
+    return there and (len(x) == 1 or multiplies_few(x, weight))
 
 
 @jit

@@ -19,8 +19,8 @@ from .rounding import rounded
 from .row_sums import depth_for, sums_of_rows, weights_of_tile
 
 GATES = 4  # of a program, and as many ups
-GATE_WARPS = 4
-DOWN_ROWS = 16  # of a program: columns of all its choices
+GATE_WARPS = 2
+DOWN_ROWS = 8  # of a program: columns of all its choices
 DOWN_WARPS = 4
 _SHARE = 4  # with a fourth as many pairs as experts, one of eight pairs repeats an expert
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[4]
 ATTENTION = ["d128 group 4 fp16"]
 EXPERTS = ["8x7B decode", "gate up 8x7B prefill", "few down 30B"]
-ROWS = ["row 4096 bf16", "row gated"]
+ROWS = ["row 4096 bf16", "row gated", "rows 32 x 4096"]
 SMALL = ["norm 8192", "sandwich", "act bf16", "heads d256", "heads d128 x8 bf16/fp8"]
 SAMPLING = ["scan 128256", "select", "summarise"]
 
@@ -34,7 +34,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
 
 def test_no_kernel_spills(found: dict[str, dict[str, int]]) -> None:
     assert {name.split()[0] for name in found} == {
-        *("attend", "gate", "down", "few", "row", "norm", "add", "act", "heads", "scan", "select", "summarise")
+        *("attend", "gate", "down", "few", "row", "rows", "norm", "add", "act", "heads", "scan", "select", "summarise")
     }
     assert [name for name, variant in found.items() if variant["spilled"]] == []
 
@@ -61,6 +61,11 @@ def test_products_of_one_row_keep_many_loads_in_flight(found: dict[str, dict[str
     rows = [found[name] for name in found if name.split()[0] in ("few", "row")]
     assert len(rows) == 3
     assert all(variant["resident"] * variant["warps"] >= 16 for variant in rows), rows
+
+
+def test_products_of_few_rows_fit_beside_what_they_read_ahead(found: dict[str, dict[str, int]]) -> None:
+    rows = [found[name] for name in ("rows 32 x 4096", "rows 32 x 4096 gated")]
+    assert all(variant["wgmma"] > 0 and variant["cp.async"] > 0 and variant["resident"] == 1 for variant in rows), rows
 
 
 def test_many_programs_of_small_kernels_fit_a_multiprocessor(found: dict[str, dict[str, int]]) -> None:
