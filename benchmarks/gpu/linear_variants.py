@@ -61,7 +61,7 @@ def _rows(rows: int, *, gated: bool) -> Variant:
         kernel=multiply_few_rows,
         arguments={
             **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
-            **dict.fromkeys(("rows", "outputs", "x_stride", "out_stride"), "i32"),
+            **dict.fromkeys(("bound", "outputs", "x_stride", "out_stride"), "i32"),
         },
         constants={
             "INPUTS": _HIDDEN,
@@ -75,7 +75,7 @@ def _rows(rows: int, *, gated: bool) -> Variant:
         },
         warps=ROWS_WARPS,
         stages=STAGES,
-        aligned=frozenset({"rows", "outputs", "x_stride", "out_stride"}),
+        aligned=frozenset({"outputs", "x_stride", "out_stride"}),
         products=True,
         gathers=True,
         fused=False,

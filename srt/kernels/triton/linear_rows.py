@@ -49,7 +49,7 @@ def multiply_few(
     """
     outputs, inputs = out.shape[1], weight.shape[1]
     multiply_few_rows[(triton.cdiv(outputs, OUTPUTS if kind is None else OUTPUTS // 2),)](
-        *(x, weight, weight if bias is None else bias, out, len(x), outputs, x.stride(0), out.stride(0)),
+        *(x, weight, weight if bias is None else bias, out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
         INPUTS=inputs,
         BIASED=bias is not None,
         GATED=kind is not None,
@@ -83,7 +83,7 @@ def multiply_few_rows(  # type: ignore[no-untyped-def]
     weight: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
-    rows: int,
+    bound: int,  # 2 rows + 1: odd, or the kernel would be compiled again for 16 rows and for 32
     outputs: int,
     x_stride: int,
     out_stride: int,
@@ -109,7 +109,7 @@ def multiply_few_rows(  # type: ignore[no-untyped-def]
     line = tl.where(column < outputs, line, 0).to(tl.int64)  # what lies behind the matrix repeats its first row
     depth = tl.arange(0, BLOCK_K)
     row = tl.arange(0, BLOCK_M)
-    real = row < rows
+    real = 2 * row + 1 < bound
     at = weight + line[:, None] * INPUTS + depth[None, :]
     numbers_at = x + row.to(tl.int64)[None, :] * x_stride + depth[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
