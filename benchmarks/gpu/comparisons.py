@@ -12,6 +12,7 @@ from umbel.srt.batch import Batch
 from umbel.srt.kernels.triton import twins
 from umbel.srt.kernels.triton.activation import act_and_multiply
 from umbel.srt.kernels.triton.attention_backend import TritonBackend
+from umbel.srt.kernels.triton.linear import gated, linear
 from umbel.srt.kernels.triton.moe import fused_experts, route
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import turn_and_store
@@ -21,7 +22,7 @@ from umbel.srt.kv_pool import FLOAT8, KVPool
 from .batches import Rows, forked_step, normal, pool_for, step_of
 from .figures import Figure, Unit
 from .sizes import Sizes
-from .small_subjects import EPS, ROPE
+from .small_subjects import EPS, FEW_ROWS, ROPE
 
 GROUP = "equality"
 MOST = 1e-2  # of the expected values, by their norm
@@ -99,6 +100,7 @@ def _passes(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[
     yield _figure(
         f"gate, {_name(dtype)}", act_and_multiply(gate_up, "silu"), twins.act_and_multiply(gate_up.float(), "silu")
     )
+    yield from _products(sizes, dtype, device)
     geometry = sizes.turned
     qkv = numbers(rows, (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, seed=5)
     slots, positions = torch.arange(1, rows + 1, device=device), 3 * torch.arange(rows, device=device)
@@ -109,6 +111,20 @@ def _passes(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[
         queries = kernel(numbers_in, positions, slots, table, pool.keys[0], pool.values[0])
         results.append(torch.cat([queries, pool.keys[0][1:], pool.values[0][1:]], dim=1))
     yield _figure(f"heads turned and stored, {_name(dtype)}", *results)
+
+
+def _products(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Figure]:
+    weight = normal(2 * sizes.width, sizes.hidden, device=device, seed=6) * sizes.hidden**-0.5
+    for rows in FEW_ROWS:
+        x = normal(rows, sizes.hidden, device=device, dtype=dtype, seed=7)
+        own, exact = weight.to(dtype), weight.to(dtype).float()
+        name = f"of {rows} {'row' if rows == 1 else 'rows'}, {_name(dtype)}"
+        yield _figure(f"product {name}", linear(x, own), twins.linear(x.double(), exact.double()))
+        yield _figure(
+            f"gates behind a product {name}",
+            gated(x, own, None, "silu"),
+            twins.gated(x.double(), exact.double(), None, "silu"),
+        )
 
 
 def _experts(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
@@ -122,12 +138,14 @@ def _experts(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
         gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, seed=3) * shape.hidden**-0.5
         down = normal(shape.experts, shape.hidden, shape.width, device=device, seed=4) * shape.width**-0.5
         gate_up, down = gate_up.to(dtype), down.to(dtype)
-        x = normal(9, shape.hidden, device=device, dtype=dtype)
-        yield _figure(
-            f"experts, {shape.name}, {_name(dtype)}",
-            fused_experts(x, gate_up, down, shares, chosen, activation="silu"),
-            twins.fused_experts(x.float(), gate_up.float(), down.float(), shares, chosen, activation="silu"),
-        )
+        for tokens in (9, 1):
+            x = normal(tokens, shape.hidden, device=device, dtype=dtype)
+            some = shares[:tokens], chosen[:tokens]
+            yield _figure(
+                f"experts, {shape.name}, {_name(dtype)}" + (", 1 token" if tokens == 1 else ""),
+                fused_experts(x, gate_up, down, *some, activation="silu"),
+                twins.fused_experts(x.float(), gate_up.float(), down.float(), *some, activation="silu"),
+            )
 
 
 def _figure(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Figure:

@@ -1,9 +1,11 @@
-"""Norms, heads, activations and experts: passes over rows that should cost their bytes, and products."""
+"""Norms, heads, activations, experts and products of few rows: what should cost its bytes, and products of many."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from torch.nn import functional
 from umbel.srt.kernels.triton.activation import act_and_multiply
+from umbel.srt.kernels.triton.linear import linear
 from umbel.srt.kernels.triton.moe import fused_experts
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import turn_and_store
@@ -20,6 +22,7 @@ EXPERTS = "experts"
 PASS_MUST, PASS_STRETCH = 75.0, 88.0  # % of bandwidth
 PRODUCT_MUST, PRODUCT_STRETCH = 200.0, 260.0  # TFLOPS
 SINGLE_MUST = 70.0  # % of bandwidth, of one token
+FEW_ROWS = (1, 16, 32)
 EPS = 1e-5
 ROPE = RopeConfig(RopeType.DEFAULT, 10_000.0)
 DTYPE = torch.bfloat16
@@ -30,6 +33,8 @@ def small_subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
     yield norm_of_sum(sizes, device)
     yield heads(sizes, device)
     yield activation(sizes, device)
+    for rows in FEW_ROWS:
+        yield product(rows, sizes, device)
 
 
 def norm(sizes: Sizes, device: torch.device) -> Subject:
@@ -89,6 +94,31 @@ def activation(sizes: Sizes, device: torch.device) -> Subject:
         size=1.5 * gate_up.nbytes,
         must=PASS_MUST,
         stretch=PASS_STRETCH,
+    )
+
+
+def product(rows: int, sizes: Sizes, device: torch.device) -> Subject:
+    """Of the rows of a decode step with the largest matrix of a layer, gates and ups; several such in one graph."""
+    times = 4
+    x = normal(rows, sizes.hidden, device=device, dtype=DTYPE)
+    shape = 2 * sizes.width, sizes.hidden
+    weights = [normal(*shape, device=device, dtype=DTYPE, seed=seed) for seed in range(times)]
+
+    def work(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        for weight in weights:
+            multiply(x, weight)
+
+    return Subject(
+        group=GROUP,
+        name=f"product of {rows} {'row' if rows == 1 else 'rows'} with {shape[0]} of {shape[1]}",
+        unit=Unit.BANDWIDTH,
+        work=lambda: work(linear),
+        size=weights[0].nbytes,
+        times=times,
+        must=PASS_MUST,
+        stretch=PASS_STRETCH,
+        beside=lambda: work(functional.linear),
+        note=f"beside: torch; of {times} in one graph",
     )
 
 
