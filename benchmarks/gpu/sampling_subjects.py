@@ -23,6 +23,7 @@ WISHES = {
     "a draw of top_k 50": {"temperature": 1.0, "top_k": 50},
     "a draw of top_p 0.9": {"temperature": 0.7, "top_p": 0.9},
     "a draw of min_p 0.05": {"temperature": 1.0, "min_p": 0.05},
+    "a draw of top_k 20, top_p 0.8": {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
 }
 
 
@@ -39,7 +40,8 @@ def sampling_subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
             size=logits.nbytes,
             must=MUST,
             stretch=STRETCH,
-            note="one read of the logits is 100 %",
+            beside=None if wish["temperature"] else partial(torch.argmax, logits, dim=-1),
+            note="one read of the logits is 100 %" + ("" if wish["temperature"] else "; beside: torch"),
         )
 
 

@@ -31,7 +31,7 @@ from .sampling_summary import summarise_rows
 from .sampling_tiles import TILE
 
 _SCANNED = 16  # tiles that a scanning program reads at once
-_PROGRAMS = 1024  # of a scan, where there is so much: as many as large devices hold at once
+_PROGRAMS = 512  # of a scan, where there is so much: large devices hold them at once
 _MOST_READS = 8  # of a scanning program
 _SELECTED, _SUMMARISED = 16, 8  # tiles that are read again at once
 _SELECT_WARPS = 8
