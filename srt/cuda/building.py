@@ -17,7 +17,7 @@ from ..models.decoder_config import FAMILIES, read_config
 from ..models.model import Tensors
 from ..parallel.team import ALONE, Team
 from ..pictures.store import VisionStore
-from .captured import graph_logits, graph_rows
+from .captured import graph_logits, graph_plans, graph_rows
 from .decoder import CudaDecoder, attention_geometry
 from .device import Accelerator, CudaAccelerator, HostAccelerator
 from .memory import (
@@ -30,7 +30,7 @@ from .memory import (
     weight_bytes,
 )
 from .parts import Parts, triton_parts
-from .plans import GraphBackend, GraphPlans
+from .plans import GraphBackend
 from .runner import CudaRunner
 from .warming import SUMMARISED, warming_steps
 
@@ -166,10 +166,7 @@ def graph_bytes(
     limits: StepLimits,
 ) -> int:
     """Bytes that all graphs read and write together: their logits, and the plans of attention."""
-    rows = graph_rows(limits)
-    plans = accelerator.peak_memory(
-        lambda: GraphPlans(backend, model.windows, rows=rows, keys=rows * model.context_length)
-    )
+    plans = accelerator.peak_memory(lambda: graph_plans(backend, model.windows, limits, model.context_length))
     return plans + graph_logits(limits) * model.vocab_size * 4
 
 

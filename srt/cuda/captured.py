@@ -29,6 +29,7 @@ from .plans import GraphBackend, GraphPlans
 from .staging import Staging
 
 MOST_ROWS = 1024  # more rows than that keep a device busy without graphs
+FEW_ROWS = 128  # steps of more rows are mostly prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,21 @@ class StepInputs:
 def graph_rows(limits: StepLimits) -> int:
     """Most rows of a step that runs as a graph."""
     return min(limits.rows, MOST_ROWS)
+
+
+def graph_plans(
+    backend: GraphBackend[Any],  # Any: as in StepInputs
+    windows: tuple[int | None, ...],
+    limits: StepLimits,
+    context_length: int,
+) -> tuple[GraphPlans, GraphPlans]:
+    """For steps of few rows, and for steps of more: the same where there are no more."""
+    most = graph_rows(limits)
+    few = min(most, FEW_ROWS)
+    small = GraphPlans(backend, windows, rows=few, keys=few * context_length, wide=False)
+    if most == few:
+        return small, small
+    return small, GraphPlans(backend, windows, rows=most, keys=most * context_length, wide=True)
 
 
 def graph_logits(limits: StepLimits) -> int:
@@ -75,7 +91,7 @@ class CapturedSteps:
         most, self._most_logits = graph_rows(limits), graph_logits(limits)
         self._compute = compute
         self._graphs = StepGraphs(accelerator, sizes_upto(most), self._work)
-        self._plans = GraphPlans(backend, windows, rows=most, keys=most * context_length)
+        self._small, self._large = graph_plans(backend, windows, limits, context_length)
         self._staging = Staging(accelerator, 3 * 8 * (most + 1) + 8 * (self._most_logits + 1))
         self._some_rows = Staging(accelerator, 8 * (self._most_logits + 1))
         self._inputs: dict[int, StepInputs] = {}  # by size, at the same addresses every time
@@ -94,7 +110,7 @@ class CapturedSteps:
         logits = min(batch.rows, len(batch.logit_rows))
         if batch.pictures or batch.rows > self._graphs.most_rows or logits > self._most_logits:
             return False
-        return self._plans.holds(batch)
+        return self._plans_for(self._graphs.size_for(batch.rows)).holds(batch)
 
     def run(self, batch: Batch, resolve: Callable[[Batch, torch.Tensor], None]) -> torch.Tensor | None:
         """Logits [L, vocab] of a step that it takes, in memory that the next one overwrites. None: its rows see so many
@@ -123,18 +139,22 @@ class CapturedSteps:
             self._graphs.capture(size)
 
     def _send(self, batch: Batch) -> bool:
-        if not self._plans.fill(batch):
-            return False
         size, wanted = batch.rows, np.zeros(0, dtype=np.int64)
+        plans = self._plans_for(size)
+        if not plans.fill(batch):
+            return False
         if self._knows_rows(size):
             wanted = np.zeros(self._most_logits, dtype=np.int64)  # padding asks for a row again
             wanted[: len(batch.logit_rows)] = batch.logit_rows
         sent = self._staging.send([batch.token_ids, batch.positions, batch.write_slots, wanted])
         token_ids, positions, write_slots, logit_rows = sent
         self._inputs[size] = StepInputs(
-            token_ids, positions, write_slots, logit_rows if self._knows_rows(size) else None, self._plans.by_window
+            token_ids, positions, write_slots, logit_rows if self._knows_rows(size) else None, plans.by_window
         )
         return True
+
+    def _plans_for(self, size: int) -> GraphPlans:
+        return self._small if size <= FEW_ROWS else self._large
 
     def _knows_rows(self, size: int) -> bool:
         """The graph is told which rows' logits are wanted; else it gives those of all."""

@@ -18,8 +18,9 @@ Prepared = TypeVar("Prepared")
 class GraphBackend(AttentionBackend[Prepared], Protocol[Prepared]):
     """An attention backend whose plans can stay where they are. In Triton it is `TritonBackend`."""
 
-    def reserve(self, *, rows: int, keys: int) -> Prepared:
-        """An empty plan for steps of at most so many rows, and keys of all sequences together."""
+    def reserve(self, *, rows: int, keys: int, wide: bool = False) -> Prepared:
+        """An empty plan for steps of at most so many rows, and keys of all sequences together. wide: laid out for
+        prompts, else for steps that mostly decode."""
 
     def plan_into(self, plan: Prepared, batch: Batch, window: int | None) -> bool:
         """Fill a reserved plan with a step. False: it does not fit, which a step that only decodes always does."""
@@ -31,14 +32,17 @@ class GraphPlans:
     Args:
         rows: most rows of a step.
         keys: most keys of its sequences together.
+        wide: as `GraphBackend.reserve` takes it.
     """
 
     # Any: each backend has its own prepared form, and only the backend reads it.
-    def __init__(self, backend: GraphBackend[Any], windows: Sequence[int | None], *, rows: int, keys: int) -> None:
+    def __init__(
+        self, backend: GraphBackend[Any], windows: Sequence[int | None], *, rows: int, keys: int, wide: bool
+    ) -> None:
         self._backend = backend
         self._keys = min(keys, MOST_KEYS)
         # A row of padding has a key of its own.
-        self.by_window = {window: backend.reserve(rows=rows, keys=self._keys + rows) for window in windows}
+        self.by_window = {window: backend.reserve(rows=rows, keys=self._keys + rows, wide=wide) for window in windows}
 
     def holds(self, batch: Batch) -> bool:
         """The sequences of the step are not too long."""

@@ -101,19 +101,21 @@ class TritonBackend:
         self._count(host)
         return plan
 
-    def reserve(self, *, rows: int, keys: int) -> TritonPlan:
+    def reserve(self, *, rows: int, keys: int, wide: bool = False) -> TritonPlan:
         """An empty plan at fixed addresses, for captured graphs. `attend` with it can be captured.
 
         Args:
             rows: most rows of a step. A step may have fewer: results of the others are not written.
             keys: most keys of a step, those of all sequences together.
+            wide: it is for prompts, whose items have many rows of one sequence; else for steps that mostly decode.
         """
         merged = self.cut.workers * ITEMS_PER_WORKER
         # Every row is in an item of its own, and in those of the runs that it shares, some cut. A place takes as
         # much memory as the result of a row in float32, so what is left over by many rows is counted tightly.
         parts = 4 * rows + 12 * min(rows, MANY_PARTS) + 2 * merged
         capacity = Capacity(items=4 * rows + 2 * merged, slots=parts, merged=rows, places=parts, keys=keys)
-        return TritonPlan(capacity, (self.tiles.few, self.tiles.some), self.geometry, self.device, fixed=True)
+        tiles = (self.tiles.few, self.tiles.many if wide else self.tiles.some)
+        return TritonPlan(capacity, tiles, self.geometry, self.device, fixed=True)
 
     def plan_into(self, plan: TritonPlan, batch: Batch, window: int | None) -> bool:
         """Fill a reserved plan with a step of at most its rows and keys.
@@ -162,7 +164,10 @@ class TritonBackend:
         few, more = plan.tiles
         launch = partial(self._launch, layer, queries, pool, plan, target, scale, softcap)
         heads = self.geometry.kv_heads
-        if plan.fixed:
+        if plan.fixed and more is self.tiles.many:  # together they would share the registers of either
+            launch(few, None, few.resident * self.multiprocessors)
+            launch(None, more, more.resident * self.multiprocessors)
+        elif plan.fixed:
             launch(few, more, min(few.resident, more.resident) * self.multiprocessors)
         else:
             if plan.counts[0]:

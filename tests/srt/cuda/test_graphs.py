@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.srt.batch import DUMMY_SLOT, PictureRows
+from umbel.srt.cuda import captured as captured_steps
 from umbel.srt.cuda.building import warm_up
 from umbel.srt.cuda.device import Graph, HostAccelerator
 from umbel.srt.cuda.graphs import StepGraphs, sizes_upto
@@ -120,9 +121,13 @@ def test_steps_of_text_have_graphs_up_to_so_many_rows_and_logits() -> None:
     assert not captured.takes(only_last_rows(sequences().batch([Piece(0, 0, 6), Piece(1, 0, 4)])))
 
 
+@pytest.mark.parametrize("few", [4, 128])
 @pytest.mark.parametrize("logit_rows", [[18], [11, 18], [0, 5, 12, 18], []])
-def test_prompts_of_any_length_give_the_same_logits_as_a_graph(logit_rows: list[int]) -> None:
-    """Those of the rows that are asked for, and other ones at the next replay."""
+def test_prompts_of_any_length_give_the_same_logits_as_a_graph(
+    logit_rows: list[int], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the rows that are asked for, and other ones at the next replay. Large steps have plans of their own."""
+    monkeypatch.setattr(captured_steps, "FEW_ROWS", few)
     config, tensors = tiny_model("gemma 3")
     graphs = on_host(
         config, tensors, accelerator=RecordingAccelerator(), parts=recorded_parts(), max_running=4, rows=24

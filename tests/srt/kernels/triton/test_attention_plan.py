@@ -121,9 +121,10 @@ def test_a_step_whose_sharing_does_not_fit_is_planned_without(device: torch.devi
     assert backend.counters.keys_saved == 0
 
 
-def test_a_reserved_plan_holds_prompts_beside_rows_that_decode(device: torch.device) -> None:
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_reserved_plan_holds_prompts_beside_rows_that_decode(wide: bool, device: torch.device) -> None:
     backend = tiny_backend(SMALL, device, multiprocessors=3)
-    plan = backend.reserve(rows=24, keys=500)
+    plan = backend.reserve(rows=24, keys=500, wide=wide)
     batch, num_slots = make_batch([Sequence(90, 1), Sequence(40, 17), Sequence(0, 4), Sequence(3, 1)], seed=0)
     pool = pool_for(num_slots, SMALL, torch.float32, device)
     queries = normal(24, 4, 16).to(device)
