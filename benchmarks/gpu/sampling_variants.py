@@ -17,7 +17,7 @@ _DRAWS = {
 }
 _TILES = dict.fromkeys(("maxima", "scores", "masses", "roots"), "*fp32")
 _COPIES = {"packed": "*i64", "held": "*i32"}
-_ALIGNED = frozenset({"stride", "vocab"})
+_ALIGNED = frozenset({"stride", "vocab", "span", "part"})
 
 
 def sampling_variants() -> list[Variant]:
@@ -39,7 +39,7 @@ def _scan(vocab: int, logits: str) -> Variant:
     return Variant(
         name=f"scan {vocab} {logits}",
         kernel=scan,
-        arguments={"logits": f"*{logits}", **_LOGITS, **_DRAWS, **_TILES, "reads": "i32"},
+        arguments={"logits": f"*{logits}", **_LOGITS, **_DRAWS, **_TILES, "span": "i32"},
         constants={**_tiles(vocab), "EARLY": True},
         aligned=_ALIGNED,
         fused=False,

@@ -139,7 +139,7 @@ class _Tiles:
             *(logits, draws.rows, draws.mask_rows, draws.masks),
             *(draws.inverse_temperatures, draws.keys, draws.top_k, draws.top_p, draws.log_min_p),
             *(draws.counters, tiles.maxima, tiles.scores, tiles.roots, tokens),
-            *(logits.stride(0), vocab, draws.masks.shape[1], reads),
+            *(logits.stride(0), vocab, draws.masks.shape[1], reads * tiles.read),
             TILES=tiles.count,
             READ_TILES=tiles.read,
             TILE_BLOCK=block_of(tiles.count),

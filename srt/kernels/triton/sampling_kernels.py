@@ -27,7 +27,7 @@ def scan(  # type: ignore[no-untyped-def]
     stride: int,
     vocab: int,
     words: int,
-    reads: int,  # of a program, one behind the other
+    span: int,  # tiles of a program, which reads READ_TILES at once
     TILES: tl.constexpr,
     READ_TILES: tl.constexpr,
     TILE_BLOCK: tl.constexpr,
@@ -43,19 +43,18 @@ def scan(  # type: ignore[no-untyped-def]
     open_to_all = (tl.load(top_k + draw) == 0) & (p >= 1.0) & (tl.load(log_min_p + draw) == -float("inf"))
     scale = scale_of(inverse)
 
-    first = tl.program_id(0) * reads * READ_TILES
+    first = tl.program_id(0) * span
+    end = first + span
     ids = tokens_of(first + tl.arange(0, READ_TILES))
     coming = tl.load(row + ids, mask=ids < vocab, other=-float("inf"))
-    read = 0
-    while read < reads:
+    while first < end:
         # The next logits are on their way while these are computed with.
         tile = first + tl.arange(0, READ_TILES)
         values = allowed(coming, tile, masks, mask_row, words)
         ids = tokens_of(tile)
-        read += 1
         first += READ_TILES
         next_ids = tokens_of(first + tl.arange(0, READ_TILES))
-        coming = tl.load(row + next_ids, mask=next_ids < tl.where(read < reads, vocab, 0), other=-float("inf"))
+        coming = tl.load(row + next_ids, mask=next_ids < tl.where(first < end, vocab, 0), other=-float("inf"))
         largest = tl.max(values, axis=1, keep_dims=True)
         at = draw * TILES + tile[:, None]
         there = tile[:, None] < TILES
