@@ -10,7 +10,8 @@ from umbel.srt.kv_pool import FLOAT8
 
 from .variants import Variant
 
-SPILLS = 192  # bytes of `many` large vectors: smaller tiles spill nothing, and take twice as long
+EXACT_SPILLS = 2048  # bytes, of both tiles in float32: products without tensor cores are there to be compared with
+SPILLS = 192  # bytes of tiles of more rows: smaller ones spill nothing and take longer, `many` of 256 twice as long
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FLOAT8: "fp8e4nv"}
 _GEOMETRIES = (
@@ -52,21 +53,28 @@ def _items(
         shape += f"/{_NAMES[kv_dtype]}"
     if softcap:
         shape += " softcap"
-    launches = {"few": (tiles.few, None), "few and some": (tiles.few, tiles.some), "many": (None, tiles.many)}
+    few, some, many = tiles.few, tiles.some, tiles.many
+    launches = {
+        "few": (few, None, few),
+        "few and some": (few, some, some),
+        "few and many": (few, many, many),
+        "many": (None, many, many),
+    }
     return [
         Variant(
             name=f"attend {kind} {shape}",
             kernel=attend_items,
             arguments=arguments,
             constants={**item_constants(geometry, few, more, softcap=softcap, dtype=dtype), "EARLY": True},
-            warps=max(tile.warps for tile in (few, more) if tile),
-            stages=max(tile.stages for tile in (few, more) if tile),
+            warps=max(few.warps if few else 0, last.warps),
+            stages=last.stages,
             aligned=frozenset({"query_stride", "out_stride"}),
             products=dtype is not torch.float32,
             gathers=True,
-            spills=SPILLS if kind == "many" and geometry.head_dim > 128 else 0,
+            registers=last.registers,
+            spills=EXACT_SPILLS if dtype is torch.float32 else SPILLS if more else 0,
         )
-        for kind, (few, more) in launches.items()
+        for kind, (few, more, last) in launches.items()
     ]
 
 

@@ -97,7 +97,12 @@ def inspect(variant: Variant) -> Inspection:
         constexprs=dict(variant.constants),
         attrs={index: [["tt.divisibility", 16]] for index in aligned},
     )
-    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": variant.fused}
+    options = {
+        "num_warps": variant.warps,
+        "num_stages": variant.stages,
+        "maxnreg": variant.registers,
+        "enable_fp_fusion": variant.fused,
+    }
     compiled = triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=options)
     ptx = compiled.asm["ptx"]
     registers, spilled = _assemble(ptx)

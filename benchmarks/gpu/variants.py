@@ -17,6 +17,7 @@ class Variant:
         products: it multiplies matrices, and has to do so on tensor cores.
         gathers: it reads what its products need by asynchronous copies.
         fused: products and sums may be one instruction, as its launches say.
+        registers: of a thread, at most, as its launches say; None: as the compiler likes.
         spills: bytes that may, where a device has shown that it is faster so.
     """
 
@@ -30,4 +31,5 @@ class Variant:
     products: bool = False
     gathers: bool = False
     fused: bool = True
+    registers: int | None = None
     spills: int = 0

@@ -31,10 +31,10 @@ except ImportError as error:
     raise MissingExtraError("triton", "runtime") from error
 
 HOST_MULTIPROCESSORS = 2  # of the interpreter, which runs one program after another
-# Keys. A multiprocessor reads 25 GB/s; below so many, starting and merging a run costs more than it saves.
-SHORTEST_RUN = 256
+# Keys. Two tiles: of shorter runs, starting and merging costs more than it saves.
+SHORTEST_RUN = 128
 # Keys for each query vector of an item: a part of one is written and read in float32, as much as two keys.
-RUN_PER_VECTOR = 8
+RUN_PER_VECTOR = 16
 # Query vectors whose products take as long as loading one key from device memory.
 LOAD_VECTORS = 128
 # With two rows a shared run pays from 256 keys on, with many from half of that.
@@ -206,7 +206,8 @@ class TritonBackend:
             **item_constants(self.geometry, few, more, softcap=softcap, dtype=queries.dtype),
             **self._early,
             num_warps=max(tile.warps for tile in launched),
-            num_stages=max(tile.stages for tile in launched),
+            num_stages=launched[-1].stages,  # the larger tile fills shared memory and registers
+            maxnreg=launched[-1].registers,
             enable_fp_fusion=True,
         )
 

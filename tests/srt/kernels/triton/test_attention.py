@@ -106,9 +106,21 @@ def test_head_dims(device: torch.device, head_dim: int) -> None:
 def test_a_device_with_little_shared_memory_has_one_pair_of_tiles_less_on_its_way() -> None:
     stages = {}
     for shared in (99 << 10, 163 << 10, 227 << 10, None):
-        tiles = tiles_for(AttentionGeometry(8, 4, 128), torch.bfloat16, torch.bfloat16, shared_memory=shared)
+        tiles = tiles_for(AttentionGeometry(8, 4, 128), torch.bfloat16, FLOAT8, shared_memory=shared)
         stages[shared] = {tile.stages for tile in (tiles.few, tiles.some, tiles.many)}
     assert stages == {99 << 10: {2}, 163 << 10: {3}, 227 << 10: {3}, None: {3}}
+
+
+def test_where_keys_are_streamed_four_programs_share_a_multiprocessor_if_registers_allow() -> None:
+    shares = {}
+    for name, head_dim, kv_dtype in (
+        ("common", 128, torch.bfloat16),
+        ("large", 256, torch.bfloat16),
+        ("narrow", 128, FLOAT8),
+    ):
+        tiles = tiles_for(AttentionGeometry(8, 4, head_dim), torch.bfloat16, kv_dtype)
+        shares[name] = {(tile.resident, tile.stages, tile.registers) for tile in (tiles.few, tiles.some)}
+    assert shares == {"common": {(4, 2, 128)}, "large": {(2, 3, None)}, "narrow": {(2, 3, None)}}
 
 
 def test_many_large_vectors_are_computed_where_they_fit() -> None:
