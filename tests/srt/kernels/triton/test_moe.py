@@ -13,7 +13,7 @@ from umbel.srt.models.experts_config import ExpertsConfig
 
 from .closeness import DTYPES, random, relative_error
 
-SMALL_TILES = Tiles(rows=16, columns=16, depth=16, group=2, warps=4, stages=2)
+SMALL_TILES = Tiles(rows=16, columns=16, depth=32, group=2, warps=4, stages=2)
 
 
 @pytest.fixture(autouse=True)
