@@ -86,7 +86,7 @@ class Shape:
 
 LLAMA_2_7B = Shape("Llama 2 7B", 32, 4096, 11_008, 32, 32, 32_000)
 LLAMA_3_8B = Shape("Llama 3 8B", 32, 4096, 14_336, 32, 8, 128_256)
-TINY = Shape("tiny", 2, 32, 48, 2, 1, 2048, context=512)
+TINY = Shape("tiny", 2, 32, 48, 2, 1, 512, context=512)
 
 
 class RandomTensors(Mapping[str, torch.Tensor]):

@@ -44,7 +44,6 @@ ELSEWHERE = {
     "int8": "weights in 8 bits are the CPU's",
 }
 OF_KERNELS = ("tree_attention", "cuda_graphs", "kv_dtype", "kernels")  # options that need a runner of their own
-WARM_UP = 2  # programs of each workload that are run on a runner before it is measured there
 KINDS = ("tree_of_thought_gsm8k", "mmlu_5shot", "react_agent", "json_decode_regex")  # the first words of files' names
 Say = Callable[[str], None]
 
@@ -56,6 +55,8 @@ class EngineSizes:
     Attributes:
         pool_tokens: at most; less where memory holds less.
         pool_share: of the device's memory that keys may take.
+        warm: programs that are run one at a time, for their latency.
+        compiling: programs of each workload that run before it is measured: kernels are compiled, caches made.
         turns: of the few workloads, with everything on and without a cache.
         options: of every runtime.
     """
@@ -65,12 +66,13 @@ class EngineSizes:
     pool_share: float
     concurrency: int
     warm: int
+    compiling: int
     turns: int
     options: Mapping[str, int] = field(default_factory=dict)
 
 
-ON_DEVICE = EngineSizes("bfloat16", 131_072, 0.45, 32, 1, 2, {"max_running": 128, "chunk_size": 2048})
-ON_HOST = EngineSizes("float32", 2048, 0.0, 2, 1, 1, {"max_running": 4, "chunk_size": 64})
+ON_DEVICE = EngineSizes("bfloat16", 131_072, 0.45, 32, 1, 2, 2, {"max_running": 128, "chunk_size": 2048})
+ON_HOST = EngineSizes("float32", 2048, 0.0, 2, 1, 0, 1, {"max_running": 4, "chunk_size": 64})
 
 
 class Engine:
@@ -137,7 +139,7 @@ class Engine:
                     self.left_out.append(f"{self.shape.name}, {configuration.name}: {type(error).__name__}: {error}")
                     continue
                 warm.clear()
-            if file.name not in warm:
+            if self._sizes.compiling and file.name not in warm:
                 self._warm_up(configuration, file, loaded)
                 warm.add(file.name)
             self._measure(configuration, file, loaded, repeat)
@@ -231,7 +233,7 @@ class Engine:
     def _warm_up(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> None:
         """What is compiled and made once is no part of a run: the first one was a fifth slower."""
         with suppress(UmbelError):  # the run will have it, too
-            self._run(configuration, file.first(WARM_UP), loaded)
+            self._run(configuration, file.first(self._sizes.compiling), loaded)
 
     def _measure(self, configuration: Configuration, file: Workload, loaded: LoadedModel, repeat: int) -> None:
         try:

@@ -401,7 +401,7 @@ def test_a_configuration_whose_runner_cannot_be_had_is_named_and_the_others_run(
             self.measured.append(configuration.name)
 
     file = Workload("toy", "", "", (Program("p", (Text("a"),)),), serial=False)
-    engine = Loads(TINY, [file], ON_HOST, torch.device("cpu"), Budget(60.0, lambda: 0.0), print)
+    engine = Loads(TINY, [file], replace(ON_HOST, compiling=2), torch.device("cpu"), Budget(60.0, lambda: 0.0), print)
     engine.run([ALL["no-tree-attention"], ALL["fcfs"], ALL["int8"]])
     assert engine.measured == ["full", "no-cache", "fcfs"]
     assert engine.warmed == ["full"], "once for each runner"
