@@ -125,7 +125,7 @@ def test_streams_of_runs_fork_too() -> None:
         {"backend": object()}, {"timeout": 3}, {"budget": ul.Budget(calls=1)}, {"stream": True}, {"verbose": True},
         {"salt": "x"}, {"priority": 1}, {"num_api_spec_tokens": 4}, {"speculate": "auto"}, {"sampling": {"timeout": 3}},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )  # fmt: skip
 def test_options_of_a_run_that_no_graph_can_say(options: dict[str, Any]) -> None:
     def program(s):
