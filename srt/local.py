@@ -235,11 +235,9 @@ class LocalBackend:
         reading = open_tokenizer(self.options) if loaded is None else Reading(loaded.name, loaded.tokenizer, None)
         self._name, tokenizer, form = reading
         self._image_tokens = 0 if form is None else most_tokens(form)
-        self._engine = open_engine(
-            self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded
-        )
+        engine = open_engine(self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded)
         source = self._given_template if self._given_template is not None else tokenizer.chat_template
-        self._thread = EngineThread(self._engine.scheduler, lambda: bool(self._inbox))
+        self._thread = EngineThread(engine.scheduler, lambda: bool(self._inbox))
         self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name)
         self._gateway = Gateway(
             tokenizer,
@@ -259,7 +257,8 @@ class LocalBackend:
             ),
             pictures=None if form is None else PictureShelf(form, InlineDecoder(), InlineDigests(), PictureLimits()),
         )
-        self._gateway.engine_ready(self._engine.runner.context_length)
+        self._gateway.engine_ready(engine.runner.context_length)
+        self._engine = engine  # last: `start` in other tasks takes it for the sign that all of this is there
 
     def _new_programs(self, gateway: Gateway) -> Programs:
         return Programs(

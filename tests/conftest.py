@@ -1,11 +1,17 @@
-"""Where Triton's kernels run in tests: compiled where there is a GPU, in Triton's interpreter elsewhere.
+"""Where Triton's kernels run in tests, and which examples hypothesis draws.
 
-Triton reads TRITON_INTERPRET when it is imported, and whatever imports it first decides for the whole process: so it
-is set here, before any file of tests is read. Processes that tests start inherit it.
+Triton's kernels are compiled where there is a GPU, and run in Triton's interpreter elsewhere. Triton
+reads TRITON_INTERPRET when it is imported, and whatever imports it first decides for the whole process: so it is set
+here, before any file of tests is read. Processes that tests start inherit it.
+
+Hypothesis draws the same examples in every run, so that a change is judged by what it changed. `make nightly` draws
+others each time (`--hypothesis-profile=nightly`); what it finds becomes an `@example`.
 """
 
 import ctypes
 import os
+
+from hypothesis import settings
 
 
 def _gpus() -> int:
@@ -20,3 +26,7 @@ def _gpus() -> int:
 
 if not _gpus():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+settings.register_profile("same-examples", derandomize=True)
+settings.register_profile("nightly", derandomize=False, print_blob=True)
+settings.load_profile("same-examples")

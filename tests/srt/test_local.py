@@ -1,6 +1,7 @@
 """The runtime in one process: requests against the oracle, whose keys cannot lie."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -14,10 +15,12 @@ from umbel.lang.sampling import SamplingParams
 from umbel.srt import assembly, local
 from umbel.srt.clock import VirtualClock
 from umbel.srt.faults import FailAt
+from umbel.srt.gateway import Gateway
 from umbel.srt.local import LocalBackend
 
 from .. import conformance
 
+ORACLE_OPTIONS = RuntimeOptions(model="oracle")
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 
@@ -259,6 +262,33 @@ def test_callers_that_come_together_open_one_model(monkeypatch: pytest.MonkeyPat
 
     assert len(asyncio.run(many())) == 8
     assert len(opened) == 1
+
+
+def test_a_caller_that_comes_while_the_model_is_opened_waits_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second caller starts when the engine is there and the gateway is not."""
+    half_open, others_have_come = threading.Event(), threading.Event()
+
+    def gateway_in_time(*arguments: Any, **options: Any) -> Gateway:  # Any: passed on as it is
+        half_open.set()
+        assert others_have_come.wait(30)
+        return Gateway(*arguments, **options)
+
+    monkeypatch.setattr(local, "open_engine", lambda _, **rest: assembly.open_engine(ORACLE_OPTIONS, **rest))
+    monkeypatch.setattr(local, "open_tokenizer", lambda _: assembly.open_tokenizer(ORACLE_OPTIONS))
+    monkeypatch.setattr(local, "Gateway", gateway_in_time)
+
+    async def two() -> list[Final]:
+        backend = LocalBackend("default")
+        first = asyncio.create_task(final_of(backend, request("1")))
+        await asyncio.to_thread(half_open.wait, 30)
+        second = asyncio.create_task(final_of(backend, request("2")))
+        await asyncio.sleep(0)  # it has asked whether the backend is there
+        others_have_come.set()
+        finals = [await first, await second]
+        await backend.close()
+        return finals
+
+    assert len(asyncio.run(two())) == 2
 
 
 def test_what_was_tokenized_before_gives_the_same_answers_for_less_work() -> None:
