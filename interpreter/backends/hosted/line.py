@@ -122,6 +122,6 @@ class Line(Generic[C]):
 
 
 def _answered(error: Exception) -> bool:
-    from .transport import answered  # late: it needs the SDK's HTTP library, which is there when something was sent
+    from .transport import answered  # late: something was sent, so it is imported
 
     return answered(getattr(error, "request", None))

@@ -1,17 +1,23 @@
 """The HTTP client under a provider's SDK: no redirects, no decompression bombs, no endless answers, no long silence.
 
-The SDK gets an `AsyncClient` of ours, so all of this holds for every request that it makes. Imported when the first
-request is made, as it needs the SDK's HTTP library.
+The SDK gets an `AsyncClient` of ours, so all of this holds for every request that it makes. Which HTTP library the
+client comes from is the SDK's choice: openai 2 is written for httpx, openai 3 and anthropic for its successor httpx2.
+Both have the classes and attributes that are used here, under the same names.
 """
 
 import asyncio
+import importlib
 import zlib
-from collections.abc import AsyncIterator
-
-import httpx2
+from collections.abc import AsyncIterator, Callable
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ....lang.errors import BackendError, RequestError
 from .surroundings import Patience
+
+if TYPE_CHECKING:
+    import httpx2
 
 MOST_BYTES = (
     64 << 20
@@ -19,38 +25,49 @@ MOST_BYTES = (
 _ANSWERED = "umbel.answered"  # extension of a request whose answer has begun
 
 
+def http_library(sdk: ModuleType) -> ModuleType:
+    """The HTTP library that a provider's SDK is written for: the one whose client its own client derives from."""
+    lineage = sdk.DefaultAsyncHttpxClient.__mro__
+    base = next(each for each in lineage if each.__name__ == "AsyncClient")
+    return importlib.import_module(base.__module__.partition(".")[0])
+
+
 def open_client(
-    patience: Patience, concurrency: int, wire: httpx2.AsyncBaseTransport | None = None
-) -> httpx2.AsyncClient:
-    """A client for one event loop.
+    sdk: ModuleType, patience: Patience, concurrency: int, wire: "httpx2.AsyncBaseTransport | None" = None
+) -> "httpx2.AsyncClient":
+    """Opens a client for one event loop.
 
     Args:
+        sdk: the provider's, which will send its requests through the client.
         concurrency: connections at most; waiting for one takes part of the call's own time, not of a timeout's.
         wire: used instead of the network.
     """
 
-    async def guard(response: httpx2.Response) -> None:
+    http = http_library(sdk)
+
+    async def guard(response: "httpx2.Response") -> None:
         _refuse_redirect(response)
         response.request.extensions[_ANSWERED] = response.status_code < 300
-        assert isinstance(response.stream, httpx2.AsyncByteStream), "an asynchronous client reads asynchronously"
-        response.stream = _Bounded(response.stream, _decoder(response), response.request, patience.idle)
+        assert isinstance(response.stream, http.AsyncByteStream), "an asynchronous client reads asynchronously"
+        response.stream = _bounded(http)(response.stream, _decoder(response), response.request, patience.idle)
 
-    return httpx2.AsyncClient(
-        timeout=httpx2.Timeout(patience.silent, connect=patience.connect, pool=None),
-        limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+    client: httpx2.AsyncClient = http.AsyncClient(
+        timeout=http.Timeout(patience.silent, connect=patience.connect, pool=None),
+        limits=http.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         follow_redirects=False,
         headers={"accept-encoding": "identity"},
         event_hooks={"response": [guard]},
         transport=wire,
     )
+    return client
 
 
 def answered(request: object) -> bool:
     """Whether the answer of a request of ours has begun: after that it is not sent again."""
-    return isinstance(request, httpx2.Request) and request.extensions.get(_ANSWERED) is True
+    return getattr(request, "extensions", {}).get(_ANSWERED) is True
 
 
-def _refuse_redirect(response: httpx2.Response) -> None:
+def _refuse_redirect(response: "httpx2.Response") -> None:
     """A request carries a key, which goes to no other place than the one that it was given for."""
     if not response.has_redirect_location:
         return
@@ -79,7 +96,7 @@ class _Inflating:
         return self._inflate.decompress(data, most)
 
 
-def _decoder(response: httpx2.Response) -> _Plain | _Inflating:
+def _decoder(response: "httpx2.Response") -> _Plain | _Inflating:
     """For a response that is compressed although identity was asked for, as proxies do it."""
     encoding = response.headers.pop("content-encoding", "identity").strip().lower()
     match encoding:
@@ -94,36 +111,46 @@ def _decoder(response: httpx2.Response) -> _Plain | _Inflating:
             )
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    """A response's bytes: at most so many, and never silent for long."""
+@cache
+def _bounded(http: ModuleType) -> Callable[..., "httpx2.AsyncByteStream"]:
+    """The class of a response's bytes, at most so many and never silent for long, for one HTTP library."""
 
-    def __init__(
-        self, stream: httpx2.AsyncByteStream, decoder: _Plain | _Inflating, request: httpx2.Request, idle: float
-    ) -> None:
-        self._stream, self._decoder, self._request, self._idle = stream, decoder, request, idle
+    base: Any = http.AsyncByteStream  # Any: which library it is, is known when the SDK is
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MOST_BYTES
-        pieces = aiter(self._stream)
-        while True:
-            try:
-                async with asyncio.timeout(self._idle):
-                    raw = await anext(pieces, None)
-            except TimeoutError:
-                raise httpx2.ReadTimeout(f"silent for {self._idle:g} s", request=self._request) from None
-            if raw is None:
-                return
-            try:
-                data = self._decoder.decode(raw, left + 1)
-            except zlib.error as error:
-                raise httpx2.DecodingError(f"broken compression: {error}", request=self._request) from None
-            left -= len(data)
-            if left < 0:
-                raise BackendError(
-                    f"{self._request.url.host} sent more than {MOST_BYTES >> 20} MiB as one answer; it was cut off"
-                )
-            if data:
-                yield data
+    class Bounded(base):  # type: ignore[misc]
+        def __init__(
+            self,
+            stream: "httpx2.AsyncByteStream",
+            decoder: _Plain | _Inflating,
+            request: "httpx2.Request",
+            idle: float,
+        ) -> None:
+            self._stream, self._decoder, self._request, self._idle = stream, decoder, request, idle
 
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = MOST_BYTES
+            pieces = aiter(self._stream)
+            while True:
+                try:
+                    async with asyncio.timeout(self._idle):
+                        raw = await anext(pieces, None)
+                except TimeoutError:
+                    raise http.ReadTimeout(f"silent for {self._idle:g} s", request=self._request) from None
+                if raw is None:
+                    return
+                try:
+                    data = self._decoder.decode(raw, left + 1)
+                except zlib.error as error:
+                    raise http.DecodingError(f"broken compression: {error}", request=self._request) from None
+                left -= len(data)
+                if left < 0:
+                    raise BackendError(
+                        f"{self._request.url.host} sent more than {MOST_BYTES >> 20} MiB as one answer; it was cut off"
+                    )
+                if data:
+                    yield data
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    return Bounded

@@ -5,7 +5,6 @@ import re
 import textwrap
 from types import ModuleType
 
-import httpx2
 import pytest
 import umbel as ul
 import umbel.testing
@@ -14,7 +13,7 @@ from umbel.interpreter.fakes.anthropic import provider as anthropic
 from umbel.interpreter.fakes.openai import provider as openai
 from umbel.testing import FakeAnthropic, FakeOpenAI, Fault, Unreachable
 
-from .wire import PATIENCE, chat, chat_body, headers, message_body, post
+from .wire import PATIENCE, chat, chat_body, headers, http, message_body, post
 
 CHAT = "/v1/chat/completions"
 
@@ -36,7 +35,7 @@ def test_answers_wait_at_a_gate_and_are_counted_while_they_do() -> None:
     gate = Gate()
 
     async def ask(server: FakeOpenAI, count: int) -> None:
-        async with httpx2.AsyncClient(headers=headers(server), timeout=PATIENCE) as client:
+        async with http.AsyncClient(headers=headers(server), timeout=PATIENCE) as client:
             asked = [asyncio.create_task(client.post(server.address + CHAT, json=chat_body())) for _ in range(count)]
             await asyncio.to_thread(gate.wait_for, count)
             gate.open()
@@ -51,7 +50,7 @@ def test_clients_that_leave_are_counted() -> None:
     gate = Gate()
 
     async def leave(server: FakeOpenAI) -> None:
-        async with httpx2.AsyncClient(headers=headers(server), timeout=PATIENCE) as client:
+        async with http.AsyncClient(headers=headers(server), timeout=PATIENCE) as client:
             asked = asyncio.create_task(client.post(server.address + CHAT, json=chat_body()))
             await asyncio.to_thread(gate.wait_for, 1)
             asked.cancel()
@@ -102,19 +101,19 @@ def test_legal_faults_change_no_byte(fault: Fault, stream: bool) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.CUT, Fault.NO_DONE, Fault.DISCONNECT])
 def test_connections_end_before_their_answers(fault: Fault) -> None:
-    with FakeOpenAI(lambda text: "yes", faults=[fault]) as server, pytest.raises(httpx2.RemoteProtocolError):
+    with FakeOpenAI(lambda text: "yes", faults=[fault]) as server, pytest.raises(http.RemoteProtocolError):
         post(server, CHAT, chat_body())
 
 
 @pytest.mark.parametrize("fault", [Fault.SILENCE, Fault.IDLE])
 def test_a_server_that_closes_lets_go_of_those_who_wait(fault: Fault) -> None:
     async def ask(server: FakeOpenAI) -> None:
-        async with httpx2.AsyncClient(headers=headers(server), timeout=PATIENCE) as client:
+        async with http.AsyncClient(headers=headers(server), timeout=PATIENCE) as client:
             asked = asyncio.create_task(client.post(server.address + CHAT, json=chat_body()))
             await asyncio.to_thread(gate.wait_for, 1)
             gate.open()
             await asyncio.to_thread(server.close)
-            with pytest.raises(httpx2.TransportError):
+            with pytest.raises(http.TransportError):
                 await asked
 
     gate = Gate()
@@ -127,10 +126,10 @@ def test_a_redirect_leads_to_another_host_that_remembers_who_came() -> None:
         response = post(server, CHAT, chat_body())
         assert response.status_code == 307
         assert response.headers["location"].startswith("http://localhost:")
-        httpx2.post(response.headers["location"], json={}, timeout=PATIENCE)
+        http.post(response.headers["location"], json={}, timeout=PATIENCE)
         assert [request.path for request in server.elsewhere] == [CHAT]
 
 
 def test_nobody_can_connect_to_what_is_unreachable() -> None:
-    with Unreachable() as nowhere, pytest.raises(httpx2.ConnectTimeout):
-        httpx2.get(nowhere.base_url, timeout=0.05)
+    with Unreachable() as nowhere, pytest.raises(http.ConnectTimeout):
+        http.get(nowhere.base_url, timeout=0.05)

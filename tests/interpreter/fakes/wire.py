@@ -4,17 +4,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx2
+import openai
+from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.interpreter.fakes.provider import FakeProvider
 from umbel.testing import FakeAnthropic
+
+http = http_library(openai)  # httpx or httpx2, as the SDK is written for
 
 PATIENCE = 20.0  # seconds; no answer takes that long
 
 Json = dict[str, Any]  # Any: JSON
 
 
-def post(server: FakeProvider, path: str, body: object, key: str | None = None) -> httpx2.Response:
-    return httpx2.post(server.address + path, json=body, headers=headers(server, key), timeout=PATIENCE)
+def post(server: FakeProvider, path: str, body: object, key: str | None = None) -> http.Response:
+    return http.post(server.address + path, json=body, headers=headers(server, key), timeout=PATIENCE)
 
 
 def headers(server: FakeProvider, key: str | None = None) -> Mapping[str, str]:
@@ -47,13 +50,13 @@ def message_body(said: str = "hi", **fields: object) -> Json:
     return {"model": "claude-haiku-4-5", "max_tokens": 100, "messages": messages, **fields}
 
 
-def answered(response: httpx2.Response) -> Json:
+def answered(response: http.Response) -> Json:
     assert response.status_code == 200, response.text
     result: Json = response.json()
     return result
 
 
-def events(response: httpx2.Response) -> list[Json | str]:
+def events(response: http.Response) -> list[Json | str]:
     """The data of a stream's events; "[DONE]" as it is."""
     assert response.headers["content-type"].startswith("text/event-stream")
     data = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]

@@ -4,9 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import httpx2
+import anthropic
 import umbel as ul
 from umbel.interpreter.backends.hosted.surroundings import Surroundings
+from umbel.interpreter.backends.hosted.transport import http_library
+
+http = http_library(anthropic)  # httpx or httpx2, as the SDK is written for
 
 Event = dict[str, Any]  # Any: JSON
 
@@ -40,7 +43,7 @@ def events(
     ]
 
 
-class MessagesWire(httpx2.AsyncBaseTransport):
+class MessagesWire(http.AsyncBaseTransport):
     """Gives the answers in order, the last one again and again.
 
     An answer is a list of events, a text (which is streamed in characters), or a whole response.
@@ -51,22 +54,22 @@ class MessagesWire(httpx2.AsyncBaseTransport):
         closed: how many answers were closed.
     """
 
-    def __init__(self, *answers: list[Event] | str | httpx2.Response) -> None:
+    def __init__(self, *answers: list[Event] | str | http.Response) -> None:
         self._answers = list(answers)
         self.bodies: list[Event] = []
-        self.headers: list[httpx2.Headers] = []
+        self.headers: list[http.Headers] = []
         self.read: list[int] = []
         self.closed = 0
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+    async def handle_async_request(self, request: http.Request) -> http.Response:
         self.bodies.append(json.loads(await request.aread()))
         self.headers.append(request.headers)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        if isinstance(answer, httpx2.Response):
+        if isinstance(answer, http.Response):
             return answer
         told = events(list(answer)) if isinstance(answer, str) else answer
         self.read.append(0)
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=_Events(self, told))
+        return http.Response(200, headers={"content-type": "text/event-stream"}, stream=_Events(self, told))
 
     def claude(self, model: str = "claude-haiku-4-5", **options: Any) -> ul.Anthropic:
         """The backend at the other end."""
@@ -79,7 +82,7 @@ class MessagesWire(httpx2.AsyncBaseTransport):
         return Surroundings(sleep=sleep, chance=lambda: 0.5, wire=self)
 
 
-class _Events(httpx2.AsyncByteStream):
+class _Events(http.AsyncByteStream):
     def __init__(self, wire: MessagesWire, told: list[Event]) -> None:
         self._wire, self._told, self._number = wire, told, len(wire.read) - 1
 

@@ -7,10 +7,11 @@ import threading
 import types
 import warnings
 
-import httpx2
+import openai
 import pytest
 import umbel as ul
 from umbel.interpreter import loop
+from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.interpreter.fakes.openai.bodies import LLAMA_CPP, OPENAI, REASONING, SGLANG, VLLM
 from umbel.lang.chat_template import TemplateWarning
 from umbel.lang.errors import (
@@ -28,6 +29,8 @@ from umbel.testing import FakeOpenAI
 
 from ..conftest import PATIENCE
 from .wired import DONE, KEY, USAGE, Pieces, Wire, answer, asking, backend, conversation, event, generate, streamed
+
+http = http_library(openai)  # httpx or httpx2, as the SDK is written for
 
 
 @ul.function
@@ -120,7 +123,7 @@ def test_a_stream_gives_what_is_certain():
 
 def test_the_connection_is_closed_at_a_stop_that_is_found_here():
     pieces = Pieces([event("One."), event(" Two\n"), *[event("more")] * 50])
-    wire = Wire(httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=pieces))
+    wire = Wire(http.Response(200, headers={"content-type": "text/event-stream"}, stream=pieces))
     _, final = generate(backend(wire), asking(stop=("\n", "1", "2", "3", "4"), max_tokens=8))
     assert final.completions[0].text == "One. Two"
     assert pieces.closed
@@ -159,13 +162,13 @@ def test_the_server_names_its_stop():
 def test_usage_tells_what_was_cached(more, cached):
     usage = {"prompt_tokens": 9, "completion_tokens": 2, **more}
     choice = {"message": {"content": "Hi"}, "finish_reason": "stop"}
-    _, final = generate(backend(Wire(httpx2.Response(200, json={"choices": [choice], "usage": usage}))))
+    _, final = generate(backend(Wire(http.Response(200, json={"choices": [choice], "usage": usage}))))
     assert final.usage == ul.Usage(9, cached, 2, 1)
 
 
 def test_a_server_that_does_not_count_is_counted_from_above():
     choice = {"message": {"content": "Paris"}, "finish_reason": "stop"}
-    model = backend(Wire(httpx2.Response(200, json={"choices": [choice]})))
+    model = backend(Wire(http.Response(200, json={"choices": [choice]})))
     _, final = generate(model, asking(max_tokens=100))
     assert final.usage.prompt_tokens == model.tokens_at_most(conversation())
     assert final.usage.completion_tokens == 20  # four bytes for each character at most
@@ -189,7 +192,7 @@ def test_nothing_is_asked_for_no_tokens():
     ("reply", "words"),
     [
         (answer("", "content_filter"), "content filter ended the answer"),
-        (httpx2.Response(200, json={"choices": [{"message": {"refusal": "I cannot."}, "finish_reason": "stop"}]}),
+        (http.Response(200, json={"choices": [{"message": {"refusal": "I cannot."}, "finish_reason": "stop"}]}),
          "the model refused: I cannot"),
     ],
 )  # fmt: skip
@@ -258,8 +261,8 @@ def test_chat_models_score_nothing():
 # -------------------------------------------------------------------------------------------- before money is spent
 
 
-def listing(*models: dict[str, object]) -> httpx2.Response:
-    return httpx2.Response(200, json={"object": "list", "data": list(models)})
+def listing(*models: dict[str, object]) -> http.Response:
+    return http.Response(200, json={"object": "list", "data": list(models)})
 
 
 def started(wire: Wire, **options: object) -> ul.OpenAI:
@@ -283,7 +286,7 @@ def test_a_start_asks_once_who_the_server_is():
 
 @pytest.mark.parametrize("status", [403, 404, 405])
 def test_a_server_without_a_list_is_taken_at_its_word(status):
-    assert started(Wire(httpx2.Response(status)), base_url="http://h/v1").capabilities.constraints == ()
+    assert started(Wire(http.Response(status)), base_url="http://h/v1").capabilities.constraints == ()
 
 
 @pytest.mark.parametrize(
@@ -291,9 +294,9 @@ def test_a_server_without_a_list_is_taken_at_its_word(status):
     [
         (listing({"id": "gpt-4o-mini"}, {"id": "tts"}), RequestError, r"no model 'gpt-4o'; it has 'gpt-4o-mini'"),
         (listing(), RequestError, "it has none at all"),
-        (httpx2.Response(401, json={"error": {"message": "no"}}), RequestError, "refused the key"),
-        (httpx2.Response(200, html="<html>"), RequestError, "text/html where a list of models .*ends in /v1"),
-        (httpx2.ConnectError("no"), ConnectionLostError, "no connection to h.*check base_url"),
+        (http.Response(401, json={"error": {"message": "no"}}), RequestError, "refused the key"),
+        (http.Response(200, html="<html>"), RequestError, "text/html where a list of models .*ends in /v1"),
+        (http.ConnectError("no"), ConnectionLostError, "no connection to h.*check base_url"),
     ],
 )
 def test_what_is_wrong_shows_at_the_start(reply, kind, words):
@@ -405,7 +408,7 @@ def test_calls_at_once_are_bounded():
     running = most = 0
     full = asyncio.Event()  # as many run as may: until then nobody is answered
 
-    class Counting(httpx2.AsyncBaseTransport):
+    class Counting(http.AsyncBaseTransport):
         async def handle_async_request(self, request):
             nonlocal running, most
             running += 1
@@ -466,7 +469,7 @@ def test_every_loop_has_a_client_of_its_own_and_a_closed_backend_opens_again():
 
 def test_leaving_early_closes_the_connection():
     pieces = Pieces([event("One"), event(" two"), None])
-    wire = Wire(httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=pieces))
+    wire = Wire(http.Response(200, headers={"content-type": "text/event-stream"}, stream=pieces))
 
     async def run():
         model = backend(wire)

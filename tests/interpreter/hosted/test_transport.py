@@ -6,11 +6,12 @@ import traceback
 import zlib
 from email.utils import formatdate
 
-import httpx2
+import openai
 import pytest
 from umbel.interpreter.backends.hosted import transport
 from umbel.interpreter.backends.hosted.retries import Retries, retry_after
 from umbel.interpreter.backends.hosted.surroundings import Patience
+from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.lang.errors import (
     BackendError,
     CapabilityError,
@@ -25,6 +26,8 @@ from umbel.lang.errors import (
 from umbel.lang.protocol import Origin
 
 from .wired import DONE, KEY, Clock, Pieces, Wire, answer, asking, backend, event, failing, generate, streamed
+
+http = http_library(openai)  # httpx or httpx2, as the SDK is written for
 
 
 def refused(wire: Wire, clock: Clock | None = None, *, stream: bool = False, **options: object) -> UmbelError:
@@ -88,10 +91,10 @@ def test_retry_after_is_a_number_or_a_date(headers, seconds):
         (failing(429), OverloadedError),
         (failing(503), OverloadedError),
         (failing(500), EngineError),
-        (httpx2.ConnectError("no route"), ConnectionLostError),
-        (httpx2.ConnectTimeout("slow"), ConnectionLostError),
-        (httpx2.ReadTimeout("no first byte"), ConnectionLostError),
-        (httpx2.RemoteProtocolError("closed"), ConnectionLostError),
+        (http.ConnectError("no route"), ConnectionLostError),
+        (http.ConnectTimeout("slow"), ConnectionLostError),
+        (http.ReadTimeout("no first byte"), ConnectionLostError),
+        (http.RemoteProtocolError("closed"), ConnectionLostError),
     ],
 )
 def test_what_does_not_pass_ends_after_four_tries(reply, kind):
@@ -135,7 +138,7 @@ def test_an_answer_in_pieces_ends_with_the_deadline():
 @pytest.mark.parametrize(
     "pieces",
     [
-        [event("Pa"), httpx2.ReadError("reset")],
+        [event("Pa"), http.ReadError("reset")],
         [event("Pa")],
         [event("Pa"), event("ris"), DONE],
         [event("Pa"), b'data: {"error": {"message": "overloaded", "type": "overloaded_error"}}\n\n'],
@@ -163,12 +166,12 @@ def test_an_error_inside_an_answer_is_not_tried_again(code, kind):
     told = {"error": {"message": "busy", "type": code}}
     wire = Wire(streamed(event(""), b"data: " + json.dumps(told).encode() + b"\n\n"))
     assert type(refused(wire, stream=True)) is kind
-    whole = Wire(httpx2.Response(200, json=told))
+    whole = Wire(http.Response(200, json=told))
     assert type(refused(whole)) is kind
     assert len(wire.seen) == len(whole.seen) == 1
 
 
-@pytest.mark.parametrize("rest", [[], [b"data: {"], [httpx2.ReadError("reset")]])
+@pytest.mark.parametrize("rest", [[], [b"data: {"], [http.ReadError("reset")]])
 def test_nothing_that_happens_after_the_end_matters(rest):
     _, final = generate(
         backend(Wire(streamed(event("Paris."), event(None, "stop"), *rest))), asking(stream=True, max_tokens=8)
@@ -182,7 +185,7 @@ def test_nothing_that_happens_after_the_end_matters(rest):
 
 
 def test_redirects_are_not_followed():
-    wire = Wire(httpx2.Response(307, headers={"location": "https://evil.example/v1?key=1"}))
+    wire = Wire(http.Response(307, headers={"location": "https://evil.example/v1?key=1"}))
     error = refused(wire)
     assert isinstance(error, RequestError)
     assert "redirects to evil.example" in str(error)
@@ -193,7 +196,7 @@ def test_redirects_are_not_followed():
 def test_identity_is_asked_for_and_gzip_is_understood():
     body = gzip.compress(answer().content)
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
-    wire = Wire(httpx2.Response(200, headers=headers, stream=Pieces([body[:20], body[20:]])))
+    wire = Wire(http.Response(200, headers=headers, stream=Pieces([body[:20], body[20:]])))
     _, final = generate(backend(wire))
     assert final.completions[0].text == "Paris."
     assert wire.seen[0].headers["accept-encoding"] == "identity"
@@ -204,18 +207,18 @@ def test_a_gzip_bomb_is_cut_off(monkeypatch, stream):
     monkeypatch.setattr(transport, "MOST_BYTES", 1 << 20)
     bomb = gzip.compress(b" " * (8 << 20))
     headers = {"content-encoding": "gzip", "content-type": "text/event-stream" if stream else "application/json"}
-    error = refused(Wire(httpx2.Response(200, headers=headers, stream=Pieces([bomb]))), stream=stream)
+    error = refused(Wire(http.Response(200, headers=headers, stream=Pieces([bomb]))), stream=stream)
     assert "as one answer; it was cut off" in str(error)
 
 
 def test_broken_compression_is_an_error():
     headers = {"content-encoding": "deflate", "content-type": "application/json"}
-    error = refused(Wire(httpx2.Response(200, headers=headers, stream=Pieces([zlib.compress(b"{}")[:4], b"????"]))))
+    error = refused(Wire(http.Response(200, headers=headers, stream=Pieces([zlib.compress(b"{}")[:4], b"????"]))))
     assert "no answer of this API" in str(error)
 
 
 def test_other_encodings_are_refused():
-    error = refused(Wire(httpx2.Response(200, headers={"content-encoding": "br"}, stream=Pieces([b"?"]))))
+    error = refused(Wire(http.Response(200, headers={"content-encoding": "br"}, stream=Pieces([b"?"]))))
     assert "in the encoding 'br'" in str(error)
 
 
@@ -270,13 +273,13 @@ def test_a_refusal_says_what_to_do_and_is_not_tried_again(reply, kind, words):
 @pytest.mark.parametrize(
     "reply",
     [
-        httpx2.Response(200, html="<html>Log in</html>"),
-        httpx2.Response(200, json=[1]),
-        httpx2.Response(200, json={"choices": [{"index": -1}]}),
-        httpx2.Response(200, json={"choices": []}),
-        httpx2.Response(200, content=b'{"choices": [', headers={"content-type": "application/json"}),
-        httpx2.Response(200, json={"choices": [{"message": {"content": "Par"}, "finish_reason": None}]}),
-        httpx2.Response(200, json={"choices": [{"message": {"content": "Par"}, "finish_reason": "tool_calls"}]}),
+        http.Response(200, html="<html>Log in</html>"),
+        http.Response(200, json=[1]),
+        http.Response(200, json={"choices": [{"index": -1}]}),
+        http.Response(200, json={"choices": []}),
+        http.Response(200, content=b'{"choices": [', headers={"content-type": "application/json"}),
+        http.Response(200, json={"choices": [{"message": {"content": "Par"}, "finish_reason": None}]}),
+        http.Response(200, json={"choices": [{"message": {"content": "Par"}, "finish_reason": "tool_calls"}]}),
     ],
     ids=["html", "list", "index", "empty", "cut", "no reason", "tools"],
 )
@@ -287,7 +290,7 @@ def test_what_is_no_answer_is_an_error(reply):
 
 
 def test_a_page_instead_of_a_stream_is_an_error():
-    error = refused(Wire(httpx2.Response(200, html="<html>Log in</html>")), stream=True)
+    error = refused(Wire(http.Response(200, html="<html>Log in</html>")), stream=True)
     assert "sent text/html where a stream of events was asked for" in str(error)
 
 

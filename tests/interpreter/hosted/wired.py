@@ -4,14 +4,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 
-import httpx2
+import openai
 from umbel import OpenAI
 from umbel.interpreter.backends.hosted.surroundings import Surroundings
+from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.lang.prompt import Part, Text
 from umbel.lang.protocol import Chunk, ConstraintSpec, Final, GenRequest, Origin
 from umbel.lang.sampling import SamplingParams
 
-Reply = httpx2.Response | Exception
+http = http_library(openai)  # httpx or httpx2, as the SDK is written for
+
+Reply = http.Response | Exception
 KEY = "sk-secret-1234567890"
 
 
@@ -30,14 +33,14 @@ class Clock:
         self.now += seconds
 
 
-class Wire(httpx2.AsyncBaseTransport):
+class Wire(http.AsyncBaseTransport):
     """Answers requests in order, the last reply again and again; `seen` are the requests."""
 
     def __init__(self, *replies: Reply | Callable[[], Reply]) -> None:
         self._replies = list(replies)
-        self.seen: list[httpx2.Request] = []
+        self.seen: list[http.Request] = []
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+    async def handle_async_request(self, request: http.Request) -> http.Response:
         await request.aread()
         self.seen.append(request)
         reply = self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
@@ -52,7 +55,7 @@ class Wire(httpx2.AsyncBaseTransport):
         return [json.loads(request.content) for request in self.seen]
 
 
-class Pieces(httpx2.AsyncByteStream):
+class Pieces(http.AsyncByteStream):
     """A body in pieces. None: silence from here on. An exception: raised here."""
 
     def __init__(self, pieces: Sequence[bytes | Exception | None]) -> None:
@@ -72,14 +75,14 @@ class Pieces(httpx2.AsyncByteStream):
         self.closed = True
 
 
-def answer(text: str = "Paris.", reason: str = "stop", **more: object) -> httpx2.Response:
+def answer(text: str = "Paris.", reason: str = "stop", **more: object) -> http.Response:
     """A whole chat answer."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason, **more}
-    return httpx2.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 2}})
+    return http.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 2}})
 
 
-def failing(status: int, headers: dict[str, str] | None = None, **error: object) -> Callable[[], httpx2.Response]:
-    return lambda: httpx2.Response(status, json={"error": {"message": "no", **error}}, headers=headers)
+def failing(status: int, headers: dict[str, str] | None = None, **error: object) -> Callable[[], http.Response]:
+    return lambda: http.Response(status, json={"error": {"message": "no", **error}}, headers=headers)
 
 
 def event(text: str | None = None, reason: str | None = None, index: int = 0) -> bytes:
@@ -92,8 +95,8 @@ USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens
 DONE = b"data: [DONE]\n\n"
 
 
-def streamed(*pieces: bytes | Exception | None, kind: str = "text/event-stream") -> httpx2.Response:
-    return httpx2.Response(200, headers={"content-type": kind}, stream=Pieces(pieces))
+def streamed(*pieces: bytes | Exception | None, kind: str = "text/event-stream") -> http.Response:
+    return http.Response(200, headers={"content-type": kind}, stream=Pieces(pieces))
 
 
 def backend(wire: Wire, clock: Clock | None = None, **options: object) -> OpenAI:

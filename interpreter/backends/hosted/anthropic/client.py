@@ -30,16 +30,16 @@ def open_desk(
     counts: Counter[str],
 ) -> Desk:
     """Imports the SDK. `counts`: of the desk's leaders."""
-    from anthropic import AsyncAnthropic
+    import anthropic
 
     from ..transport import open_client
 
-    client = AsyncAnthropic(
+    client = anthropic.AsyncAnthropic(
         api_key=key,
         base_url=address,
         max_retries=0,  # ours know when an answer has begun
         default_headers=headers,
-        http_client=open_client(patience, concurrency, surroundings.wire),
+        http_client=open_client(anthropic, patience, concurrency, surroundings.wire),
     )
     return Desk(client, Leaders(counts))
 

@@ -280,9 +280,11 @@ class OpenAI:
     # -------------------------------------------------------------------------------- how
 
     def _open(self, concurrency: int) -> "AsyncOpenAI":
-        from ..transport import open_client  # late, with the SDK
+        import openai  # late: a program may never call
 
-        return self._endpoint.open(open_client(self._patience, concurrency, self._surroundings.wire))
+        from ..transport import open_client
+
+        return self._endpoint.open(open_client(openai, self._patience, concurrency, self._surroundings.wire))
 
     def _first_profile(self, given: str | Profile) -> Profile:
         if isinstance(given, Profile):

@@ -52,10 +52,12 @@ class Models:
 
 async def listed(client: "AsyncOpenAI", provider: Provider) -> Models | None:
     """Ask for the list. None: the server has none. Raises what the SDK raises, and RequestError for a wrong address."""
-    import httpx2
+    import openai
+
+    from ..transport import http_library
 
     try:
-        response = await client.get("/models", cast_to=httpx2.Response)
+        response = await client.get("/models", cast_to=http_library(openai).Response)
     except Exception as error:
         if getattr(error, "status_code", None) not in _NO_LIST:
             raise
