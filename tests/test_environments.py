@@ -1,0 +1,84 @@
+"""umbel in other environments than this one: on other Pythons, at both ends of each range, beside other packages.
+
+Each environment is made anew with pip, without torch; tests that need the runtime are left out there.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.nightly
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+EXTRAS = "openai,anthropic,testing"
+# What these tests import themselves; the runtime's own tests need torch.
+TOOLS = ["pytest", "hypothesis", "psutil", "regex", "pydantic", "interegular", "outlines-core", "jsonschema", "pillow"]
+ALL = ("tests/lang", "tests/fsm", "tests/interpreter", "tests/compiler", "tests/test_docs.py")
+HOSTED = ("tests/interpreter/hosted", "tests/interpreter/fakes", "tests/interpreter/test_front_door.py")
+_REQUIREMENT = re.compile(r"(?P<name>[\w-]+)>=(?P<lowest>[\d.]+)")
+
+
+def interpreter_of(version: str) -> str:
+    """A working Python of this version: on the PATH, or among those of pyenv. Skips the test where there is none."""
+    installed = Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")
+    for found in (shutil.which(f"python{version}"), *map(str, installed)):
+        if found is not None and subprocess.run([found, "-c", "import venv"], capture_output=True).returncode == 0:
+            return found
+    pytest.skip(f"python{version} is not on this machine")
+
+
+def requirements() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    return [*project["dependencies"], *(each for extra in EXTRAS.split(",") for each in optional[extra])]
+
+
+def lowest() -> list[str]:
+    """The lower end of each range, as pip's constraints."""
+    found = [_REQUIREMENT.match(each) for each in requirements()]
+    return [f"{each['name']}=={each['lowest']}.*" for each in found if each is not None]
+
+
+def environment(folder: Path, python: str, *more: str, limits: Iterable[str] = ()) -> Path:
+    """A new environment with umbel and what its tests import → its Python."""
+    subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
+    inside = folder / "venv" / "bin" / "python"
+    (folder / "limits.txt").write_text("\n".join(limits))
+    pip = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", folder / "limits.txt"]
+    subprocess.run([*pip, f"{ROOT}[{EXTRAS}]", *TOOLS, *more], check=True)
+    return inside
+
+
+def passes(python: Path, *paths: str) -> None:
+    """Runs tests of this checkout on the umbel of the environment. Fails with their summary."""
+    needs_torch = [f"--ignore={path}" for path in Path(ROOT, "tests").rglob("*.py") if "umbel.srt" in path.read_text()]
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *needs_torch, *paths]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_what_needs_no_torch_passes_on_every_python(version: str, tmp_path: Path) -> None:
+    passes(environment(tmp_path, interpreter_of(version)), *ALL)
+
+
+def test_hosted_models_work_at_the_lower_end_of_every_range(tmp_path: Path) -> None:
+    passes(environment(tmp_path, sys.executable, limits=lowest()), *HOSTED)
+
+
+def test_hosted_models_work_with_the_newest_of_everything(tmp_path: Path) -> None:
+    passes(environment(tmp_path, sys.executable), *HOSTED)
+
+
+def test_it_lives_beside_dspy(tmp_path: Path) -> None:
+    python = environment(tmp_path, sys.executable, "dspy")
+    subprocess.run([python, "-m", "pip", "check"], check=True)
+    subprocess.run([python, "-c", "import dspy, umbel; umbel.OpenAI('m', api_key='k'); umbel.Echo()"], check=True)
+    passes(python, *HOSTED)
