@@ -22,15 +22,26 @@
     ├── ModelError                weights, tokenizer or configuration that cannot be used
     └── MissingExtraError         an optional dependency is not installed                    (ImportError)
 
-Messages name the value that was given and what to write instead.
+Messages name the value that was given and what to write instead. No message is longer than `MAX_MESSAGE`, and values
+are quoted by `shown`.
 """
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+
+MAX_MESSAGE = 1900  # characters; terminals, logs and issue trackers take that, and a person reads no more
+MAX_SHOWN = 160  # characters of a quoted value
 
 
 class UmbelError(Exception):
-    """Base of every error raised by umbel on purpose."""
+    """Base of every error raised by umbel on purpose.
+
+    A message beyond `MAX_MESSAGE` loses its middle: its beginning names the parameter, its end says what to write.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(_shortened(each, MAX_MESSAGE) if isinstance(each, str) else each for each in arguments))
 
 
 class ProgramError(UmbelError):
@@ -133,16 +144,54 @@ class MissingExtraError(UmbelError, ImportError):
         return type(self), self._given
 
 
+class _Short(reprlib.Repr):
+    """Values as Python writes them, a few members and levels deep. It never computes the text of a whole container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 4, MAX_SHOWN, MAX_SHOWN
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = self.maxdict = 8
+
+    def repr_int(self, value: int, level: int) -> str:
+        """Python refuses to write integers of more than 4,300 digits."""
+        return repr(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
+
+    def repr_instance(self, value: object, level: int) -> str:
+        return _shortened(str.__str__(repr(value)), MAX_SHOWN)
+
+
+_short = _Short()
+
+
+def shown(value: object) -> str:
+    """A value in a message: as Python writes it, in at most some hundred characters. It never raises.
+
+    Of an object whose own `__repr__` fails, the type is said.
+    """
+    try:
+        return _shortened(_short.repr(value), 2 * MAX_SHOWN)
+    except Exception:  # of the object's own code
+        return f"<{type.__getattribute__(type(value), '__name__')} that cannot be shown>"
+
+
+def _shortened(text: str, most: int) -> str:
+    """At most so many characters: the beginning and, where something is left out, the end."""
+    if len(text) <= most:
+        return text
+    ending = most // 3
+    return f"{text[: most - ending - 5]} ... {text[len(text) - ending :]}"
+
+
 def remedy(name: str, known: Iterable[str]) -> str:
     """What to write instead of an option that does not exist: the nearest one that does, or which there are."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name[:MAX_SHOWN], names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
 
 
 def unknown_option(owner: str, name: str, known: Iterable[str]) -> ParameterError:
     """The error for an option that does not exist."""
-    return ParameterError(f"{owner} has no option {name!r}; {remedy(name, known)}")
+    return ParameterError(f"{owner} has no option {shown(name)}; {remedy(str(name), known)}")
 
 
 # The names that may travel over the wire, in `protocol.Failure.kind`.

@@ -1,12 +1,12 @@
 """Sampling parameters: one validated, frozen description of how to choose tokens."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from .errors import ParameterError, unknown_option
+from . import checks
+from .errors import ParameterError, shown, unknown_option
 
 # Limits with the reason beside them; pinned by tests/lang/test_sampling.py.
 MAX_N = 128  # one prompt, this many continuations
@@ -15,32 +15,45 @@ MAX_STOP_LENGTH = 256  # characters in one stop string
 MAX_STOP_REGEX_LENGTH = 1024  # characters in one stop_regex
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300  # entries
+MAX_STOP_TOKEN_IDS = 1024
 MAX_TOKENS = 1 << 20  # larger values are a mistake, not a wish
+MAX_TOKEN_ID = checks.LARGEST_ID  # also of top_k: no vocabulary is larger, and the engine keeps both in 32 bits
+MAX_TEMPERATURE = 100.0
+MAX_PENALTY = 2.0  # either side of 0; what OpenAI and SGLang take
+# Of logits in float32: outside of these bounds some become infinite. SGLang takes up to 2, vLLM and transformers more.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+MAX_BIAS = 100.0  # either side of 0; what OpenAI takes
+MAX_SEED = 2**63 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How one `gen` chooses its tokens. Validated when it is made and when it is decoded from the wire.
 
     Attributes:
-        max_tokens: most tokens to generate, at least 0; 0 computes the prompt and generates nothing.
-        min_tokens: end-of-sequence and stops are ignored before this many tokens.
-        n: number of continuations of the one prompt.
-        stop: strings that end the text; they are not part of it.
-        stop_token_ids: tokens that end the text, beside the model's own end-of-sequence tokens.
-        stop_regex: regular expressions whose first match ends the text before it, wherever it stands.
-        temperature: 0 takes the most likely token.
+        max_tokens: most tokens to generate, 0 to 1,048,576; 0 computes the prompt and generates nothing.
+        min_tokens: end-of-sequence and stops are ignored before this many tokens; at most max_tokens.
+        n: number of continuations of the one prompt, 1 to 128.
+        stop: strings that end the text; they are not part of it. At most 16, of 1 to 256 characters.
+        stop_token_ids: tokens that end the text, beside the model's own end-of-sequence tokens. At most 1,024.
+        stop_regex: regular expressions whose first match ends the text before it, wherever it stands. At most 16, of 1
+            to 1,024 characters.
+        temperature: 0 to 100; 0 takes the most likely token.
         top_p: nucleus mass in (0, 1].
-        top_k: number of most likely tokens kept; -1 keeps all.
+        top_k: number of most likely tokens kept, 1 to 2,147,483,647; -1 keeps all.
         min_p: least probability relative to the most likely token, in [0, 1].
         frequency_penalty: subtracted once per earlier occurrence in the generated text, in [-2, 2].
         presence_penalty: subtracted once if the token occurred in the generated text, in [-2, 2].
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or text, in (0, 2].
-        logit_bias: token id to a number added to its logit, in [-100, 100].
-        seed: same seed, same text, whatever else runs in the batch; None draws one.
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or text, in
+            [0.01, 100]; 1 changes nothing.
+        logit_bias: token id to a number added to its logit, in [-100, 100]. At most 300 entries.
+        seed: same seed, same text, whatever else runs in the batch, 0 to 2**63 - 1; None draws one.
         ignore_eos: generate past end-of-sequence.
         logprobs: return the log-probability of every generated token.
-        top_logprobs: return this many most likely alternatives as well.
-        prompt_logprobs_from: also return log-probabilities of the prompt from this token index on.
+        top_logprobs: return this many most likely alternatives as well, 0 to 20.
+        prompt_logprobs_from: also return log-probabilities of the prompt from this token index on, 0 or more.
+
+    Token ids are 0 to 2,147,483,647; what the vocabulary of a model does not have, its backend refuses. Numbers are ints
+    and floats here; `gen` and the other functions of the language take those of numpy as well.
 
     Raises:
         ParameterError: a value outside its range; the message says what to write.
@@ -74,48 +87,38 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; raise max_tokens"
             )
         _integer("n", self.n, 1, MAX_N)
-        if len(self.stop) > MAX_STOPS:
-            raise ParameterError(f"{len(self.stop)} stop strings given; at most {MAX_STOPS} are allowed")
-        for stop in self.stop:
-            if not isinstance(stop, str):
-                raise ParameterError(f"stop must be strings, got {type(stop).__name__} {stop!r}")
-            if not 0 < len(stop) <= MAX_STOP_LENGTH:
-                raise ParameterError(f"stop string of {len(stop)} characters; write 1 to {MAX_STOP_LENGTH}")
-        if len(self.stop_regex) > MAX_STOPS:
-            raise ParameterError(f"{len(self.stop_regex)} stop_regex given; at most {MAX_STOPS} are allowed")
-        for pattern in self.stop_regex:
-            if not isinstance(pattern, str):
-                raise ParameterError(f"stop_regex must be strings, got {type(pattern).__name__} {pattern!r}")
-            if not 0 < len(pattern) <= MAX_STOP_REGEX_LENGTH:
-                raise ParameterError(f"stop_regex of {len(pattern)} characters; write 1 to {MAX_STOP_REGEX_LENGTH}")
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, None)
-        _number("temperature", self.temperature, 0.0, 100.0)
+        if self.stop != ():
+            _texts("stop", "stop string", self.stop, MAX_STOP_LENGTH)
+        if self.stop_regex != ():
+            _texts("stop_regex", "stop_regex", self.stop_regex, MAX_STOP_REGEX_LENGTH)
+        if self.stop_token_ids != ():
+            _check_ids(self.stop_token_ids)
+        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise ParameterError("top_p=0 keeps no token; write temperature=0 for the most likely token")
-        _integer("top_k", self.top_k, -1, None)
+        _integer("top_k", self.top_k, -1, MAX_TOKEN_ID, f"at least -1, up to {MAX_TOKEN_ID}")
         if self.top_k == 0:
             raise ParameterError("top_k=0 keeps no token; write top_k=-1 to keep all of them")
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 2.0)
-        if self.repetition_penalty == 0.0:
-            raise ParameterError("repetition_penalty=0 divides by zero; write 1.0 for none")
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise ParameterError(f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
-        for token, bias in self.logit_bias.items():
-            _integer("logit_bias token id", token, 0, None)
-            _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        _number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+        _number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        _number(
+            "repetition_penalty",
+            self.repetition_penalty,
+            MIN_REPETITION_PENALTY,
+            MAX_REPETITION_PENALTY,
+            f"{MIN_REPETITION_PENALTY} to {MAX_REPETITION_PENALTY}, or write 1.0 for none",
+        )
+        if self.logit_bias != {}:
+            _check_biases(self.logit_bias)
         if self.seed is not None:
-            _integer("seed", self.seed, 0, 2**63 - 1)
-        for name, switch in (("ignore_eos", self.ignore_eos), ("logprobs", self.logprobs)):
-            if not isinstance(switch, bool):
-                raise ParameterError(f"{name} must be True or False, got {switch!r}")
+            _integer("seed", self.seed, 0, MAX_SEED)
+        checks.switch("ignore_eos", self.ignore_eos)
+        checks.switch("logprobs", self.logprobs)
         _integer("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if self.prompt_logprobs_from is not None:
-            _integer("prompt_logprobs_from", self.prompt_logprobs_from, 0, None)
+            _integer("prompt_logprobs_from", self.prompt_logprobs_from, 0, MAX_TOKEN_ID, _FROM_ZERO)
 
     @property
     def greedy(self) -> bool:
@@ -140,10 +143,9 @@ def overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ParameterError: an option that does not exist, has a wrong type or is given twice, under two names.
     """
-    if not isinstance(options, Mapping):
-        raise ParameterError(f"sampling parameters must be a dict such as {{'temperature': 0}}, got {options!r}")
+    given = checks.entries("sampling", options, len(OPTIONS), "a dict such as {'temperature': 0}")
     result: dict[str, Any] = {}
-    for name, value in options.items():
+    for name, value in given.items():
         if name not in OPTIONS:
             raise unknown_option("sampling", name, OPTIONS)
         if value is None:
@@ -165,42 +167,81 @@ def merge(*layers: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**combined)
 
 
+_TOKEN_IDS = "a list of token ids"
+_BIASES = "a dict of token ids to numbers"
+_FROM_ZERO = f"at least 0, up to {MAX_TOKEN_ID}"
+
+
 def _normalise(name: str, value: Any) -> Any:
+    """Plain values of what counts as such: numbers of numpy, subclasses, any iterable for a tuple."""
     match name:
         case "stop" | "stop_regex":
             if isinstance(value, str):
-                return (value,)
-            return _tuple(name, value, "a string or a list of strings")
+                return (checks.plain(value),)
+            stops = checks.members(name, value, MAX_STOPS, "a string or a list of strings")
+            return tuple(checks.plain(stop) if isinstance(stop, str) else stop for stop in stops)
         case "stop_token_ids":
-            return _tuple(name, value, "a list of token ids")
+            return tuple(map(_plain, checks.members(name, value, MAX_STOP_TOKEN_IDS, _TOKEN_IDS)))
         case "logit_bias":
-            if not isinstance(value, Mapping):
-                raise ParameterError(f"logit_bias must map token ids to numbers, got {type(value).__name__}")
-            return dict(value)
+            biases = checks.entries(name, value, MAX_LOGIT_BIAS, _BIASES)
+            return {_plain(token): _plain(bias) for token, bias in biases.items()}
         case _:
-            return value
+            return _plain(value)
 
 
-def _tuple(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise ParameterError(f"{name} must be {wanted}, got {type(value).__name__} {value!r}")
-    return tuple(value)
+def _plain(value: Any) -> Any:
+    """A number without a subclass around it; anything else as it is, for the checks to refuse."""
+    found = checks.as_number(value)
+    return value if found is None else found
 
 
-def _integer(name: str, value: object, low: int, high: int | None) -> None:
-    if type(value) is int and value >= low and (high is None or value <= high):  # nearly always, and five times a call
+def _texts(name: str, one: str, values: object, longest: int) -> None:
+    if not isinstance(values, tuple | list):
+        raise ParameterError(f"{name} must be a tuple of strings, got {type(values).__name__} {shown(values)}")
+    if len(values) > MAX_STOPS:
+        raise ParameterError(f"{len(values)} {one}s given; at most {MAX_STOPS} are allowed")
+    for text in values:
+        if type(text) is not str:
+            raise ParameterError(f"{name} must be strings, got {type(text).__name__} {shown(text)}")
+        if not 0 < len(text) <= longest:
+            raise ParameterError(f"{one} of {len(text)} characters; write 1 to {longest}")
+
+
+def _check_ids(values: object) -> None:
+    if not isinstance(values, tuple | list):
+        raise ParameterError(f"stop_token_ids must be {_TOKEN_IDS}, got {type(values).__name__} {shown(values)}")
+    if len(values) > MAX_STOP_TOKEN_IDS:
+        raise ParameterError(f"stop_token_ids has {len(values)} entries; at most {MAX_STOP_TOKEN_IDS} are allowed")
+    for token in values:
+        _integer("stop_token_ids", token, 0, MAX_TOKEN_ID, _FROM_ZERO)
+
+
+def _check_biases(values: object) -> None:
+    if not isinstance(values, dict):
+        raise ParameterError(f"logit_bias must be {_BIASES}, got {type(values).__name__} {shown(values)}")
+    if len(values) > MAX_LOGIT_BIAS:
+        raise ParameterError(f"logit_bias has {len(values)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+    for token, bias in values.items():
+        _integer("logit_bias token id", token, 0, MAX_TOKEN_ID, _FROM_ZERO)
+        _number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
+
+
+def _integer(name: str, value: object, low: int, high: int, instead: str = "") -> None:
+    if type(value) is int and low <= value <= high:  # nearly always, and five times a call
         return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterError(f"{name} must be an integer, got {type(value).__name__} {value!r}")
-    if value < low or (high is not None and value > high):
-        bound = f"from {low} to {high}" if high is not None else f"at least {low}"
-        raise ParameterError(f"{name}={value} is out of range; write {bound}")
+    checks.integer(name, value, low, high, instead)
+    _require_plain(name, value, int)
 
 
-def _number(name: str, value: object, low: float, high: float) -> None:
+def _number(name: str, value: object, low: float, high: float, instead: str = "") -> None:
     if type(value) is float and low <= value <= high:  # nearly always; NaN is not
         return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ParameterError(f"{name} must be a number, got {type(value).__name__} {value!r}")
-    if not math.isfinite(value) or not low <= value <= high:
-        raise ParameterError(f"{name}={value} is out of range; write {low} to {high}")
+    checks.number(name, value, low, high, instead)
+    _require_plain(name, value, int, float)
+
+
+def _require_plain(name: str, value: object, *kinds: type) -> None:
+    """Only these travel over the wire."""
+    if type(value) not in kinds:
+        written = kinds[-1].__name__
+        raise ParameterError(f"{name} is of type {type(value).__name__}; write {name}={written}(...)")

@@ -1,0 +1,169 @@
+"""Checks of single arguments: what was given → the plain value that it stands for, or an error that names it.
+
+    integer("n", value, 1, 128)     an int in a range; numpy's integers too, no bool
+    number("top_p", value, 0, 1)    an int or float in a range; numpy's too; no NaN
+    seconds("timeout", value)       a number above 0
+    switch("stream", value)         True or False
+    text("salt", value, 128)        a string, of at most so many characters
+    one_of("mode", value, MODES)    one of some strings
+    members("stop", value, 16)      the members of an iterable, of which no more than that are taken
+
+Values come from outside: subclasses of int, float and str whose methods are their own become plain ones by the methods
+of the base, an iterable may have no end, and code of objects may raise whatever it likes.
+"""
+
+import difflib
+import numbers
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from .errors import ParameterError, UmbelError, shown
+
+LARGEST_ID = 2**31 - 1  # of a token; no vocabulary is larger, and the engine keeps ids in 32 bits
+LONGEST_SECONDS = 1e9  # about 31 years: beyond it clocks overflow
+
+
+def as_integer(value: object) -> int | None:
+    """The plain int that a value is, or None. A bool is none, and neither is an array of one number."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return int.__index__(value)
+    return _converted(int, value) if isinstance(value, numbers.Integral) else None
+
+
+def as_number(value: object) -> int | float | None:
+    """The plain int or float that a value is, or None."""
+    if type(value) is float or type(value) is int:
+        return value
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int | numbers.Integral):
+        return as_integer(value)
+    return _converted(float, value) if isinstance(value, numbers.Real) else None
+
+
+def _converted(kind: Any, value: object) -> Any:  # Any: int or float, and a number of it
+    try:
+        result = kind(value)
+    except Exception:  # of the number's own code
+        return None
+    return result if type(result) is kind else None
+
+
+def plain(value: str) -> str:
+    """A str without a subclass around it."""
+    return value if type(value) is str else str.__str__(value)
+
+
+def integer(name: str, value: object, low: int, high: int, instead: str = "") -> int:
+    """An integer from `low` to `high`.
+
+    Args:
+        name: of the parameter.
+        instead: what to write, in place of the range.
+
+    Raises:
+        ParameterError: anything else; the message names the parameter.
+    """
+    found = as_integer(value)
+    if found is None:
+        raise ParameterError(_wrong_kind(name, "an integer", value, instead))
+    if not low <= found <= high:
+        raise ParameterError(f"{name}={shown(found)} is out of range; write {instead or f'from {low} to {high}'}")
+    return found
+
+
+def number(name: str, value: object, low: float, high: float, instead: str = "") -> int | float:
+    """A number from `low` to `high`. Raises as `integer` does."""
+    found = as_number(value)
+    if found is None:
+        raise ParameterError(_wrong_kind(name, "a number", value, instead))
+    if not low <= found <= high:  # NaN is not
+        raise ParameterError(f"{name}={shown(found)} is out of range; write {instead or f'{low} to {high}'}")
+    return found
+
+
+def seconds(name: str, value: object, low: float = 0.0, high: float = LONGEST_SECONDS, instead: str = "") -> float:
+    """A number of seconds above `low` and up to `high`. Raises as `integer` does."""
+    remedy = instead or f"seconds above {low:g} and up to {high:g}"
+    found = number(name, value, low, high, remedy)
+    if found == low:
+        raise ParameterError(f"{name}={shown(found)} is out of range; write {remedy}")
+    return float(found)
+
+
+def switch(name: str, value: object) -> bool:
+    """True or False, and nothing that counts as one. Raises as `integer` does."""
+    if not isinstance(value, bool):
+        raise ParameterError(f"{name} must be True or False, got {shown(value)}")
+    return value
+
+
+def text(name: str, value: object, most: int, instead: str = "a non-empty string", *, empty: bool = False) -> str:
+    """A string of at most `most` characters; not the empty one, unless `empty`. Raises as `integer` does."""
+    if not isinstance(value, str) or not (empty or plain(value)):
+        raise ParameterError(f"{name} must be {instead}, got {shown(value)}")
+    found = plain(value)
+    if len(found) > most:
+        raise ParameterError(f"{name} has {len(found)} characters; write at most {most}")
+    return found
+
+
+def one_of(name: str, value: object, known: Collection[str]) -> str:
+    """One of some strings. Raises as `integer` does; the message has the nearest of them."""
+    if isinstance(value, str) and plain(value) in known:
+        return plain(value)
+    near = difflib.get_close_matches(plain(value)[:64], known, n=1) if isinstance(value, str) else []
+    remedy = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(known)}"
+    raise ParameterError(f"{name}={shown(value)} is not known; {remedy}")
+
+
+def members(name: str, value: object, most: int, wanted: str) -> tuple[Any, ...]:
+    """What an iterable that is no text and no mapping holds: at most `most`, of what may go on for ever.
+
+    Args:
+        wanted: what to write: "a list of strings".
+
+    Raises:
+        ParameterError: no such iterable, one that has more, or one whose own code fails.
+    """
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        raise ParameterError(f"{name} must be {wanted}, got {type(value).__name__} {shown(value)}")
+    return _first(name, value, most, wanted)
+
+
+def entries(name: str, value: object, most: int, wanted: str) -> dict[Any, Any]:
+    """What a mapping holds, as a dict. Raises as `members` does."""
+    if not isinstance(value, Mapping):
+        raise ParameterError(f"{name} must be {wanted}, got {type(value).__name__} {shown(value)}")
+    if type(value) is dict:
+        if len(value) > most:
+            raise ParameterError(f"{name} has {len(value)} entries; at most {most} are allowed")
+        return dict(value)
+    try:
+        return {key: value[key] for key in _first(name, value, most, wanted)}
+    except UmbelError:
+        raise
+    except Exception as error:  # of the mapping's own code
+        raise ParameterError(f"{name} must be {wanted}; reading it raised {type(error).__name__}") from error
+
+
+def _first(name: str, value: Iterable[Any], most: int, wanted: str) -> tuple[Any, ...]:
+    try:
+        found = tuple(islice(iter(value), most + 1))
+    except UmbelError:
+        raise
+    except Exception as error:  # of the iterable's own code
+        raise ParameterError(f"{name} must be {wanted}; reading it raised {type(error).__name__}") from error
+    if len(found) > most:
+        raise ParameterError(f"{name} has more than {most} entries; at most {most} are allowed")
+    return found
+
+
+def _wrong_kind(name: str, wanted: str, value: object, instead: str) -> str:
+    remedy = f"; write {instead}" if instead else ""
+    return f"{name} must be {wanted}, got {type(value).__name__} {shown(value)}{remedy}"
