@@ -24,8 +24,13 @@ LOCK_SECONDS = 1800.0  # longest wait for another process that converts the same
 _LOCK_POLL = 0.1
 
 
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$UMBEL_CACHE`, or "umbel" in the platform's folder for caches. It is not made here."""
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """`$UMBEL_CACHE`, or "umbel" in the platform's folder for caches. It is not made here.
+
+    Args:
+        environment: None for this process's, as it is now.
+    """
+    environment = os.environ if environment is None else environment
     given = environment.get("UMBEL_CACHE")
     if given:
         return Path(given).expanduser()

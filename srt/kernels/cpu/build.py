@@ -65,7 +65,7 @@ class _Recipe:
     check: str
 
 
-def library_path(isa: Isa, environment: Mapping[str, str] = os.environ) -> Path:
+def library_path(isa: Isa, environment: Mapping[str, str] | None = None) -> Path:
     """The compiled library for `isa`, compiled now unless it is in the cache.
 
     Raises:
@@ -74,7 +74,7 @@ def library_path(isa: Isa, environment: Mapping[str, str] = os.environ) -> Path:
     return _path_of(_Recipe(isa.value, "*.cpp", isa.compiler_flags, _CHECK), environment)
 
 
-def walk_path(environment: Mapping[str, str] = os.environ) -> Path:
+def walk_path(environment: Mapping[str, str] | None = None) -> Path:
     """The compiled library of the walk through tries, compiled in a second unless it is in the cache.
 
     Raises:
@@ -83,7 +83,7 @@ def walk_path(environment: Mapping[str, str] = os.environ) -> Path:
     return _path_of(_Recipe("walk", "trie_walk.cpp", (), _CHECK_WALK), environment)
 
 
-def _path_of(recipe: _Recipe, environment: Mapping[str, str]) -> Path:
+def _path_of(recipe: _Recipe, environment: Mapping[str, str] | None) -> Path:
     compiler = find_compiler(environment)
     folder = cache_folder(environment) / "kernels" / f"{recipe.name}-{_digest(recipe, compiler)}"
 
@@ -97,8 +97,9 @@ def _path_of(recipe: _Recipe, environment: Mapping[str, str]) -> Path:
     return folder / LIBRARY
 
 
-def find_compiler(environment: Mapping[str, str] = os.environ) -> str:
+def find_compiler(environment: Mapping[str, str] | None = None) -> str:
     """`$CXX`, g++, clang++ or c++, whichever is there."""
+    environment = os.environ if environment is None else environment
     asked = environment.get("CXX")
     for name in [asked] if asked else ["g++", "clang++", "c++"]:
         found = shutil.which(name, path=environment.get("PATH"))

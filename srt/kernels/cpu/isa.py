@@ -68,14 +68,14 @@ def narrower(isa: Isa, flags: frozenset[str] | None = None) -> Isa | None:
     return next((other for other in below if usable(other, here)), None)
 
 
-def choose_isa(environment: Mapping[str, str] = os.environ, flags: frozenset[str] | None = None) -> Isa:
+def choose_isa(environment: Mapping[str, str] | None = None, flags: frozenset[str] | None = None) -> Isa:
     """`$UMBEL_CPU_ISA`, or the fastest that this CPU runs.
 
     Raises:
         ParameterError: the variable names none, or one that this CPU does not run.
     """
     here = cpu_flags() if flags is None else flags
-    asked = environment.get("UMBEL_CPU_ISA", "")
+    asked = (os.environ if environment is None else environment).get("UMBEL_CPU_ISA", "")
     if asked:
         names = ", ".join(isa.value for isa in Isa)
         if asked not in {isa.value for isa in Isa}:

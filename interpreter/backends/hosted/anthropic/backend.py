@@ -88,7 +88,7 @@ class Anthropic:
         may_ignore: parameters that are left out where the model does not take them, instead of being refused:
             temperature, top_p, top_k, min_p, seed, logit_bias, and the penalties.
         surroundings: clock, sleep, chance and wire, for tests.
-        environment: where key and address are looked for.
+        environment: where key and address are looked for; None: this process's, as it is now.
 
     Raises:
         MissingExtraError: the `anthropic` package is not installed.
@@ -112,7 +112,7 @@ class Anthropic:
         profile: AnthropicProfile | None = None,
         may_ignore: Collection[str] = (),
         surroundings: Surroundings | None = None,
-        environment: Mapping[str, str] = os.environ,
+        environment: Mapping[str, str] | None = None,
         **unknown: object,
     ) -> None:
         if unknown:
@@ -122,6 +122,7 @@ class Anthropic:
             raise MissingExtraError("anthropic", "anthropic")
         if not isinstance(model, str) or not model:
             raise ParameterError(f'Anthropic({model!r}): write the name of a model, such as "claude-haiku-4-5"')
+        environment = os.environ if environment is None else environment
         key = api_key or environment.get("ANTHROPIC_API_KEY", "")
         if not key:
             raise ParameterError(f"Anthropic({model!r}) has no key; write api_key=..., or set ANTHROPIC_API_KEY")

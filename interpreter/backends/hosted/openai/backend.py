@@ -90,7 +90,7 @@ class OpenAI:
         extra_body: fields added to every request, as the server understands them.
         default_headers: sent with every request.
         surroundings: clock, sleep, chance and wire, for tests.
-        environment: where keys and addresses are looked for.
+        environment: where keys and addresses are looked for; None: this process's, as it is now.
 
     Raises:
         MissingExtraError: the `openai` package is not installed.
@@ -121,7 +121,7 @@ class OpenAI:
         extra_body: Mapping[str, Any] | None = None,  # Any: JSON
         default_headers: Mapping[str, str] | None = None,
         surroundings: Surroundings | None = None,
-        environment: Mapping[str, str] = os.environ,
+        environment: Mapping[str, str] | None = None,
         **unknown: object,
     ) -> None:
         if unknown:
@@ -145,7 +145,7 @@ class OpenAI:
             organization=organization,
             project=project,
             default_headers=default_headers,
-            environment=environment,
+            environment=os.environ if environment is None else environment,
         )
         self._asked_mode: AskedMode = "completion" if mode == "auto" and chat_template is not None else mode
         self._extra = checked_extra(extra_body)
