@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..lang import sampling
-from ..lang.errors import ParameterError, remedy
-from ..lang.protocol import Backend
+from ..lang import checks, sampling
+from ..lang.errors import ParameterError, remedy, shown
+from ..lang.protocol import MAX_PRIORITY, Backend
 from .budgets.budget import Budget
 from .default import chosen_backend
 from .speculation.settings import Setting, setting_of
@@ -30,6 +30,9 @@ RUN_OPTIONS = (
 )
 
 _SALT = re.compile(r"[A-Za-z0-9_-]{0,128}")
+_USUAL_PRIORITY = f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, 0 being usual and more being earlier"
+_TIMEOUT = f"seconds above 0 and up to {checks.LONGEST_SECONDS:g}, or None for no limit"
+MOST_OPTIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +84,23 @@ class Arguments:
     ) -> None:
         self.name = name
         self.bound = dict(bound or {})
-        signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
+        signature = function if isinstance(function, inspect.Signature) else _signature_of(name, function)
         parameters = list(signature.parameters.values())
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if len(positional) < leading:
-            raise ParameterError(f"program {name}{signature} has no parameter for the state; write def {name}(s, ...)")
+            raise ParameterError(
+                f"program {name}{_written(signature)} has no parameter for the state; write def {name}(s, ...)"
+            )
         self._parameters = parameters[leading:]
         self._signature = inspect.Signature(self._parameters)
         self._named = {p.name for p in self._parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
         for given in self.bound:
             if given not in self._named and not self._takes_any:
-                raise ParameterError(f"program {name}{self._signature} has no parameter {given!r} to bind")
+                raise ParameterError(f"program {self} has no parameter {shown(given)} to bind")
 
     def __str__(self) -> str:
-        return f"{self.name}{self._signature}"
+        return f"{self.name}{_written(self._signature)}"
 
     def split(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], RunOptions]:
         """Keywords of `run` → the program's own, and the options.
@@ -153,6 +158,21 @@ class Arguments:
         return inspect.BoundArguments(self._signature, ordered)
 
 
+def _signature_of(name: str, function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:  # of a builtin, say
+        raise ParameterError(f"program {name}: {error}; write def {name}(s, ...)") from None
+
+
+def _written(signature: inspect.Signature) -> str:
+    """As Python shows it; without defaults where one of them cannot be shown."""
+    try:
+        return str(signature)
+    except Exception:  # of a default's own code
+        return f"({', '.join(signature.parameters)})"
+
+
 def run_options(options: Mapping[str, Any]) -> RunOptions:
     """Options by keyword, and those inside `sampling={...}`, which win.
 
@@ -160,52 +180,35 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
         ParameterError: an unknown option or a wrong value.
     """
     inner = options.get("sampling")
-    if inner is not None and not isinstance(inner, Mapping):
-        raise ParameterError(f"sampling={inner!r}; write a dict such as sampling={{'temperature': 0}}")
-    merged = {name: value for name, value in options.items() if name != "sampling"} | dict(inner or {})
+    merged = {name: value for name, value in options.items() if name != "sampling"}
+    if inner is not None:
+        merged |= checks.entries("sampling", inner, MOST_OPTIONS, "a dict such as sampling={'temperature': 0}")
+    timeout = merged.pop("timeout", None)
     return RunOptions(
         backend=chosen_backend(merged.pop("backend", None)),
         budget=_checked_budget(merged.pop("budget", None)),
-        priority=_checked_priority(merged.pop("priority", 0)),
+        priority=checks.integer("priority", merged.pop("priority", 0), -MAX_PRIORITY, MAX_PRIORITY, _USUAL_PRIORITY),
         salt=_checked_salt(merged.pop("salt", "")),
         speculation=setting_of(merged.pop("num_api_spec_tokens", None), merged.pop("speculate", None)),
-        stream=_checked_switch("stream", merged.pop("stream", False)),
-        timeout=_checked_timeout(merged.pop("timeout", None)),
-        verbose=_checked_switch("verbose", merged.pop("verbose", False)),
+        stream=checks.switch("stream", merged.pop("stream", False)),
+        timeout=None if timeout is None else checks.seconds("timeout", timeout, instead=_TIMEOUT),
+        verbose=checks.switch("verbose", merged.pop("verbose", False)),
         sampling=sampling_defaults(merged),
     )
 
 
-def _checked_switch(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ParameterError(f"{name}={value!r}; write True or False")
-    return value
-
-
 def _checked_budget(budget: object) -> Budget | None:
     if budget is not None and not isinstance(budget, Budget):
-        raise ParameterError(f"budget={budget!r}; write umbel.Budget(tokens=10_000), or with calls, dollars or seconds")
+        raise ParameterError(
+            f"budget={shown(budget)}; write umbel.Budget(tokens=10_000), or with calls, dollars or seconds"
+        )
     return budget
 
 
-def _checked_priority(priority: object) -> int:
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise ParameterError(f"priority={priority!r}; write an integer, 0 being usual and more being earlier")
-    return priority
-
-
 def _checked_salt(salt: object) -> str:
-    if not isinstance(salt, str) or not _SALT.fullmatch(salt):
-        raise ParameterError(f"salt={salt!r}; write at most 128 of the characters A-Z a-z 0-9 _ -")
-    return salt
-
-
-def _checked_timeout(timeout: object) -> float | None:
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
-        raise ParameterError(f"timeout={timeout!r}; write seconds above 0, or None for no limit")
-    return float(timeout)
+    if not isinstance(salt, str) or not _SALT.fullmatch(checks.plain(salt)):
+        raise ParameterError(f"salt={shown(salt)}; write at most 128 of the characters A-Z a-z 0-9 _ -")
+    return checks.plain(salt)
 
 
 def sampling_defaults(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, Protocol
 
-from ..lang.errors import ParameterError
+from ..lang import checks
+from ..lang.errors import ParameterError, shown
 from ..lang.state import State
 from .arguments import Arguments, RunOptions
 from .budgets.budget import Allowance, allowance_of
@@ -27,7 +29,10 @@ Item = Mapping[str, Any] | tuple[Any, ...] | list[Any]  # arguments of one progr
 OnError = Literal["raise", "return"]
 Call = tuple[int, Item, inspect.BoundArguments]  # of the batch: number, as given, for the function
 
+MAX_ARGUMENTS = 10_000  # of one program
 MAX_THREADS = 32  # bodies mostly wait
+MAX_LIMIT = 4096  # of num_threads
+MAX_LISTED = 1_000_000  # programs whose results are returned as one list
 MAX_IN_FLIGHT = 256  # programs, when the user sets no limit; far below the queue of a runtime
 
 
@@ -116,16 +121,17 @@ class Job:
         options: RunOptions,
         companion: Companion | None = None,
     ) -> None:
-        if on_error not in ("raise", "return"):
-            raise ParameterError(f"on_error={on_error!r}; write 'raise' or 'return'")
+        checks.one_of("on_error", on_error, ("raise", "return"))
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
-            raise ParameterError(f"run_batch() takes a list of dicts or tuples, got {type(items).__name__}")
+            raise ParameterError(
+                f"run_batch(batch_arguments) takes a list of dicts or tuples, got {type(items).__name__} {shown(items)}"
+            )
         self._host = host
         self._options = options
         self._limit = _checked_limit(num_threads)
         self._threads = MAX_THREADS if num_threads == "auto" else self._limit
         self._keeps_going = on_error == "return"
-        self.total = len(items) if isinstance(items, Sized) else None
+        self.total = _length(items)
         calls = calls_of(arguments, items)
         self._known = None if self.total is None else list(calls)  # a list is checked before anything runs
         self._calls = calls if self._known is None else iter(self._known)
@@ -141,8 +147,15 @@ class Job:
         self._failed = False
 
     def collect(self, *, progress_bar: bool) -> list[State | Failure]:
-        """All results. The first error by position is raised when the programs that run have ended."""
-        return list(self._outcomes(progress_bar=progress_bar, bounded=False))
+        """All results. The first error by position is raised when the programs that run have ended.
+
+        Raises:
+            ParameterError: they are more than a list may hold, as those of an iterable without an end are.
+        """
+        results = list(islice(self._outcomes(progress_bar=progress_bar, bounded=False), MAX_LISTED + 1))
+        if len(results) > MAX_LISTED:
+            raise _too_many()
+        return results
 
     def generate(self, *, progress_bar: bool) -> Generator[State | Failure, None, None]:
         """Results one by one. An error is raised in its place; closing cancels what runs."""
@@ -255,23 +268,46 @@ def calls_of(arguments: Arguments, items: Iterable[Item]) -> Iterator[Call]:
         ParameterError: an item that is no dict and no tuple, or that does not fit.
     """
     for index, item in enumerate(items):
+        name = f"run_batch(batch_arguments) item {index}"
         match item:
             case Mapping():
-                yield index, item, arguments.bind((), item)
+                yield index, item, arguments.bind((), checks.entries(name, item, MAX_ARGUMENTS, "a dict of keywords"))
             case tuple() | list():
-                yield index, item, arguments.bind(tuple(item), {})
+                positions = checks.members(name, item, MAX_ARGUMENTS, "a tuple of positions")
+                yield index, item, arguments.bind(positions, {})
             case _:
-                raise ParameterError(
-                    f"run_batch() item {index} is {item!r}; write a dict of keywords or a tuple of positions"
-                )
+                raise ParameterError(f"{name} is {shown(item)}; write a dict of keywords or a tuple of positions")
+
+
+def _length(items: Iterable[Item]) -> int | None:
+    """None where it is not known.
+
+    Raises:
+        ParameterError: more than one list of results may hold.
+    """
+    try:
+        length = len(items) if isinstance(items, Sized) else None
+    except Exception as error:  # of the collection's own code, or it is longer than any memory
+        raise ParameterError(
+            f"run_batch(batch_arguments): the length of {type(items).__name__} cannot be known "
+            f"({type(error).__name__}); write a list of dicts or tuples"
+        ) from error
+    if length is not None and length > MAX_LISTED:
+        raise _too_many()
+    return length
+
+
+def _too_many() -> ParameterError:
+    return ParameterError(
+        f"run_batch(batch_arguments) has more than {MAX_LISTED} programs; write generator_style=True with an iterator "
+        "over them, and use the results one by one"
+    )
 
 
 def _checked_limit(num_threads: object) -> int:
-    if num_threads == "auto":
+    if isinstance(num_threads, str) and num_threads == "auto":
         return MAX_IN_FLIGHT
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise ParameterError(f"num_threads={num_threads!r}; write an integer of at least 1, or 'auto'")
-    return num_threads
+    return checks.integer("num_threads", num_threads, 1, MAX_LIMIT, f"1 to {MAX_LIMIT}, or 'auto'")
 
 
 def _annotated(member: Member, total: int | None, states: dict[int, State] | None) -> BaseException:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
 
-from ..lang.errors import ParameterError
+from ..lang.errors import ParameterError, shown
 from ..lang.protocol import Backend, Done
 from . import loop
 
@@ -66,7 +66,9 @@ def chosen_backend(given: object = None) -> Backend:
 def checked(backend: object) -> Backend:
     """Looks at the class, since properties of a backend may need it to be started."""
     if isinstance(backend, type) or not all(callable(getattr(type(backend), hook, None)) for hook in _HOOKS):
-        raise ParameterError(f"{backend!r} is not a backend; write an instance such as umbel.Runtime() or umbel.Echo()")
+        raise ParameterError(
+            f"{shown(backend)} is not a backend; write an instance such as umbel.Runtime() or umbel.Echo()"
+        )
     return cast(Backend, backend)
 
 

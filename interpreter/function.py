@@ -4,7 +4,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-from ..lang.errors import ParameterError
+from ..lang import checks
+from ..lang.errors import ParameterError, shown
+from ..lang.ops import MAX_NAME_LENGTH
 from .arguments import sampling_defaults
 from .body import Body
 from .program import Function, Program
@@ -52,15 +54,17 @@ def function(
     Raises:
         ParameterError: an unknown option, a function without a parameter, or a generator.
     """
+    if name is not None:
+        checks.text("name", name, MAX_NAME_LENGTH)
     defaults = sampling_defaults(options)
     speculation = setting_of(num_api_spec_tokens, speculate)
 
     def decorate(body: Function) -> Program:
         if not callable(body) or isinstance(body, type):
-            raise ParameterError(f"@function needs a function, got {body!r}")
+            raise ParameterError(f"@function needs a function, got {shown(body)}")
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise ParameterError(
-                f"@function: {body!r} is a generator, which calling does not run; return a list instead"
+                f"@function: {shown(body)} is a generator, which calling does not run; return a list instead"
             )
         return Program(Body(name or str(getattr(body, "__name__", "program")), body, defaults, speculation=speculation))
 

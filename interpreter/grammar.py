@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..lang import ops
-from ..lang.errors import ProgramError
+from ..lang.errors import ParameterError, ProgramError
 from ..lang.sampling import SamplingParams
 from ..lang.source import Source
 from . import media
@@ -55,7 +55,9 @@ class Grammar:
                 grammar = grammar._read(inner, merge, source, ReasoningTags(open_tag, close_tag), steps)
             case ops.Gen(name, options, result=result):
                 thinking = Binding(name + REASONING_SUFFIX if name else "") if tags is not None else None
-                steps.append(Step(op, Binding(name or "", result), merge(options), thinking, tags, source))
+                sampling = merge(options)
+                _check_logprobs(op, sampling)
+                steps.append(Step(op, Binding(name or "", result), sampling, thinking, tags, source))
             case ops.Select(name, temperature=temperature):
                 steps.append(Step(op, Binding(name or ""), merge({}) if temperature else None, source=source))
             case ops.RoleBegin(role):
@@ -104,3 +106,13 @@ class Grammar:
                 f"branch {branch} is inside {self.open_role or 'no'} turn and its parent inside "
                 f"{parent.open_role or 'no'} turn; close the branch's turn before join('concate_and_append')"
             )
+
+
+def _check_logprobs(gen: ops.Gen, sampling: SamplingParams) -> None:
+    """Raises ParameterError where texts of log-probabilities are left out that nobody asks for."""
+    asked = sampling.logprobs or sampling.top_logprobs or sampling.prompt_logprobs_from is not None
+    if not (gen.text_in_logprobs or asked):
+        raise ParameterError(
+            "return_text_in_logprobs=False does nothing without log-probabilities; remove it, or write "
+            "return_logprob=True"
+        )

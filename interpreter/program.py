@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from ..lang import checks
 from ..lang.errors import BudgetError, ParameterError
 from ..lang.protocol import Backend
 from ..lang.state import AsyncState, BaseState, State
@@ -228,6 +229,8 @@ class Program:
         recorder = recording()
         if recorder is not None:
             return self._recorded_batch(recorder, batch_arguments, num_threads, generator_style, on_error, options)
+        for switch, given in (("progress_bar", progress_bar), ("generator_style", generator_style)):
+            checks.switch(switch, given)
         checked = run_options(options)
         if checked.stream or checked.verbose:
             raise ParameterError("run_batch() takes no stream and no verbose; generator_style=True gives early results")

@@ -12,7 +12,7 @@ from typing import Any, cast
 from ..lang import sampling
 from ..lang.cache_report import CacheReport
 from ..lang.cost import Cost
-from ..lang.ops import Op
+from ..lang.ops import Op, check_name
 from ..lang.source import Source, SourceKind, calling_place
 from ..lang.state import JoinMode, Sink, Value
 from . import loop
@@ -215,6 +215,7 @@ class Stream(Sink):
     # -------------------------------------------------------------------------------- how reads wait
 
     def _wait(self, name: str, timeout: float | None) -> Binding:
+        check_name(name)
         limit = earliest(timeout, self.run.deadline)
         self._until(lambda: not self._may_come(name), self._naming_signals(), limit, name)
         binding = self._bound(name)
@@ -222,6 +223,7 @@ class Stream(Sink):
         return binding
 
     async def _wait_async(self, name: str, timeout: float | None) -> Binding:
+        check_name(name)
         limit = earliest(timeout, self.run.deadline)
         await self._until_async(lambda: not self._may_come(name), self._naming_signals(), limit, name)
         binding = self._bound(name)
@@ -289,6 +291,7 @@ class Stream(Sink):
         """The program itself, reading its whole text, comes to the end when all it said so far has run."""
         self.ask_for_pieces()
         if name is not None:
+            check_name(name)
             self._until(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
         reader = self._reader(name)
         while True:
@@ -301,6 +304,7 @@ class Stream(Sink):
     async def iterate_async(self, name: str | None) -> AsyncIterator[Piece]:
         self.ask_for_pieces()
         if name is not None:
+            check_name(name)
             await self._until_async(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
         reader = self._reader(name)
         while True:

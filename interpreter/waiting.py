@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ..lang.errors import DeadlineError, ParameterError
+from ..lang import checks
+from ..lang.errors import DeadlineError
 
 Wake = Callable[[], object]
+
+_TIMEOUT = f"seconds, at most {checks.LONGEST_SECONDS:g}, or None to wait for the run's own deadline"
 
 
 class Signal:
@@ -46,13 +49,11 @@ def earliest(
     """A timeout in seconds from now and a deadline on `clock` → the nearer point in time.
 
     Raises:
-        ParameterError: the timeout is no number.
+        ParameterError: the timeout is no number, or beyond 10**9 seconds. One below 0 has passed.
     """
     if timeout is None:
         return deadline
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise ParameterError(f"timeout={timeout!r}; write seconds, or None to wait for the run's own deadline")
-    limit = clock() + timeout
+    limit = clock() + checks.number("timeout", timeout, -checks.LONGEST_SECONDS, checks.LONGEST_SECONDS, _TIMEOUT)
     return limit if deadline is None else min(limit, deadline)
 
 

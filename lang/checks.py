@@ -59,6 +59,17 @@ def plain(value: str) -> str:
     return value if type(value) is str else str.__str__(value)
 
 
+def plain_number(value: Any) -> Any:  # Any: whatever was given
+    """A number without a subclass around it, numpy's included; anything else as it is."""
+    found = as_number(value)
+    return value if found is None else found
+
+
+def plain_value(value: Any) -> Any:
+    """A number or a string without a subclass around it; anything else as it is."""
+    return plain(value) if isinstance(value, str) else plain_number(value)
+
+
 def integer(name: str, value: object, low: int, high: int, instead: str = "") -> int:
     """An integer from `low` to `high`.
 
@@ -106,7 +117,7 @@ def switch(name: str, value: object) -> bool:
 def text(name: str, value: object, most: int, instead: str = "a non-empty string", *, empty: bool = False) -> str:
     """A string of at most `most` characters; not the empty one, unless `empty`. Raises as `integer` does."""
     if not isinstance(value, str) or not (empty or plain(value)):
-        raise ParameterError(f"{name} must be {instead}, got {shown(value)}")
+        raise ParameterError(f"{name}={shown(value)}; write {instead}")
     found = plain(value)
     if len(found) > most:
         raise ParameterError(f"{name} has {len(found)} characters; write at most {most}")
@@ -118,7 +129,7 @@ def one_of(name: str, value: object, known: Collection[str]) -> str:
     if isinstance(value, str) and plain(value) in known:
         return plain(value)
     near = difflib.get_close_matches(plain(value)[:64], known, n=1) if isinstance(value, str) else []
-    remedy = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(known)}"
+    remedy = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(map(repr, known))}"
     raise ParameterError(f"{name}={shown(value)} is not known; {remedy}")
 
 
@@ -165,5 +176,6 @@ def _first(name: str, value: Iterable[Any], most: int, wanted: str) -> tuple[Any
 
 
 def _wrong_kind(name: str, wanted: str, value: object, instead: str) -> str:
-    remedy = f"; write {instead}" if instead else ""
-    return f"{name} must be {wanted}, got {type(value).__name__} {shown(value)}{remedy}"
+    if instead:
+        return f"{name}={shown(value)} is not {wanted}; write {instead}"
+    return f"{name} must be {wanted}, got {type(value).__name__} {shown(value)}"

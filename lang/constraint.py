@@ -7,12 +7,13 @@ import enum
 import json
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from .errors import ConstraintError, ParameterError
-from .protocol import ConstraintKind, ConstraintSpec
+from . import checks
+from .errors import ConstraintError, ParameterError, UmbelError, shown
+from .protocol import ConstraintEngine, ConstraintKind, ConstraintSpec, JsonKeyOrder, JsonWhitespace
 from .result import Members, Result
 from .typed import name_of, typed
 
@@ -22,6 +23,8 @@ ENDINGS = (" ", "\n")
 INTEGER = r"(0|-?[1-9][0-9]{0,18})[ \n]?"
 NUMBER = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?[ \n]?"
 OPEN_ENDED = frozenset({INTEGER, NUMBER})
+
+MAX_SOURCE = 1 << 20  # characters of a regex, schema or grammar; compilers and providers take less
 
 KINDS = ("regex", "json_schema", "dtype", "ebnf", "grammar", "choices")  # at most one of them in a gen
 
@@ -56,18 +59,18 @@ def demand_of(given: Mapping[str, Any]) -> Demand | None:
     _check_one(given)
     demand = _demand(given)
     options: dict[str, Any] = {}
-    for name, field, belongs_to in (
-        ("json_whitespace", "whitespace", "json_schema"),
-        ("json_key_order", "key_order", "json_schema"),
-        ("allow_unenforced", "allow_unenforced", "json_schema"),
-        ("constraint_engine", "engine", "a constraint"),
+    for name, field, belongs_to, known in (
+        ("json_whitespace", "whitespace", "json_schema", get_args(JsonWhitespace)),
+        ("json_key_order", "key_order", "json_schema", get_args(JsonKeyOrder)),
+        ("allow_unenforced", "allow_unenforced", "json_schema", None),
+        ("constraint_engine", "engine", "a constraint", get_args(ConstraintEngine)),
     ):
         value = given.get(name)
         if value is None:
             continue
         if demand is None or (belongs_to == "json_schema" and demand.spec.kind != "json_schema"):
-            raise ParameterError(f"{name}={value!r} needs {belongs_to}= to apply to; remove it, or give one")
-        options[field] = value
+            raise ParameterError(f"{name}={shown(value)} needs {belongs_to}= to apply to; remove it, or give one")
+        options[field] = checks.switch(name, value) if known is None else checks.one_of(name, value, known)
     if demand is None or not options:
         return demand
     spec = ConstraintSpec(demand.spec.kind, demand.spec.source, **options)
@@ -80,7 +83,7 @@ def _demand(given: Mapping[str, Any]) -> Demand | None:
     if (schema := given.get("json_schema")) is not None:
         return _of_schema(schema)
     if (dtype := given.get("dtype")) is not None:
-        return _of_type(dtype)
+        return _read_type("dtype", dtype, _of_type)
     for name in ("ebnf", "grammar"):
         if (grammar := given.get(name)) is not None:
             return Demand(_spec("lark", _source(name, grammar, '\'start: "yes" | "no"\'')), Result("text", str))
@@ -88,6 +91,8 @@ def _demand(given: Mapping[str, Any]) -> Demand | None:
 
 
 def _spec(kind: ConstraintKind, source: str) -> ConstraintSpec:
+    if len(source) > MAX_SOURCE:
+        raise ConstraintError(f"{kind}: {len(source)} characters; write at most {MAX_SOURCE}")
     try:
         source.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -99,11 +104,11 @@ def _spec(kind: ConstraintKind, source: str) -> ConstraintSpec:
 
 
 def _source(name: str, value: object, example: str) -> str:
-    if isinstance(value, str) and value:
-        return value
+    if isinstance(value, str) and checks.plain(value):
+        return checks.plain(value)
     if isinstance(value, re.Pattern):
         raise ParameterError(f"{name}= takes the text of a pattern, without flags; write {name}=pattern.pattern")
-    raise ParameterError(f"{name}={value!r}; write a non-empty string such as {name}={example}")
+    raise ParameterError(f"{name}={shown(value)}; write a non-empty string such as {name}={example}")
 
 
 # ------------------------------------------------------------------------------------------------- JSON
@@ -112,15 +117,28 @@ def _source(name: str, value: object, example: str) -> str:
 def _of_schema(schema: object) -> Demand:
     match schema:
         case str():
-            return Demand(_spec("json_schema", _checked_json(schema)), Result("JSON", json.loads))
+            return Demand(_spec("json_schema", _checked_json(checks.plain(schema))), Result("JSON", json.loads))
         case bool() | Mapping():
             return Demand(_spec("json_schema", _written(schema)), Result("JSON", json.loads))
         case int() | float() | bytes() | list() | tuple():
             raise ParameterError(
-                f"json_schema={schema!r}; write a schema as a dict, its JSON text, or a type such as list[int]"
+                f"json_schema={shown(schema)}; write a schema as a dict, its JSON text, or a type such as list[int]"
             )
         case _:
-            return _of_json_type(schema)
+            return _read_type("json_schema", schema, _of_json_type)
+
+
+def _read_type(name: str, annotation: object, read: Callable[[Any], Demand]) -> Demand:
+    """What stands where a type is wanted may be any object, and asking it may run code of its own."""
+    try:
+        return read(annotation)
+    except UmbelError:
+        raise
+    except Exception as error:  # of the object's own code, or it contains itself
+        raise ParameterError(
+            f"{name}={shown(annotation)} cannot be read as a type ({type(error).__name__}: {error}); write int, float, "
+            "bool, str, or a type such as list[int]"
+        ) from error
 
 
 def _of_json_type(annotation: object) -> Demand:
@@ -129,12 +147,14 @@ def _of_json_type(annotation: object) -> Demand:
 
 
 def _checked_json(text: str) -> str:
+    if len(text) > MAX_SOURCE:
+        raise ConstraintError(f"json_schema has {len(text)} characters; write at most {MAX_SOURCE}")
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConstraintError(f"json_schema is no JSON text: {error or 'nested too deep'}") from None
     if not isinstance(schema, dict | bool):
-        raise ConstraintError(f"json_schema={text!r}; a JSON Schema is an object, true or false")
+        raise ConstraintError(f"json_schema={shown(text)}; a JSON Schema is an object, true or false")
     return text
 
 
@@ -146,6 +166,8 @@ def _written(schema: bool | Mapping[Any, Any]) -> str:
         raise ConstraintError(f"json_schema cannot be written as JSON: {error}") from None
     except RecursionError:
         raise ConstraintError("json_schema is nested too deep, or contains itself") from None
+    except Exception as error:  # of the mapping's own code
+        raise ConstraintError(f"json_schema cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _check_keys(value: object, path: str) -> None:
@@ -153,7 +175,7 @@ def _check_keys(value: object, path: str) -> None:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"key {key!r} at {path} is no string")
+                raise TypeError(f"key {shown(key)} at {path} is no string")
             _check_keys(inner, f"{path}/{key}")
     elif isinstance(value, list | tuple):
         for inner in value:
@@ -163,12 +185,15 @@ def _check_keys(value: object, path: str) -> None:
 # ------------------------------------------------------------------------------------------------ types
 
 
+_NAMED_TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+
+
 def _of_type(dtype: Any) -> Demand:  # Any: whatever stands in an annotation
-    match dtype:
-        case "int" | "float" | "bool" | "str":
-            return _of_type({"int": int, "float": float, "bool": bool, "str": str}[dtype])
-        case str():
-            raise ParameterError(f"dtype={dtype!r}; write int, float, bool, str, or a type such as list[int]")
+    if isinstance(dtype, str):
+        named = _NAMED_TYPES.get(checks.plain(dtype))
+        if named is None:
+            raise ParameterError(f"dtype={shown(dtype)}; write int, float, bool, str, or a type such as list[int]")
+        return _of_type(named)
     if dtype is int:
         return Demand(_spec("regex", INTEGER), Result("int", int), ENDINGS)
     if dtype is float:
@@ -190,7 +215,7 @@ def _of_members(dtype: Any, members: list[tuple[Any, Any]]) -> Demand:
         if not isinstance(value, str | int | float | None) or not text or text in named:
             why = "written like another one" if text in named else "neither text nor a number"
             raise ParameterError(
-                f"dtype={name_of(dtype)}: {value!r} is {why}; write json_schema={name_of(dtype)}, which has quotes"
+                f"dtype={name_of(dtype)}: {shown(value)} is {why}; write json_schema={name_of(dtype)}, which has quotes"
             )
         named[text] = member
     if not named:

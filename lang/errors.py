@@ -31,7 +31,8 @@ import reprlib
 from collections.abc import Iterable
 
 MAX_MESSAGE = 1900  # characters; terminals, logs and issue trackers take that, and a person reads no more
-MAX_SHOWN = 160  # characters of a quoted value
+MAX_SHOWN = 160  # characters of a quoted text
+MAX_SHOWN_OBJECT = 400  # of a quoted object: what it says of itself
 
 
 class UmbelError(Exception):
@@ -149,7 +150,7 @@ class _Short(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxlevel, self.maxstring, self.maxother = 4, MAX_SHOWN, MAX_SHOWN
+        self.maxlevel, self.maxstring, self.maxother = 4, MAX_SHOWN, MAX_SHOWN_OBJECT
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = self.maxdict = 8
 
     def repr_int(self, value: int, level: int) -> str:
@@ -157,7 +158,7 @@ class _Short(reprlib.Repr):
         return repr(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
 
     def repr_instance(self, value: object, level: int) -> str:
-        return _shortened(str.__str__(repr(value)), MAX_SHOWN)
+        return _shortened(str.__str__(repr(value)), MAX_SHOWN_OBJECT)
 
 
 _short = _Short()
@@ -169,7 +170,7 @@ def shown(value: object) -> str:
     Of an object whose own `__repr__` fails, the type is said.
     """
     try:
-        return _shortened(_short.repr(value), 2 * MAX_SHOWN)
+        return _shortened(_short.repr(value), MAX_SHOWN_OBJECT)
     except Exception:  # of the object's own code
         return f"<{type.__getattribute__(type(value), '__name__')} that cannot be shown>"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from .errors import ParameterError
+from .errors import ParameterError, shown
 
 Schema = dict[str, Any]  # Any: a JSON Schema is whatever JSON it is
 Json = Any  # what json.loads gives
@@ -19,8 +19,7 @@ class Mismatch(ValueError):
     """A JSON value is not of the form that was asked for. The message says where: "$.items[2]: ..."."""
 
     def __init__(self, at: str, wanted: str, value: Json) -> None:
-        shown = repr(value)
-        super().__init__(f"{at}: expected {wanted}, found {shown if len(shown) <= 80 else shown[:77] + '...'}")
+        super().__init__(f"{at}: expected {wanted}, found {shown(value)}")
 
 
 class Form(Protocol):
@@ -290,4 +289,4 @@ def _keywords(limits: Mapping[str, Any], known: Mapping[str, str], kind: str) ->
 
 def _no_limits(limits: Mapping[str, Any], kind: str) -> ParameterError:
     name, limit = next(iter(limits.items()))
-    return ParameterError(f"Annotated[..., {name}={limit!r}] limits something that a JSON {kind} does not have")
+    return ParameterError(f"Annotated[..., {name}={shown(limit)}] limits something that a JSON {kind} does not have")

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import sampling
+from . import checks, sampling
 from .constraint import demand_of
-from .errors import ParameterError, unknown_option
+from .errors import ParameterError, shown, unknown_option
 from .ops import ChoicesMethod, Gen, Select, check_name, checked_tries, select
 from .protocol import ConstraintEngine, JsonKeyOrder, JsonWhitespace
 
@@ -130,6 +130,8 @@ def gen(
             raise ParameterError(
                 f"gen(choices=...) takes no {', '.join(sorted(given))}: the answer is one of the choices as a whole"
             )
+        if return_text_in_logprobs is not None:
+            raise ParameterError("return_text_in_logprobs= is for gen() without choices; remove it")
         return select(
             name,
             choices,
@@ -139,20 +141,23 @@ def gen(
             allow_best_effort=allow_best_effort,
         )
     if choices_method is not None:
-        raise ParameterError(f"choices_method={choices_method!r} needs choices=[...]")
+        raise ParameterError(f"choices_method={shown(choices_method)} needs choices=[...]")
     for switch, value in (("return_text_in_logprobs", return_text_in_logprobs), ("token_healing", token_healing)):
-        if not isinstance(value, bool | None):
-            raise ParameterError(f"{switch} must be True or False, got {value!r}")
+        if value is not None:
+            checks.switch(switch, value)
     _check_alone(given)
     text_in_logprobs = return_text_in_logprobs is not False
     tries = checked_tries(max_tries, allow_best_effort)
     if demand is None:
         for option, given_value in (("max_tries", max_tries), ("allow_best_effort", allow_best_effort)):
             if given_value is not None:
-                raise ParameterError(f"{option}={given_value!r} needs a constraint to apply to; remove it, or give one")
-        if token_healing:
+                raise ParameterError(
+                    f"{option}={shown(given_value)} needs a constraint to apply to; remove it, or give one"
+                )
+        if token_healing is not None:
             raise ParameterError(
-                "token_healing=True is for constrained text; leave it out, or end the prompt without a blank"
+                f"token_healing={token_healing} is for constrained text; leave it out, or end the prompt without a "
+                "blank"
             )
         return Gen(name, given, text_in_logprobs)
     if demand.stops:
@@ -164,7 +169,7 @@ def _check_alone(given: Mapping[str, Any]) -> None:
     """Validate what was given, without the fields that other layers may supply."""
     fields = dict(given)
     if "min_tokens" in fields and "max_tokens" not in fields:
-        fields["max_tokens"] = max(fields["min_tokens"], 1) if isinstance(fields["min_tokens"], int) else 1
+        fields["max_tokens"] = sampling.MAX_TOKENS
     sampling.merge(fields)
 
 

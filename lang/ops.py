@@ -4,12 +4,14 @@
 whoever runs or records the program. Operations add up: `"Q: " + gen("a") + "\\n"` is a `Sequence`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
+from . import checks
 from .chat_template import ROLES
-from .errors import ParameterError
+from .errors import ParameterError, shown
 from .protocol import ConstraintSpec
 from .result import Result
 
@@ -27,6 +29,12 @@ overshoot: ChoicesMethod = "overshoot"
 exact: ChoicesMethod = "exact"
 CHOICES_METHODS: tuple[ChoicesMethod, ...] = get_args(ChoicesMethod)
 
+MAX_NAME_LENGTH = 1024  # characters of the name of a variable
+MAX_CHOICES = 1024  # of one select
+MAX_CHOICE_LENGTH = 16_384  # characters
+MAX_FRAMES = 1024  # of one clip; backends take fewer
+MAX_PIECES = 100_000  # of one list that is appended
+MAX_NESTING = 64  # of lists in lists that are appended; a list that contains itself has no end
 MAX_TRIES = 10  # calls for one constrained text; a model that has not understood by then will not
 USUAL_TRIES = 3
 
@@ -139,8 +147,11 @@ class SeparateReasoning(Op):
     close_tag: str
 
 
-def expression(value: object) -> Op:
+def expression(value: object, depth: int = MAX_NESTING) -> Op:
     """What stands right of `+=` → an operation.
+
+    Args:
+        depth: of lists in lists that are taken.
 
     Raises:
         ParameterError: the value is None or of a type that cannot be appended; the message says what can.
@@ -148,9 +159,15 @@ def expression(value: object) -> Op:
     if isinstance(value, Op):
         return value
     if isinstance(value, str):
-        return Text(value)
+        return Text(checks.plain(value))
     if isinstance(value, list | tuple):
-        return Sequence(tuple(op for item in value for op in _flatten(expression(item))))
+        if depth == 0:
+            raise ParameterError(
+                f"what is appended has lists in lists, more than {MAX_NESTING} deep, or one that contains itself; "
+                "write one flat list"
+            )
+        items = checks.members("a list that is appended", value, MAX_PIECES, "a list of strings and operations")
+        return Sequence(tuple(op for item in items for op in _flatten(expression(item, depth - 1))))
     if value is None:
         raise ParameterError("cannot append None to a prompt; did a helper forget to return its expression?")
     raise ParameterError(
@@ -198,37 +215,57 @@ def select(
     `max_tries` and `allow_best_effort` are for such models, and mean what they do in `gen`.
 
     Raises:
-        ParameterError: no choices, a choice that is not a non-empty string, duplicates, an unknown method, two
-            methods, a temperature below 0, or max_tries that are not 1 to 10.
+        ParameterError: no choices or more than 1,024, a choice that is not a string of 1 to 16,384 characters,
+            duplicates, an unknown method, two methods, a temperature that is not 0 to 100, max_tries that are not 1 to
+            10, or max_tries and allow_best_effort with another method than the default one.
     """
     if name is not None:
         check_name(name)
+    owner = f"select({shown(name)})"
     if isinstance(choices, str | Mapping) or not isinstance(choices, Iterable):
-        raise ParameterError(f"select({name!r}) needs choices=[...], a list of strings; got {choices!r}")
-    options = tuple(choices)
+        raise ParameterError(f"{owner} needs choices=[...], a list of strings; got {shown(choices)}")
+    options = _checked_choices(owner, choices)
+    chosen = _checked_method(owner, method, choices_method)
+    warmth = checks.number(f"{owner}: temperature", temperature, 0, 100, "0 for the best choice, or a number up to 100")
+    tries = checked_tries(max_tries, allow_best_effort)
+    for option, given in (("max_tries", max_tries), ("allow_best_effort", allow_best_effort)):
+        if given is not None and chosen != CHOICES_METHODS[0]:
+            raise ParameterError(
+                f"{owner}: {option}={given!r} is for models that generate the choice, which method={chosen!r} never "
+                f"does; remove {option}"
+            )
+    return Select(name, options, chosen, float(warmth), *tries)
+
+
+def _checked_choices(owner: str, choices: Iterable[str]) -> tuple[str, ...]:
+    options = checks.members(f"{owner}: choices", choices, MAX_CHOICES, "a list of strings")
     if not options:
-        raise ParameterError(f"select({name!r}): choices is empty; give at least one string")
+        raise ParameterError(f"{owner}: choices is empty; give at least one string")
     for option in options:
-        if not isinstance(option, str) or not option:
-            raise ParameterError(f"select({name!r}): a choice must be a non-empty string, got {option!r}")
-    if len(set(options)) != len(options):
+        if not isinstance(option, str) or not checks.plain(option):
+            raise ParameterError(f"{owner}: choices: a choice must be a non-empty string, got {shown(option)}")
+    texts = tuple(map(checks.plain, options))
+    longest = max(map(len, texts))
+    if longest > MAX_CHOICE_LENGTH:
+        raise ParameterError(f"{owner}: one of the choices has {longest} characters; write at most {MAX_CHOICE_LENGTH}")
+    repeated = sorted(text for text, times in Counter(texts).items() if times > 1)
+    if repeated:
+        raise ParameterError(f"{owner}: choices repeat: {shown(repeated)}")
+    return texts
+
+
+def _checked_method(owner: str, method: object, choices_method: object) -> ChoicesMethod:
+    given = [
+        checks.one_of(name, value, CHOICES_METHODS)
+        for name, value in (("method", method), ("choices_method", choices_method))
+        if value is not None
+    ]
+    if len(set(given)) > 1:
         raise ParameterError(
-            f"select({name!r}): choices repeat: {sorted({o for o in options if options.count(o) > 1})}"
+            f"{owner}: method={given[0]!r} and choices_method={given[1]!r} are two names of one parameter; give one of "
+            "them"
         )
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= 100:
-        raise ParameterError(
-            f"select({name!r}): temperature={temperature!r}; write 0 for the best choice, or a number up to 100"
-        )
-    if method is not None and choices_method is not None and method != choices_method:
-        raise ParameterError(
-            f"select({name!r}): method={method!r} and choices_method={choices_method!r} are two names of one "
-            "parameter; give one of them"
-        )
-    chosen = method or choices_method or "token_length_normalized"
-    if chosen not in CHOICES_METHODS:
-        given = "method" if method else "choices_method"
-        raise ParameterError(f"unknown {given} {chosen!r}; write one of {', '.join(CHOICES_METHODS)}")
-    return Select(name, options, chosen, float(temperature), *checked_tries(max_tries, allow_best_effort))
+    return cast(ChoicesMethod, given[0]) if given else CHOICES_METHODS[0]
 
 
 def checked_tries(max_tries: int | None, allow_best_effort: bool | None) -> tuple[int, bool]:
@@ -237,11 +274,12 @@ def checked_tries(max_tries: int | None, allow_best_effort: bool | None) -> tupl
     Raises:
         ParameterError: tries that are not 1 to 10, or no bool.
     """
-    if max_tries is not None and (type(max_tries) is not int or not 1 <= max_tries <= MAX_TRIES):
-        raise ParameterError(f"max_tries={max_tries!r}; write 1 to {MAX_TRIES}, {USUAL_TRIES} being usual")
-    if not isinstance(allow_best_effort, bool | None):
-        raise ParameterError(f"allow_best_effort must be True or False, got {allow_best_effort!r}")
-    return USUAL_TRIES if max_tries is None else max_tries, bool(allow_best_effort)
+    tries = USUAL_TRIES
+    if max_tries is not None:
+        tries = checks.integer("max_tries", max_tries, 1, MAX_TRIES, f"1 to {MAX_TRIES}, {USUAL_TRIES} being usual")
+    if allow_best_effort is not None:
+        checks.switch("allow_best_effort", allow_best_effort)
+    return tries, bool(allow_best_effort)
 
 
 def image(source: Any) -> Image:  # Any: see Image.source
@@ -254,10 +292,8 @@ def image(source: Any) -> Image:  # Any: see Image.source
 
 
 def video(source: Any, num_frames: int) -> Video:
-    """`num_frames` frames of a clip at this place of the prompt."""
-    if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
-        raise ParameterError(f"video num_frames={num_frames!r}; write an integer of at least 1")
-    return Video(source, num_frames)
+    """`num_frames` frames, 1 to 1,024, of a clip at this place of the prompt. Backends take fewer of them."""
+    return Video(source, checks.integer("video num_frames", num_frames, 1, MAX_FRAMES))
 
 
 def system(content: object = None) -> Op:
@@ -282,7 +318,7 @@ def role(name: str, content: object) -> Op:
 
 def _role(name: str, content: object) -> Op:
     if name not in ROLES:
-        raise ParameterError(f"unknown role {name!r}; write one of {', '.join(ROLES)}")
+        raise ParameterError(f"unknown role {shown(name)}; write one of {', '.join(ROLES)}")
     if content is None:
         raise ParameterError(f"{name}() needs its content; to open a turn without closing it write {name}_begin()")
     return Sequence((RoleBegin(name), *_flatten(expression(content)), RoleEnd(name)))
@@ -328,14 +364,22 @@ def separate_reasoning(content: object, model_type: str = "qwen3") -> Op:
     and `s["answer_reasoning_content"]` to the thinking; the running text keeps the answer only.
 
     Raises:
-        ParameterError: an unknown model type.
+        ParameterError: an unknown model type, a content without a gen, or one whose reasoning is separated already.
     """
-    if model_type not in REASONING_TAGS:
-        raise ParameterError(f"unknown model_type {model_type!r}; write one of {', '.join(REASONING_TAGS)}")
-    return SeparateReasoning(expression(content), *REASONING_TAGS[model_type])
+    tags = REASONING_TAGS[checks.one_of("model_type", model_type, REASONING_TAGS)]
+    inner = expression(content)
+    if any(isinstance(op, SeparateReasoning) for op in _flatten(inner)):
+        raise ParameterError("separate_reasoning() inside separate_reasoning(): the outer one does nothing; remove it")
+    if not any(isinstance(op, Gen) for op in _flatten(inner)):
+        raise ParameterError("separate_reasoning() of a content that generates nothing; give it a gen(...)")
+    return SeparateReasoning(inner, *tags)
 
 
 def check_name(name: object) -> None:
     """Raises ParameterError for what cannot be the name of a variable."""
-    if not isinstance(name, str) or not name:
-        raise ParameterError(f"a variable name must be a non-empty string, got {name!r}")
+    if not isinstance(name, str) or not checks.plain(name):
+        raise ParameterError(f"a variable name must be a non-empty string, got name={shown(name)}")
+    if len(checks.plain(name)) > MAX_NAME_LENGTH:
+        raise ParameterError(
+            f"the name of a variable has {len(checks.plain(name))} characters; write at most {MAX_NAME_LENGTH}"
+        )

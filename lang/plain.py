@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import ParameterError
+from .errors import ParameterError, shown
 
 MAX_DEPTH = 64  # of lists in lists; deeper ones are a mistake, or an attack on whoever reads them
 
@@ -60,10 +60,10 @@ def _packable(value: Any, depth: int) -> Any:
     if kind is dict:
         for key in value:
             if type(key) is not str and (type(key) is not int or not _SMALLEST <= key <= _LARGEST):
-                raise ParameterError(f"a dict has the key {key!r}; keys that travel are str or int")
+                raise ParameterError(f"a dict has the key {shown(key)}; keys that travel are str or int")
         return {key: _packable(item, depth - 1) for key, item in value.items()}
     raise ParameterError(
-        f"a {kind.__name__} cannot travel: {value!r:.80}; give str, int, float, bool, bytes, None, or lists, tuples "
+        f"a {kind.__name__} cannot travel: {shown(value)}; give str, int, float, bool, bytes, None, or lists, tuples "
         "and dicts of them"
     )
 

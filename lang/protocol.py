@@ -12,7 +12,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import msgspec
 
 from .chat_template import ChatTemplate
-from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError
+from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError, shown
 from .prompt import Part
 from .sampling import MAX_N, SamplingParams
 
@@ -48,6 +48,9 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
             self.calls + other.calls,
             self.cache_write_tokens + other.cache_write_tokens,
         )
+
+
+MAX_PRIORITY = 1_000_000  # either side of 0
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,13 +108,15 @@ class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             ("key_order", self.key_order, get_args(JsonKeyOrder)),
             ("engine", self.engine, (None, *get_args(ConstraintEngine))),
         ):
-            if value not in known:
+            if not isinstance(value, str | None) or value not in known:
                 written = ", ".join(repr(choice) for choice in known)
-                raise ParameterError(f"constraint {name}={value!r} is not known; write one of {written}")
+                raise ParameterError(f"constraint {name}={shown(value)} is not known; write one of {written}")
         if not isinstance(self.source, str):
-            raise ParameterError(f"a constraint's source is text, got {type(self.source).__name__} {self.source!r}")
+            raise ParameterError(
+                f"a constraint's source is text, got {type(self.source).__name__} {shown(self.source)}"
+            )
         if not isinstance(self.allow_unenforced, bool):
-            raise ParameterError(f"allow_unenforced must be True or False, got {self.allow_unenforced!r}")
+            raise ParameterError(f"allow_unenforced must be True or False, got {shown(self.allow_unenforced)}")
 
 
 class GenRequest(_Wire, frozen=True):

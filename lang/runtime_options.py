@@ -4,13 +4,12 @@ The user's process makes it, the gateway and the engine read it. It lives here b
 import `lang` and neither may import the other.
 """
 
-import difflib
-import math
 from typing import Literal, get_args
 
 import msgspec
 
-from .errors import ParameterError
+from . import checks
+from .errors import ParameterError, shown
 from .protocol import ConstraintEngine
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -126,71 +125,64 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     log_level: LogLevel = "warning"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str) or not self.model:
-            raise ParameterError(f"model={self.model!r}; write a name or a path, or leave it out for the default model")
-        _choice("dtype", self.dtype, get_args(DType))
-        _choice("weights", self.weights, get_args(Weights))
-        _choice("kv_dtype", self.kv_dtype, get_args(KVDType))
-        _choice("kernels", self.kernels, get_args(Kernels))
-        _choice("device", self.device, get_args(Device))
-        _choice("policy", self.policy, get_args(Policy))
-        _choice("constraint_engine", self.constraint_engine, get_args(ConstraintEngine))
-        _choice("log_level", self.log_level, get_args(LogLevel))
-        _integer("tensor_parallel", self.tensor_parallel, 1, 64)
-        _integer("context_length", self.context_length, 2, 1 << 24, optional=True)
-        _integer("max_running", self.max_running, 1, 1 << 14)
-        _integer("chunk_size", self.chunk_size, 1, 1 << 20, optional=True)
-        _integer("pool_tokens", self.pool_tokens, 2, 1 << 31, optional=True)
-        _integer("pool_memory", self.pool_memory, 1, 1 << 50, optional=True)
+        checks.text("model", self.model, MAX_MODEL_LENGTH, "a name or a path, or leave it out for the default model")
+        for name, known in _CHOICES.items():
+            checks.one_of(name, getattr(self, name), known)
+        for name, (low, high) in _INTEGERS.items():
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                checks.integer(name, value, low, high, f"{low} to {high}")
         if self.pool_tokens is not None and self.pool_memory is not None:
             raise ParameterError("pool_tokens and pool_memory both say how large the KV pool is; give one of them")
-        _integer("max_queue", self.max_queue, 1, 1 << 20)
-        _integer("constraint_cache", self.constraint_cache, 0, 1 << 20)
-        _integer("seed", self.seed, 0, 2**63 - 1, optional=True)
-        _integer("threads", self.threads, 1, 1024, optional=True)
-        _seconds("max_wait", self.max_wait, 0.0, 3600.0)
-        _seconds("request_timeout", self.request_timeout, 0.001, 86400.0)
-        _seconds("step_delay", self.step_delay, 0.0, 60.0)
-        share = self.pin_share
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise ParameterError(f"pin_share={share!r} is out of range; write a part of the KV pool, 0 to 1")
+        for name, (least, most) in _SECONDS.items():
+            checks.number(name, getattr(self, name), least, most, f"{least} to {most} seconds")
+        checks.number("pin_share", self.pin_share, 0, 1, "a part of the KV pool, 0 to 1")
         for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.overlap != "auto" and not isinstance(self.overlap, bool):
-            raise ParameterError(f'overlap={self.overlap!r} is not known; write "auto", True or False')
+            checks.switch(name, getattr(self, name))
+        if not isinstance(self.overlap, bool) and self.overlap != "auto":
+            raise ParameterError(f'overlap={shown(self.overlap)} is not known; write "auto", True or False')
         if self.step_delay and self.overlap is True:
             raise ParameterError(f"step_delay={self.step_delay} delays steps that wait; leave overlap=True out")
         if self.tensor_parallel > 1 and self.model == ORACLE:
             raise ParameterError(f"tensor_parallel={self.tensor_parallel}: the oracle has no weights; leave it out")
         if self.step_delay and self.model != ORACLE:
-            raise ParameterError(f"step_delay slows the oracle model only; model={self.model!r} takes none")
+            raise ParameterError(f"step_delay slows the oracle model only; model={shown(self.model)} takes none")
 
+
+MAX_MODEL_LENGTH = 4096  # characters; no path is longer
 
 _SWITCHES = tuple(name for name, kind in RuntimeOptions.__annotations__.items() if kind is bool)
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": get_args(DType),
+    "weights": get_args(Weights),
+    "kv_dtype": get_args(KVDType),
+    "kernels": get_args(Kernels),
+    "device": get_args(Device),
+    "policy": get_args(Policy),
+    "constraint_engine": get_args(ConstraintEngine),
+    "log_level": get_args(LogLevel),
+}
+_INTEGERS = {
+    "tensor_parallel": (1, 64),
+    "context_length": (2, 1 << 24),
+    "max_running": (1, 1 << 14),
+    "chunk_size": (1, 1 << 20),
+    "pool_tokens": (2, 1 << 31),
+    "pool_memory": (1, 1 << 50),
+    "max_queue": (1, 1 << 20),
+    "constraint_cache": (0, 1 << 20),
+    "seed": (0, 2**63 - 1),
+    "threads": (1, 1024),
+}
+_OPTIONAL = ("context_length", "chunk_size", "pool_tokens", "pool_memory", "seed", "threads")
+_SECONDS = {"max_wait": (0.0, 3600.0), "request_timeout": (0.001, 86400.0), "step_delay": (0.0, 60.0)}
 
 
-def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        close = difflib.get_close_matches(str(value), choices, n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else f"write one of {', '.join(choices)}"
-        raise ParameterError(f"{name}={value!r} is not known; {remedy}")
-
-
-def _integer(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterError(f"{name} must be an integer, got {type(value).__name__} {value!r}")
-    if not low <= value <= high:
-        raise ParameterError(f"{name}={value} is out of range; write {low} to {high}")
-
-
-def _seconds(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ParameterError(f"{name} must be a number of seconds, got {type(value).__name__} {value!r}")
-    if not low <= value <= high:
-        raise ParameterError(f"{name}={value} is out of range; write {low} to {high} seconds")
+def plain_options(options: RuntimeOptions) -> RuntimeOptions:
+    """The same with plain numbers and strings in the place of numpy's and of subclasses, which cross no process."""
+    given = msgspec.structs.asdict(options)
+    changed = {name: plain for name, value in given.items() if (plain := checks.plain_value(value)) is not value}
+    return msgspec.structs.replace(options, **changed)
 
 
 class GatewayStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -52,8 +52,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         top_logprobs: return this many most likely alternatives as well, 0 to 20.
         prompt_logprobs_from: also return log-probabilities of the prompt from this token index on, 0 or more.
 
-    Token ids are 0 to 2,147,483,647; what the vocabulary of a model does not have, its backend refuses. Numbers are ints
-    and floats here; `gen` and the other functions of the language take those of numpy as well.
+    Token ids are 0 to 2,147,483,647; what the vocabulary of a model does not have, its backend refuses. Numbers
+    are ints and floats here; `gen` and the other functions of the language take those of numpy as well.
 
     Raises:
         ParameterError: a value outside its range; the message says what to write.
@@ -181,18 +181,12 @@ def _normalise(name: str, value: Any) -> Any:
             stops = checks.members(name, value, MAX_STOPS, "a string or a list of strings")
             return tuple(checks.plain(stop) if isinstance(stop, str) else stop for stop in stops)
         case "stop_token_ids":
-            return tuple(map(_plain, checks.members(name, value, MAX_STOP_TOKEN_IDS, _TOKEN_IDS)))
+            return tuple(map(checks.plain_number, checks.members(name, value, MAX_STOP_TOKEN_IDS, _TOKEN_IDS)))
         case "logit_bias":
             biases = checks.entries(name, value, MAX_LOGIT_BIAS, _BIASES)
-            return {_plain(token): _plain(bias) for token, bias in biases.items()}
+            return {checks.plain_number(token): checks.plain_number(bias) for token, bias in biases.items()}
         case _:
-            return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """A number without a subclass around it; anything else as it is, for the checks to refuse."""
-    found = checks.as_number(value)
-    return value if found is None else found
+            return checks.plain_number(value)
 
 
 def _texts(name: str, one: str, values: object, longest: int) -> None:

@@ -9,13 +9,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
+from . import checks
 from .cache_report import CacheReport
 from .cost import Cost
-from .errors import ParameterError, ProgramError
+from .errors import ParameterError, ProgramError, shown
 from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, check_name, expression, role
 from .protocol import Usage
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
+MAX_BRANCHES = 16_384  # of one fork; each is a stream of its own
 JOIN_MODES: tuple[JoinMode, ...] = ("gather_variable", "concate_and_append")
 
 # Values of variables are str, list[str] (n > 1), lists with None (after a join), or what the program assigned.
@@ -131,11 +133,10 @@ class BaseState:
         """`size` branches that share everything said so far, run in parallel. Returns at once.
 
         Raises:
-            ParameterError: `size` is not an integer of at least 1.
+            ParameterError: `size` is not an integer from 1 to 16,384.
         """
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ParameterError(f"fork({size!r}): write a number of branches of at least 1")
-        return StateGroup(self, [type(self)(sink) for sink in self._sink.fork(size)])
+        branches = checks.integer("fork: size", size, 1, MAX_BRANCHES, f"a number of branches from 1 to {MAX_BRANCHES}")
+        return StateGroup(self, [type(self)(sink) for sink in self._sink.fork(branches)])
 
     def system(self, content: object = None) -> Any:  # a context manager without content, else nothing
         return self._role("system", content)
@@ -204,10 +205,11 @@ class BaseState:
 
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """Pieces of a variable, or of everything after the start, as they come; any number of readers."""
+        checks.switch("return_meta_data", return_meta_data)
         return _async_pieces(self._sink.iterate_async(var_name), return_meta_data)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} variables={self.variables()} error={self._sink.error()!r}>"
+        return f"<{type(self).__name__} variables={shown(self.variables())} error={shown(self._sink.error())}>"
 
 
 class State(BaseState):
@@ -312,6 +314,7 @@ class State(BaseState):
 
     def text_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> Iterator[Any]:
         """Pieces of a variable, or of everything after the start, as they come; any number of readers."""
+        checks.switch("return_meta_data", return_meta_data)
         for text, meta in self._sink.iterate(var_name):
             yield (text, meta) if return_meta_data else text
 
@@ -409,8 +412,7 @@ class StateGroup(Generic[S]):
         Raises:
             ParameterError: an unknown mode.
         """
-        if mode not in JOIN_MODES:
-            raise ParameterError(f"unknown join mode {mode!r}; write one of {', '.join(JOIN_MODES)}")
+        checks.one_of("join mode", mode, JOIN_MODES)
         self._parent._sink.join([state._sink for state in self._states], mode)
 
     def __enter__(self) -> Self:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ParameterError
+from .errors import ParameterError, shown
 from .foreign import foreign
 from .forms import (
     Anything,
@@ -124,6 +124,8 @@ _remembered = functools.lru_cache(maxsize=256)(_typed)
 def name_of(annotation: Annotation) -> str:
     """As the user wrote it, without the modules: "Person", "list[int]", "Literal['a']"."""
     plain = isinstance(annotation, type) and not typing.get_args(annotation)
+    if not plain and typing.get_origin(annotation) is None:
+        return shown(annotation)
     return annotation.__name__ if plain else re.sub(r"\b[\w.]+\.(?=\w)", "", str(annotation))
 
 
@@ -280,14 +282,16 @@ def _limits(metadata: Sequence[object]) -> dict[str, Any]:
             if isinstance(limit, int | float | str) and not isinstance(limit, bool):
                 found[name] = limit
             elif limit is not None and not callable(limit):
-                raise ParameterError(f"Annotated[..., {name}={limit!r}]: JSON has no such limit; write a number")
+                raise ParameterError(f"Annotated[..., {name}={shown(limit)}]: JSON has no such limit; write a number")
     return found
 
 
 def _scalar(value: object) -> str | int | float | bool | None:
     if value is None or isinstance(value, str | bool | int | float):
         return _plain(value)
-    raise ParameterError(f"{value!r} is no JSON value; write strings, numbers, booleans or None in a Literal or Enum")
+    raise ParameterError(
+        f"{shown(value)} is no JSON value; write strings, numbers, booleans or None in a Literal or Enum"
+    )
 
 
 def _plain(value: str | int | float | bool | None) -> str | int | float | bool | None:

@@ -8,7 +8,9 @@ import os
 import sys
 from dataclasses import dataclass
 
+from ..lang.ops import MAX_CHOICE_LENGTH, MAX_CHOICES
 from ..lang.programs import MAX_GRAPH_BYTES
+from ..lang.protocol import MAX_PRIORITY
 from .faults import FaultHook, no_faults
 
 
@@ -18,15 +20,15 @@ class Limits:
 
     request_timeout: float = 600.0  # seconds; no request outlives it
     max_queue: int = 1024  # calls in flight; the next one is refused at once
-    max_choices: int = 1024  # of one select
-    max_choice_length: int = 16_384  # characters
+    max_choices: int = MAX_CHOICES
+    max_choice_length: int = MAX_CHOICE_LENGTH  # characters
     max_prompt_parts: int = 100_000
     max_peers: int = 1024  # client sockets
     max_pins: int = 1024  # of all clients together; a hint beyond them pins nothing
     longest_pin: float = 86_400.0  # seconds
     max_label_length: int = 256  # characters of ids, programs and fork groups
     max_salt_length: int = 128
-    max_priority: int = 1_000_000  # either side of 0
+    max_priority: int = MAX_PRIORITY  # either side of 0
     # A request is given up this long after its deadline, should the engine not have ended it by itself.
     deadline_grace: float = 1.0
     # A client that says nothing for so long has gone without a word; its requests are aborted.

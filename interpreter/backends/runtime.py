@@ -16,8 +16,9 @@ from typing import Any, Literal, Self, get_args
 
 import msgspec
 
+from ...lang import checks
 from ...lang.chat_template import ChatTemplate
-from ...lang.errors import BackendError, DeadlineError, MissingExtraError, ParameterError, unknown_option
+from ...lang.errors import BackendError, DeadlineError, MissingExtraError, ParameterError, shown, unknown_option
 from ...lang.exchange import Exchange
 from ...lang.link import Welcome
 from ...lang.programs import ProgramEvent, RunProgram
@@ -39,6 +40,7 @@ from ...lang.protocol import (
 )
 from ...lang.runtime_options import (
     DEFAULT,
+    MAX_MODEL_LENGTH,
     ORACLE,
     Device,
     DType,
@@ -48,6 +50,7 @@ from ...lang.runtime_options import (
     Policy,
     RuntimeOptions,
     Weights,
+    plain_options,
 )
 from ...lang.sampling import merge, overrides
 from ..loop import streams
@@ -131,10 +134,13 @@ class Runtime:
     ) -> None:
         if unknown:
             raise unknown_option("Runtime()", next(iter(unknown)), _option_names())
+        for name, given in (("model", model), ("model_path", model_path)):
+            if given is not None:
+                checks.text(name, given, MAX_MODEL_LENGTH, "a name or a path, or leave it out for the default model")
         if model is not None and model_path is not None and model != model_path:
             raise ParameterError(f"model={model!r} and model_path={model_path!r} name two models; give one")
         chosen = model if model is not None else model_path
-        self.options = RuntimeOptions(
+        options = RuntimeOptions(
             model=DEFAULT if chosen is None else chosen,
             dtype=dtype,
             weights=weights,
@@ -175,10 +181,11 @@ class Runtime:
             step_delay=step_delay,
             log_level=log_level,
         )
-        if isinstance(startup_timeout, bool) or not isinstance(startup_timeout, int | float) or not startup_timeout > 0:
-            raise ParameterError(f"startup_timeout={startup_timeout!r}; write a number of seconds above 0")
-        self._startup_timeout = startup_timeout
-        self._template_options = dict(template_options or {})
+        self.options = plain_options(options)
+        self._startup_timeout = checks.seconds("startup_timeout", startup_timeout)
+        if progress is not None:
+            checks.switch("progress", progress)
+        self._template_options = _checked_template_options(template_options, chat_template)
         self._template = self._given(chat_template)
         # The gateway knows the model's own template only, so programs that need another one stay here.
         self._ships_programs = chat_template is None and not template_options
@@ -314,8 +321,8 @@ class Runtime:
             ParameterError: a prompt that is no string, or unknown or wrong sampling parameters.
         """
         if not isinstance(prompt, str):
-            raise ParameterError(f"complete() takes one prompt, a string; got {type(prompt).__name__} {prompt!r}")
-        sampling = merge(overrides(sampling_params or {}))
+            raise ParameterError(f"complete() takes one prompt, a string; got {type(prompt).__name__} {shown(prompt)}")
+        sampling = merge(overrides({} if sampling_params is None else sampling_params))
 
         async def last() -> Final:
             request = GenRequest(f"complete-{id(sampling)}", (Text(prompt),), sampling)
@@ -410,8 +417,22 @@ class Runtime:
         if template is None or isinstance(template, ChatTemplate):
             return template
         if not isinstance(template, str):
-            raise ParameterError(f"chat_template must be Jinja source or a ChatTemplate, got {template!r}")
+            raise ParameterError(f"chat_template must be Jinja source or a ChatTemplate, got {shown(template)}")
         return ChatTemplate(template, options=self._template_options, name="chat_template=")
+
+
+def _checked_template_options(given: object, chat_template: object) -> dict[str, Any]:
+    """Raises ParameterError for what are no variables of a template, or where a whole ChatTemplate has its own."""
+    if given is None:
+        return {}
+    options = checks.entries("template_options", given, 256, "a dict such as {'enable_thinking': False}")
+    for name in options:
+        checks.text("a name in template_options", name, 256)
+    if options and isinstance(chat_template, ChatTemplate):
+        raise ParameterError(
+            "template_options= beside a ChatTemplate does nothing; write ChatTemplate(source, options={...})"
+        )
+    return options
 
 
 def _option_names() -> list[str]:

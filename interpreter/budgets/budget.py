@@ -19,9 +19,13 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from ...lang import checks
 from ...lang.errors import BudgetError, ParameterError
 from .charges import NOTHING, PICODOLLARS, Charge, each
 from .prices import Price
+
+MOST_TOKENS = 10**15  # of a budget, and calls; beyond it sums are no whole numbers of a float any more
+MOST_DOLLARS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class Budget:
     left later is charged its prompt and the pieces that came.
 
     Raises:
-        ParameterError: no limit at all, or one that is not above 0.
+        ParameterError: no limit at all, or one that is not above 0 and up to 10**15 tokens or calls, 10**12 dollars,
+            10**9 seconds.
     """
 
     tokens: int | None = None
@@ -50,16 +55,15 @@ class Budget:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "calls"):
+        for name, most in (("tokens", MOST_TOKENS), ("calls", MOST_TOKENS)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ParameterError(f"Budget({name}={value!r}); write an integer of at least 1, or None for no limit")
-        for name in ("dollars", "seconds"):
+            if value is not None:
+                checks.integer(f"Budget: {name}", value, 1, most, f"an integer from 1 to {most}, or None for no limit")
+        for name, largest in (("dollars", MOST_DOLLARS), ("seconds", checks.LONGEST_SECONDS)):
             value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ParameterError(f"Budget({name}={value!r}); write a number above 0, or None for no limit")
+            if value is not None:
+                remedy = f"a number above 0 and up to {largest:g}, or None for no limit"
+                checks.seconds(f"Budget: {name}", value, 0.0, largest, remedy)
         if self.tokens is self.calls is self.dollars is self.seconds is None:
             raise ParameterError("Budget() limits nothing; write for example Budget(tokens=10_000)")
 

@@ -11,13 +11,17 @@ import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from ...lang.errors import ParameterError
+from ...lang import checks
+from ...lang.errors import ParameterError, shown
 from ...lang.protocol import Usage
 from . import price_list
 
 # What may stand behind a name of the table: dates and snapshots of the same model. A bare prefix would be wrong as
 # often as right: gpt-4o is no price of gpt-4o-mini, nor claude-opus-4 one of claude-opus-4-5.
 _VERSION = re.compile(r"[-@](\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|latest)")
+
+MOST_DOLLARS = 1e9  # per million tokens
+_PRICE = "dollars per million tokens, such as umbel.Price(0.15, 0.6)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Price:
         cache_write: of prompt tokens that the provider charged for storing; None: as `input`.
 
     Raises:
-        ParameterError: not a number of at least 0.
+        ParameterError: not a number from 0 to a billion.
     """
 
     input: float
@@ -44,10 +48,7 @@ class Price:
             value = getattr(self, name)
             if value is None and name.startswith("cache"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ParameterError(
-                    f"Price({name}={value!r}); write dollars per million tokens, such as umbel.Price(0.15, 0.6)"
-                )
+            checks.number(f"Price: {name}", value, 0, MOST_DOLLARS, _PRICE)
 
     def dollars(self, usage: Usage) -> float:
         """What these tokens cost."""
@@ -97,11 +98,11 @@ class PriceTable(MutableMapping[str, Price]):
     def __setitem__(self, model: str, price: Price) -> None:
         """Raises ParameterError for a name that is no text, or a price that is no Price."""
         if not isinstance(model, str) or not model:
-            raise ParameterError(f"prices[{model!r}]; write the name of a model, such as prices['my-model']")
+            raise ParameterError(f"prices[{shown(model)}]; write the name of a model, such as prices['my-model']")
         if not isinstance(price, Price):
             raise ParameterError(
-                f"prices[{model!r}] = {price!r}; write prices[{model!r}] = umbel.Price(input, output) in dollars per "
-                "million tokens"
+                f"prices[{shown(model)}] = {shown(price)}; write prices[{shown(model)}] = umbel.Price(input, output) "
+                "in dollars per million tokens"
             )
         self._prices[model] = price
 

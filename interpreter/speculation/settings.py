@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...lang.errors import ParameterError
+from ...lang import checks
+from ...lang.errors import ParameterError, shown
 from ...lang.sampling import MAX_TOKENS
 
 if TYPE_CHECKING:
@@ -47,17 +48,14 @@ def setting_of(num_api_spec_tokens: object, speculate: object) -> Setting | None
         return None
     if num_api_spec_tokens is not None and speculate is not None:
         raise ParameterError(
-            f"num_api_spec_tokens={num_api_spec_tokens!r} and speculate={speculate!r} are two answers to one question; "
-            'give the number of tokens, or speculate="auto"'
+            f"num_api_spec_tokens={shown(num_api_spec_tokens)} and speculate={shown(speculate)} are two answers to one "
+            'question; give the number of tokens, or speculate="auto"'
         )
     if num_api_spec_tokens is None:
-        if speculate != "auto":
+        if not isinstance(speculate, str) or speculate != "auto":
             raise ParameterError(
-                f'speculate={speculate!r}; write speculate="auto", or num_api_spec_tokens=64 for a fixed number'
+                f'speculate={shown(speculate)}; write speculate="auto", or num_api_spec_tokens=64 for a fixed number'
             )
         return Setting(None)
-    if isinstance(num_api_spec_tokens, bool) or not isinstance(num_api_spec_tokens, int):
-        raise ParameterError(f"num_api_spec_tokens={num_api_spec_tokens!r}; write a number of tokens such as 64")
-    if not 0 <= num_api_spec_tokens <= MAX_TOKENS:
-        raise ParameterError(f"num_api_spec_tokens={num_api_spec_tokens} is out of range; write 0 to {MAX_TOKENS}")
-    return Setting(num_api_spec_tokens)
+    remedy = f"a number of tokens from 0 to {MAX_TOKENS}, such as 64"
+    return Setting(checks.integer("num_api_spec_tokens", num_api_spec_tokens, 0, MAX_TOKENS, remedy))

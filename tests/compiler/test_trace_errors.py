@@ -77,9 +77,9 @@ def test_how_many_branches_is_known() -> None:
         s.fork(n)  # here
 
     assert refused(program) == (
-        "argument 'n' stands where a value has to be known now: fork(<argument 'n'>): write a number of branches of at "
-        'least 1. Write static_args={"n": ...} to trace for one value of it; or program.run(...) to run the program '
-        "with the interpreter"
+        "argument 'n' stands where a value has to be known now: fork: size=<argument 'n'> is not an integer; write a "
+        'number of branches from 1 to 16384. Write static_args={"n": ...} to trace for one value of it; or '
+        "program.run(...) to run the program with the interpreter"
     )
     assert len(traced(program, n=3).streams) == 1 + 3
 

@@ -343,10 +343,10 @@ def test_cancelled_calls_and_those_that_wait_give_back_what_they_held() -> None:
     ("limits", "problem"),
     [
         ({}, r"Budget\(\) limits nothing"),
-        ({"tokens": 0}, r"tokens=0\); write an integer of at least 1"),
+        ({"tokens": 0}, r"tokens=0 is out of range; write an integer from 1 to"),
         ({"tokens": 1.5}, r"tokens=1.5"),
         ({"calls": True}, r"calls=True"),
-        ({"dollars": 0}, r"dollars=0\); write a number above 0"),
+        ({"dollars": 0}, r"dollars=0 is out of range; write a number above 0"),
         ({"dollars": float("nan")}, r"dollars=nan"),
         ({"seconds": "1"}, r"seconds='1'"),
     ],

@@ -247,7 +247,7 @@ def test_an_unknown_join_mode_is_an_error(echo: Echo) -> None:
     def program(s):
         s.fork(2).join("gather")  # type: ignore[arg-type]
 
-    with pytest.raises(ul.ParameterError, match="unknown join mode 'gather'"):
+    with pytest.raises(ul.ParameterError, match="join mode='gather' is not known"):
         program.run(backend=echo)
 
 

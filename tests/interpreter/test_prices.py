@@ -51,11 +51,11 @@ def test_users_edit_the_table() -> None:
 @pytest.mark.parametrize(
     ("numbers", "problem"),
     [
-        ((-1, 1), r"Price\(input=-1\)"),
-        ((1, None), r"Price\(output=None\)"),
-        ((1, 1, "x"), r"Price\(cached_input='x'\)"),
-        ((1, 1, 1, float("inf")), r"Price\(cache_write=inf\)"),
-        ((True, 1), r"Price\(input=True\)"),
+        ((-1, 1), r"Price: input=-1"),
+        ((1, None), r"Price: output=None"),
+        ((1, 1, "x"), r"Price: cached_input='x'"),
+        ((1, 1, 1, float("inf")), r"Price: cache_write=inf"),
+        ((True, 1), r"Price: input=True"),
     ],
 )
 def test_a_price_is_numbers(numbers: tuple[float, ...], problem: str) -> None:
