@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..lang.errors import ParameterError
+from ..lang.errors import ParameterError, shown
 from ..lang.ops import Image, Video
 from ..lang.prompt import Media
 
@@ -60,7 +60,7 @@ def _read(kind: str, source: Any) -> bytes:  # Any: a PIL image, which is not im
             with open(source, "rb") as file:
                 return file.read(MAX_MEDIA_BYTES + 1)
         except OSError as error:
-            raise ParameterError(f"{kind}({str(source)!r}) cannot be read: {error.strerror}") from error
+            raise ParameterError(f"{kind}({shown(str(source))}) cannot be read: {error.strerror}") from error
     buffer = io.BytesIO()
     try:
         source.save(buffer, format="PNG")
@@ -84,7 +84,7 @@ def _file_size(kind: str, source: str | os.PathLike[str]) -> int:
             f"{kind}({str(source)[:_SHOWN]!r}): this is no path; write {kind}(base64.b64decode(text)) if it is a "
             "picture as text"
         ) from error
-    raise ParameterError(f"{kind}({str(source)!r}): there is no such file; pass a path or the bytes themselves")
+    raise ParameterError(f"{kind}({shown(str(source))}): there is no such file; pass a path or the bytes themselves")
 
 
 def _check_size(kind: str, size: int) -> None:

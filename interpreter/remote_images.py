@@ -22,11 +22,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-from ..lang.errors import ConnectionLostError, DeadlineError, ParameterError
+from ..lang import checks
+from ..lang.errors import ConnectionLostError, DeadlineError, ParameterError, shown
 from .media import MAX_MEDIA_BYTES
 
 MAX_REDIRECTS = 3
 MAX_URL = 2048  # characters
+MAX_HOSTS = 1000
+_HOSTS = "write a list of host names, such as ['upload.example.org']"
 CONNECT_SECONDS, READ_SECONDS, ALL_SECONDS = 5.0, 10.0, 30.0
 _PLAIN = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # what may stand in a URL; not a backslash, quote or blank
 _NETLOC = re.compile(r"([A-Za-z0-9.-]+)(?::([0-9]{1,5}))?")  # no user, no brackets, nothing quoted
@@ -91,53 +94,55 @@ def fetch_image(url: str, *, hosts: Collection[str], web: Web | None = None) -> 
     """
     allowed = _checked_hosts(hosts)
     web = web or Web()
-    shown = url if isinstance(url, str) else repr(url)
     ends = web.now() + web.seconds
     for _ in range(MAX_REDIRECTS + 1):
         target = _checked(url, allowed)
         with _answer(target, web, ends) as response:
             if response.status not in _REDIRECTS:
-                return _body(response, shown)
+                return _body(response, shown(url))
             further = urljoin(url, response.getheader("location") or "")
         if target.scheme == "https" and not further.startswith("https:"):
-            raise ParameterError(f"{shown!r} leads from https to {further[:200]!r}, which is not followed")
+            raise ParameterError(f"{shown(url)} leads from https to {further[:200]!r}, which is not followed")
         url = further
-    raise ParameterError(f"{shown!r} is redirected more than {MAX_REDIRECTS} times; give the URL of the picture itself")
+    raise ParameterError(
+        f"{shown(url)} is redirected more than {MAX_REDIRECTS} times; give the URL of the picture itself"
+    )
 
 
 # ------------------------------------------------------------------------------------------ what is allowed
 
 
 def _checked_hosts(hosts: Collection[str]) -> frozenset[str]:
-    if isinstance(hosts, str) or not hosts:
-        raise ParameterError(
-            f"fetch_image(hosts={hosts!r}): write a list of host names, such as ['upload.example.org']"
-        )
-    for host in hosts:
+    if isinstance(hosts, str):
+        raise ParameterError(f"fetch_image(hosts={shown(hosts)}): {_HOSTS}")
+    given = checks.members("fetch_image(): hosts", hosts, MAX_HOSTS, _HOSTS)
+    if not given:
+        raise ParameterError(f"fetch_image(hosts={shown(hosts)}): {_HOSTS}")
+    for host in given:
         found = _HOST.fullmatch(host) if isinstance(host, str) else None
         if found is None or not 0 < int(found["port"] or 1) <= _LAST_PORT:
             raise ParameterError(
-                f"fetch_image: {host!r} is no host that may be allowed; write a full name in small letters, such as "
-                "'upload.example.org'"
+                f"fetch_image(hosts): {shown(host)} is no host that may be allowed; write a full name in small "
+                "letters, such as 'upload.example.org'"
             )
-    return frozenset(hosts)
+    return frozenset(map(checks.plain, given))
 
 
 def _checked(url: str, allowed: frozenset[str]) -> Target:
     """Raises ParameterError unless the URL is plain and its host is allowed. Nothing is asked for before."""
     if not isinstance(url, str) or len(url) > MAX_URL or not _PLAIN.fullmatch(url):
         raise ParameterError(
-            f"fetch_image({str(url)[:200]!r}): write a URL of at most {MAX_URL} characters, with anything but letters, "
+            f"fetch_image({shown(url)}): write a URL of at most {MAX_URL} characters, with anything but letters, "
             "digits and -._~:/?#[]@!$&'()*+,;=% percent-encoded"
         )
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise ParameterError(f"fetch_image({url[:200]!r}): this is no URL; write 'https://host/path'") from None
+        raise ParameterError(f"fetch_image({shown(url)}): this is no URL; write 'https://host/path'") from None
     found = _NETLOC.fullmatch(parts.netloc)
     if parts.scheme not in _PORTS or found is None:
         raise ParameterError(
-            f"fetch_image({url[:200]!r}): write 'http://' or 'https://', a host name and a path; users and addresses "
+            f"fetch_image({shown(url)}): write 'http://' or 'https://', a host name and a path; users and addresses "
             "in numbers are not taken"
         )
     port = int(found.group(2) or _PORTS[parts.scheme])
@@ -145,7 +150,8 @@ def _checked(url: str, allowed: frozenset[str]) -> Target:
     target = Target(parts.scheme, found.group(1).lower(), port, path)
     if target.name not in allowed:
         raise ParameterError(
-            f"fetch_image({url[:200]!r}): {target.name} is not among hosts={sorted(allowed)}; add it if you trust it"
+            f"fetch_image({shown(url)}): {target.name} is not among hosts={shown(sorted(allowed))}; add it if "
+            "you trust it"
         )
     return target
 
@@ -228,14 +234,14 @@ def _asked(target: Target, line: socket.socket) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-def _body(response: http.client.HTTPResponse, shown: str) -> bytes:
+def _body(response: http.client.HTTPResponse, place: str) -> bytes:
     if response.status != 200:
-        raise ParameterError(f"there is no picture at {shown!r}: the host answers {response.status}")
+        raise ParameterError(f"there is no picture at {place}: the host answers {response.status}")
     if response.getheader("content-encoding", "identity") != "identity":
-        raise ParameterError(f"{shown!r} comes compressed although it was not to; download it and pass its path")
+        raise ParameterError(f"{place} comes compressed although it was not to; download it and pass its path")
     data = response.read(MAX_MEDIA_BYTES + 1) if (response.length or 0) <= MAX_MEDIA_BYTES else None
     if data is None or len(data) > MAX_MEDIA_BYTES:
-        raise ParameterError(f"{shown!r} is larger than {MAX_MEDIA_BYTES} bytes; download it and make it smaller")
+        raise ParameterError(f"{place} is larger than {MAX_MEDIA_BYTES} bytes; download it and make it smaller")
     if response.length:  # of what was promised
         raise http.client.IncompleteRead(data, response.length)
     return data

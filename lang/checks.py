@@ -7,6 +7,8 @@
     text("salt", value, 128)        a string, of at most so many characters
     one_of("mode", value, MODES)    one of some strings
     members("stop", value, 16)      the members of an iterable, of which no more than that are taken
+    entries("bias", value, 300)     the members of a mapping
+    record(profile)                 a dataclass of plain values, by its annotations
 
 Values come from outside: subclasses of int, float and str whose methods are their own become plain ones by the methods
 of the base, an iterable may have no end, and code of objects may raise whatever it likes.
@@ -15,8 +17,9 @@ of the base, an iterable may have no end, and code of objects may raise whatever
 import difflib
 import numbers
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from .errors import ParameterError, UmbelError, shown
 
@@ -100,7 +103,7 @@ def number(name: str, value: object, low: float, high: float, instead: str = "")
 
 def seconds(name: str, value: object, low: float = 0.0, high: float = LONGEST_SECONDS, instead: str = "") -> float:
     """A number of seconds above `low` and up to `high`. Raises as `integer` does."""
-    remedy = instead or f"seconds above {low:g} and up to {high:g}"
+    remedy = instead or f"a number of seconds above {low:g} and up to {high:g}"
     found = number(name, value, low, high, remedy)
     if found == low:
         raise ParameterError(f"{name}={shown(found)} is out of range; write {remedy}")
@@ -133,6 +136,19 @@ def one_of(name: str, value: object, known: Collection[str]) -> str:
     raise ParameterError(f"{name}={shown(value)} is not known; {remedy}")
 
 
+def instance(name: str, value: object, kinds: Any) -> None:  # Any: a class, or a union of classes
+    """Raises ParameterError for what is of none of the kinds."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(part.__name__ for part in (get_args(kinds) or (kinds,))).replace("NoneType", "None")
+        raise ParameterError(f"{name} must be {wanted}, got {type(value).__name__} {shown(value)}")
+
+
+def function(name: str, value: object) -> None:
+    """Raises ParameterError for what cannot be called."""
+    if not callable(value):
+        raise ParameterError(f"{name} must be a function, got {type(value).__name__} {shown(value)}")
+
+
 def members(name: str, value: object, most: int, wanted: str) -> tuple[Any, ...]:
     """What an iterable that is no text and no mapping holds: at most `most`, of what may go on for ever.
 
@@ -161,6 +177,43 @@ def entries(name: str, value: object, most: int, wanted: str) -> dict[Any, Any]:
         raise
     except Exception as error:  # of the mapping's own code
         raise ParameterError(f"{name} must be {wanted}; reading it raised {type(error).__name__}") from error
+
+
+def record(given: object) -> None:
+    """Checks the fields of a dataclass of plain values by what is annotated: bool, int, str, Literal, frozenset[str],
+    an enumeration, and None beside one of them.
+
+    Raises:
+        ParameterError: a value of another type, or an integer that is not -1 to 2**31 - 1.
+    """
+    owner: Any = type(given)  # Any: a type is hashable, which mypy does not see of a type[object]
+    for name, annotation in _annotations(owner).items():
+        _field(f"{owner.__name__}(): {name}", getattr(given, name), annotation)
+
+
+@lru_cache(maxsize=64)
+def _annotations(owner: Any) -> Mapping[str, Any]:
+    return get_type_hints(owner)
+
+
+def _field(name: str, value: object, annotation: Any) -> None:  # Any: an annotation
+    optional = [part for part in get_args(annotation) if part is not type(None)]
+    if type(None) in get_args(annotation):
+        if value is not None:
+            _field(name, value, optional[0])
+    elif annotation is bool:
+        switch(name, value)
+    elif annotation is int:
+        integer(name, value, -1, LARGEST_ID)
+    elif annotation is str:
+        text(name, value, 1024, "a string", empty=True)
+    elif get_origin(annotation) is Literal:
+        one_of(name, value, get_args(annotation))
+    elif get_origin(annotation) is frozenset:
+        if not isinstance(value, frozenset) or not all(isinstance(member, str) for member in value):
+            raise ParameterError(f"{name} must be a frozenset of strings, got {type(value).__name__} {shown(value)}")
+    else:
+        instance(name, value, annotation)
 
 
 def _first(name: str, value: Iterable[Any], most: int, wanted: str) -> tuple[Any, ...]:

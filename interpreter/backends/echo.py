@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 
 import msgspec
 
+from ...lang import checks
 from ...lang.chat_template import CHATML, ChatTemplate
 from ...lang.errors import CapabilityError, ParameterError, RequestError
 from ...lang.prompt import Part
@@ -39,7 +40,7 @@ from ...lang.protocol import (
     ScoreRequest,
     Usage,
 )
-from .echo_answers import bounds_of, chunks, completed, hashed_logprobs, scores_of
+from .echo_answers import checked_bounds, checked_scores, chunks, completed, hashed_logprobs, scores_of
 from .echo_script import Script, ScriptReader
 from .echo_tokens import PrefixCache, located, pieces, prompt_text, prompt_tokens, token_id
 from .gate import Gate
@@ -47,6 +48,10 @@ from .gate import Gate
 Scores = Mapping[str, float | Sequence[float]]
 Probabilities = Mapping[str, float | tuple[float, float]]
 Faults = Callable[[str, int], None]
+
+VERBS = ("start", "generate", "chunk", "score", "hint", "control")
+MOST_CALLS = 10**9
+MOST_RECORDED = 10**7  # requests, and tokens of the simulated cache: both are memory
 
 
 class FailCall:
@@ -56,9 +61,11 @@ class FailCall:
     """
 
     def __init__(self, k: int, error: BaseException, verbs: Sequence[str] = ("generate", "score")) -> None:
-        if k < 1:
-            raise ParameterError(f"k={k}: calls are counted from 1")
-        self.k, self.error, self.verbs = k, error, tuple(verbs)
+        self.k = checks.integer("FailCall(): k", k, 1, MOST_CALLS, "the number of a call, counted from 1")
+        checks.instance("FailCall(): error", error, BaseException)
+        named = checks.members("FailCall(): verbs", verbs, len(VERBS), "a list of verbs")
+        self.error = error
+        self.verbs = tuple(checks.one_of("FailCall(): verbs", verb, VERBS) for verb in named)
         self.calls = 0
 
     def __call__(self, verb: str, number: int) -> None:
@@ -109,9 +116,15 @@ class Echo:
         record: int = 1000,
     ) -> None:
         self._script = ScriptReader(script, "Echo")
-        self._scores = dict(scores or {})
-        self._unconditional = dict(unconditional_scores or {})
-        self._probabilities = {choice: bounds_of(choice, given) for choice, given in (probabilities or {}).items()}
+        self._scores = checked_scores("scores", scores)
+        self._unconditional = checked_scores("unconditional_scores", unconditional_scores)
+        self._probabilities = checked_bounds(probabilities)
+        checks.instance("chat_template", chat_template, ChatTemplate | None)
+        checks.instance("capabilities", capabilities, Capabilities | None)
+        checks.instance("gate", gate, Gate | None)
+        checks.function("sleep", sleep)
+        if faults is not None:
+            checks.function("faults", faults)
         self._template = chat_template or ChatTemplate(CHATML, name="Echo")
         self._capabilities = capabilities or Capabilities(
             "Echo",
@@ -125,13 +138,26 @@ class Echo:
             probability=probabilities is not None,
             stop_regex=True,
         )
-        self._cache = PrefixCache(cache_tokens)
-        self._delay = delay
+        for option, given, able in (
+            ("scores", scores, self._capabilities.score),
+            ("unconditional_scores", unconditional_scores, self._capabilities.score),
+            ("probabilities", probabilities, self._capabilities.probability),
+        ):
+            if given is not None and not able:
+                raise ParameterError(
+                    f"{option}= does nothing with capabilities that score no choices; remove one of them"
+                )
+        self._cache = PrefixCache(checks.integer("cache_tokens", cache_tokens, 0, MOST_RECORDED))
+        self._delay = checks.number("delay", delay, 0, checks.LONGEST_SECONDS)
+        if not self._delay and sleep is not asyncio.sleep:
+            raise ParameterError("sleep= does nothing without a delay; write delay=1.0, or remove it")
         self._sleep = sleep
         self._gate = gate
         self._faults = faults
         self._visits: dict[str, int] = {}
-        self.requests: deque[GenRequest | ScoreRequest | Hint] = deque(maxlen=record)
+        self.requests: deque[GenRequest | ScoreRequest | Hint] = deque(
+            maxlen=checks.integer("record", record, 0, MOST_RECORDED)
+        )
         self.calls = 0  # generate and score
         self.active: set[str] = set()  # ids of requests in flight
         self.aborted: list[str] = []  # ids of requests that were left before their end

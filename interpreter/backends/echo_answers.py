@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ...lang.errors import ParameterError, RequestError
+from ...lang import checks
+from ...lang.errors import ParameterError, RequestError, shown
+from ...lang.ops import MAX_CHOICE_LENGTH, MAX_CHOICES
 from ...lang.protocol import Chunk, Completion, FinishReason, GenRequest, TokenLogprob
 from ...lang.sampling import MAX_TOKENS, SamplingParams
 from .echo_constraints import check, first_stop
@@ -126,6 +128,29 @@ def hashed_logprobs(seed: int, tokens: Iterable[tuple[int, str]], top: int) -> t
     return tuple(result)
 
 
+def checked_scores(name: str, given: object) -> dict[str, float | tuple[float, ...]]:
+    """Log-probabilities of choices: one number for all tokens of a choice, or one for each.
+
+    Raises:
+        ParameterError: anything else.
+    """
+    if given is None:
+        return {}
+    wanted = "a dict of choices to log-probabilities, such as {'yes': -0.1}"
+    scores = checks.entries(name, given, MAX_CHOICES, wanted)
+    return {
+        checks.text(f"{name}: a choice", choice, MAX_CHOICE_LENGTH): _scores(name, each)
+        for choice, each in scores.items()
+    }
+
+
+def _scores(name: str, given: object) -> float | tuple[float, ...]:
+    if checks.as_number(given) is not None:
+        return float(checks.number(name, given, -math.inf, math.inf, "a log-probability"))
+    numbers = checks.members(name, given, MAX_CHOICE_LENGTH, "a log-probability, or a list with one for each token")
+    return tuple(float(checks.number(name, each, -math.inf, math.inf, "a log-probability")) for each in numbers)
+
+
 def scores_of(given: float | Sequence[float] | None, choice: str, seed: int) -> tuple[float, ...]:
     """Log-probabilities of a choice: one number for all its tokens, one for each, or None for a hash.
 
@@ -142,19 +167,35 @@ def scores_of(given: float | Sequence[float] | None, choice: str, seed: int) -> 
     if isinstance(given, int | float):
         return (float(given),) * len(texts)
     if len(given) != len(texts):
-        raise ParameterError(f"Echo's scores for {choice!r} are {len(given)} numbers for the tokens {texts}")
+        raise ParameterError(
+            f"Echo's scores for {shown(choice)} are {len(given)} numbers for the tokens {shown(texts)}"
+        )
     return tuple(given)
 
 
-def bounds_of(choice: str, given: float | tuple[float, float]) -> tuple[float, float]:
-    """A probability, or a pair of bounds of one → bounds of its logarithm.
+def checked_bounds(given: object) -> dict[str, tuple[float, float]]:
+    """Probabilities of choices, or pairs of bounds of them → bounds of their logarithms.
 
     Raises:
-        ParameterError: no probability, or bounds in the wrong order.
+        ParameterError: no probabilities, or bounds in the wrong order.
     """
-    lower, upper = given if isinstance(given, tuple) else (given, given)
-    if not 0 <= lower <= upper <= 1:
-        raise ParameterError(f"Echo's probability of {choice!r} is {given!r}; write 0 to 1, or (least, most)")
+    if given is None:
+        return {}
+    wanted = "a dict of choices to numbers, such as {'yes': 0.5}"
+    found = checks.entries("probabilities", given, MAX_CHOICES, wanted)
+    return {
+        checks.text("probabilities: a choice", choice, MAX_CHOICE_LENGTH): _bounds(choice, each)
+        for choice, each in found.items()
+    }
+
+
+def _bounds(choice: str, given: object) -> tuple[float, float]:
+    pair = given if isinstance(given, tuple) else (given, given)
+    lower, upper = map(checks.as_number, pair) if len(pair) == 2 else (None, None)
+    if lower is None or upper is None or not 0 <= lower <= upper <= 1:
+        raise ParameterError(
+            f"probabilities: Echo's probability of {shown(choice)} is {shown(given)}; write 0 to 1, or (least, most)"
+        )
     return _log(lower), _log(upper)
 
 

@@ -3,11 +3,16 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from ...lang.errors import ParameterError, RequestError
+from ...lang import checks
+from ...lang.errors import ParameterError, RequestError, shown
 from ...lang.prompt import Part, Text
 
 Answer = str | Sequence[str]
 Script = Mapping[str, Answer] | Sequence[Answer] | Callable[[str], Answer]
+
+
+MOST_ANSWERS = 1_000_000
+MOST_CHARACTERS = 1 << 24  # of a key
 
 
 class ScriptReader:
@@ -20,13 +25,11 @@ class ScriptReader:
         owner: who reads it, for messages.
 
     Raises:
-        ParameterError: a bare string.
+        ParameterError: a bare string, or anything else that gives no answers.
     """
 
     def __init__(self, script: Script | None, owner: str) -> None:
-        if isinstance(script, str):
-            raise ParameterError(f"{owner}({script!r}): write a list of answers, a dict, or a function of the prompt")
-        self._script = deque(script) if isinstance(script, Sequence) else script
+        self._script = _checked(script, owner)
         self._owner = owner
 
     def answers(self, prompt: str, parts: Sequence[Part], n: int) -> list[str]:
@@ -59,11 +62,38 @@ class ScriptReader:
                 said = script.popleft() if whole else [str(script.popleft()) for _ in range(n)]
             case _:
                 said = script(prompt)
+                _check_answer(said, self._owner)
         if isinstance(said, str):
             return [said] * n
         if len(said) != n:
             raise RequestError(f"{self._owner}'s script gives {len(said)} answers where n={n} are asked for")
         return list(said)
+
+
+def _checked(script: object, owner: str) -> deque[Answer] | Mapping[str, Answer] | Callable[[str], Answer] | None:
+    wanted = "a list of answers, a dict, or a function of the prompt"
+    if script is None:
+        return None
+    if isinstance(script, Mapping):
+        said = checks.entries(f"{owner}(): script", script, MOST_ANSWERS, wanted)
+        for key, answer in said.items():
+            checks.text(f"{owner}(): a key of the script", key, MOST_CHARACTERS, "a text", empty=True)
+            _check_answer(answer, owner)
+        return said
+    if isinstance(script, Sequence) and not isinstance(script, str | bytes | bytearray):
+        answers = deque(checks.members(f"{owner}(): script", script, MOST_ANSWERS, wanted))
+        for answer in answers:
+            _check_answer(answer, owner)
+        return answers
+    if callable(script) and not isinstance(script, type):
+        return script
+    raise ParameterError(f"{owner}({shown(script)}): script: write {wanted}")
+
+
+def _check_answer(answer: object, owner: str) -> None:
+    texts = [answer] if isinstance(answer, str) else answer
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ParameterError(f"{owner}(): script: an answer is {shown(answer)}; write a text, or a list of them for n")
 
 
 def _last_words(parts: Sequence[Part]) -> str:

@@ -5,6 +5,9 @@ import contextlib
 import threading
 from collections import deque
 
+from ...lang import checks
+
+_MOST = 10**9  # calls
 _PATIENCE = 30.0  # seconds a test waits for what it expects before it fails
 
 
@@ -34,9 +37,10 @@ class Gate:
             return self._arrived
 
     def step(self, count: int = 1) -> None:
-        """Let `count` pass: those that wait, then those that come."""
+        """Let `count`, 1 or more, pass: those that wait, then those that come."""
+        permits = checks.integer("Gate.step(): count", count, 1, _MOST)
         with self._condition:
-            self._permits += count
+            self._permits += permits
             self._release()
 
     def open(self) -> None:
@@ -54,6 +58,7 @@ class Gate:
         Raises:
             AssertionError: they do not come.
         """
+        arrived = checks.integer("Gate.wait_for(): arrived", arrived, 0, _MOST)
         with self._condition:
             if not self._condition.wait_for(lambda: self._arrived >= arrived, _PATIENCE):
                 raise AssertionError(f"{self._arrived} came to the gate, {arrived} were expected")

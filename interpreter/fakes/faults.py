@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from ...lang import checks
 from .server import Exchange
 from .sse import Told, in_lengths, inside_characters
 
@@ -59,6 +60,20 @@ _BEFORE = {*_STATUSES, Fault.DISCONNECT, Fault.SILENCE, Fault.HTML, Fault.GZIP_B
 _SPLIT = 7  # bytes of a piece: shorter than "data: {"
 _BOMB_BLOCKS = 1024  # of a mebibyte each
 _BLANKS = b" " * 65536  # JSON may begin with any number of them
+
+
+def checked_faults(faults: object) -> Faults:
+    """Raises ParameterError for what are no faults; of a function, what it gives is looked at when it has."""
+    if callable(faults) and not isinstance(faults, type):
+        return faults
+    wanted = "a list with a Fault, a status of HTTP or None for each request, or a function of its number"
+    if isinstance(faults, Fault):
+        wanted = f"[Fault.{faults.name}], one for each request"
+    given = checks.members("faults", faults, 100_000, wanted)
+    for fault in given:
+        if fault is not None and not isinstance(fault, Fault):
+            checks.integer("faults: a status", fault, 400, 599)
+    return given
 
 
 def at(faults: Faults, number: int) -> Fault | int | None:

@@ -10,9 +10,11 @@ from typing import Any, Self
 
 import msgspec
 
-from ...lang.errors import ParameterError
+from ...lang import checks
 from ...lang.prompt import Part
 from ...lang.protocol import Usage
+from ...lang.runtime_options import MAX_MODEL_LENGTH
+from ..backends.echo import MOST_RECORDED
 from ..backends.echo_script import Script, ScriptReader
 from ..backends.echo_tokens import prompt_text
 from ..backends.gate import Gate
@@ -66,6 +68,9 @@ class Refused(Exception):
         self.status, self.message, self.kind, self.parameter, self.code = status, message, kind, parameter, code
 
 
+MOST_MODELS = 10_000
+
+
 class FakeProvider(ABC):
     """A provider on loopback, from `with` to the end of its block.
 
@@ -93,16 +98,19 @@ class FakeProvider(ABC):
     ) -> None:
         name = type(self).__name__
         self._script = ScriptReader(script, name)
-        if isinstance(faults, str):
-            raise ParameterError(f"faults={faults!r}; write [Fault.{Fault(faults).name}], one for each request")
-        self.models = tuple(models)
-        self._faults = faults
+        self.models = tuple(
+            checks.text("models: a name", model, MAX_MODEL_LENGTH)
+            for model in checks.members("models", models, MOST_MODELS, "a list of names of models")
+        )
+        self._faults = broken.checked_faults(faults)
+        checks.instance("gate", gate, Gate | None)
+        checks.text("retry_after", retry_after, 256, "the value of a header, such as '1'")
         self._gate = gate
         self._retry_after = retry_after
         self._server = Server(self._serve, name)
         self._other_host = Server(self._serve_elsewhere, f"{name}, another host")
         self.api_key = f"sk-fake-{secrets.token_hex(12)}"
-        self.requests: deque[Asked] = deque(maxlen=record)
+        self.requests: deque[Asked] = deque(maxlen=checks.integer("record", record, 0, MOST_RECORDED))
         self.calls = 0
         self.usage = Usage()
         self.concurrent = 0

@@ -70,7 +70,7 @@ def test_all_errors_of_the_tree_are_public() -> None:
     from umbel.lang import errors
 
     classes = {
-        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__.endswith("errors")
+        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.UmbelError)
     }
     assert classes <= set(umbel.__all__)
 

@@ -454,7 +454,7 @@ def test_a_refusal_names_backend_what_is_missing_and_what_to_write() -> None:
     [
         ({"max_tries": 2}, "max_tries=2 needs a constraint to apply to"),
         ({"allow_best_effort": False}, "allow_best_effort=False needs a constraint"),
-        ({"regex": "a", "max_tries": 0}, "max_tries=0; write 1 to 10, 3 being usual"),
+        ({"regex": "a", "max_tries": 0}, "max_tries=0 is out of range; write 1 to 10, 3 being usual"),
         ({"regex": "a", "max_tries": 11}, "max_tries=11"),
         ({"regex": "a", "max_tries": True}, "max_tries=True"),
         ({"choices": ["a"], "max_tries": "3"}, "max_tries='3'"),

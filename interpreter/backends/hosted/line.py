@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
-from ....lang.errors import DeadlineError, ParameterError, UmbelError
+from ....lang import checks
+from ....lang.errors import DeadlineError, UmbelError
 from .clients import MOST_AT_ONCE, Clients
 from .failures import Provider
 from .retries import Retries, Transient
@@ -43,8 +44,7 @@ class Line(Generic[C]):
         patience: Patience,
         surroundings: Surroundings,
     ) -> None:
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MOST_AT_ONCE:
-            raise ParameterError(f"max_concurrency={concurrency!r}; write a number from 1 to {MOST_AT_ONCE}")
+        concurrency = checks.integer("max_concurrency", concurrency, 1, MOST_AT_ONCE)
         self.provider = provider
         self.counts: Counter[str] = Counter()  # retries, by reason
         self._clients = Clients(open, close, concurrency)

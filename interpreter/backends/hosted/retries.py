@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ....lang.errors import DeadlineError, ParameterError, UmbelError
+from ....lang import checks
+from ....lang.errors import DeadlineError, UmbelError
 from .surroundings import Surroundings
 
 T = TypeVar("T")
@@ -51,8 +52,7 @@ class Retries:
     most: int = 3
 
     def __post_init__(self) -> None:
-        if isinstance(self.most, bool) or not isinstance(self.most, int) or not 0 <= self.most <= MOST_RETRIES:
-            raise ParameterError(f"max_retries={self.most!r}; write a number from 0 to {MOST_RETRIES}")
+        checks.integer("max_retries", self.most, 0, MOST_RETRIES)
 
     def wait(self, failed: int, retry_after: float | None, chance: float) -> float:
         """Seconds until the next try, after `failed` of them. `chance`: in [0, 1)."""

@@ -1,13 +1,13 @@
 """What hosted backends take from the world around them, as arguments: time, chance, and the wire."""
 
 import asyncio
-import math
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ....lang import checks
 from ....lang.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Patience:
         idle: of silence inside an answer; never more than `first_byte`.
 
     Raises:
-        ParameterError: one of them is no number above 0.
+        ParameterError: one of them is no number above 0 and up to 10**9, or `first_byte` is more than `whole`.
     """
 
     whole: float = 600.0
@@ -58,9 +58,12 @@ class Patience:
             ("connect_timeout", self.connect),
             ("idle_timeout", self.idle),
         ):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value <= 0:
-                raise ParameterError(f"{name}={value!r}; write a number of seconds above 0")
+            checks.seconds(name, value)
+        if self.silent > self.whole:
+            raise ParameterError(
+                f"first_byte_timeout={self.silent} is more than timeout={self.whole}, which ends the call before; "
+                "raise timeout, or leave first_byte_timeout out"
+            )
 
     @property
     def silent(self) -> float:

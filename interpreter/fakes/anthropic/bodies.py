@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from ....lang import checks
+
 Schema = dict[str, Any]  # Any: JSON Schema
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -31,6 +33,9 @@ class AnthropicFeatures:
     thinks: bool = False
     cache_minimum: int = 0
     models: bool = True
+
+    def __post_init__(self) -> None:
+        checks.record(self)
 
 
 CLAUDE = AnthropicFeatures()

@@ -17,6 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....lang import checks
 from ....lang.protocol import Completion, FinishReason, Usage
 from ....lang.sampling import SamplingParams
 from ...backends.echo_answers import cut
@@ -79,6 +80,7 @@ class FakeAnthropic(FakeProvider):
         record: int = 1000,
     ) -> None:
         super().__init__(script, models=models, faults=faults, gate=gate, retry_after=retry_after, record=record)
+        checks.instance("features", features, AnthropicFeatures)
         self.features = features
         self._store = PrefixStore(features.cache_minimum)
 

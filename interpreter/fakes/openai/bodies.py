@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from ....lang import checks
 from ....lang.sampling import SamplingParams
 
 Count = Annotated[int, Meta(ge=1)]
@@ -46,6 +47,9 @@ class OpenAIFeatures:
     extras: frozenset[str] = frozenset()
     names_stop: bool = False
     owned_by: str = "system"
+
+    def __post_init__(self) -> None:
+        checks.record(self)
 
 
 OPENAI = OpenAIFeatures()

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ....lang import checks
 from ....lang.prompt import Part, Text
 from ....lang.protocol import ConstraintSpec, Usage
 from ....lang.sampling import MAX_TOKENS, SamplingParams
-from ...backends.echo_answers import cut, hashed_logprobs
+from ...backends.echo import MOST_RECORDED
+from ...backends.echo_answers import checked_scores, cut, hashed_logprobs
 from ...backends.echo_script import Script
 from ...backends.echo_tokens import PrefixCache, prompt_tokens
 from ...backends.gate import Gate
@@ -84,9 +86,10 @@ class FakeOpenAI(FakeProvider):
         record: int = 1000,
     ) -> None:
         super().__init__(script, models=models, faults=faults, gate=gate, retry_after=retry_after, record=record)
+        checks.instance("features", features, OpenAIFeatures)
         self.features = features
-        self._scores = dict(scores or {})
-        self._cache = PrefixCache(cache_tokens)
+        self._scores: Scores = checked_scores("scores", scores)
+        self._cache = PrefixCache(checks.integer("cache_tokens", cache_tokens, 0, MOST_RECORDED))
 
     @property
     def base_url(self) -> str:

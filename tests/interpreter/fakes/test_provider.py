@@ -78,7 +78,7 @@ def test_an_error_that_the_test_expects_is_taken_out() -> None:
 def test_a_string_is_neither_a_script_nor_a_list_of_faults() -> None:
     with pytest.raises(ul.ParameterError, match="write a list of answers"):
         FakeOpenAI("yes")
-    with pytest.raises(ul.ParameterError, match=r"write \[Fault.CUT\]"):
+    with pytest.raises(ul.ParameterError, match=r"faults must be \[Fault.CUT\]"):
         FakeOpenAI(faults=Fault.CUT)  # type: ignore[arg-type]  # the mistake that is tested
 
 

@@ -154,7 +154,7 @@ def test_what_may_be_ignored_is_left_out():
     assert "seed" not in body
     assert "frequency_penalty" not in body
     assert body["temperature"] == 0.5
-    with pytest.raises(ul.ParameterError, match="may_ignore names 'stop'"):
+    with pytest.raises(ul.ParameterError, match="may_ignore='stop' is not known"):
         MessagesWire("").claude(may_ignore=["stop"])
 
 

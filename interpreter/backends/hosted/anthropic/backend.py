@@ -11,10 +11,10 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
-from urllib.parse import urlsplit
 
 import msgspec
 
+from .....lang import checks
 from .....lang.chat_template import ChatTemplate
 from .....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
 from .....lang.prompt import Part
@@ -30,7 +30,9 @@ from .....lang.protocol import (
     ScoreRequest,
     Usage,
 )
+from .....lang.runtime_options import MAX_MODEL_LENGTH
 from ..conversation import template
+from ..credentials import checked_address, checked_headers, checked_key, secrets_of
 from ..failures import Provider
 from ..line import Line
 from ..retries import Retries
@@ -120,16 +122,18 @@ class Anthropic:
             raise unknown_option("Anthropic()", next(iter(unknown)), options)
         if importlib.util.find_spec("anthropic") is None:
             raise MissingExtraError("anthropic", "anthropic")
-        if not isinstance(model, str) or not model:
-            raise ParameterError(f'Anthropic({model!r}): write the name of a model, such as "claude-haiku-4-5"')
+        model = checks.text("Anthropic(): model", model, MAX_MODEL_LENGTH, "a name, such as 'claude-haiku-4-5'")
+        checks.switch("cache", cache)
+        checks.instance("profile", profile, AnthropicProfile | None)
+        checks.instance("surroundings", surroundings, Surroundings | None)
+        checks.instance("environment", environment, Mapping | None)
         environment = os.environ if environment is None else environment
-        key = api_key or environment.get("ANTHROPIC_API_KEY", "")
+        api_key = checked_key("api_key", api_key)
+        key = environment.get("ANTHROPIC_API_KEY", "") if api_key is None else api_key
         if not key:
             raise ParameterError(f"Anthropic({model!r}) has no key; write api_key=..., or set ANTHROPIC_API_KEY")
-        address = base_url or environment.get("ANTHROPIC_BASE_URL") or ADDRESS
-        host = urlsplit(address).hostname
-        if not host:
-            raise ParameterError(f"base_url={address!r} is no address; write one such as {ADDRESS!r}")
+        given_url = (environment.get("ANTHROPIC_BASE_URL") or ADDRESS) if base_url is None else base_url
+        address, host = checked_address("base_url", given_url, ADDRESS)
         name = f"anthropic {model}"
         self.model = model
         self.profile = profile or profile_of(model)
@@ -141,12 +145,12 @@ class Anthropic:
         self._counts: Counter[str] = Counter(breakpoints=0, waited=0)
         self._key = key
         self._address = address
-        self._headers = dict(default_headers or {})
+        self._headers = checked_headers(default_headers)
         self._patience = Patience(timeout, first_byte_timeout, connect_timeout, idle_timeout)
         self._concurrency = max_concurrency
         self._surroundings = surroundings or Surroundings()
         self._line = Line(
-            Provider(name, host, "api_key= or ANTHROPIC_API_KEY", (key, *_secrets(self._headers))),
+            Provider(name, host, "api_key= or ANTHROPIC_API_KEY", secrets_of(key, self._headers)),
             self._open,
             close_desk,
             concurrency=max_concurrency,
@@ -281,8 +285,3 @@ class Anthropic:
         return open_desk(
             self._key, self._address, self._headers, self._patience, self._concurrency, self._surroundings, self._counts
         )
-
-
-def _secrets(headers: Mapping[str, str]) -> list[str]:
-    """Values of the user's headers that may be keys; a short one is none, and its letters stand in other words."""
-    return [value for value in headers.values() if len(value) >= 8]

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from .....lang import checks
+
 
 class Sampling(Enum):
     """Which of temperature, top_p and top_k a model takes."""
@@ -40,6 +42,9 @@ class AnthropicProfile:
         thinking: whether it thinks before it answers.
         cache_minimum: tokens of the shortest prefix that the provider stores.
         max_context: tokens of prompt and answer; None: not known.
+
+    Raises:
+        ParameterError: a value of another type.
     """
 
     prefill: bool = False
@@ -49,6 +54,9 @@ class AnthropicProfile:
     thinking: Thinking = Thinking.OFF
     cache_minimum: int = 1024
     max_context: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.record(self)
 
 
 _THIRD = AnthropicProfile(prefill=True, sampling=Sampling.ALL, max_context=200_000)

@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .....lang import checks
 from .....lang.chat_template import TemplateWarning
-from .....lang.errors import CapabilityError, ParameterError, RequestError
+from .....lang.errors import CapabilityError, RequestError
 from .....lang.prompt import Media, Part, Text
 from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
@@ -77,13 +78,14 @@ class Composer:
     """
 
     def __init__(self, name: str, model: str, profile: AnthropicProfile, may_ignore: Collection[str]) -> None:
-        for parameter in may_ignore:
-            if parameter not in IGNORABLE:
-                raise ParameterError(f"may_ignore names {parameter!r}; write some of {', '.join(IGNORABLE)}")
+        wanted = f"some of {', '.join(IGNORABLE)}"
+        given = checks.members("may_ignore", may_ignore, len(IGNORABLE), wanted)
+        for parameter in given:
+            checks.one_of("may_ignore", parameter, IGNORABLE)
         self._name = name
         self._model = model
         self._profile = profile
-        self._may_ignore = frozenset(may_ignore)
+        self._may_ignore = frozenset(given)
         self._warned: set[str] = set()
 
     def compose(self, request: GenRequest) -> Composed:

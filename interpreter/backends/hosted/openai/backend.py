@@ -12,9 +12,10 @@ import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary
 
+from .....lang import checks
 from .....lang.chat_template import ChatTemplate, TemplateWarning
 from .....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
 from .....lang.prompt import Part
@@ -32,6 +33,7 @@ from .....lang.protocol import (
     ScoreRequest,
     Usage,
 )
+from .....lang.runtime_options import MAX_MODEL_LENGTH
 from .. import continuation, token_bounds
 from ..conversation import template
 from ..failures import Provider
@@ -129,10 +131,10 @@ class OpenAI:
             raise unknown_option("OpenAI()", next(iter(unknown)), options)
         if importlib.util.find_spec("openai") is None:
             raise MissingExtraError("openai", "openai")
-        if not isinstance(model, str) or not model.strip():
-            raise ParameterError(f"OpenAI({model!r}): write the name of a model, such as 'gpt-4.1-mini'")
-        if mode not in ("auto", "chat", "completion"):
-            raise ParameterError(f"mode={mode!r}; write 'auto', 'chat' or 'completion'")
+        model = checks.text("OpenAI(): model", model, MAX_MODEL_LENGTH, "the name of a model, such as 'gpt-4.1-mini'")
+        checks.one_of("mode", mode, get_args(AskedMode))
+        checks.instance("surroundings", surroundings, Surroundings | None)
+        checks.instance("environment", environment, Mapping | None)
         if mode == "chat" and chat_template is not None:
             raise ParameterError("chat_template= is for mode='completion'; a chat API has the model's own")
         self.model = model
@@ -163,7 +165,8 @@ class OpenAI:
             patience=self._patience,
             surroundings=self._surroundings,
         )
-        self._detects = profile == "auto" and not endpoint_.is_openai and endpoint_.azure is None
+        detects = isinstance(profile, str) and profile == "auto"
+        self._detects = detects and not endpoint_.is_openai and endpoint_.azure is None
         self._given_template = _template_of(chat_template, self._name)
         self._chat = template(self._name)
         self._count: Callable[[str], int] = token_bounds.count_bytes
@@ -289,7 +292,7 @@ class OpenAI:
     def _first_profile(self, given: str | Profile) -> Profile:
         if isinstance(given, Profile):
             return given
-        if given != "auto":
+        if not isinstance(given, str) or given != "auto":
             return profiles.named(given, self.model)
         return profiles.COMPATIBLE if self._detects else profiles.of_model(self.model)
 
@@ -327,4 +330,7 @@ async def _close(client: "AsyncOpenAI") -> None:
 
 
 def _template_of(given: str | ChatTemplate | None, name: str) -> ChatTemplate:
-    return given if isinstance(given, ChatTemplate) else ChatTemplate(given, name=name)
+    if isinstance(given, ChatTemplate):
+        return given
+    checks.instance("chat_template", given, str | None)
+    return ChatTemplate(given, name=name)

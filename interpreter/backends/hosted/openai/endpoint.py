@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from .....lang.errors import ParameterError
+from ..credentials import checked_address, checked_headers, checked_key, secrets_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -54,8 +54,8 @@ class Endpoint:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What messages must not say. Headers may hold keys as well; short values would blacken ordinary words."""
-        return tuple(secret for secret in (self.key, *self.headers.values()) if len(secret) >= 8)
+        """What messages must not say."""
+        return secrets_of(self.key, self.headers)
 
     def open(self, http: "httpx2.AsyncClient") -> "AsyncOpenAI":
         """A client of the SDK that leaves retries to us."""
@@ -96,20 +96,19 @@ def endpoint(
     Raises:
         ParameterError: no key where one is needed, an address that is none, or two that contradict.
     """
-    headers = dict(default_headers or {})
-    if not all(isinstance(name, str) and isinstance(value, str) for name, value in headers.items()):
-        raise ParameterError("default_headers must map names to texts, such as {'x-team': 'blue'}")
-    for name, given in (("api_key", api_key), ("organization", organization), ("project", project)):
-        if given is not None and not isinstance(given, str):
-            raise ParameterError(f"{name} must be a string, got {type(given).__name__}")
+    headers = checked_headers(default_headers)
+    api_key = checked_key("api_key", api_key)
+    organization, project = checked_key("organization", organization), checked_key("project", project)
+    azure_deployment = checked_key("azure_deployment", azure_deployment)
+    api_version = checked_key("api_version", api_version)
     if azure_endpoint is None:
         if azure_deployment is not None or api_version is not None:
             raise ParameterError(
                 "azure_deployment= and api_version= need azure_endpoint='https://NAME.openai.azure.com'"
             )
         given_url = base_url if base_url is not None else environment.get("OPENAI_BASE_URL") or ADDRESS
-        address, host = _address("base_url", given_url, ADDRESS)
-        key = api_key or environment.get("OPENAI_API_KEY", "")
+        address, host = checked_address("base_url", given_url, ADDRESS)
+        key = environment.get("OPENAI_API_KEY", "") if api_key is None else api_key
         if not key and (host == _HOST or host.endswith(f".{_HOST}")):
             raise ParameterError(
                 "OpenAI() has no key; write api_key=..., set OPENAI_API_KEY, or give base_url= of a server without keys"
@@ -117,28 +116,12 @@ def endpoint(
         return Endpoint(address, host, key, "api_key= or OPENAI_API_KEY", headers, organization, project, None)
     if base_url is not None:
         raise ParameterError("base_url= and azure_endpoint= name two servers; give one of them")
-    address, host = _address("azure_endpoint", azure_endpoint, "https://NAME.openai.azure.com")
+    address, host = checked_address("azure_endpoint", azure_endpoint, "https://NAME.openai.azure.com")
     version = api_version or environment.get("OPENAI_API_VERSION", "")
     if not version:
         raise ParameterError("azure_endpoint= needs api_version='2024-10-21' or a later one, or OPENAI_API_VERSION")
-    key = api_key or environment.get("AZURE_OPENAI_API_KEY", "")
+    key = environment.get("AZURE_OPENAI_API_KEY", "") if api_key is None else api_key
     if not key:
         raise ParameterError("azure_endpoint= needs a key; write api_key=..., or set AZURE_OPENAI_API_KEY")
     azure = Azure(address, version, azure_deployment)
     return Endpoint(address, host, key, "api_key= or AZURE_OPENAI_API_KEY", headers, organization, project, azure)
-
-
-def _address(name: str, given: object, example: str) -> tuple[str, str]:
-    """An address without a slash at its end, and its host."""
-    if not isinstance(given, str) or given != given.strip() or not given:
-        raise ParameterError(f"{name}={given!r} is no address; write one such as {example!r}")
-    if any(mark in given for mark in "@?#"):  # not shown: a key may be part of it
-        raise ParameterError(f"{name} must be an address alone; keys go into api_key=, all else into default_headers=")
-    try:
-        parts = urlsplit(given)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        raise ParameterError(f"{name}={given!r} is no address; write one such as {example!r}") from None
-    if parts.scheme not in ("http", "https") or not host:
-        raise ParameterError(f"{name}={given!r} must name a host behind https:// or http://, as {example!r} does")
-    return given.rstrip("/"), host

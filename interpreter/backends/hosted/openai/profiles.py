@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .....lang.errors import ParameterError, unknown_option
+from .....lang import checks
+from .....lang.errors import ParameterError, shown, unknown_option
 
 BASIC = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"})
 EXTENDED = BASIC | {"top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens"}
@@ -46,6 +47,9 @@ class Profile:
         thinking_tokens: tokens that it may need to think before a short answer, out of max_tokens.
         max_context: tokens, where it is known.
         cache_minimum: tokens of the shortest prompt of which its prefix cache keeps something.
+
+    Raises:
+        ParameterError: a value of another type.
     """
 
     name: str
@@ -70,6 +74,9 @@ class Profile:
     thinking_tokens: int = 0
     max_context: int | None = None
     cache_minimum: int = 0
+
+    def __post_init__(self) -> None:
+        checks.record(self)
 
 
 COMPATIBLE = Profile("compatible", always=frozenset({"temperature", "top_p"}), images=True)
@@ -190,10 +197,10 @@ def named(name: str, model: str) -> Profile:
     Raises:
         ParameterError: there is none of that name.
     """
+    if not isinstance(name, str):
+        raise ParameterError(f"profile={shown(name)}; write a Profile(...), or the name of one: {', '.join(SERVERS)}")
     if name == "openai":
         return of_model(model)
-    if not isinstance(name, str):
-        raise ParameterError(f"profile={name!r}; write a Profile(...), or the name of one: {', '.join(SERVERS)}")
     if name not in SERVERS:
         raise unknown_option("profile=", name, ("auto", "openai", *SERVERS))
     return SERVERS[name]

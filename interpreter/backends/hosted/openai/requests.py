@@ -1,9 +1,11 @@
 """A request of ours → the body of a request to the API, and what is left to do here with the answer."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .....lang import checks
 from .....lang.errors import CapabilityError, ParameterError, RequestError
 from .....lang.prompt import Media, Part
 from .....lang.protocol import ConstraintSpec, GenRequest
@@ -23,11 +25,18 @@ RESERVED = frozenset({"model", "messages", "prompt", "stream", "stream_options",
 
 
 def checked_extra(given: Mapping[str, Any] | None) -> Fields:
-    """Raises ParameterError for fields that are not the user's."""
-    extra = dict(given or {})
+    """Raises ParameterError for fields that are not the user's, or are no JSON."""
+    if given is None:
+        return {}
+    extra = checks.entries("extra_body", given, 256, "a dict of JSON values")
     for name in extra:
+        checks.text("a name in extra_body", name, 256)
         if name in RESERVED:
             raise ParameterError(f"extra_body sets {name!r}, which is the program's to say; leave it out of extra_body")
+    try:
+        json.dumps(extra, allow_nan=False).encode()
+    except Exception as error:  # what is no JSON, or contains itself
+        raise ParameterError(f"extra_body cannot be written as JSON ({type(error).__name__}: {error})") from None
     return extra
 
 
