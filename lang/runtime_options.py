@@ -191,6 +191,7 @@ class GatewayStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str  # of the sockets, 0700; the gateway removes it when it ends
     parent: int  # process id
     options: RuntimeOptions
+    startup_timeout: float  # seconds; no start of an engine may take longer
 
 
 CLIENTS_SOCKET = "clients"  # in the folder; the gateway's ROUTER

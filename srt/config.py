@@ -48,11 +48,15 @@ class Limits:
 class SupervisionLimits:
     """When an engine counts as dead, and how it is brought back."""
 
-    heartbeat_period: float = 0.5  # seconds between signs of life
-    heartbeat_silence: float = 4.0  # without any: stopped or gone. Health must be right within 5 s
-    away: float = 1.0  # between two looks: then the silence was ours, not the engine's
-    longest_step: float = 300.0  # the same step for longer: hung. A long prefill is none
-    start_timeout: float = 600.0  # the first start may convert a model
+    heartbeat_period: float = 0.5  # seconds between signs of life; after two the system is asked about the process
+    # Seconds without a sign of life in which the process could have given one: see `lang.process_life.Stay`. Health
+    # must be right within 5 s.
+    heartbeat_silence: float = 2.5
+    longest_stop: float = 1.5  # seconds of a process that is stopped: no load of the machine does that
+    longest_step: float = 300.0  # seconds of computing in one step: hung. A long prefill is none
+    longest_idle_step: float = 120.0  # seconds of one step without computing: a deadlock. The oracle may sleep for 60
+    longest_disk_wait: float = 300.0  # seconds of one step: pages of a model on a slow disk
+    start_timeout: float = 900.0  # seconds of wall time; the gateway's is the startup_timeout of its runtime
     back_off: tuple[float, ...] = (0.0, 0.5, 2.0)  # seconds before the 1st, 2nd, 3rd restart in a row
     stable_life: float = 60.0  # seconds; who lived so long starts again without waiting
     max_start_failures: int = 3  # in a row; then the cause is told and nothing more is tried

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import zmq
 
 from ..lang.inlet import Inlet
 from ..lang.link import FrameError, Inbound, Outbound
+from ..lang.process_life import exit_in_words, memory_kills
 from ..lang.runtime_options import RuntimeOptions
 from .config import engine_environment
 from .engine_protocol import ToEngine
@@ -54,6 +54,7 @@ class EngineChild:
         self._outbound: Outbound[ToEngine] = Outbound(to_engine_codec())
         self._outbox: list[ToEngine] = []
         self._process: asyncio.subprocess.Process | None = None
+        self._memory_kills = memory_kills()
         self._inlets = (
             Inlet(self._events, lambda messages: hear(self, _read(messages, inbound)), failed),
             Inlet(self._pulse, lambda messages: feel(self, _read(messages, pulse_inbound)), failed),
@@ -79,12 +80,7 @@ class EngineChild:
     async def exit_reason(self) -> str:
         """Waits for the exit → what it was, in words."""
         assert self._process is not None, "waiting for a process that was not started"
-        code = await self._process.wait()
-        if code >= 0:
-            return f"its process ended with status {code}"
-        name = signal.Signals(-code).name
-        hint = " (out of memory, perhaps)" if name == "SIGKILL" else ""
-        return f"its process was ended by {name}{hint}"
+        return exit_in_words(await self._process.wait(), self._memory_kills)
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -31,6 +31,7 @@ from ..lang.link import (
     Pong,
     ToGateway,
 )
+from ..lang.process_life import machine_in_words, read_process
 from ..lang.programs import RunProgram
 from ..lang.protocol import Abort, Failure, FromBackend, Hint, Release, ToBackend
 from ..lang.runtime_options import CLIENTS_SOCKET, GatewayStart
@@ -73,7 +74,7 @@ class GatewayServer:
         self._folder = Path(start.folder)
         self._clock = SystemClock()
         self._limits = Limits(max_queue=start.options.max_queue, request_timeout=start.options.request_timeout)
-        self._supervision = SupervisionLimits()
+        self._supervision = SupervisionLimits(start_timeout=start.startup_timeout)
         self._supervisor = Supervisor(self._clock, self._supervision)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._clients = Clients(
@@ -237,6 +238,9 @@ class GatewayServer:
         """Looks at the engine's life and at deadlines: when one passes, when it is stirred, and now and then."""
         while True:
             self._stirred.clear()
+            if self._engine is not None:
+                self._engine.look()  # what it has said counts before what the system says of it
+                self._observe(self._engine)
             match self._supervisor.decide():
                 case Start() if self._startup.failure is None:
                     await self._start_engine()
@@ -250,12 +254,14 @@ class GatewayServer:
                 log.warning("a client has been silent for %.0f s; its requests are aborted", self._limits.peer_silence)
                 self._lose(peer)
             self._clients.look()
-            if self._engine is not None:
-                self._engine.look()
             self._looks_at = self._next_look()
             self._flush()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), max(0.0, self._looks_at - self._clock.now()))
+
+    def _observe(self, engine: EngineChild) -> None:
+        if self._supervisor.wants_readings and engine.process_id is not None:
+            self._supervisor.observe(read_process(engine.process_id), read_process(os.getpid()))
 
     def _next_look(self) -> float:
         """At the next deadline, though not sooner than in a tick; often while an engine waits to be started again."""
@@ -267,7 +273,7 @@ class GatewayServer:
 
     def _end_engine(self, reason: str) -> None:
         assert self._engine is not None, "an engine that is up has a process"
-        self._ended_because = reason
+        self._ended_because = f"{reason}; {machine_in_words()}"
         self._engine.kill()
 
     async def _start_engine(self) -> None:

@@ -3,13 +3,16 @@
         STARTING ──ready──▶ READY ──exit, silence, endless step──▶ DOWN ──back-off──▶ STARTING …
             └── fails `max_start_failures` times in a row ──▶ GIVEN_UP, with the cause
 
-A sign of life comes from a thread of the engine and carries the number of the current step, so a long
-step is healthy and a stopped process is not. The caller looks regularly and carries out what is decided.
+A thread of the engine sends the number of the current step now and then. While that is missing, or a step is long,
+the system is asked what the process does: one that computes or waits for a core is alive, however busy the machine is;
+one that is stopped, or sleeps while an answer is due, is not. The caller looks regularly and carries out what is
+decided.
 """
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from ..lang.process_life import Reading, Stay, share_in_words
 from .clock import Clock
 from .config import SupervisionLimits
 
@@ -55,8 +58,10 @@ class Supervisor:
         self._heard = clock.now()
         self._step = -1
         self._step_since = clock.now()
+        self._silence = Stay()  # since the last sign of life
+        self._stepping = Stay()  # in this step; before the engine is ready: in the start
+        self._reading: Reading | None = None  # the last one of this process
         self._killing = False
-        self._looked = clock.now()
         self._told: StartFailure | None = None
         self.failure: StartFailure | None = None  # set with GIVEN_UP
 
@@ -69,6 +74,18 @@ class Supervisor:
         """The engine that starts has said why it cannot."""
         return self._told is not None
 
+    @property
+    def wants_readings(self) -> bool:
+        """Whether the system is to be asked what the process does: it starts, owes a sign of life or is in one step."""
+        now, patience = self._clock.now(), 2 * self._limits.heartbeat_period
+        match self._life:
+            case EngineLife.STARTING:
+                return True
+            case EngineLife.READY:
+                return now - self._heard > patience or now - self._step_since > patience
+            case EngineLife.DOWN | EngineLife.GIVEN_UP:
+                return False
+
     # ------------------------------------------------------------------ what happened
 
     def started(self) -> None:
@@ -76,6 +93,9 @@ class Supervisor:
         self._enter(EngineLife.STARTING)
         self._told = None
         self._killing = False
+        self._reading = None
+        self._silence.begin()
+        self._stepping.begin()
 
     def start_failed(self, failure: StartFailure) -> None:
         """The engine says why it cannot start; its exit follows."""
@@ -85,15 +105,21 @@ class Supervisor:
         """The engine has made a token."""
         self._enter(EngineLife.READY)
         self._failures = 0
-        self._heard = self._step_since = self._clock.now()
-        self._step = -1
+        self._heard = self._clock.now()
+        self._begin_step(-1)
 
     def heartbeat(self, step: int, *, busy: bool) -> None:
         """A sign of life in the middle of step `step`; an idle engine makes none."""
-        now = self._clock.now()
-        self._heard = now
+        self._heard = self._clock.now()
+        self._silence.begin()
         if step != self._step or not busy:
-            self._step, self._step_since = step, now
+            self._begin_step(step)
+
+    def observe(self, engine: Reading, observer: Reading) -> None:
+        """What the system says of the engine's process and of ours, now. To be told while `wants_readings`."""
+        self._reading = engine
+        for stay in (self._silence, self._stepping):
+            stay.look(self._clock.now(), engine, observer)
 
     def exited(self, reason: str) -> None:
         """The process is gone."""
@@ -116,14 +142,13 @@ class Supervisor:
     def decide(self) -> Start | Kill | None:
         """What has to be done now; asked for again and again."""
         now = self._clock.now()
-        self._excuse(now)
         match self._life:
             case EngineLife.DOWN:
                 return Start() if now >= self._restart_at else None
             case EngineLife.STARTING:
                 reason = self._start_trouble(now)
             case EngineLife.READY:
-                reason = self._trouble(now)
+                reason = self._trouble()
             case EngineLife.GIVEN_UP:
                 return None
         if reason is None or self._killing:
@@ -131,28 +156,40 @@ class Supervisor:
         self._killing = True
         return Kill(reason)
 
-    def _excuse(self, now: float) -> None:
-        """When we ourselves were away (a stopped process, a sleeping machine, a very long tokenization), silence
-        meanwhile proves nothing: signs of life may wait to be read."""
-        away = now - self._looked
-        self._looked = now
-        if away > self._limits.away:
-            self._heard += away
-            self._step_since += away
-
     def _start_trouble(self, now: float) -> str | None:
+        """Silence is none: libraries that load hold the interpreter lock for seconds."""
         if self._told is not None:
             return "its start failed"
+        if self._stepping.stopped > self._limits.longest_stop:
+            return _stopped(self._stepping)
         seconds = self._limits.start_timeout
-        return f"it did not become ready within {seconds:.0f} s" if now - self._since > seconds else None
+        if now - self._since <= seconds:
+            return None
+        spent = "" if self._reading is None else f"; it {share_in_words(self._reading)}"
+        return f"it did not become ready within the startup_timeout of {seconds:g} s{spent}"
 
-    def _trouble(self, now: float) -> str | None:
-        if now - self._heard > self._limits.heartbeat_silence:
-            return f"no sign of life for {now - self._heard:.1f} s"
-        if now - self._step_since > self._limits.longest_step:
-            return f"step {self._step} has been running for {now - self._step_since:.0f} s"
+    def _trouble(self) -> str | None:
+        limits, silence, stepping = self._limits, self._silence, self._stepping
+        if silence.stopped > limits.longest_stop:
+            return _stopped(silence)
+        if silence.idle > limits.heartbeat_silence:
+            return f"no sign of life for {silence.idle:.1f} s, in which it neither computed nor waited for a core"
+        if stepping.computed > limits.longest_step:
+            return f"step {self._step} has taken {stepping.computed:.0f} s of computing"
+        if stepping.idle > limits.longest_idle_step:
+            return f"step {self._step} has waited for {stepping.idle:.0f} s without computing"
+        if stepping.on_disk > limits.longest_disk_wait:
+            return f"step {self._step} has waited for a disk for {stepping.on_disk:.0f} s"
         return None
+
+    def _begin_step(self, step: int) -> None:
+        self._step, self._step_since = step, self._clock.now()
+        self._stepping.begin()
 
     def _enter(self, life: EngineLife) -> None:
         self._life = life
         self._since = self._clock.now()
+
+
+def _stopped(stay: Stay) -> str:
+    return f"its process was stopped for {stay.stopped:.1f} s (SIGSTOP, or a debugger)"

@@ -9,16 +9,25 @@ import asyncio
 import importlib.util
 import sys
 import threading
+import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import msgspec
 
 from ...lang import checks
 from ...lang.chat_template import ChatTemplate
-from ...lang.errors import BackendError, DeadlineError, MissingExtraError, ParameterError, shown, unknown_option
+from ...lang.errors import (
+    BackendError,
+    ConnectionLostError,
+    DeadlineError,
+    MissingExtraError,
+    ParameterError,
+    shown,
+    unknown_option,
+)
 from ...lang.exchange import Exchange
 from ...lang.link import Welcome
 from ...lang.programs import ProgramEvent, RunProgram
@@ -62,6 +71,8 @@ NEEDED = ("numpy", "torch")  # by every engine
 NEEDED_BY_MODELS = ("tokenizers", "safetensors", "gguf")
 
 Show = Callable[[str], None]
+R = TypeVar("R", GenRequest, RunProgram, ScoreRequest, Locate, str)  # a str: the verb of a control request
+T = TypeVar("T")
 
 
 class Runtime:
@@ -72,7 +83,7 @@ class Runtime:
         model_path: the same, under SGLang's name.
         chat_template: Jinja source, or a ChatTemplate, that replaces the model's own.
         template_options: extra variables of the template, such as `enable_thinking`.
-        startup_timeout: seconds until a start counts as failed.
+        startup_timeout: seconds until a start counts as failed; nothing but it and the end of a process ends a start.
         progress: print the phases of a start to standard error; None does so when it is a terminal.
 
     The other parameters are those of `lang.runtime_options.RuntimeOptions`, where each is described.
@@ -195,6 +206,7 @@ class Runtime:
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._welcome: Welcome | None = None
         self._closed = False
+        self._retried = 0  # requests that a second gateway was asked
         _check_extras(self.options.model)
         # A runtime that nobody holds any more does not keep its model in memory until the program ends.
         weakref.finalize(self, _end_forgotten, self._links, self._processes).atexit = False
@@ -247,24 +259,14 @@ class Runtime:
 
     def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         """Chunks when `request.stream`, then one Final. Closing the generator early aborts the request."""
-        exchange = self._connected()
-        return self._generate_when_ready(request) if exchange is None else exchange.generate(request)
+        return self._events(request, Exchange.generate)
 
-    async def _generate_when_ready(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
-        exchange = await self._connect()
-        async with aclosing(exchange.generate(request)) as events:
-            async for event in events:
-                yield event
-
-    async def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
+    def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
         """See `lang.programs`. Closing the generator early aborts the program."""
-        exchange = await self._connect()
-        async with aclosing(exchange.program(request)) as events:
-            async for event in events:
-                yield event
+        return self._events(request, Exchange.program)
 
     async def score(self, request: ScoreRequest) -> Scored:
-        return await (await self._connect()).score(request)
+        return await self._answer(request, Exchange.score)
 
     def hint(self, hint: Hint) -> None:
         """Sent when this loop has a socket; a hint never starts anything."""
@@ -283,10 +285,10 @@ class Runtime:
 
     async def locate(self, question: Locate) -> Located:
         """Where tokens of a prompt stand in its text; for `State.explain_cache`."""
-        return await (await self._connect()).locate(question)
+        return await self._answer(question, Exchange.locate)
 
     async def control(self, verb: str) -> Done:
-        return await (await self._connect()).control(verb)
+        return await self._answer(verb, Exchange.control)
 
     async def close(self) -> None:
         """End the processes; what is in flight ends with an error. A closed runtime is not started again."""
@@ -339,9 +341,13 @@ class Runtime:
         streams.run(self.control("flush_cache"))
 
     def get_server_info(self) -> Facts:
-        """Facts and counters of gateway and engine, with the options they were started with."""
+        """Facts and counters of gateway and engine, with the options they were started with.
+
+        `gateway_retried_requests` were asked a second engine, `client_retried_requests` a second gateway.
+        """
         done = streams.run(self.control("info"))
-        return {**{f"option_{k}": v for k, v in msgspec.structs.asdict(self.options).items()}, **done.result}
+        options = {f"option_{k}": v for k, v in msgspec.structs.asdict(self.options).items()}
+        return {**options, **done.result, "client_retried_requests": self._retried}
 
     def shutdown(self) -> None:
         """Block until both processes have ended."""
@@ -358,6 +364,40 @@ class Runtime:
     @property
     def _process(self) -> GatewayProcess | None:
         return self._processes[0] if self._processes else None
+
+    async def _events(
+        self, request: R, ask: Callable[[Exchange, R], AsyncGenerator[T, None]]
+    ) -> AsyncGenerator[T, None]:
+        """What one request is answered. When its gateway is lost before the first event, another one is asked, once:
+        nothing was given away, and a seed makes the same text there."""
+        began = time.monotonic()
+        lost: ConnectionLostError | None = None
+        while True:
+            exchange, given = self._connected() or await self._connect(), False
+            try:
+                async with aclosing(ask(exchange, _sooner(request, began) if lost else request)) as events:
+                    async for event in events:
+                        given = True
+                        yield event
+                return
+            except ConnectionLostError as error:
+                if lost is not None:
+                    raise ConnectionLostError(
+                        f"{lost}; a second one was asked, and it was lost, too: {error}"
+                    ) from error
+                if given:
+                    raise
+                lost = error
+                self._retried += 1
+
+    async def _answer(self, request: R, ask: Callable[[Exchange, R], Awaitable[T]]) -> T:
+        """As `_events`, for what is answered by one message."""
+
+        async def events(exchange: Exchange, request: R) -> AsyncGenerator[T, None]:
+            yield await ask(exchange, request)
+
+        async with aclosing(self._events(request, events)) as answers:
+            return await anext(answers)
 
     def _connected(self) -> Exchange | None:
         """This loop's exchange, if there is nothing to wait for."""
@@ -376,10 +416,11 @@ class Runtime:
             async with asyncio.timeout(self._startup_timeout):
                 exchange = await link.ready()
         except TimeoutError:
+            report = link.start_in_words()
             await self._stop_failed_start(link)
             raise DeadlineError(
-                f"the runtime was not ready within {self._startup_timeout:g} s; raise startup_timeout, "
-                "or set log_level='info' to see where it stays"
+                f"the runtime was not ready within the startup_timeout of {self._startup_timeout:g} s: {report}; "
+                "raise startup_timeout, or set log_level='info' to see more"
             ) from None
         except BaseException:
             if link.welcome is None and link.broken:
@@ -399,7 +440,7 @@ class Runtime:
                 process.close()
                 process = None
             if process is None:
-                process = GatewayProcess(self.options)
+                process = GatewayProcess(self.options, self._startup_timeout)
                 self._processes[:] = [process]
             link = self._links[loop] = Link(process, self._show)
             return link
@@ -433,6 +474,14 @@ def _checked_template_options(given: object, chat_template: object) -> dict[str,
             "template_options= beside a ChatTemplate does nothing; write ChatTemplate(source, options={...})"
         )
     return options
+
+
+def _sooner(request: R, began: float) -> R:
+    """The same with the time that is left, if its time is limited."""
+    if isinstance(request, str) or request.origin.timeout is None:
+        return request
+    left = max(0.0, request.origin.timeout - (time.monotonic() - began))
+    return msgspec.structs.replace(request, origin=msgspec.structs.replace(request.origin, timeout=left))
 
 
 def _option_names() -> list[str]:

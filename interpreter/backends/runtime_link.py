@@ -1,11 +1,15 @@
 """A program's end of the socket to the gateway, on one event loop.
 
 It knows three things the socket does not tell: whether the runtime is ready, whether the gateway is
-still alive (its process, and its answers), and whether a frame was lost. When the gateway is gone,
-every request in flight ends with ConnectionLostError at once.
+still alive, and whether a frame was lost. When the gateway is gone, every request in flight ends with
+ConnectionLostError at once.
+
+A gateway that owes an answer is looked at through the system: one that computes or waits for a core is
+alive. One that is stopped, or sleeps, hangs: the link ends it, so that the next request starts another.
 """
 
 import asyncio
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -33,11 +37,16 @@ from ...lang.link import (
     ToGateway,
     Welcome,
 )
+from ...lang.process_life import Stay, machine_in_words, read_process, read_session, share_in_words
 from .runtime_process import GatewayProcess
 
-PING_PERIOD = 1.0  # seconds
-LOOKS = 5  # per period, where the system does not tell of a process's end
-SILENT_PINGS = 20  # without any answer: hung. Counted, not timed: a stopped program is not a dead gateway
+PERIOD = 0.5  # seconds between two looks at a gateway that owes an answer; a ping is sent in every other one
+EXIT_LOOKS = 3  # per period, where the system does not tell of a process's end
+# Seconds of a gateway that owes an answer, as `Stay` counts them. It is to be found within 5 s on a quiet machine.
+LONGEST_STOP = 1.5
+LONGEST_SILENCE = 2.5  # asleep
+LONGEST_COMPUTING = 60.0
+LONGEST_DISK_WAIT = 300.0
 
 MakeError = Callable[[], UmbelError]
 
@@ -73,7 +82,9 @@ class Link:
         self._inbound: Inbound[FromGateway] = Inbound(Codec(FromGateway), self._counters)
         self._outbox: list[msgspec.Raw] = []  # said in this turn of the loop
         self._outbox_bytes = 0
-        self._silent = 0  # pings since the last answer
+        self._owed = False  # an answer, since the last ping
+        self._stay = Stay()  # since then
+        self._phase, self._phase_since = "starting the gateway", self._loop.time()
         self._broken: MakeError | None = None
         self.exchange: Exchange | None = None  # from when the runtime is ready
         self.welcome: Welcome | None = None
@@ -97,6 +108,12 @@ class Link:
             raise self._broken()
         assert self.exchange is not None, "decided and not broken is ready"
         return self.exchange
+
+    def start_in_words(self) -> str:
+        """How far the start has come and what it got of the machine, for errors."""
+        seconds = self._loop.time() - self._phase_since
+        share = share_in_words(read_session(self.process.process_id))
+        return f"it has been {self._phase} for {seconds:.0f} s, its processes {share}, and {machine_in_words()}"
 
     def break_off(self, make_error: MakeError) -> None:
         """From now on every request ends with this error, and nothing more is read. The first one counts."""
@@ -165,7 +182,8 @@ class Link:
             self._inlet.look()
 
     def _read(self, frames: list[list[bytes]]) -> None:
-        self._silent = 0
+        self._owed = False
+        self._stay.begin()
         for pair in frames:
             try:
                 messages = self._inbound.read(pair)
@@ -182,8 +200,11 @@ class Link:
             case Pong():
                 pass
             case Progress(phase):
+                if phase != self._phase:
+                    self._phase, self._phase_since = phase, self._loop.time()
                 self._show(phase)
             case Welcome():
+                self.process.was_ready = True
                 self.welcome = message
                 self.exchange = Exchange(
                     self._send,
@@ -200,20 +221,42 @@ class Link:
                 pass  # an answer to nobody: nothing is asked before the welcome
 
     async def _watch(self) -> None:
-        """Asks for a sign of life now and then, and looks whether the process lives where nobody tells us."""
-        looks = 1 if self._exit_descriptor is not None else LOOKS
-        while True:
+        """Asks for an answer now and then, and looks at the process of a gateway that owes one."""
+        looks = 1 if self._exit_descriptor is not None else EXIT_LOOKS
+        for turn in itertools.count():
+            self._inlet.look()  # this program may have been away itself, and the answer has come meanwhile
+            if self._owed:
+                self._examine()
+            elif turn % 2 == 1 and not self.broken:
+                self._owed = True
+                self._send(Ping())
+                self._inlet.look()
             for _ in range(looks):
                 self._look()
                 if self.broken:
                     return
-                await asyncio.sleep(PING_PERIOD / looks)
-            if self._silent > SILENT_PINGS:
-                self._gone(f"it has not answered for {SILENT_PINGS * PING_PERIOD:.0f} s")
-                return
-            self._silent += 1
-            self._send(Ping())
-            self._inlet.look()
+                await asyncio.sleep(PERIOD / looks)
+
+    def _examine(self) -> None:
+        self._stay.look(self._loop.time(), read_process(self.process.process_id), read_process(os.getpid()))
+        reason = self._trouble(self._stay)
+        if reason is not None:
+            self.process.end_hung(f"{reason}; {machine_in_words()}")
+            self._look()
+
+    def _trouble(self, stay: Stay) -> str | None:
+        """Why the gateway hangs. A gateway that starts may be silent: libraries that load hold the interpreter lock."""
+        if stay.stopped > LONGEST_STOP:
+            return f"its process was stopped for {stay.stopped:.1f} s (SIGSTOP, or a debugger)"
+        if not self.process.was_ready:
+            return None
+        if stay.idle > LONGEST_SILENCE:
+            return f"it has not answered for {stay.idle:.1f} s, in which it neither computed nor waited for a core"
+        if stay.computed > LONGEST_COMPUTING:
+            return f"it has computed for {stay.computed:.0f} s without an answer"
+        if stay.on_disk > LONGEST_DISK_WAIT:
+            return f"it has waited for a disk for {stay.on_disk:.0f} s without an answer"
+        return None
 
     def _look(self) -> None:
         reason = self.process.exit_reason()

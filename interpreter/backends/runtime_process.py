@@ -16,12 +16,14 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import weakref
 from pathlib import Path
 
 import msgspec
 
 from ...lang.errors import BackendError
+from ...lang.process_life import exit_in_words, memory_kills
 from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, GatewayStart, RuntimeOptions
 
 PREFIX = "umbel-runtime-"
@@ -36,13 +38,20 @@ _living: "weakref.WeakSet[GatewayProcess]" = weakref.WeakSet()
 class GatewayProcess:
     """A gateway and its engine. Started when made; `close` ends both and removes the folder.
 
+    Args:
+        startup_timeout: seconds; no start of an engine may take longer.
+
     Raises:
         BackendError: the process or its folder could not be made.
     """
 
-    def __init__(self, options: RuntimeOptions) -> None:
+    def __init__(self, options: RuntimeOptions, startup_timeout: float) -> None:
         remove_stale_folders()
         self.owner = os.getpid()  # a process forked from us has this object, but it is not its own to end
+        self.was_ready = False  # a link has been told so; from then on it owes answers to every link
+        self._hung: str | None = None  # why it was ended by a link
+        self._ending = threading.Lock()  # links of several threads may find that it hangs
+        self._memory_kills = memory_kills()
         try:
             self.folder = _private_folder()
             lock = _hold_lock(self.folder)
@@ -61,7 +70,7 @@ class GatewayProcess:
         _living.add(self)
         assert self._process.stdin is not None, "a pipe was asked for"
         with contextlib.suppress(BrokenPipeError):  # it died already; `exit_reason` says so
-            start = GatewayStart(str(self.folder), self.owner, options)
+            start = GatewayStart(str(self.folder), self.owner, options, startup_timeout)
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             self._process.stdin.flush()
 
@@ -77,10 +86,17 @@ class GatewayProcess:
         """None while the process lives; else how it ended, in words."""
         if os.getpid() != self.owner:
             return "it belongs to the process that this one was forked from"
+        if self._hung is not None:
+            return self._hung
         code = self._process.poll()
-        if code is None:
-            return None
-        return f"its process ended with status {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
+        return None if code is None else exit_in_words(code, self._memory_kills)
+
+    def end_hung(self, reason: str) -> None:
+        """Kill gateway, engine and their helpers, which may be stopped. The first reason counts."""
+        with self._ending:
+            if self.exit_reason() is None:
+                self._hung = reason
+                self._kill()
 
     def close(self) -> None:
         """End gateway and engine, and remove the folder. Again is allowed."""
@@ -93,10 +109,13 @@ class GatewayProcess:
         try:
             self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # a session of its own: gateway and engine
+            self._kill()
             self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # a session of its own: gateway and engine
 
 
 def remove_stale_folders() -> None:

@@ -12,7 +12,8 @@ from umbel.interpreter.backends import runtime_link
 from umbel.interpreter.backends.runtime_link import Link
 from umbel.interpreter.backends.runtime_process import GatewayProcess
 from umbel.lang.errors import ConnectionLostError, ParameterError, RequestError
-from umbel.lang.link import Codec, FromGateway, Hello, Inbound, Outbound, Ping, ToGateway, Welcome
+from umbel.lang.link import Codec, FromGateway, Hello, Inbound, Outbound, Ping, Progress, ToGateway, Welcome
+from umbel.lang.process_life import ProcessState, Reading, Stay
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Done, Failure, Final, GenRequest, Usage
 
@@ -26,9 +27,13 @@ class FakeProcess:
 
     def __init__(self) -> None:
         self.ended: str | None = None
+        self.was_ready = False
 
     def exit_reason(self) -> str | None:
         return self.ended
+
+    def end_hung(self, reason: str) -> None:
+        self.ended = reason
 
 
 class Gateway:
@@ -63,7 +68,14 @@ class Gateway:
         self._socket.close(linger=0)
 
 
-def play(monkeypatch: pytest.MonkeyPatch, story: Callable[[Link, Gateway], Awaitable[None]]) -> None:
+WELCOME = Welcome("toy", 100, 300, 100, 8, 60.0, None, {}, 8)
+
+
+def play(
+    monkeypatch: pytest.MonkeyPatch,
+    story: Callable[[Link, Gateway], Awaitable[None]],
+    welcome: Welcome | Progress = WELCOME,
+) -> None:
     context = zmq.Context[zmq.Socket[bytes]]()
 
     class Pair:
@@ -80,8 +92,9 @@ def play(monkeypatch: pytest.MonkeyPatch, story: Callable[[Link, Gateway], Await
         try:
             async with asyncio.timeout(10):
                 assert await gateway.next_frames() == [[Hello()]]
-                gateway.say(Welcome("toy", 100, 300, 100, 8, 60.0, None, {}, 8))
-                await link.ready()
+                gateway.say(welcome)
+                while link._phase == "starting the gateway" and link.welcome is None:
+                    await asyncio.sleep(0)
                 await story(link, gateway)
         finally:
             await link.close()
@@ -153,18 +166,91 @@ def test_a_gateway_whose_process_has_ended_ends_every_request(monkeypatch: pytes
         with pytest.raises(ConnectionLostError, match="SIGKILL"):
             await call
 
-    monkeypatch.setattr(runtime_link, "PING_PERIOD", 0.01)
+    monkeypatch.setattr(runtime_link, "PERIOD", 0.01)
     play(monkeypatch, story)
 
 
-def test_a_gateway_that_answers_no_ping_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+class System:
+    """What the system says of the gateway's process: it has done this since the link was made, and every
+    look is half a second after the one before it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: ProcessState, *, computes: float = 0.0) -> None:
+        self.looks = 0
+        self._state, self._computes = state, computes
+        monkeypatch.setattr(runtime_link, "PERIOD", 0.001)
+        monkeypatch.setattr(runtime_link, "read_process", self._read)
+        monkeypatch.setattr(runtime_link.Stay, "look", lambda stay, *seen: self._look(stay, *seen))
+
+    def _read(self, process_id: int) -> Reading:
+        return Reading(self._state, self._computes * self.looks)
+
+    def _look(self, stay: Stay, now: float, process: Reading, observer: Reading) -> None:
+        self.looks += 1
+        LOOK(stay, 0.5 * self.looks, process, observer)
+
+
+LOOK = Stay.look
+
+
+@pytest.mark.parametrize(
+    ("state", "computes", "reason", "seconds"),
+    [
+        (ProcessState.STOPPED, 0.0, "its process was stopped for 2.0 s", 2.5),
+        (ProcessState.ASLEEP, 0.0, "has not answered for 3.0 s", 3.5),
+        (ProcessState.RUNNABLE, 0.5, "has computed for 60 s", 61.0),
+        (ProcessState.ON_DISK, 0.0, "waited for a disk for 300 s", 301.0),
+    ],
+)
+def test_a_gateway_that_owes_an_answer_and_hangs_is_ended(
+    state: ProcessState, computes: float, reason: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story(link: Link, gateway: Gateway) -> None:
-        with pytest.raises(ConnectionLostError, match="has not answered"):
+        with pytest.raises(ConnectionLostError, match=reason) as caught:
             await ask(link, "a")
+        assert "load" in str(caught.value)  # how busy the machine was
+        assert reason in (gateway.process.ended or "")  # it is ended, so that the next request starts another
+        assert 0.5 * system.looks <= seconds
 
-    monkeypatch.setattr(runtime_link, "PING_PERIOD", 0.01)
-    monkeypatch.setattr(runtime_link, "SILENT_PINGS", 3)
+    system = System(monkeypatch, state, computes=computes)
     play(monkeypatch, story)
+
+
+def test_a_gateway_that_waits_for_a_core_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(link: Link, gateway: Gateway) -> None:
+        call = asyncio.create_task(ask(link, "a"))
+        while system.looks < 200:
+            await asyncio.sleep(0)
+        gateway.say(Final("a", (), Usage()))
+        assert (await call).id == "a"
+
+    system = System(monkeypatch, ProcessState.RUNNABLE)
+    play(monkeypatch, story)
+
+
+def test_a_gateway_that_starts_may_be_silent_but_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def starting(link: Link, gateway: Gateway) -> None:
+        while system.looks < 200:
+            await asyncio.sleep(0)
+        assert not link.broken
+        assert "it has been loading the model for" in link.start_in_words()
+        assert "s for a core" in link.start_in_words()
+        system._state = ProcessState.STOPPED
+        with pytest.raises(ConnectionLostError, match="while it started: its process was stopped"):
+            await link.ready()
+
+    system = System(monkeypatch, ProcessState.ASLEEP)
+    play(monkeypatch, starting, welcome=Progress("loading the model"))
+
+
+def test_a_gateway_that_was_ready_owes_its_answers_to_later_links_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def joining(link: Link, gateway: Gateway) -> None:
+        assert not gateway.process.was_ready
+        gateway.process.was_ready = True  # another link was told so
+        with pytest.raises(ConnectionLostError, match="while it started: it has not answered"):
+            await link.ready()
+
+    System(monkeypatch, ProcessState.ASLEEP)
+    play(monkeypatch, joining, welcome=Progress("starting the engine again"))
 
 
 def test_an_answer_that_nobody_waits_for_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,27 @@
 """The engine's supervisor: when it starts one, when it ends one, and when it gives up."""
 
+from collections.abc import Callable
+
+import pytest
 from umbel.lang.link import MAX_FRAME
+from umbel.lang.process_life import ProcessState, Reading
 from umbel.srt.clock import VirtualClock
 from umbel.srt.config import MAX_ENGINE_FRAME, SupervisionLimits
 from umbel.srt.supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 
 LIMITS = SupervisionLimits()
+QUIET = Reading(ProcessState.RUNNABLE)  # an observer that never waits for a core
+
+# What a process does in a second of wall time: its state, CPU time, and time without a core that it wanted.
+ASLEEP = Reading(ProcessState.ASLEEP)
+WAITING_FOR_LOCK = Reading(ProcessState.ASLEEP, computed=0.03)  # threads look for an interpreter lock now and then
+STOPPED = Reading(ProcessState.STOPPED)
+STARVED = Reading(ProcessState.RUNNABLE)  # a real-time process has its core
+CROWDED = Reading(ProcessState.ASLEEP, computed=0.02, waited=0.97)  # asleep at the look, and queued until then
+COMPUTING = Reading(ProcessState.RUNNABLE, computed=1.0)
+ON_TWO_CORES = Reading(ProcessState.RUNNABLE, computed=2.0)
+SHARING = Reading(ProcessState.RUNNABLE, computed=0.1, waited=0.9)
+READING_PAGES = Reading(ProcessState.ON_DISK)
 
 
 class Watched:
@@ -19,6 +35,27 @@ class Watched:
         self.supervisor.ready()
         return self
 
+    def watch(
+        self, seconds: float, doing: Reading, *, observer: Reading = QUIET, beat: Callable[[], None] | None = None
+    ) -> Kill | None:
+        """The decision that ends it, while the engine does this."""
+        begin = self.clock.now()
+        while self.clock.now() - begin < seconds:
+            if beat is not None:
+                beat()
+            now = self.clock.now()
+            if self.supervisor.wants_readings:
+                self.supervisor.observe(*(_at(each, now) for each in (doing, observer)))
+            decision = self.supervisor.decide()
+            if decision is not None:
+                assert isinstance(decision, Kill)
+                return decision
+            self.clock.advance(LIMITS.look)
+        return None
+
+    def seconds(self) -> float:
+        return self.clock.now()
+
     def wait_for_start(self) -> float:
         """Seconds until a start is wanted."""
         before = self.clock.now()
@@ -26,6 +63,11 @@ class Watched:
             self.clock.advance(0.25)
             assert self.clock.now() - before < 60
         return self.clock.now() - before
+
+
+def _at(doing: Reading, now: float) -> Reading:
+    """What the system says of a process that has done this for `now` seconds."""
+    return Reading(doing.state, doing.computed * now, doing.waited * now)
 
 
 def test_a_fresh_supervisor_wants_a_start() -> None:
@@ -40,37 +82,117 @@ def test_an_idle_engine_that_beats_is_left_alone() -> None:
         assert watched.supervisor.decide() is None
 
 
-def test_a_silent_engine_is_ended_once_within_five_seconds() -> None:
+@pytest.mark.parametrize(
+    ("doing", "reason"),
+    [(ASLEEP, "no sign of life"), (WAITING_FOR_LOCK, "no sign of life"), (STOPPED, "was stopped")],
+)
+def test_a_silent_engine_that_does_nothing_is_ended_once_within_five_seconds(doing: Reading, reason: str) -> None:
     watched = Watched().ready()
-    for _ in range(int(LIMITS.heartbeat_silence / 0.5)):
-        watched.clock.advance(0.5)
-        assert watched.supervisor.decide() is None
-    watched.clock.advance(0.5)
-    decision = watched.supervisor.decide()
-    assert isinstance(decision, Kill)
-    assert "no sign of life for 4.5 s" in decision.reason
-    assert watched.supervisor.decide() is None
-    assert LIMITS.heartbeat_silence + 2 * LIMITS.tick < 5
+    decision = watched.watch(60.0, doing)
+    assert decision is not None
+    assert reason in decision.reason
+    assert watched.seconds() <= 4.5  # since its last sign of life, so less since it hangs
+    assert watched.watch(60.0, doing) is None
+
+
+@pytest.mark.parametrize("doing", [STARVED, CROWDED, SHARING])
+def test_a_silent_engine_that_waits_for_a_core_is_left_alone(doing: Reading) -> None:
+    assert Watched().ready().watch(600.0, doing) is None
+
+
+def test_a_silence_proves_nothing_while_the_gateway_itself_waits_for_a_core() -> None:
+    crowded = Reading(ProcessState.RUNNABLE, computed=0.02, waited=0.98)
+    assert Watched().ready().watch(60.0, ASLEEP, observer=crowded) is None
+
+
+def test_a_stopped_engine_is_ended_however_busy_the_machine_is() -> None:
+    decision = Watched().ready().watch(60.0, STOPPED, observer=CROWDED)
+    assert decision is not None
+    assert "SIGSTOP" in decision.reason
 
 
 def test_a_silence_during_which_nobody_looked_is_no_proof() -> None:
     watched = Watched().ready()
-    watched.clock.advance(3600.0)
-    assert watched.supervisor.decide() is None
+    for _ in range(2):
+        watched.clock.advance(3600.0)
+        assert watched.supervisor.wants_readings
+        watched.supervisor.observe(ASLEEP, QUIET)
+        assert watched.supervisor.decide() is None
     watched.supervisor.heartbeat(1, busy=False)
-    watched.clock.advance(0.5)
-    assert watched.supervisor.decide() is None
+    assert not watched.supervisor.wants_readings
 
 
-def test_a_step_of_a_minute_is_healthy_and_an_endless_one_is_not() -> None:
+def test_a_sign_of_life_ends_a_silence() -> None:
     watched = Watched().ready()
-    decisions = []
-    for _ in range(int(LIMITS.longest_step) + 2):
-        watched.clock.advance(1.0)
-        watched.supervisor.heartbeat(1, busy=True)
-        decisions.append(watched.supervisor.decide())
-    assert decisions[:-2] == [None] * (len(decisions) - 2)
-    assert any(isinstance(decision, Kill) and "step 1" in decision.reason for decision in decisions[-2:])
+    for _ in range(100):
+        assert watched.watch(2.5, ASLEEP) is None
+        watched.supervisor.heartbeat(1, busy=False)
+
+
+def test_an_engine_that_beats_in_short_steps_is_not_asked_about() -> None:
+    watched = Watched().ready()
+    for step in range(100):
+        watched.supervisor.heartbeat(step, busy=True)
+        assert not watched.supervisor.wants_readings
+        watched.clock.advance(LIMITS.heartbeat_period)
+
+
+@pytest.mark.parametrize(
+    ("doing", "least", "most", "reason"),
+    [
+        (COMPUTING, 300, 303, "has taken 300 s of computing"),
+        (ON_TWO_CORES, 300, 303, "has taken 300 s of computing"),  # two cores at once are one time
+        (SHARING, 3000, 3030, "of computing"),  # a busy machine: ten times the wall time
+        (ASLEEP, 120, 123, "has waited for 120 s without computing"),  # a deadlock
+        (READING_PAGES, 300, 303, "has waited for a disk"),
+    ],
+)
+def test_a_step_that_never_ends_is_ended_by_what_it_does(
+    doing: Reading, least: float, most: float, reason: str
+) -> None:
+    watched = Watched().ready()
+    decision = watched.watch(4000.0, doing, beat=lambda: watched.supervisor.heartbeat(1, busy=True))
+    assert decision is not None
+    assert "step 1 " in decision.reason
+    assert reason in decision.reason
+    assert least <= watched.seconds() <= most
+
+
+def test_an_engine_that_computes_without_any_sign_of_life_is_ended_as_an_endless_step() -> None:
+    watched = Watched().ready()
+    decision = watched.watch(4000.0, COMPUTING)
+    assert decision is not None
+    assert "of computing" in decision.reason
+
+
+def test_a_starting_engine_may_be_silent_and_asleep_until_its_time_is_over() -> None:
+    for doing in (ASLEEP, COMPUTING, READING_PAGES, STARVED):
+        watched = Watched()
+        watched.supervisor.started()
+        assert watched.watch(LIMITS.start_timeout, doing) is None
+        decision = watched.watch(10.0, doing)
+        assert decision is not None
+        assert "startup_timeout of 900 s" in decision.reason
+        assert "of CPU time and waited" in decision.reason
+
+
+def test_a_starting_engine_that_is_stopped_is_ended() -> None:
+    watched = Watched()
+    watched.supervisor.started()
+    decision = watched.watch(60.0, STOPPED)
+    assert decision is not None
+    assert "was stopped" in decision.reason
+    assert watched.seconds() < 5
+
+
+def test_a_new_engine_does_not_inherit_the_time_of_the_one_before_it() -> None:
+    watched = Watched().ready()
+    assert watched.watch(3.0, ASLEEP) is None
+    watched.supervisor.exited("killed")
+    watched.wait_for_start()
+    watched.supervisor.started()
+    watched.supervisor.ready()
+    assert watched.watch(3.0, ASLEEP) is None
 
 
 def test_a_first_death_is_followed_by_a_start_at_once_and_later_ones_by_longer_waits() -> None:
@@ -113,13 +235,6 @@ def test_a_start_that_says_why_it_fails_is_not_tried_again() -> None:
     assert watched.supervisor.failure == cause
 
 
-def test_a_start_that_takes_for_ever_is_ended() -> None:
-    watched = Watched()
-    watched.supervisor.started()
-    watched.clock.advance(LIMITS.start_timeout + 1)
-    assert isinstance(watched.supervisor.decide(), Kill)
-
-
 def test_becoming_ready_forgets_failed_starts() -> None:
     watched = Watched()
     for _ in range(LIMITS.max_start_failures - 1):
@@ -134,7 +249,8 @@ def test_becoming_ready_forgets_failed_starts() -> None:
 
 
 def test_every_limit_is_what_was_decided() -> None:
-    assert (LIMITS.heartbeat_period, LIMITS.heartbeat_silence, LIMITS.longest_step) == (0.5, 4.0, 300.0)
-    assert (LIMITS.start_timeout, LIMITS.back_off, LIMITS.max_start_failures) == (600.0, (0.0, 0.5, 2.0), 3)
-    assert (LIMITS.away, LIMITS.stable_life, LIMITS.tick) == (1.0, 60.0, 0.05)
+    assert (LIMITS.heartbeat_period, LIMITS.heartbeat_silence, LIMITS.longest_stop) == (0.5, 2.5, 1.5)
+    assert (LIMITS.longest_step, LIMITS.longest_idle_step, LIMITS.longest_disk_wait) == (300.0, 120.0, 300.0)
+    assert (LIMITS.start_timeout, LIMITS.back_off, LIMITS.max_start_failures) == (900.0, (0.0, 0.5, 2.0), 3)
+    assert (LIMITS.stable_life, LIMITS.tick, LIMITS.look) == (60.0, 0.05, 0.5)
     assert (MAX_FRAME, MAX_ENGINE_FRAME) == (32 * 2**20, 256 * 2**20)
