@@ -54,6 +54,14 @@ class CallTable:
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self._live]
             heapq.heapify(self._deadlines)
 
+    def repeat(self, call: Call, ids: Iterator[int]) -> None:
+        """The call asks again what has no ending. Events of the former ids are late from now on."""
+        for id in call.open:
+            self._by_request.pop(id, None)
+        call.repeat(ids)
+        for id in call.open:
+            self._by_request[id] = call
+
     def of_request(self, id: int) -> Call | None:
         """The call of an engine request that has not ended."""
         return self._by_request.get(id)

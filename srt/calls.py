@@ -5,12 +5,14 @@ the engine's events into messages for the program, and knows when the last of th
 nothing itself.
 
     HELD        the engine is starting, a constraint is being compiled, or pictures are being decoded: it waits here
-    DISPATCHED  the engine has them
+    DISPATCHED  the engine has them; HELD again, once, when the engine is lost and nothing was given away
     (gone)      ended; the gateway forgets the call, late events find nobody
+
+Sampling is keyed by seed and position, so what is asked a second time is answered as the first time.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -75,6 +77,8 @@ class Call(ABC):
     open: set[int] = field(init=False)  # ids of engine requests without an ending
     phase: Phase = field(default=Phase.HELD, init=False)
     pictures: tuple[Picture, ...] = field(default=(), init=False)  # which the shelf holds for it
+    losses: list[str] = field(default_factory=list, init=False)  # why what the engine had of it was lost
+    aborted: bool = field(default=False, init=False)  # its peer wants it no more; the engine was told
 
     def __post_init__(self) -> None:
         self.open = {message.id for message in self.messages}
@@ -89,8 +93,26 @@ class Call(ABC):
         return Failure(self.label, type(error).__name__, str(error))
 
     def outgoing(self, now: float) -> tuple[Bounded, ...]:
-        """The engine messages with the time that is left, for sending now."""
-        return tuple(_with_timeout(message, self.deadline - now) for message in self.messages)
+        """The engine messages without an ending, with the time that is left, for sending now."""
+        waiting = (message for message in self.messages if message.id in self.open)
+        return tuple(_with_timeout(message, self.deadline - now) for message in waiting)
+
+    @property
+    def repeatable(self) -> bool:
+        """Its peer has been told nothing of what has no ending, so another engine may be asked that."""
+        return True
+
+    def repeat(self, ids: Iterator[int]) -> None:
+        """What has no ending is to be asked again, under new ids."""
+        self.messages = tuple(self._renewed(message, next(ids)) for message in self.messages)
+        self.phase = Phase.HELD
+
+    def _renewed(self, message: Bounded, id: int) -> Bounded:
+        if message.id not in self.open:
+            return message
+        self.open.remove(message.id)
+        self.open.add(id)
+        return msgspec.structs.replace(message, id=id)
 
     @abstractmethod
     def accept(self, event: FromEngine) -> list[FromBackend]:
@@ -141,6 +163,16 @@ class GenCall(Call):
     @property
     def waits_for(self) -> str:
         return "its constraint to be compiled" if self.spec is not None and self.compiled is None else ""
+
+    @property
+    def repeatable(self) -> bool:
+        return not any(self.continuations[id].told for id in self.open)
+
+    def _renewed(self, message: Bounded, id: int) -> Bounded:
+        if message.id in self.open:
+            old = self.continuations.pop(message.id)
+            self.continuations[id] = Continuation(old.index, Detokenizer(self.token_bytes, self.stops))
+        return Call._renewed(self, message, id)
 
     def constrain(self, compiled: Compiled) -> None:
         """Its texts have to satisfy this."""
@@ -292,12 +324,16 @@ class ScoreCall(Call):
 
 @dataclass(slots=True, eq=False)
 class ControlCall(Call):
-    """A Control: the engine's answer, and with `info` the gateway's own facts beside it."""
+    """A Control: the engine's answer, and the gateway's own facts next to it.
 
-    facts: Callable[[], Facts]
+    Attributes:
+        alone: of `info` the gateway's facts, which are the answer where there is no engine.
+    """
+
+    alone: Callable[[], Facts] | None
 
     def accept(self, event: FromEngine) -> list[FromBackend]:
         if not isinstance(event, ControlEnded):
             raise ProtocolBreach(f"a {type(event).__name__} for a control request")
         self.open.discard(event.id)
-        return [Done(self.label, {**self.facts(), **event.result})]
+        return [Done(self.label, {**(self.alone() if self.alone is not None else {}), **event.result})]

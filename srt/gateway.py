@@ -235,7 +235,7 @@ class Gateway:
         self._end(call, ending)
 
     def engine_lost(self, reason: str) -> None:
-        """The engine died: what it was computing ends now; what it has not seen waits for its successor."""
+        """The engine died: what its peers have seen a part of ends now, all else waits for the next engine."""
         self._state = EngineState.STARTING
         self._heartbeat = None
         self._hints.engine_lost()
@@ -243,16 +243,34 @@ class Gateway:
         self.counters["engine_losses"] += 1
         for call in self._calls:
             if call.phase is Phase.DISPATCHED:
-                self._fail(call, EngineError(f"the engine died while the request was running: {reason}; run it again"))
+                self._repeat(call, f"the engine died while the request was running: {reason}")
 
     def events_lost(self, frames: int) -> None:
         """Frames of the engine did not arrive. Nobody knows whose tokens they held, and a gap in a text would be a
-        lie: everything the engine has is aborted and ends with an error."""
+        lie: everything the engine has is aborted, and asked again or ended with an error."""
         self.counters["lost_frames"] += frames
         for call in self._calls:
             if call.phase is Phase.DISPATCHED:
                 self._abort_engine_requests(call)
-                self._fail(call, EngineError("a message of the engine was lost; run the request again"))
+                self._repeat(call, "a message of the engine was lost")
+                if call in self._calls:
+                    self._dispatch(call)
+
+    def _repeat(self, call: Call, reason: str) -> None:
+        """What the engine had of a call is lost: the call is held to be asked again, or it ends."""
+        call.losses.append(reason)
+        if isinstance(call, ControlCall) and call.alone is not None:
+            self._end(call, Done(call.label, call.alone()))
+        elif call.aborted:
+            self._fail(call, CancelledError(f"the request was cancelled; {reason}"))
+        elif len(call.losses) > 1:
+            first, second = call.losses
+            self._fail(call, EngineError(f"{first}; it was asked again, and once more {second}; it may be the cause"))
+        elif call.repeatable:
+            self.counters["retried_requests"] += 1
+            self._calls.repeat(call, self._ids)
+        else:
+            self._fail(call, EngineError(f"{reason}; a part of the text was delivered before, so run it again"))
 
     def engine_given_up(self, cause: str) -> None:
         """The engine cannot be brought back: nothing waits for it any more."""
@@ -379,8 +397,8 @@ class Gateway:
                     if self._state is EngineState.FAILED:
                         raise self._dead()
                 question = EngineControl(next(self._ids), verb)
-                facts = self.info if verb == "info" else dict
-                call = ControlCall(peer, label, (question,), now + self._limits.request_timeout, facts)
+                alone = self.info if verb == "info" else None
+                call = ControlCall(peer, label, (question,), now + self._limits.request_timeout, alone)
             case _:
                 assert_never(message)
         self._check_length(call)
@@ -465,6 +483,7 @@ class Gateway:
         if call.phase is Phase.HELD:
             self._fail(call, CancelledError("the request was cancelled before the engine had it"))
         else:
+            call.aborted = True
             self._abort_engine_requests(call)
 
     def _abort_engine_requests(self, call: Call) -> None:

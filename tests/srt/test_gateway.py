@@ -1,5 +1,7 @@
 """The gateway: every request ends exactly once, with the right text or the right error."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from umbel.lang.prompt import Generated, Media, Text
 from umbel.lang.protocol import (
     Abort,
     Chunk,
+    ConstraintSpec,
     Control,
     Done,
     Failure,
@@ -22,7 +25,9 @@ from umbel.lang.protocol import (
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.config import Limits
 from umbel.srt.engine_protocol import (
+    ChooseEnded,
     ControlEnded,
+    EngineChoose,
     EngineControl,
     EngineFailed,
     EnginePrefill,
@@ -34,7 +39,7 @@ from umbel.srt.engine_protocol import (
 from umbel.srt.faults import FailAt
 from umbel.srt.tokenizer import ByteTokenizer
 
-from .gateway_harness import CONTEXT, Harness, ended, generate
+from .gateway_harness import CONTEXT, PEER, Harness, ended, generate
 
 BOS = 256
 
@@ -333,25 +338,14 @@ class TestEndings:
         assert harness.to_peers == []
         assert harness.gateway.in_flight == 1
 
-    def test_a_dead_engine_ends_what_it_had_and_later_requests_wait_for_the_next(self) -> None:
+    def test_later_requests_wait_for_the_next_engine(self) -> None:
         harness = Harness()
-        harness.send(generate("before"))
         harness.gateway.engine_lost("it was ended by SIGKILL")
-        assert kinds(harness) == ["EngineError"]
         harness.send(generate("after", timeout=5.0))
-        assert len(harness.generates()) == 1
+        assert harness.generates() == []
         harness.clock.advance(2.0)
         harness.gateway.engine_ready(CONTEXT)
-        assert len(harness.generates()) == 2
-        assert harness.generates()[1].schedule.timeout == pytest.approx(3.0)
-
-    def test_an_event_of_a_dead_engine_is_late(self) -> None:
-        harness = Harness()
-        harness.send(generate("a"))
-        harness.gateway.engine_lost("gone")
-        harness.gateway.engine_event(ended(harness.generates()[0].id, [97]))
-        assert len(harness.answers()) == 1
-        assert harness.gateway.counters["late_events"] == 1
+        assert harness.generates()[0].schedule.timeout == pytest.approx(3.0)
 
     def test_an_engine_that_is_given_up_fails_held_and_later_requests_with_the_cause(self) -> None:
         harness = Harness(ready=False)
@@ -424,6 +418,155 @@ class TestEndings:
         assert [failure.id for failure in failures] == ["b"]
         assert "secret" not in failures[0].message
         assert harness.gateway.in_flight == 2
+
+
+def lose_engine(harness: Harness) -> None:
+    harness.gateway.engine_lost("it was ended by SIGKILL")
+    harness.to_engine.clear()
+    harness.gateway.engine_ready(CONTEXT)
+
+
+def lose_frame(harness: Harness) -> None:
+    harness.to_engine.clear()
+    harness.gateway.events_lost(1)
+
+
+@pytest.mark.parametrize("lose", [lose_engine, lose_frame])
+class TestAskingAgain:
+    """What an engine had is lost, with the engine or with a frame of its. What was not given away is asked again."""
+
+    def test_a_text_nobody_has_seen_is_asked_again_as_it_was_asked_first(self, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(generate(timeout=9.0, temperature=0.7))  # its seed was drawn
+        (first,) = harness.generates()
+        harness.gateway.engine_event(Tokens(first.id, list(b"lost")))
+        harness.clock.advance(2.0)
+        lose(harness)
+        (second,) = harness.generates()
+        assert second.id != first.id
+        assert (second.token_ids, second.sampling) == (first.token_ids, first.sampling)
+        assert second.schedule.timeout == pytest.approx(7.0)
+        harness.gateway.engine_event(ended(first.id, list(b"late")))
+        harness.gateway.engine_event(ended(second.id, list(b"you")))
+        (final,) = harness.answers()
+        assert isinstance(final, Final)
+        assert final.completions[0].text == "you"
+        assert harness.gateway.counters["retried_requests"] == 1
+        assert harness.gateway.counters["late_events"] == 1
+
+    def test_a_second_loss_ends_it_with_an_error_that_names_both(self, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(generate())
+        lose(harness)
+        assert harness.answers() == []
+        harness.gateway.engine_lost("it was ended by SIGSEGV")
+        (failure,) = harness.answers()
+        assert isinstance(failure, Failure)
+        assert failure.kind == "EngineError"
+        assert "asked again" in failure.message
+        assert "SIGSEGV" in failure.message
+        harness.to_engine.clear()
+        harness.gateway.engine_ready(CONTEXT)
+        assert harness.to_engine == []
+        assert harness.gateway.in_flight == 0
+
+    def test_a_stream_is_asked_again_until_its_first_text(self, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(generate("silent", stream=True))
+        harness.send(generate("begun", stream=True))
+        harness.gateway.engine_event(Tokens(harness.generates()[1].id, list(b"a")))
+        lose(harness)
+        chunk, failure = harness.answers()
+        assert isinstance(chunk, Chunk)
+        assert isinstance(failure, Failure)
+        assert (failure.id, failure.kind) == ("begun", "EngineError")
+        assert "was delivered before" in failure.message
+        (again,) = harness.generates()
+        harness.gateway.engine_event(ended(again.id, list(b"b")))
+        assert isinstance(harness.answers()[-1], Final)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_continuations_that_have_ended_are_kept(self, stream: bool, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(generate(n=3, seed=5, stream=stream))
+        first = harness.generates()
+        harness.gateway.engine_event(ended(first[1].id, list(b"kept")))
+        harness.gateway.engine_event(Tokens(first[2].id, []))
+        lose(harness)
+        again = harness.generates()
+        assert [request.sampling.seed for request in again] == [5, 7]
+        for request in again:
+            harness.gateway.engine_event(ended(request.id, list(b"new")))
+        final = harness.answers()[-1]
+        assert isinstance(final, Final)
+        assert [completion.text for completion in final.completions] == ["new", "kept", "new"]
+        assert harness.gateway.in_flight == 0
+
+    def test_scores_are_asked_again_as_far_as_they_are_open(self, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(ScoreRequest("s", (Text("x"),), ("a", "bc"), unconditional=True))
+        first = harness.scores()
+        harness.gateway.engine_event(ScoreEnded(first[1].id, [[-4.0], [-5.0, -6.0]], 5, 1))
+        lose(harness)
+        (again,) = harness.scores()
+        assert again.sequences == first[0].sequences
+        harness.gateway.engine_event(ScoreEnded(again.id, [[-1.0], [-2.0, -3.0]], 7, 2))
+        (scored,) = harness.answers()
+        assert isinstance(scored, Scored)
+        assert [choice.logprobs for choice in scored.choices] == [(-1.0,), (-2.0, -3.0)]
+        assert [choice.unconditional for choice in scored.choices] == [(-4.0,), (-5.0, -6.0)]
+
+    def test_a_search_among_choices_is_asked_again(self, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(ScoreRequest("s", (Text("x"),), ("a", "bc"), probability="exact"))
+        lose(harness)
+        (again,) = (message for message in harness.to_engine if isinstance(message, EngineChoose))
+        harness.gateway.engine_event(ChooseEnded(again.id, [-1.0, -2.0], [-1.0, -2.0], [[-1.0], [-2.0, 0.0]], 3, 7, 2))
+        (scored,) = harness.answers()
+        assert isinstance(scored, Scored)
+        assert scored.evaluations == 3
+
+    def test_a_constraint_is_sent_again_without_being_compiled_again(self, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(generate(constraint=ConstraintSpec("regex", "a|b")))
+        first = harness.generates()[-1]
+        assert first.constraint is not None
+        lose(harness)
+        assert harness.generates()[-1].constraint == first.constraint
+
+    def test_flushing_is_asked_again_and_facts_are_told_without_an_engine(
+        self, lose: Callable[[Harness], None]
+    ) -> None:
+        harness = Harness()
+        harness.send(Control("flush", "flush_cache"))
+        harness.send(Control("info", "info"))
+        lose(harness)
+        (again,) = (message for message in harness.to_engine if isinstance(message, EngineControl))
+        assert again.verb == "flush_cache"
+        (done,) = harness.answers()
+        assert isinstance(done, Done)
+        assert (done.id, done.result["model"]) == ("info", "toy")
+
+    def test_a_hint_is_not_asked_again(self, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(Hint("h", (Text("abc"),)))
+        lose(harness)
+        assert harness.to_engine == []
+
+    def test_what_was_cancelled_is_not_asked_again(self, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(generate())
+        harness.send(Abort("a"))
+        lose(harness)
+        assert kinds(harness) == ["CancelledError"]
+        assert harness.generates() == []
+
+    def test_a_peer_that_is_gone_is_asked_nothing_again(self, lose: Callable[[Harness], None]) -> None:
+        harness = Harness()
+        harness.send(generate())
+        harness.gateway.peer_lost(PEER)
+        lose(harness)
+        assert (harness.generates(), harness.answers()) == ([], [])
 
 
 class TestHintsAndControls:

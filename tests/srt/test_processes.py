@@ -27,13 +27,14 @@ from umbel.interpreter.backends.runtime_process import GatewayProcess
 from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, ModelError, UmbelError
 from umbel.lang.link import Codec, Outbound, ToGateway
 from umbel.lang.prompt import Text
-from umbel.lang.protocol import Chunk, Final, GenRequest, Locate, ScoreRequest
+from umbel.lang.protocol import Chunk, ConstraintSpec, Final, GenRequest, Locate, ScoreRequest
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 
 pytestmark = pytest.mark.processes
 
 LONG = SamplingParams(max_tokens=3000, temperature=0.0, ignore_eos=True)
+CONSTRAINT = ConstraintSpec("regex", "[a-z ]{40,60}")
 PATIENCE = 60.0  # seconds until a condition that must come counts as missing
 
 
@@ -138,6 +139,35 @@ def test_a_killed_engine_ends_every_request_and_is_restarted(runtime: Runtime) -
     assert "SIGKILL" in str(results[0])
     assert seconds < 2.0  # a bound of the issue, far above what it takes
     assert tokens == 5
+
+
+def test_requests_that_have_given_nothing_away_are_asked_the_next_engine(runtime: Runtime) -> None:
+    async def answers(while_running: Callable[[], None]) -> list[object]:
+        async def text(n: int, stream: bool) -> object:
+            sampling = SamplingParams(max_tokens=400, temperature=0.8, seed=3, n=n, ignore_eos=True)
+            asked = GenRequest(f"n{n}{stream}", (Text("prompt: "),), sampling, stream)
+            return [event.completions async for event in runtime.generate(asked) if isinstance(event, Final)]
+
+        async def constrained() -> object:
+            asked = GenRequest("c", (Text("prompt: "),), SamplingParams(seed=3), constraint=CONSTRAINT)
+            return [event.completions async for event in runtime.generate(asked) if isinstance(event, Final)]
+
+        async def scored() -> object:
+            asked = ScoreRequest("s", (Text("prompt "),), ("yes", "no"), unconditional=True)
+            return (await runtime.score(asked)).choices
+
+        await runtime.start()
+        tasks = [asyncio.create_task(each) for each in (text(1, False), text(3, False), constrained(), scored())]
+        while_running()
+        return await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+
+    quiet = asyncio.run(answers(lambda: None))
+    for act in (psutil.Process.kill, psutil.Process.suspend):
+        engine = engine_of(runtime)
+        before = int(runtime.get_server_info().get("gateway_engine_losses", 0))
+        assert asyncio.run(answers(lambda act=act, engine=engine: act(engine))) == quiet
+        assert runtime.get_server_info()["gateway_engine_losses"] == before + 1
+    assert runtime.get_server_info()["gateway_retried_requests"] >= 2 * len(quiet) - 2  # a score may have come before
 
 
 def test_a_stopped_engine_counts_as_dead_and_is_replaced(runtime: Runtime) -> None:
@@ -419,11 +449,17 @@ def test_an_engine_that_always_dies_while_starting_is_given_up_with_the_cause(mo
     runtime.shutdown()
 
 
-@pytest.mark.parametrize("point", ["engine.forward:6", "gateway.send:1"])
-def test_a_death_at_a_named_point_ends_the_request_with_an_error(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("point", "kind", "says"),
+    [("engine.forward:6", EngineError, "it was asked again"), ("gateway.send:1", ConnectionLostError, "a second one")],
+)
+def test_a_request_that_ends_two_processes_ends_with_an_error_that_says_so(
+    point: str, kind: type[UmbelError], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("UMBEL_FAULT", point)
-    with Runtime("oracle") as runtime, pytest.raises((EngineError, ConnectionLostError)):
+    with Runtime("oracle") as runtime, pytest.raises(kind, match=says) as caught:
         runtime.complete("hello", {"max_tokens": 50})
+    assert str(caught.value).count("status 70") == 2
 
 
 def folder_like_ours(place: Path, name: str) -> Path:

@@ -350,10 +350,29 @@ def test_a_deadline_ends_it() -> None:
     run(scenario)
 
 
-def test_an_engine_that_dies_ends_it_with_the_cause() -> None:
+def test_a_program_does_not_notice_that_its_engine_was_replaced() -> None:
+    async def scenario(world: World) -> None:
+        world.programs.receive(PEER, program("p", calls=1))
+        await world.calls(1)
+        world.gateway.engine_lost("signal 9")
+        world.gateway.engine_ready(100)
+        await world.calls(2)
+        world.answer(1, "one")
+        await until(lambda: world.ending("p"))
+        ending = world.ending("p")
+        assert isinstance(ending, ProgramEnded)
+        assert ending.error is None
+
+    run(scenario)
+
+
+def test_a_second_engine_that_dies_ends_it_with_the_cause() -> None:
     async def scenario(world: World) -> None:
         world.programs.receive(PEER, program())
         await world.calls(1)
+        world.gateway.engine_lost("signal 11")
+        world.gateway.engine_ready(100)
+        await world.calls(2)
         world.gateway.engine_lost("signal 9")
         await until(lambda: world.ending("p"))
         ending = world.ending("p")
@@ -362,8 +381,8 @@ def test_an_engine_that_dies_ends_it_with_the_cause() -> None:
         assert (ending.error.kind, "signal 9" in ending.error.message) == ("EngineError", True)
         world.gateway.engine_ready(100)
         world.programs.receive(PEER, program("again", calls=1))
-        await world.calls(2)
-        world.answer(1, "one")
+        await world.calls(3)
+        world.answer(2, "one")
         await until(lambda: world.ending("again"))
 
     run(scenario)

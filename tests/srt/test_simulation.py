@@ -39,11 +39,13 @@ def test_the_same_seed_gives_the_same_history() -> None:
 def test_the_simulation_reaches_every_kind_of_ending() -> None:
     """A simulation that never kills, expires or aborts anything would prove nothing."""
     seen: Counter[str] = Counter()
-    kills = 0
+    kills, retried = 0, 0
     for seed in range(20, 24):
         world = World(seed, loss=0.004)
         world.run(EVENTS)
         seen += verify(world)
         kills += world.kills
+        retried += world.gateway.counters["retried_requests"]
     assert kills > 0
+    assert retried > 0
     assert {"Final", "Scored", "EngineError", "DeadlineError"} <= set(seen)
