@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..lang.errors import EngineError
+
 if TYPE_CHECKING:  # the gateway reads this file through its configuration, and must start without torch
     import torch
 
@@ -33,6 +35,13 @@ if TYPE_CHECKING:  # the gateway reads this file through its configuration, and 
     from .sampler import Chooser
 
 DUMMY_SLOT = 0  # never handed out; rows whose key is already in the pool write here
+
+
+class LogitsError(EngineError):
+    """The model's logits of a row are not numbers. The row's keys may be wrong too, and are not kept."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's logits are not numbers: no token can be chosen")
 
 
 class Pick(IntEnum):
@@ -120,8 +129,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
-    """What a forward pass answers, valid until the next one. A row has its logits, or its token, or both. A launched
-    step's answer is valid longer (`Pending`).
+    """What a forward pass answers, valid until the next one. A row has its logits, or its token, or both, or the error
+    for which no token could be chosen: that error ends the row's request and no other. A launched step's answer is
+    valid longer (`Pending`).
 
     Build it with `complete` where all rows have their logits.
     """
@@ -129,6 +139,7 @@ class Logits:
     values: torch.Tensor  # float32 [F, vocab] of the rows that have all their logits; a sampler may write to it
     places: NDArray[np.int64]  # [L] index into `values`, −1 = none
     tokens: NDArray[np.int64]  # [L] the token that was picked, −1 = none; never of an ALL row
+    errors: Mapping[int, Exception] = field(default_factory=dict)  # logit row → why it has no token
 
     @classmethod
     def complete(cls, values: torch.Tensor) -> Logits:
@@ -174,10 +185,11 @@ class Runner(Protocol):
         """Walks tries of tokens for masks; None leaves it to numpy."""
 
     def forward(self, batch: Batch) -> Logits:
-        """Runs one step. Rows with Pick.ALL get their logits; of the others each gets its token or its logits.
+        """Runs one step. Rows with Pick.ALL get their logits; of the others each gets its token, its logits, or the
+        error for which it has no token, such as LogitsError.
 
         Raises:
-            EngineError: a token was to be picked among logits that are not numbers.
+            Exception: the forward pass failed. The pool is not to be trusted then.
         """
 
     def facts(self) -> Mapping[str, str | int | float]:
@@ -212,7 +224,8 @@ class Launcher(Runner, Protocol):
         """Begins a step. When it returns, the arrays of the batch have been read or copied.
 
         Rows with a pick are answered with their token, for the next batch may refer to it by `token_sources`; only
-        those with `Picks.allowed` may be answered with logits instead. `Picks.described` rows get both.
+        those with `Picks.allowed` may be answered with logits instead. `Picks.described` rows get both. A row of the
+        next batch that refers to a row with an error reads any token: its text ends when the error is read.
 
         Raises:
             Exception: the step cannot be computed; nothing of it runs any more.

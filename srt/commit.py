@@ -81,6 +81,9 @@ class Commit:
                 continue  # its message has failed in this commit
             try:
                 self._faults("engine.commit")
+                if (error := outcome.errors.get(request.number)) is not None:
+                    self._roster.fail(request, error)
+                    continue
                 if rows.start < request.prompt_length:
                     self._space.adopt(request, rows.end)
                 self._commit_request(request, outcome, last=rows.end == request.length)

@@ -52,6 +52,7 @@ class Counters:
     wasted_rows: int = 0  # of texts that had ended when their rows were read
     picked_rows: int = 0  # logit rows of which the runner gave the token, and not the logits
     evicted_tokens: int = 0
+    discarded_tokens: int = 0  # because the logits behind them were not numbers
     pins_placed: int = 0  # = those that hold + released + expired + given way + lost
     pins_refused: int = 0  # longer than all pins together may be, or without a tree
     pins_released: int = 0

@@ -25,18 +25,49 @@ Two libraries may round a logarithm differently in its last bit. Scores are comp
 nothing but ties closer than 10⁻¹⁵. `kernels/cpu/source/noise.h` is the same in C++.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..lang.errors import ParameterError
 from ..lang.sampling import SamplingParams
 
 _MASK = (1 << 64) - 1
+_LARGEST_INT32 = 2**31 - 1
 
 LARGEST_NOISE = 22.8739  # of h = 0, rounded up: −log(−log1p(−2⁻³³)) = 22.87385…
 SMALLEST_NOISE = -3.13  # of the largest h, rounded down: −log(33 · log 2) = −3.12999…
+
+
+class Limits(NamedTuple):
+    """What of the sampling parameters a draw computes with, each a number that its column can hold."""
+
+    inverse_temperature: float
+    top_k: int  # 0 = all
+    top_p: float
+    min_p: float
+
+    @classmethod
+    def of(cls, sampling: SamplingParams) -> "Limits":
+        """A top_k of more tokens than any vocabulary has keeps all of them.
+
+        Raises:
+            ParameterError: a number with which nothing can be drawn.
+        """
+        temperature, top_p, min_p, top_k = sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k
+        if not (0.0 <= temperature < math.inf and 0.0 < top_p <= 1.0 and 0.0 <= min_p <= 1.0):
+            raise ParameterError(
+                f"temperature={temperature}, top_p={top_p}, min_p={min_p}: no token can be drawn; write a temperature "
+                "of at least 0, a top_p above 0 and up to 1, a min_p from 0 to 1"
+            )
+        if not isinstance(top_k, int):
+            raise ParameterError(f"top_k={top_k!r} is no number of tokens; write an integer, -1 for all tokens")
+        kept = 0 if top_k > _LARGEST_INT32 else max(top_k, 0)
+        return cls(inverse_temperature(temperature), kept, top_p, min_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +111,15 @@ class Draws:
 
     @classmethod
     def of(cls, draws: Sequence[Draw]) -> "Draws":
-        params = [draw.sampling for draw in draws]
+        """Raises ParameterError for a draw with which nothing can be drawn."""
+        limits = [Limits.of(draw.sampling) for draw in draws]
         return cls(
             rows=np.array([draw.row for draw in draws], dtype=np.int64),
-            inverse_temperatures=np.array([inverse_temperature(p.temperature) for p in params], dtype=np.float64),
+            inverse_temperatures=np.array([limit.inverse_temperature for limit in limits], dtype=np.float64),
             keys=draw_keys([draw.seed for draw in draws], [draw.position for draw in draws]),
-            top_k=np.array([max(p.top_k, 0) for p in params], dtype=np.int64).clip(max=2**31 - 1).astype(np.int32),
-            top_p=np.array([p.top_p for p in params], dtype=np.float64),
-            min_p=np.array([p.min_p for p in params], dtype=np.float64),
+            top_k=np.array([limit.top_k for limit in limits], dtype=np.int32),
+            top_p=np.array([limit.top_p for limit in limits], dtype=np.float64),
+            min_p=np.array([limit.min_p for limit in limits], dtype=np.float64),
             masks=[draw.mask for draw in draws] if any(draw.mask is not None for draw in draws) else None,
         )
 
@@ -99,7 +131,8 @@ def draw_key(seed: int, position: int) -> int:
 
 def draw_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
     """`draw_key` of many."""
-    return _mix_all(_mix_all(np.array(seeds, dtype=np.uint64)) ^ np.array(positions, dtype=np.uint64))
+    bits = np.array([seed & _MASK for seed in seeds], dtype=np.uint64)
+    return _mix_all(_mix_all(bits) ^ np.array(positions, dtype=np.uint64))
 
 
 def gumbel(keys: NDArray[np.uint64], tokens: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ or is too late ends.
 from collections.abc import Callable
 from typing import assert_never
 
-from ..lang.errors import CapabilityError, ConstraintError, DeadlineError, ParameterError, RequestError
+from ..lang.errors import CapabilityError, DeadlineError, ParameterError, UmbelError
 from .batch import PictureStore
 from .choosing import Searches
 from .clock import Clock
@@ -122,8 +122,10 @@ class Inbox:
                     requests = [self._intake.prefill(message, now)]
                 case _:
                     assert_never(message)
-        except (RequestError, CapabilityError, ConstraintError) as error:
+        except Exception as error:
             self._counters.refused += 1
+            if not isinstance(error, UmbelError):
+                self._roster.last_failure = error
             if isinstance(message, EnginePrefill):
                 self._counters.dropped_hints += 1  # a hint is never answered
             else:
@@ -175,7 +177,13 @@ class Inbox:
         for message_id in aborts:
             if message_id in self._roster.alive:  # else it has ended already, and was answered by that
                 self._counters.aborted += 1
-                self._roster.end(message_id, aborted(self._roster.alive[message_id][0]))
+                request = self._roster.alive[message_id][0]
+                try:
+                    ending = aborted(request)
+                except Exception as error:
+                    self._roster.fail(request, error)
+                else:
+                    self._roster.end(message_id, ending)
 
     def _end_expired(self) -> None:
         now = self._clock.now()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,7 +50,7 @@ class Intake:
         self._stops = StopShelf()
 
     def generate(self, message: EngineGenerate, now: float) -> Request:
-        sampling = message.sampling
+        sampling = msgspec.structs.replace(message.sampling)  # which checks every number again
         tokens, pictures = self._sequence(message.token_ids, "the prompt")
         _check_healing(message.heal, message.token_ids)
         room = 1 if sampling.max_tokens else 0
@@ -139,6 +140,8 @@ class Intake:
         tokens, pictures = self._sequence(message.token_ids, "the hinted prefix")
         if len(tokens) > self.longest:
             raise RequestError(f"the hinted prefix has {len(tokens)} tokens, more than {self._limit}")
+        if message.pin is not None and math.isnan(message.pin):
+            raise RequestError("pin is not a number; write seconds or nothing")
         return self._request(message.id, tokens, pictures, Prefilling(message.pin), message.schedule, now)
 
     def _request(

@@ -202,6 +202,19 @@ class KVSpace:
             self.cache.unlock(request.match)
         self.detach(request)
 
+    def discard(self, request: Request) -> None:
+        """As `close`, and of the request's path only that stays in the tree which others hold: its keys may be wrong.
+
+        Others that have read wrong keys find that out by themselves, and the last of them discards what is left.
+        """
+        if request.match is None:
+            return
+        self.pool.release(request.private_slots)
+        with self.tree_time:
+            self.cache.unlock(request.match)
+            self._counters.discarded_tokens += self.cache.discard(request.match)
+        self.detach(request)
+
     @staticmethod
     def detach(request: Request) -> None:
         """Forgets the request's place without giving it back (it was given back, or the pool was cleared)."""

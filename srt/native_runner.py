@@ -4,14 +4,14 @@ The decoder is one native call; then the head answers each row with what was ask
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..lang.errors import EngineError
-from .batch import Batch, Logits, Pick, Picks
+from .batch import Batch, Logits, LogitsError, Pick, Picks
+from .isolation import isolate
 from .kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
 from .kernels.cpu.library import isa_of
 from .kernels.cpu.linear import Format
@@ -99,32 +99,42 @@ class NativeRunner:
             values = self.model.head.all(hidden, self._logits.take(count))
             return Logits.complete(torch.tanh(values.div_(softcap), out=values).mul_(softcap) if softcap else values)
         places, tokens = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
-        for row, allowed in picks.allowed.items():
-            if allowed.few is not None:
-                tokens[row] = self._choose_few(hidden[row : row + 1], allowed.few, picks, row)
-        chosen = np.flatnonzero((picks.kinds != Pick.ALL) & (tokens < 0))
-        if len(chosen):
-            tokens[chosen] = self._choose(hidden, picks, chosen)
-        whole = np.flatnonzero(tokens < 0)
+        wanted = picks.kinds != Pick.ALL
+        few = [row for row, allowed in picks.allowed.items() if allowed.few is not None]
+        errors: dict[int, Exception] = {}
+        for choose, rows in (
+            (lambda some: [self._choose_few(hidden, picks, row) for row in some], few),
+            (lambda some: self._choose(hidden, picks, some), np.setdiff1d(np.flatnonzero(wanted), few).tolist()),
+        ):
+            for row, answer in zip(rows, isolate(rows, choose), strict=True):
+                if isinstance(answer, Exception):
+                    errors[row] = answer
+                elif answer < 0:
+                    errors[row] = LogitsError()
+                else:
+                    tokens[row] = answer
+        whole = np.flatnonzero(~wanted)
         places[whole] = np.arange(len(whole))
         values = self._logits.take(len(whole))
         if len(whole):
             self.model.head.all(_rows(hidden, whole), values)
-        return Logits(values, places, tokens)
+        return Logits(values, places, tokens, errors)
 
-    def _choose(self, hidden: torch.Tensor, picks: Picks, rows: NDArray[np.intp]) -> NDArray[np.int32]:
+    def _choose(self, hidden: torch.Tensor, picks: Picks, rows: Sequence[int]) -> list[int]:
+        """−1 where logits are not numbers."""
+        some = np.array(rows)
         if len(rows) < len(hidden):
-            picks = picks.take(rows)
-        tokens = self.model.head.choose(_rows(hidden, rows), picks).tokens
-        if (tokens < 0).any():
-            raise EngineError("the model's logits are not numbers: no token can be chosen")
+            picks = picks.take(some)
+        tokens: list[int] = self.model.head.choose(_rows(hidden, some), picks).tokens.tolist()
         return tokens
 
-    def _choose_few(self, hidden: torch.Tensor, few: NDArray[np.int32], picks: Picks, row: int) -> int:
-        return choose_few(self.model.head.some(hidden, few)[0].numpy(), few, picks, row)
+    def _choose_few(self, hidden: torch.Tensor, picks: Picks, row: int) -> int:
+        few = picks.allowed[row].few
+        assert few is not None, "called for rows that choose among few tokens"
+        return choose_few(self.model.head.some(hidden[row : row + 1], few)[0].numpy(), few, picks, row)
 
 
-def _rows(hidden: torch.Tensor, rows: NDArray[np.intp]) -> torch.Tensor:
+def _rows(hidden: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:
     return hidden if len(rows) == len(hidden) else hidden[torch.from_numpy(rows)]
 
 

@@ -220,22 +220,30 @@ def _answer_picks(logits: NDArray[np.float32], picks: Picks) -> Logits:
     whole[[row for row, allowed in picks.allowed.items() if allowed.few is None]] = True
     places = np.where(whole, np.cumsum(whole) - 1, -1)
     tokens = np.full(len(logits), -1, dtype=np.int64)
+    errors: dict[int, Exception] = {}
     for row in np.flatnonzero(~whole).tolist():
-        if row in picks.allowed and (few := picks.allowed[row].few) is not None:
-            tokens[row] = choose_few(logits[row, few], few, picks, row)
-            continue
-        scores = logits[row].astype(np.float64)
-        if picks.kinds[row] == Pick.SAMPLE:
-            ids = np.arange(len(scores))
-            kept = np.ones(len(scores), dtype=np.bool_)
-            if 0 < picks.top_k[row] < len(scores):
-                kept &= scores >= np.sort(scores)[-int(picks.top_k[row])]
-            if picks.min_p[row] > 0:
-                kept &= (scores - scores.max()) * picks.inverse_temperatures[row] >= np.log(picks.min_p[row])
-            drawn = scores * picks.inverse_temperatures[row] + gumbel(picks.keys[row], ids)
-            scores = np.where(kept, drawn, -np.inf)
-        tokens[row] = scores.argmax()
-    return Logits(torch.from_numpy(logits[whole]), places, tokens)
+        try:
+            tokens[row] = _answer_pick(logits[row], picks, row)
+        except Exception as error:
+            errors[row] = error
+    return Logits(torch.from_numpy(logits[whole]), places, tokens, errors)
+
+
+def _answer_pick(logits: NDArray[np.float32], picks: Picks, row: int) -> int:
+    """The token that a row chooses. logits: [vocab]"""
+    if row in picks.allowed and (few := picks.allowed[row].few) is not None:
+        return choose_few(logits[few], few, picks, row)
+    scores = logits.astype(np.float64)
+    if picks.kinds[row] == Pick.SAMPLE:
+        ids = np.arange(len(scores))
+        kept = np.ones(len(scores), dtype=np.bool_)
+        if 0 < picks.top_k[row] < len(scores):
+            kept &= scores >= np.sort(scores)[-int(picks.top_k[row])]
+        if picks.min_p[row] > 0:
+            kept &= (scores - scores.max()) * picks.inverse_temperatures[row] >= np.log(picks.min_p[row])
+        drawn = scores * picks.inverse_temperatures[row] + gumbel(picks.keys[row], ids)
+        scores = np.where(kept, drawn, -np.inf)
+    return int(scores.argmax())
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ a step runs, because what ends with it may give the room; the plan that would ha
 step after it is planned with nothing in flight (`Planner.short`).
 
 A step that fails empties the tree. The step launched behind it has read the wrong keys, so its answer is thrown away:
-its requests, unless they were in the failed step too, wait again with all their tokens.
+its requests, unless they were in the failed step too, wait again with all their tokens. A row for which no token can be
+chosen fails alone: its row in the step behind reads any token, and is left out when that step lands.
 
 Texts, their ends, log-probabilities and scores are those of steps that wait. What was cached may differ: who is
 admitted while step 1 runs does not find the tokens of a text that ends with it, and who comes after a text finds its
@@ -43,7 +44,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from .batch import Logits, Pending, Pick, Picks
+from .batch import Logits, Pending, Pick
+from .picks import NOTHING_ASKED, Asked
 from .request import Phase, Request
 from .step_plan import StepPlan
 
@@ -79,14 +81,15 @@ class Flight:
     """
 
     plan: StepPlan
-    picks: Picks | None
+    asked: Asked
     pending: Pending
     coming: tuple[tuple[Request, int], ...] = ()
     blocked: int = 0
 
     @classmethod
-    def launched(cls, plan: StepPlan, picks: Picks | None, pending: Pending) -> "Flight":
+    def launched(cls, plan: StepPlan, asked: Asked, pending: Pending) -> "Flight":
         """Called while the plan's sequences are as they were when it was made."""
+        picks = asked.picks
         coming: list[tuple[Request, int]] = []
         blocked = 0
         picked = [] if picks is None else (picks.kinds != Pick.ALL).tolist()  # asking numpy row by row is slow
@@ -98,11 +101,11 @@ class Flight:
                 coming.append((request, row))
             else:
                 blocked += 1
-        return cls(plan, picks, pending, tuple(coming), blocked)
+        return cls(plan, asked, pending, tuple(coming), blocked)
 
     @classmethod
     def crashed(cls, plan: StepPlan, error: Exception) -> "Flight":
-        return cls(plan, None, Crashed(error))
+        return cls(plan, NOTHING_ASKED, Crashed(error))
 
     @property
     def failed(self) -> bool:

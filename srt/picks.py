@@ -7,26 +7,45 @@ A Launcher is asked for more tokens, because only where it chooses by itself can
 nucleus, with any top_k, and beside the logits where log-probabilities are wanted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..fsm.tokens.vocabulary import pack
-from ..lang.errors import EngineError
 from ..lang.sampling import SamplingParams
-from .batch import Allowed, Pick, Picks
-from .draw import Draws, draw_keys, gumbel, inverse_temperature
+from .batch import Allowed, LogitsError, Pick, Picks
+from .draw import Draws, Limits, draw_keys, gumbel
 from .request import Generation, Request
 from .step_plan import PlannedRows
 
 MOST_PICKED = 256  # the largest top_k of a SAMPLE row, but for a Launcher's
-_LARGEST_INT32 = 2**31 - 1
 
 
-def picks_of(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool = False) -> Picks:
+class Asked(NamedTuple):
+    """What a step asks of its rows. `errors`: by number of the request, why its row cannot be told what to choose; the
+    row asks for its logits, and its request ends when the step has run."""
+
+    picks: Picks | None  # None: all logits of every row
+    errors: Mapping[int, Exception]
+
+
+NOTHING_ASKED = Asked(None, {})
+
+
+class _Choice(NamedTuple):
+    """Of a row that chooses a token by itself."""
+
+    described: bool
+    allowed: Allowed | None
+    limits: Limits | None  # None: the most likely token
+
+
+def picks_of(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool = False) -> Asked:
     """What each of the step's `logit_rows` rows of logits is needed for. launched: they are for a Launcher."""
     allowed: dict[int, Allowed] = {}
+    errors: dict[int, Exception] = {}
     picks = Picks(
         kinds=np.full(logit_rows, Pick.ALL, dtype=np.uint8),
         inverse_temperatures=np.zeros(logit_rows),
@@ -39,39 +58,53 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool 
     )
     best: list[int] = []
     sampled: list[int] = []
-    drawn: list[tuple[float, int, int, int, float, float]] = []  # of each sampled row: the columns
+    drawn: list[Limits] = []  # of each sampled row
+    seeds: list[int] = []
+    positions: list[int] = []
     for rows in planned:
         request = rows.request
         if rows.end < request.length or not request.samples:
             continue
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
-        sampling = generation.sampling
-        if forbidden_ends(request, generation):
+        try:
+            choice = _choice_of(request, generation, launched=launched)
+        except Exception as error:
+            errors[request.number] = error
             continue
-        if not (_chosen_alone(generation) if launched else only_token(sampling)):
+        if choice is None:
             continue
-        if picks.described is not None and generation.wants_logprobs:
+        if picks.described is not None and choice.described:
             picks.described[rows.logits_of_last] = True
-        if (tokens := allowed_of(request, generation)) is not None:
-            allowed[rows.logits_of_last] = tokens
-        if sampling.temperature == 0.0:
+        if choice.allowed is not None:
+            allowed[rows.logits_of_last] = choice.allowed
+        if choice.limits is None:
             best.append(rows.logits_of_last)
             continue
         sampled.append(rows.logits_of_last)
-        columns = (generation.seed, request.length, min(max(sampling.top_k, 0), _LARGEST_INT32), sampling.min_p)
-        drawn.append((inverse_temperature(sampling.temperature), *columns, sampling.top_p))
+        drawn.append(choice.limits)
+        seeds.append(generation.seed)
+        positions.append(request.length)
     picks.kinds[best] = Pick.BEST
     if sampled:
         picks.kinds[sampled] = Pick.SAMPLE
-        inverse_temperatures, seeds, positions, top_k, min_p, top_p = zip(*drawn, strict=True)
+        inverse_temperatures, top_k, top_p, min_p = zip(*drawn, strict=True)
         picks.inverse_temperatures[sampled] = inverse_temperatures
         picks.keys[sampled] = draw_keys(seeds, positions)
         picks.top_k[sampled] = top_k
         picks.min_p[sampled] = min_p
         if picks.top_p is not None:
             picks.top_p[sampled] = top_p
-    return picks
+    return Asked(picks, errors)
+
+
+def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _Choice | None:
+    """None: the row is to give its logits."""
+    sampling = generation.sampling
+    if forbidden_ends(request, generation) or not (_chosen_alone(generation) if launched else only_token(sampling)):
+        return None
+    limits = None if sampling.temperature == 0.0 else Limits.of(sampling)
+    return _Choice(generation.wants_logprobs, allowed_of(request, generation), limits)
 
 
 def draws_of(picks: Picks, rows: NDArray[np.integer], places: NDArray[np.int64], vocab_size: int) -> Draws:
@@ -123,11 +156,11 @@ def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], picks: Pi
     """The token that a row chooses among `tokens`, by the definition of a draw. logits: those of `tokens`.
 
     Raises:
-        EngineError: a logit is not a number.
+        LogitsError: a logit is not a number.
     """
     values = logits.astype(np.float64)
     if not np.isfinite(values).all():
-        raise EngineError("the model's logits are not numbers: no token can be chosen")
+        raise LogitsError
     if picks.kinds[row] == Pick.BEST:
         return int(tokens[values.argmax()])
     scale, top_k, min_p = picks.inverse_temperatures[row], int(picks.top_k[row]), picks.min_p[row]

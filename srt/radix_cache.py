@@ -228,6 +228,21 @@ class RadixCache:
         self.evicted_tokens += given
         return given
 
+    def discard(self, match: Match) -> int:
+        """Takes the path's nodes out of the tree up to the last one that is held, with all that has been computed
+        behind them; says how many tokens that were."""
+        top: RadixNode | None = None
+        for node in ascend(match.node):
+            if node.held:
+                break
+            top = node
+        if top is None:
+            return 0
+        subtree = [top]
+        for node in subtree:
+            subtree.extend(node.children.values())
+        return sum(self._remove(node) for node in reversed(subtree))
+
     def clear(self) -> int:
         """Evicts all that nobody holds."""
         return self.evict(self.evictable_tokens)

@@ -8,6 +8,7 @@ held ──let_go──▶ waiting ──admit──▶ running      a message m
 
 from collections.abc import Sequence
 
+from .batch import LogitsError
 from .counters import Counters
 from .endings import failure
 from .engine_protocol import FromEngine
@@ -105,9 +106,12 @@ class Roster:
             self.events.append(ending)
 
     def fail(self, request: Request, error: Exception) -> None:
-        """Ends the request's message, all its requests, with the cause."""
+        """Ends the request's message, all its requests, with the cause. Keys behind which the model's logits are not
+        numbers may be wrong: the tree does not keep them."""
         self.last_failure = error
         self._counters.failed += 1
+        if isinstance(error, LogitsError):
+            self._space.discard(request)
         self.end(request.message_id, failure(request.message_id, error))
 
     def drop(self, request: Request) -> None:

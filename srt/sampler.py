@@ -28,14 +28,14 @@ class Chooser(Protocol):
         """One token for each draw. logits: float32 [_, vocab].
 
         Raises:
-            EngineError: the logits of a row are not numbers.
+            LogitsError: the logits of a row are not numbers, or none of those that may come is finite.
         """
 
     def summarise(self, logits: torch.Tensor, rows: NDArray[np.int64], top: int) -> Summary:
         """Log-normalisers of rows and their `top` largest logits.
 
         Raises:
-            EngineError: the logits of a row are not numbers.
+            LogitsError: the logits of a row are not numbers.
         """
 
 
@@ -52,15 +52,21 @@ class Sampler:
         self.chooser = chooser or TorchSampling()
 
     def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-        """One token for each draw. logits: float32 [L, vocab].
+        """One token for each draw. logits: float32 [L, vocab]; as they were before when this raises.
 
         Raises:
-            EngineError: the logits of a row are not numbers.
+            LogitsError: the logits of a row are not numbers.
+            ParameterError: a number among the sampling parameters of a row with which nothing can be drawn.
         """
         if not draws:
             return []
-        adjust(logits[:, : self.vocab_size], draws)
-        tokens: list[int] = self.choose(logits, Draws.of(draws)).tolist()
+        columns = Draws.of(draws)
+        restore = adjust(logits[:, : self.vocab_size], draws)
+        try:
+            tokens: list[int] = self.choose(logits, columns).tolist()
+        except Exception:
+            restore()
+            raise
         return tokens
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:

@@ -7,8 +7,8 @@ Requests share one pool of KV slots through a radix tree. Tokens enter the tree 
 they are computed: every layer stores its keys before it attends, so a request planned later in the same step reads
 what an earlier one is about to write, and a fork of eight costs its shared prefix once without waiting.
 
-One failing request ends alone. A failing forward pass ends its batch, empties the tree and lets everybody else
-compute again.
+A request that fails ends alone, also where its row fails while tokens are chosen: the keys of the step are sound. A
+forward pass that fails ends its batch, empties the tree and lets everybody else compute again.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ from .kv_space import KVSpace
 from .memory import IntegrityError
 from .outcome import Outcome, read_outcome
 from .overlap import Flight, Landed, expected
-from .picks import picks_of
+from .picks import NOTHING_ASKED, picks_of
 from .planner import Planner
 from .request import Phase
 from .roster import Roster
@@ -50,8 +50,8 @@ class Scheduler:
         vocabulary_bytes: the bytes of a token, b"" for control tokens.
         eos_ids: tokens with which the model ends its text.
         clock: deadlines, ageing and the seconds in `counters`.
-        faults: visited at engine.plan and engine.commit (once for each request), memory.allocate (once for each
-            allocation), engine.forward and engine.sample (once for each step).
+        faults: visited at engine.plan, engine.sample and engine.commit (once for each request), memory.allocate (once
+            for each allocation), engine.forward (once for each step).
         constraints: opens the constraints of requests; None refuses such requests.
 
     Raises:
@@ -249,15 +249,15 @@ class Scheduler:
         return not flight.failed
 
     def _take_off(self, plan: StepPlan) -> Flight:
-        launcher, picks = self._launcher, None
+        launcher, asked = self._launcher, NOTHING_ASKED
         if self.config.partial_logits:
-            picks = picks_of(plan.planned, plan.logit_rows, launched=launcher is not None)
-        batch = plan.build(picks)
+            asked = picks_of(plan.planned, plan.logit_rows, launched=launcher is not None)
+        batch = plan.build(asked.picks)
         started = self._clock.now()
         self._faults("engine.forward")
         pending = Landed(self._runner.forward(batch)) if launcher is None else launcher.launch(batch)
         self._counters.forward_seconds += self._clock.now() - started
-        return Flight(plan, picks, pending) if launcher is None else Flight.launched(plan, picks, pending)
+        return Flight(plan, asked, pending) if launcher is None else Flight.launched(plan, asked, pending)
 
     def _land(self) -> None:
         """Waits for the oldest flight, and commits what it says."""
@@ -282,8 +282,13 @@ class Scheduler:
         logits = flight.pending.result()
         computed = self._clock.now()
         self._counters.forward_seconds += computed - started
-        self._faults("engine.sample")
-        outcome = read_outcome(logits, going, flight.picks, self._sampler)
+        errors = dict(flight.asked.errors)
+        for rows in going:
+            try:
+                self._faults("engine.sample")
+            except Exception as error:
+                errors[rows.request.number] = error
+        outcome = read_outcome(logits, going, flight.asked.picks, self._sampler, errors)
         self._counters.sample_seconds += self._clock.now() - computed
         self._counters.picked_rows += int((logits.places < 0).sum())
         return outcome

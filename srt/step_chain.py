@@ -4,12 +4,14 @@ For runners that compute beside the scheduler (threaded_runner.py), or as if the
 the order of their launches.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .batch import Batch, Logits, Pick, Picks, Runner
+from .isolation import isolate
 from .picks import MOST_PICKED, draws_of
 from .sampler import Sampler
 
@@ -24,7 +26,8 @@ class StepChain:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._sampler = Sampler(runner.vocab_size, runner.chooser)
-        self._tokens = np.empty(0, dtype=np.int64)  # [L] of the last step; −1: not chosen there
+        # [L] of the last step; −1: not chosen there. 0 where that failed: the text has ended when this is noticed
+        self._tokens = np.empty(0, dtype=np.int64)
 
     def run(self, batch: Batch) -> Logits:
         """As `Runner.forward`, for a batch that `Launcher.launch` takes."""
@@ -34,8 +37,11 @@ class StepChain:
         if asked is not None:
             batch = replace(batch, picks=_narrowed(asked))
         logits = self._runner.forward(batch)
-        self._tokens = logits.tokens if asked is None else self._chosen(logits, asked)
-        return Logits(logits.values, logits.places, self._tokens)
+        if asked is not None:
+            logits = self._chosen(logits, asked)
+        self._tokens = logits.tokens.copy()
+        self._tokens[list(logits.errors)] = 0
+        return logits
 
     def resolve(self, token_ids: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows' tokens: those that are given, and those that the last step has chosen. Both: [R]"""
@@ -45,16 +51,25 @@ class StepChain:
         assert resolved[rows].min(initial=0) >= 0, "a row refers to a token that the step before did not choose"
         return resolved
 
-    def _chosen(self, logits: Logits, asked: Picks) -> NDArray[np.int64]:
-        """Every pick that may be any token has one: [L]"""
-        tokens = logits.tokens.copy()
+    def _chosen(self, logits: Logits, asked: Picks) -> Logits:
+        """Every pick that may be any token has one, or an error."""
+        tokens, errors = logits.tokens.copy(), dict(logits.errors)
         left = (asked.kinds != Pick.ALL) & (tokens < 0)
-        left[list(asked.allowed)] = False
-        rows = np.flatnonzero(left)
-        if len(rows):
-            draws = draws_of(asked, rows, logits.places[rows], self._sampler.vocab_size)
-            tokens[rows] = self._sampler.choose(logits.values, replace(draws, masks=None))
-        return tokens
+        left[[*asked.allowed, *errors]] = False
+
+        def choose(rows: Sequence[int]) -> list[int]:
+            some = np.array(rows, dtype=np.int64)
+            draws = draws_of(asked, some, logits.places[some], self._sampler.vocab_size)
+            chosen: list[int] = self._sampler.choose(logits.values, replace(draws, masks=None)).tolist()
+            return chosen
+
+        rows = np.flatnonzero(left).tolist()
+        for row, answer in zip(rows, isolate(rows, choose), strict=True):
+            if isinstance(answer, Exception):
+                errors[row] = answer
+            else:
+                tokens[row] = answer
+        return Logits(logits.values, logits.places, tokens, errors)
 
 
 def _narrowed(picks: Picks) -> Picks:

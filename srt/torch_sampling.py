@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..lang.errors import EngineError
+from .batch import LogitsError
 from .draw import Draws, gumbel
 
 _BLOCK = 128  # tokens whose maximum is taken first; divides the vocabularies of Llama, Qwen and Gemma
@@ -237,9 +237,9 @@ def _rows(logits: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:
 
 
 def _require_numbers(values: torch.Tensor) -> None:
-    """A NaN would choose some token in silence, and its keys may be wrong too: the step has failed."""
+    """A NaN would choose some token in silence."""
     if not bool(values.isfinite().all()):
-        raise EngineError("the model's logits are not numbers: no token can be chosen")
+        raise LogitsError
 
 
 def _first_largest(

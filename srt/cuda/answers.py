@@ -4,15 +4,15 @@ Chosen tokens stay on the device for the rows of the next step, and are copied t
 the step. Nobody waits for that copy before somebody asks for the result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...lang.errors import EngineError
-from ..batch import Logits, Pick, Picks
+from ..batch import Logits, LogitsError, Pick, Picks
+from ..isolation import isolate
 from ..picks import draws_of
 from .choosing import DeviceChooser
 from .device import Accelerator, Mark
@@ -23,7 +23,7 @@ from .staging import Staging
 class Chosen:
     """The tokens that a step has chosen, on the device. By logit row [L]: where its token is, −1 = none."""
 
-    tokens: torch.Tensor  # int64 [n]; −1: the logits were not numbers
+    tokens: torch.Tensor  # int64 [n]; −1: the logits were not numbers, or no token could be chosen
     places: NDArray[np.int64]  # [L]
 
 
@@ -34,25 +34,21 @@ class Answer:
     values: torch.Tensor  # float32 [F, vocab] on the device
     value_places: NDArray[np.int64]  # [L] index into values, −1 = none
     chosen: Chosen
+    errors: Mapping[int, Exception]  # logit row → why no token could be chosen
     host_tokens: torch.Tensor = field(repr=False)  # int64 [n] in pinned memory, full behind the mark
     mark: Mark
     finished: Callable[[], None] = field(repr=False)  # called behind the mark
 
     def result(self) -> Logits:
-        """Waits for the step.
-
-        Raises:
-            EngineError: a token was to be chosen among logits that are not numbers.
-        """
+        """Waits for the step."""
         self.mark.wait()
         self.finished()
         tokens = np.full(len(self.value_places), -1, dtype=np.int64)
         has_token = self.chosen.places >= 0
-        chosen = self.host_tokens.numpy()
-        if (chosen < 0).any():
-            raise EngineError("the model's logits are not numbers: no token can be chosen")
-        tokens[has_token] = chosen[self.chosen.places[has_token]]
-        return Logits(self.values, self.value_places, tokens)
+        tokens[has_token] = self.host_tokens.numpy()[self.chosen.places[has_token]]
+        without = np.flatnonzero(has_token & (tokens < 0)).tolist()
+        errors = {row: self.errors.get(row) or LogitsError() for row in without}
+        return Logits(self.values, self.value_places, tokens, errors)
 
 
 class Answers:
@@ -74,9 +70,9 @@ class Answers:
         """
         count = len(logits)
         picked, whole = _wants(picks, count)
-        tokens = torch.empty(0, dtype=torch.int64, device=logits.device)
+        tokens, errors = torch.empty(0, dtype=torch.int64, device=logits.device), dict[int, Exception]()
         if picks is not None and len(picked):
-            tokens = self._chooser.choose_async(logits, draws_of(picks, picked, picked, logits.shape[1]))
+            tokens, errors = self._choose(logits, picks, picked)
         host_tokens = self._accelerator.host_buffer(tokens.nbytes).view(torch.int64)
         host_tokens.copy_(tokens, non_blocking=True)
         if not len(whole):
@@ -94,10 +90,28 @@ class Answers:
             values=values,
             value_places=_places(whole, count),
             chosen=Chosen(tokens, _places(picked, count)),
+            errors=errors,
             host_tokens=host_tokens,
             mark=mark,
             finished=finished,
         )
+
+    def _choose(
+        self, logits: torch.Tensor, picks: Picks, picked: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, dict[int, Exception]]:
+        """A token for each of the picked rows; −1 for those with an error."""
+
+        def choose(rows: NDArray[np.int64]) -> torch.Tensor:
+            return self._chooser.choose_async(logits, draws_of(picks, rows, rows, logits.shape[1]))
+
+        try:
+            return choose(picked), {}
+        except Exception:
+            rows = picked.tolist()
+            answers = isolate(rows, lambda some: list(choose(np.array(some, dtype=np.int64))))
+        none = torch.full((), -1, dtype=torch.int64, device=logits.device)
+        errors = {row: answer for row, answer in zip(rows, answers, strict=True) if isinstance(answer, Exception)}
+        return torch.stack([none if isinstance(answer, Exception) else answer for answer in answers]), errors
 
 
 def _wants(picks: Picks | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -178,7 +178,7 @@ class CudaRunner:
         places = self._chosen.places[logit_rows]
         assert places.min() >= 0, "the step before chooses a token for each row that is asked for"
         targets, sources = self._sources_staging.send([rows, places])
-        # A token is −1 where logits were not numbers. That step fails, and this one must only do no harm.
+        # A token is −1 where none could be chosen. That text ends, and its row in this step must only do no harm.
         token_ids.index_copy_(0, targets, self._chosen.tokens.index_select(0, sources).clamp_min_(0))
 
     def _compute(self, inputs: StepInputs, given: Given | None, out: torch.Tensor) -> None:

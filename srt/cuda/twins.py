@@ -74,7 +74,7 @@ class TwinChooser(TorchSampling):
     """A `DeviceChooser` that waits for its tokens.
 
     Raises:
-        EngineError: the logits of a row are not numbers.
+        LogitsError: the logits of a row are not numbers.
     """
 
     def choose_async(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from ....lang.errors import EngineError
+from ...batch import LogitsError
 from ...draw import Draws
 from ...torch_sampling import Summary
 
@@ -89,6 +90,6 @@ def _addresses(masks: Sequence[NDArray[np.uint32] | None] | None, vocab: int) ->
 
 def _check(status: int) -> None:
     if status > 0:
-        raise EngineError("the model's logits are not numbers: no token can be chosen")
+        raise LogitsError
     if status < 0:
         raise EngineError("there is no memory left for choosing tokens; give the runtime a smaller pool")

@@ -19,7 +19,7 @@ import torch
 import triton
 from numpy.typing import NDArray
 
-from ....lang.errors import EngineError
+from ...batch import LogitsError
 from ...draw import Draws
 from ...torch_sampling import Summary
 from .early import launched_early
@@ -54,7 +54,7 @@ class TritonSampling:
         """One token for each draw. logits: [_, vocab] of any floating dtype; rows may lie apart."""
         tokens: NDArray[np.int64] = self.choose_async(logits, draws).cpu().numpy()
         if (tokens < 0).any():
-            raise _no_numbers()
+            raise LogitsError
         return tokens
 
     def choose_async(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -110,7 +110,7 @@ class TritonSampling:
             )
         summary = Summary(normalisers.cpu().numpy(), top_tokens.cpu().numpy(), top_logits.cpu().numpy())
         if not np.isfinite(summary.normalisers).all():
-            raise _no_numbers()
+            raise LogitsError
         return summary
 
     def _scratch(self, draws: DeviceDraws, tiles: "_Tiles") -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,7 +161,3 @@ def _plain(rows: NDArray[np.int64]) -> Draws:
         top_p=np.full(count, 0.5),
         min_p=np.zeros(count),
     )
-
-
-def _no_numbers() -> EngineError:
-    return EngineError("the model's logits are not numbers: no token can be chosen")

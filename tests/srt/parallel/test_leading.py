@@ -119,7 +119,7 @@ def test_texts_of_the_torch_engine_overlapped_in_a_thread_are_those_of_one_rank(
 
 
 @pytest.mark.parametrize("point", ["engine.forward", "engine.sample"])
-def test_a_step_that_fails_before_or_behind_the_ranks_ends_its_requests_only(point: str) -> None:
+def test_a_step_or_a_row_that_fails_ends_its_requests_only(point: str) -> None:
     config, tensors = tiny_model("qwen 3")
     visits = 0
 
@@ -145,7 +145,7 @@ def test_a_step_that_fails_before_or_behind_the_ranks_ends_its_requests_only(poi
     assert isinstance(answered, Ended)
     assert isinstance(whole, Ended)
     assert answered.token_ids == whole.token_ids
-    assert others.told.count(Clear()) == 1
+    assert others.told.count(Clear()) == (point == "engine.forward"), "the keys behind a row that failed are sound"
 
 
 class Refusing:

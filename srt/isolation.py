@@ -1,0 +1,35 @@
+"""Finds the items for which a function of many items raises, so that the others do not feel them.
+
+    together([a, b, c, d]) raises ─┬─ together([a, b]) → its answers
+                                   └─ together([c, d]) raises ─┬─ together([c]) → its answer
+                                                               └─ together([d]) raises: the error is d's answer
+
+An item that fails costs a number of calls that is logarithmic in the number of items. Nothing is tried where all is
+well: the usual case is one call.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+def isolate(items: Sequence[P], together: Callable[[Sequence[P]], Sequence[R]]) -> list[R | Exception]:
+    """What `together` gives for each item, or the exception that it raises for that item alone.
+
+    Args:
+        together: gives one answer for each item; an answer depends on its own item only. When it raises, it leaves
+            behind what was there before, because it is called again with a part of the items.
+    """
+    if not items:
+        return []
+    try:
+        answers = together(items)
+    except Exception as error:
+        if len(items) == 1:
+            return [error]
+        middle = len(items) // 2
+        return isolate(items[:middle], together) + isolate(items[middle:], together)
+    assert len(answers) == len(items), "one answer for each item"
+    return list(answers)
