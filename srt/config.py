@@ -65,12 +65,28 @@ class SupervisionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """When a process that works for the gateway counts as lost. What its jobs take is limited in CPU time and memory.
+
+    On a busy machine a process waits for a core for seconds: such time ends no job. A process that sleeps or is stopped
+    uses no CPU time however long it is given.
+    """
+
+    look: float = 0.25  # seconds between looks at a process that owes an answer
+    idle_seconds: float = 4.0  # at a stretch, stopped or asleep without an answer; then the job is tried again
+    overtime: float = 0.5  # seconds of CPU time beyond a job's own limit, for libraries that do not hear its timer
+    wall_seconds: float = 120.0  # of one job, without the time in which it waited for a core
+    starved_seconds: float = 600.0  # in which it waited for a core: as long as any request lives
+    start_seconds: float = 300.0  # of its own start, which counts against no job
+    more_tries: int = 1  # after a process that was killed, stopped or did not start
+
+
+@dataclass(frozen=True, slots=True)
 class CompilerLimits:
     """What the process that compiles constraints may take. Of 300 real schemas the slowest takes a part of a second."""
 
     cpu_seconds: float = 2.0  # of one constraint; then it is refused
-    wall_seconds: float = 10.0  # of one constraint; then the process is killed, whatever it does
-    memory: int = 512 << 20  # bytes of address space
+    memory: int = 256 << 20  # bytes of address space beyond what the process has when its libraries are loaded
     niceness: int = 10  # the model goes first
     most_waiting: int = 256  # constraints; more are refused with OverloadedError
     kept_bytes: int = 64 << 20  # of compiled constraints, see ConstraintLibrary
@@ -93,7 +109,7 @@ class PictureLimits:
     most_packets: int = 1 << 17  # frames that a clip may have: more than an hour
     picture_seconds: float = 5.0  # of CPU time; a photo of 16.8 megapixels takes a part of a second
     clip_seconds: float = 20.0  # of CPU time
-    wall_seconds: float = 60.0  # of either; then the process is killed, whatever it does
+    library_seconds: float = 5.0  # of CPU time in which the library for clips is loaded, for the first of them
     memory: int = 176 << 20  # bytes of address space beyond what the process has when its libraries are loaded
     niceness: int = 10  # the model goes first
     waiting_bytes: int = 512 << 20  # of media that wait to be decoded, all clients together

@@ -47,9 +47,10 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A constraint that cannot, and why. The same source is refused again."""
+    """A constraint that cannot, and why. `lasting`: the same source is refused again."""
 
     message: str
+    lasting: bool = True
 
     def error(self) -> ConstraintError:
         return ConstraintError(self.message)

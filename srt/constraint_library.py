@@ -97,9 +97,12 @@ class ConstraintLibrary:
         match answer:
             case None:  # nobody waited any more
                 return
-            case Compiled() | Refused():
+            case Compiled():
                 self._keep(key, answer)
-                self._counters["constraint_refusals"] += isinstance(answer, Refused)
+            case Refused():
+                if answer.lasting:
+                    self._keep(key, answer)
+                self._counters["constraint_refusals"] += 1
             case _:
                 self._counters["constraint_failures"] += 1
         for inquiry in work.inquiries:

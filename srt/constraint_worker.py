@@ -2,13 +2,10 @@
 
 import msgspec
 
-from ..fsm.errors import LimitExceeded
 from ..lang.protocol import ConstraintEngine, ConstraintSpec
 from .config import CompilerLimits
 from .constraint_compiler import Compiled, Refused, compile_constraint
 from .worker_child import cpu_limit, limit_memory, run
-
-_GROWTH = 256 << 20  # bytes of address space that the work may take, whatever the interpreter has taken before
 
 
 class CompileJob(msgspec.Struct, frozen=True, array_like=True):
@@ -16,17 +13,24 @@ class CompileJob(msgspec.Struct, frozen=True, array_like=True):
     engine: ConstraintEngine
 
 
+class _LateError(Exception):
+    """The time of a job is over."""
+
+
 def compile_within(job: CompileJob, seconds: float) -> Compiled | Refused:
-    """`compile_constraint`, refused when it takes more CPU time. The main thread's, because of the signal."""
+    """`compile_constraint`, refused when it takes more CPU time. The main thread's, because of the signal.
 
-    def late() -> LimitExceeded:
-        return LimitExceeded(f"compiling took more than {seconds:g} s; write a smaller one")
-
+    Such a refusal is not lasting: the same work takes more CPU time on a machine that does much else.
+    """
     try:
-        with cpu_limit(seconds, late):
+        with cpu_limit(seconds, _LateError):
             return compile_constraint(job.spec, job.engine)
-    except LimitExceeded as error:  # it expired outside of what refuses
-        return Refused(str(error))
+    except _LateError:
+        return Refused(
+            f"the constraint is too large: compiling it was not finished within {seconds:g} s of CPU time; write a "
+            "smaller one",
+            lasting=False,
+        )
 
 
 def main() -> None:
@@ -35,7 +39,7 @@ def main() -> None:
     def prepare() -> None:
         compile_constraint(ConstraintSpec("regex", "a"), "fsm")
         compile_constraint(ConstraintSpec("json_schema", '{"type": "null"}'), "fsm")
-        limit_memory(_GROWTH, limits.memory)
+        limit_memory(limits.memory)
 
     run(limits.niceness, prepare, CompileJob, lambda job: compile_within(job, limits.cpu_seconds))
 

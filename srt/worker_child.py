@@ -1,10 +1,12 @@
 """The child's side of work in a process that may be killed (worker_process.py): jobs in, answers out, within limits.
 
+    standard output    [0, 4 bytes]                 ◀──      once: it is ready
     standard input     [length, 4 bytes][job]       ──▶
     standard output    [length, 4 bytes][answer]    ◀──      one after the other, both as msgpack
 
-Time is limited from inside by a timer of CPU time, which ends a job with an exception, and from outside by the parent,
-which ends the process. Memory is limited by the address space: without any left the process ends.
+CPU time is limited from inside by a timer, which ends a job with an exception as soon as Python runs, and from outside
+by the parent, which ends the process: a library may compute for long. Memory is limited by the address space: without
+any left the process ends with the status OUT_OF_MEMORY.
 """
 
 import contextlib
@@ -21,6 +23,7 @@ import msgspec
 from . import lifeline
 
 HEADER = 4  # bytes
+OUT_OF_MEMORY = 77  # exit status
 
 Job = TypeVar("Job")
 
@@ -41,13 +44,13 @@ def cpu_limit(seconds: float, error: Callable[[], Exception]) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def limit_memory(growth: int, least: int = 0) -> None:
-    """From now on the process may take `growth` bytes of address space beyond what it has, or `least` in all if that is
-    more. A library that is loaded later reserves its own: the limit can be set anew behind it."""
+def limit_memory(growth: int) -> None:
+    """From now on the process may take `growth` bytes of address space beyond what it has. A library that is loaded
+    later reserves its own: the limit can be set anew after it."""
     with contextlib.suppress(OSError):  # a system without /proc
         with open("/proc/self/statm", encoding="ascii") as file:
             taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        most = max(least, taken + growth)
+        most = taken + growth
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
@@ -58,8 +61,10 @@ def lift_memory_limit() -> None:
 
 
 def serve(source: BinaryIO, sink: BinaryIO, kind: type[Job], work: Callable[[Job], object]) -> None:
-    """Until the parent closes its end."""
+    """Says that it is ready, and answers until the parent closes its end."""
     decoder = msgspec.msgpack.Decoder(kind)
+    sink.write(bytes(HEADER))
+    sink.flush()
     while len(header := source.read(HEADER)) == HEADER:
         content = msgspec.msgpack.encode(work(decoder.decode(source.read(int.from_bytes(header, "little")))))
         sink.write(len(content).to_bytes(HEADER, "little"))
@@ -82,4 +87,4 @@ def run(niceness: int, prepare: Callable[[], None], kind: type[Job], work: Calla
     try:
         serve(sys.stdin.buffer, sink, kind, work)
     except MemoryError:
-        os._exit(1)  # the parent tells who asked, and starts another
+        os._exit(OUT_OF_MEMORY)  # the parent tells who asked, and starts another

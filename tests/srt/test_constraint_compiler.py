@@ -2,20 +2,23 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import pytest
-from umbel.lang.errors import ConstraintError, OverloadedError
+from umbel.lang.errors import BackendError, ConstraintError, OverloadedError
 from umbel.lang.protocol import ConstraintSpec
-from umbel.srt.compiler_process import CompilerProcess
-from umbel.srt.config import CompilerLimits, worker_environment
+from umbel.srt.compiler_process import CompilerProcess, explained
+from umbel.srt.config import CompilerLimits, WorkerLimits, worker_environment
 from umbel.srt.constraint_compiler import MAX_COMPILED, Answer, Compiled, InlineCompiler, Refused, compile_constraint
 from umbel.srt.constraint_library import ConstraintLibrary
 from umbel.srt.constraint_worker import CompileJob, compile_within
-from umbel.srt.worker_child import HEADER
+from umbel.srt.worker_child import HEADER, OUT_OF_MEMORY
+from umbel.srt.worker_process import Cause, Trouble
 
 from .patient_compiler import PatientCompiler
 
@@ -163,22 +166,150 @@ def test_the_process_answers_and_stays() -> None:
 
 
 @pytest.mark.processes
-def test_a_process_that_is_killed_costs_one_answer() -> None:
+def test_a_killed_process_costs_no_answer() -> None:
     async def run() -> None:
-        compiler = CompilerProcess(CompilerLimits(wall_seconds=0.0), lambda: None)
-        (slow,) = await asyncio.gather(*ask(compiler, regex("a")))
-        assert isinstance(slow, ConstraintError)
-        assert compiler.counters["constraint_kills"] == 1
         compiler = CompilerProcess(CompilerLimits(), lambda: None)
         await asyncio.gather(*ask(compiler, regex("a")))
-        assert compiler.process_id is not None
-        os.kill(compiler.process_id, signal.SIGKILL)
-        dead, alive = await asyncio.gather(*ask(compiler, regex("b"), regex("c")))
-        assert isinstance(dead, ConstraintError | Compiled)  # the loop may have seen the end of the process already
-        assert isinstance(alive, Compiled)
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV):
+            process = compiler.process_id
+            assert process is not None
+            os.kill(process, signal.SIGSTOP)  # so that it has the job when it dies
+            waiting = ask(compiler, regex("b"), regex("c"))
+            await asyncio.sleep(0)
+            os.kill(process, number)
+            os.kill(process, signal.SIGCONT)
+            assert all(isinstance(answer, Compiled) for answer in await asyncio.gather(*waiting)), number
         await compiler.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.processes
+def test_a_stopped_process_costs_no_answer() -> None:
+    async def run() -> None:
+        compiler = CompilerProcess(CompilerLimits(), lambda: None, WorkerLimits(look=0.01, idle_seconds=0.1))
+        await asyncio.gather(*ask(compiler, regex("a")))
+        assert compiler.process_id is not None
+        os.kill(compiler.process_id, signal.SIGSTOP)
+        answers = await asyncio.gather(*ask(compiler, regex("b"), regex("c")))
+        assert all(isinstance(answer, Compiled) for answer in answers)
+        assert compiler.counters == {"constraint_processes": 2, "constraint_kills": 1}
+        await compiler.close()
+
+    asyncio.run(run())
+
+
+# A worker that is ready only after more CPU time than a constraint may take.
+SLOW_START = """
+import time
+from umbel.srt import constraint_worker as worker, worker_child
+
+def prepare():
+    while time.process_time() < 0.6: pass
+
+worker_child.run(0, prepare, worker.CompileJob, lambda job: worker.compile_within(job, 2.0))
+"""
+
+# Workers that end before they are ready, or with every job.
+NEVER_READY = "raise SystemExit(3)"
+SELF_KILLING = """
+import os, signal
+from umbel.srt import constraint_worker as worker, worker_child
+
+worker_child.run(0, lambda: None, worker.CompileJob, lambda job: os.kill(os.getpid(), signal.{name}))
+"""
+SLEEPING = SELF_KILLING.replace("os.kill(os.getpid(), signal.{name})", "signal.pause()")
+
+# A library that computes for ever and never lets Python run: no timer's handler is heard.
+DEAF = """
+from umbel.srt import constraint_worker as worker, worker_child
+
+def compute(job):
+    sum(range(10**12))
+
+worker_child.run(0, lambda: None, worker.CompileJob, compute)
+"""
+
+
+def as_worker(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """Workers run this instead of their module."""
+    start = asyncio.create_subprocess_exec
+
+    async def started(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        *_, parent = command
+        return await start(sys.executable, "-P", "-c", source, parent, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+
+
+@pytest.mark.processes
+def test_the_start_of_the_process_counts_against_no_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_worker(monkeypatch, SLOW_START)
+
+    async def run() -> None:
+        limits = WorkerLimits(look=0.01, overtime=0.0, wall_seconds=0.5)
+        compiler = CompilerProcess(CompilerLimits(cpu_seconds=0.5), lambda: None, limits)
+        (answer,) = await asyncio.gather(*ask(compiler, regex("a")))
+        assert isinstance(answer, Compiled)
+        assert compiler.counters == {"constraint_processes": 1, "constraint_kills": 0}
+        await compiler.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("source", "kind", "said", "tries"),
+    [
+        (NEVER_READY, BackendError, "no process could be started .*exit status 3", 2),
+        (SELF_KILLING.format(name="SIGKILL"), BackendError, "killed from outside, in every try .*SIGKILL", 2),
+        (SELF_KILLING.format(name="SIGTERM"), BackendError, "killed from outside, in every try .*SIGTERM", 2),
+        (SELF_KILLING.format(name="SIGSTOP"), BackendError, "no sign of work, in every try .*stopped", 2),
+        (SLEEPING, BackendError, "no sign of work, in every try .*slept", 2),
+        (SELF_KILLING.format(name="SIGABRT"), ConstraintError, "in every try .*SIGABRT", 2),
+        (DEAF, ConstraintError, r"too large: .*[0-9.]+ s of CPU time .*0\.2 s are allowed", 1),
+    ],
+    ids=["never ready", "killed", "terminated", "stopped", "sleeping", "aborted", "deaf"],
+)
+def test_an_error_says_what_became_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, source: str, kind: type[Exception], said: str, tries: int
+) -> None:
+    as_worker(monkeypatch, source)
+
+    async def run() -> None:
+        limits = WorkerLimits(look=0.01, idle_seconds=0.1, overtime=0.1)
+        compiler = CompilerProcess(CompilerLimits(cpu_seconds=0.2), lambda: None, limits)
+        (answer,) = await asyncio.gather(*ask(compiler, regex("a")))
+        assert type(answer) is kind
+        assert re.search(said, str(answer)), answer
+        assert isinstance(answer, ConstraintError) or "the constraint is not the cause" in str(answer)
+        assert compiler.counters["constraint_processes"] == tries
+        await compiler.close()
+
+    asyncio.run(run())
+
+
+def test_what_befell_the_machine_is_not_remembered_of_a_constraint() -> None:
+    for cause in Cause:
+        compiler = PatientCompiler()
+        shelf = library(compiler)
+        told: list[Answer] = []
+        for _ in range(2):
+            shelf.find(regex("a"), "", told.append)
+            compiler.work(explained(Trouble(cause, "it was seen", 1.5, 90.0), CompilerLimits()))
+        assert len(compiler.asked) == 2, cause
+        assert "write a smaller" in str(told[0]) or isinstance(told[0], BackendError), cause
+
+
+def test_a_compilation_that_took_too_long_is_tried_again_when_it_is_asked_for_again() -> None:
+    """CPU time is measured: on a busy machine the same work takes more of it."""
+    late = compile_within(CompileJob(regex("(?=" + "[ab]*a[ab]{14}" * 3 + ")[ab]*b[ab]{15}a?"), "fsm"), 0.001)
+    compiler = PatientCompiler()
+    shelf = library(compiler)
+    for _ in range(2):
+        shelf.find(regex("a"), "", lambda answer: None)
+        compiler.work(late)
+    assert len(compiler.asked) == 2
 
 
 def framed(content: bytes) -> bytes:
@@ -208,11 +339,12 @@ def test_a_constraint_that_wants_more_memory_than_there_is_ends_the_process() ->
         for megabytes in ("100", "2000"):  # the second is above the limit, whatever the interpreter has taken
             worker.stdin.write(framed(msgspec.msgpack.encode(CompileJob(regex(megabytes), "fsm"))))
         worker.stdin.flush()
+        assert worker.stdout.read(HEADER) == bytes(HEADER), "it is ready"
         size = int.from_bytes(worker.stdout.read(HEADER), "little")
         answer = msgspec.msgpack.decode(worker.stdout.read(size), type=Compiled | Refused)
         assert isinstance(answer, Compiled)
         assert worker.stdout.read() == b""
-        assert worker.wait(timeout=30) == 1
+        assert worker.wait(timeout=30) == OUT_OF_MEMORY
 
 
 @pytest.mark.processes
@@ -231,10 +363,18 @@ def test_the_queue_is_bounded() -> None:
 def test_the_limits_are_these() -> None:
     assert CompilerLimits() == CompilerLimits(
         cpu_seconds=2.0,
-        wall_seconds=10.0,
-        memory=512 << 20,
+        memory=256 << 20,
         niceness=10,
         most_waiting=256,
         kept_bytes=64 << 20,
     )
     assert MAX_COMPILED == 16 << 20
+    assert WorkerLimits() == WorkerLimits(
+        look=0.25,
+        idle_seconds=4.0,
+        overtime=0.5,
+        wall_seconds=120.0,
+        starved_seconds=600.0,
+        start_seconds=300.0,
+        more_tries=1,
+    )

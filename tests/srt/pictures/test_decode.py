@@ -281,7 +281,7 @@ def test_the_limits_are_these() -> None:
             most_packets=1 << 17,
             picture_seconds=5.0,
             clip_seconds=20.0,
-            wall_seconds=60.0,
+            library_seconds=5.0,
             memory=176 << 20,
             niceness=10,
             waiting_bytes=512 << 20,

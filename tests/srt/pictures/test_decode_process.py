@@ -10,11 +10,12 @@ import msgspec
 import psutil
 import pytest
 from umbel.lang.errors import RequestError
-from umbel.srt.config import PictureLimits, worker_environment
-from umbel.srt.pictures.decode import Answer, Decoded, DecodeJob, Refused, decode_media
-from umbel.srt.pictures.decode_process import DecoderProcess
+from umbel.srt.config import PictureLimits, WorkerLimits, worker_environment
+from umbel.srt.pictures.decode import Answer, Decoded, DecodeJob, Refused, decode_media, too_long, too_much_memory
+from umbel.srt.pictures.decode_process import DecoderProcess, explained
 from umbel.srt.pictures.decode_worker import decode_within
 from umbel.srt.worker_child import HEADER
+from umbel.srt.worker_process import Cause, Trouble
 
 from .samples import FORM, bomb, clip, noise, saved
 
@@ -69,17 +70,16 @@ def test_the_process_answers_and_stays() -> None:
 
 
 @pytest.mark.processes
-def test_a_process_that_is_killed_costs_one_picture() -> None:
+def test_a_killed_process_costs_no_picture() -> None:
     async def run() -> None:
         decoder = DecoderProcess(LIMITS, lambda: None)
         await asyncio.gather(*ask(decoder, job(saved(noise(8, 8)))))
         assert decoder.process_id is not None
         os.kill(decoder.process_id, signal.SIGSTOP)
-        dead, alive = ask(decoder, job(saved(noise(9, 9))), job(saved(noise(10, 10))))
+        waiting = ask(decoder, job(saved(noise(9, 9))), job(saved(noise(10, 10))))
         await asyncio.sleep(0)
         os.kill(decoder.process_id, signal.SIGKILL)
-        assert isinstance(await dead, RequestError)
-        assert isinstance(await alive, Decoded)
+        assert all(isinstance(answer, Decoded) for answer in await asyncio.gather(*waiting))
         assert decoder.counters == {"picture_processes": 2, "picture_kills": 1}
         await decoder.close()
 
@@ -87,14 +87,27 @@ def test_a_process_that_is_killed_costs_one_picture() -> None:
 
 
 @pytest.mark.processes
-def test_a_process_that_hangs_is_killed() -> None:
+def test_a_stopped_process_costs_no_picture() -> None:
     async def run() -> None:
-        decoder = DecoderProcess(PictureLimits(wall_seconds=0.0), lambda: None)
-        (late,) = await asyncio.gather(*ask(decoder, job(saved(noise(8, 8)))))
-        assert isinstance(late, RequestError)
-        assert decoder.counters["picture_kills"] == 1
+        decoder = DecoderProcess(LIMITS, lambda: None, WorkerLimits(look=0.01, idle_seconds=0.1))
+        await asyncio.gather(*ask(decoder, job(saved(noise(8, 8)))))
+        assert decoder.process_id is not None
+        os.kill(decoder.process_id, signal.SIGSTOP)
+        (answer,) = await asyncio.gather(*ask(decoder, job(saved(noise(9, 9)))))
+        assert isinstance(answer, Decoded)
+        assert decoder.counters == {"picture_processes": 2, "picture_kills": 1}
+        await decoder.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_picture_is_blamed_for_what_it_used_up_and_for_nothing_else(cause: Cause) -> None:
+    asked = job(saved(noise(8, 8)))
+    error = explained(Trouble(cause, "it was seen", 1.5, 90.0), "image", too_long(asked), too_much_memory(asked))
+    its_fault = cause in (Cause.CPU, Cause.MEMORY, Cause.CRASHED)
+    assert isinstance(error, RequestError) == its_fault
+    assert its_fault or cause is Cause.UNREADABLE or "the image is not the cause" in str(error)
 
 
 @pytest.mark.processes
@@ -102,6 +115,8 @@ def test_the_largest_pictures_fit_into_its_memory_and_a_bomb_takes_none() -> Non
     """Under its limit of address space, the resident memory cannot rise by more either."""
     arguments = [sys.executable, "-P", "-m", "umbel.srt.pictures.decode_worker", str(os.getpid())]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=worker_environment()) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.read(HEADER) == bytes(HEADER), "it is ready"
 
         def answer(data: bytes) -> Decoded | Refused:
             assert worker.stdin is not None
