@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -178,10 +179,14 @@ def open_engine(
             endings.append(runner.close)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
         open_tokens, tries = source.tokenizer, _tries_folder()
-    # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment.
-    beside: Executor = AtOnce() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix="constraints")
-    endings.append(lambda: beside.shutdown(cancel_futures=True))
-    shelf = _constraint_shelf(options, runner, open_tokens, beside, tries, lasting)
+    # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment. Another one
+    # opens those of llguidance, which may take seconds.
+    openers: list[Executor] = [
+        AtOnce() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix=name)
+        for name in ("constraints", "llguidance")
+    ]
+    endings += [partial(opener.shutdown, cancel_futures=True) for opener in openers]
+    shelf = _constraint_shelf(options, runner, open_tokens, openers, tries, lasting)
     config = replace(config, overlap=options.overlap is not False and isinstance(runner, Launcher))
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
     if oracle is not None:
@@ -193,7 +198,7 @@ def _constraint_shelf(
     options: RuntimeOptions,
     runner: Runner,
     open_tokens: Callable[[], Tokenizer],
-    beside: Executor,
+    openers: list[Executor],
     tries: Path | None,
     lasting: Callable[[], object] | None,
 ) -> "ConstraintShelf":
@@ -208,7 +213,7 @@ def _constraint_shelf(
             lasting()  # a vocabulary and its tokenizer are many objects
         return opener
 
-    return ConstraintShelf(load, beside, entries=options.constraint_cache)
+    return ConstraintShelf(load, *openers, entries=options.constraint_cache)
 
 
 def _tries_folder() -> Path:

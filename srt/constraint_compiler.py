@@ -127,8 +127,8 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
         source = Source(_kind(spec), spec.source, spec.whitespace, spec.key_order)
         answer = compile_source(source, engine, limits)
         if answer == "llguidance":
-            why = "" if engine == "llguidance" or spec.kind == "lark" else _our_refusal(source, limits)
-            return Compiled(_engine_constraint(spec, "llguidance", spec.source.encode(), why), None)
+            stands_in = engine != "llguidance" and spec.kind != "lark"
+            return _rehearsed(spec, source, _our_refusal(source, limits) if stands_in else None)
         grammar = answer
     automaton = Automaton(grammar, limits)
     close = automaton.close(automaton.start).decode()
@@ -136,6 +136,28 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     if len(data) > MAX_COMPILED:
         raise ConstraintRefused(f"it takes {len(data)} bytes compiled, more than {MAX_COMPILED}; write a smaller one")
     return Compiled(_engine_constraint(spec, "fsm", data), close, unenforced)
+
+
+def _rehearsed(spec: ConstraintSpec, source: Source, ours: ConstraintRefused | None) -> Compiled:
+    """For llguidance, which has read it here, within this process's limits, before it does so in the engine.
+
+    Args:
+        ours: why our own automata do not honour it; None when they were not asked.
+
+    Raises:
+        ConstraintRefused: llguidance does not honour it, either.
+    """
+    from ..fsm.engines.llguidance_tokens import rehearse
+
+    try:
+        nbytes = rehearse(source)
+    except ConstraintRefused as error:
+        if ours is None:
+            raise
+        raise ours from error
+    why = "" if ours is None else f"{_NAMES[source.kind]}: {ours}"
+    constraint = _engine_constraint(spec, "llguidance", spec.source.encode(), why)
+    return Compiled(msgspec.structs.replace(constraint, nbytes=nbytes), None)
 
 
 def _lenient_grammar(spec: ConstraintSpec, limits: Limits) -> tuple[Grammar, tuple[tuple[str, str], ...]]:
@@ -148,15 +170,15 @@ def _lenient_grammar(spec: ConstraintSpec, limits: Limits) -> tuple[Grammar, tup
     return resolve(compiled.grammar, limits), tuple((keyword, path) for keyword, path in compiled.unenforced)
 
 
-def _our_refusal(source: Source, limits: Limits) -> str:
+def _our_refusal(source: Source, limits: Limits) -> ConstraintRefused | None:
     """Why our own automata do not honour it."""
     from ..fsm.engines.selection import own_grammar
 
     try:
         own_grammar(source, limits)
     except ConstraintRefused as error:
-        return f"{_NAMES[source.kind]}: {error}"
-    return ""
+        return error
+    return None
 
 
 def _engine_constraint(spec: ConstraintSpec, engine: EnforcedBy, data: bytes, why: str = "") -> EngineConstraint:

@@ -43,7 +43,8 @@ class TextState(Protocol):
         """Accepting, and nothing can follow."""
 
     def prepare(self, fuel: int) -> int | None:
-        """Works on the mask → the fuel that is left, or None when it is not finished."""
+        """Works on the mask → the fuel that is left, or None when it is not finished. Below 0: work that cannot be
+        interrupted took more than was given."""
 
     def advance(self, token: int) -> None: ...
 

@@ -58,7 +58,7 @@ class ConstraintOpener:
             case "llguidance":
                 source = Source(compiled.kind, compiled.data.decode(), compiled.whitespace)
                 try:
-                    return self._engines.open_llguidance(source)
+                    return self._engines.open_llguidance(source, compiled.nbytes)
                 except ConstraintRefused as error:
                     raise ConstraintRefused(compiled.why or str(error)) from error
             case _:

@@ -1,11 +1,11 @@
-"""The engine's open constraints: made beside the step, kept for later requests.
+"""The engine's open constraints: made while steps run, kept for later requests.
 
-To open one takes the vocabulary's trie and the tokenizer, which are made at the first constrained request and take
-about two seconds for a large model, once; requests wait for that outside the queue. The tokenizers library holds the
-interpreter for one of them, which delays a step that runs then. To make it at the start would cost every start that
-second, and 380 MB, with constraints or without.
+To open one takes the vocabulary's trie and the tokenizer, which take a second or two for a large model, and of which
+the tokenizers library holds the interpreter's lock for most: an engine process makes them before it is ready
+(`prepare`), others at the first constrained request.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -58,15 +58,24 @@ class ConstraintShelf:
     Args:
         load: makes the opener; called once, unless it fails.
         executor: runs it, and opens constraints; of one thread, or AtOnce.
+        slow: opens what llguidance reads, which may take seconds, so that nothing else waits for that; of one thread,
+            or AtOnce.
         entries: constraints kept; 0 opens one for every request.
         most_bytes: that the kept ones take, as far as is known when another one is asked for; they grow with use.
     """
 
     def __init__(
-        self, load: Callable[[], Opener], executor: Executor, *, entries: int, most_bytes: int = KEPT_BYTES
+        self,
+        load: Callable[[], Opener],
+        executor: Executor,
+        slow: Executor,
+        *,
+        entries: int,
+        most_bytes: int = KEPT_BYTES,
     ) -> None:
         self._load = load
-        self._executor = executor
+        self._loading = threading.Lock()
+        self._executors = {"fsm": executor, "llguidance": slow}
         self._entries = entries
         self._most_bytes = most_bytes
         self._opener: Opener | None = None
@@ -88,14 +97,22 @@ class ConstraintShelf:
             return future
         self.opened += 1
         self._make_room()
-        future = self._executor.submit(self._make, compiled)
+        future = self._executors[compiled.engine].submit(self._make, compiled)
         if self._entries:
             self._open[key] = future
         return future
 
     def trie(self) -> Future[Trie]:
         """Of the vocabulary."""
-        return self._executor.submit(lambda: self._loaded().trie)
+        return self._executors["fsm"].submit(lambda: self._loaded().trie)
+
+    def prepare(self) -> Future[None]:
+        """Makes the opener before the first constraint comes. What fails here is tried again for that."""
+
+        def load() -> None:
+            self._loaded()
+
+        return self._executors["fsm"].submit(load)
 
     def _make_room(self) -> None:
         """For one more."""
@@ -108,10 +125,11 @@ class ConstraintShelf:
         return opener.open(compiled), opener.eos_ids
 
     def _loaded(self) -> Opener:
-        """On the executor only."""
-        if self._opener is None:
-            self._opener = self._load()
-        return self._opener
+        """On the executors only."""
+        with self._loading:
+            if self._opener is None:
+                self._opener = self._load()
+            return self._opener
 
 
 def _size(future: Future[tuple[SharedConstraint, frozenset[int]]]) -> int:

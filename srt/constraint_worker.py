@@ -39,6 +39,7 @@ def main() -> None:
     def prepare() -> None:
         compile_constraint(ConstraintSpec("regex", "a"), "fsm")
         compile_constraint(ConstraintSpec("json_schema", '{"type": "null"}'), "fsm")
+        compile_constraint(ConstraintSpec("lark", 'start: "a"'), "auto")  # refused where llguidance is not installed
         limit_memory(limits.memory)
 
     run(limits.niceness, prepare, CompileJob, lambda job: compile_within(job, limits.cpu_seconds))

@@ -41,6 +41,7 @@ class EngineConstraint(msgspec.Struct, frozen=True, array_like=True):
     data: bytes  # for "fsm" an `fsm.language.Grammar` as msgpack, for "llguidance" the source
     whitespace: JsonWhitespace = "spaced"  # of JSON, for llguidance
     why: str = ""  # our own automata do not honour it
+    nbytes: int = 0  # that llguidance was seen to take for it
 
 
 class EngineGenerate(_Wire, frozen=True):

@@ -24,6 +24,7 @@ from . import lifeline
 
 HEADER = 4  # bytes
 OUT_OF_MEMORY = 77  # exit status
+AGAIN = 0.25  # seconds of CPU time; an error that is raised while an object is deleted is lost, and has to come again
 
 Job = TypeVar("Job")
 
@@ -36,7 +37,7 @@ def cpu_limit(seconds: float, error: Callable[[], Exception]) -> Iterator[None]:
         raise error()
 
     before = signal.signal(signal.SIGPROF, expire)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN)
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ shortest ends are searched for, and are short rather than shortest.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +20,14 @@ from ..tokens.constraint import Encode, JumpCounters
 from ..tokens.masks import Mask
 from ..tokens.trie import EVERYTHING
 from ..tokens.vocabulary import unpack_few
-from .llguidance_tokens import LlguidanceTokens
+from .llguidance_tokens import LlguidanceTokens, require_sound
 from .source import Source
 
 MOST_CLOSING = 1_024  # tokens of an end that is searched for
 FUEL = 4  # of one mask: some tens of microseconds
+FUEL_PER_SECOND = 100_000  # of CPU time: one unit is 10 µs, as for our own automata
+MOST_MASK_SECONDS = 0.25  # of CPU time for one mask; the library's own limits allow no more than about half of it
+LEAST_BYTES = 5 << 20  # that a constraint takes: half of 250 real schemas take about this
 
 # What is tried first on the way to an end: what closes, what separates, digits, letters; what opens comes last.
 _ENDS = (
@@ -33,21 +37,27 @@ _ENDS = (
 
 
 class LlguidanceConstraint:
-    """As constraint.Constraint."""
+    """As constraint.Constraint.
+
+    Args:
+        nbytes: that the matcher takes, as far as `rehearse` has seen it.
+    """
 
     def __init__(
-        self, source: Source, tokens: LlguidanceTokens, *, encode: Encode | None, counters: JumpCounters
+        self,
+        source: Source,
+        tokens: LlguidanceTokens,
+        *,
+        encode: Encode | None,
+        counters: JumpCounters,
+        nbytes: int = 0,
     ) -> None:
+        self.nbytes = max(nbytes, LEAST_BYTES)
         self._tokens = tokens
         self._encode = encode
         self.counters = counters
         self._matcher = tokens.matcher(source)
         self.minimum_tokens = len(self.begin().closing_tokens())
-
-    @property
-    def nbytes(self) -> int:
-        """Half of 250 real schemas take about this."""
-        return 5 << 20
 
     def begin(self, context: bytes = b"", said: bytes = b"") -> LlguidanceState:
         """See Constraint.begin."""
@@ -104,16 +114,28 @@ class LlguidanceState:
         return self.ended or (self.accepting and bool(self._matcher.is_stopped()))
 
     def prepare(self, fuel: int) -> int | None:
-        """One call of the library, which has limits of its own. Raises LimitExceeded when they are passed."""
+        """One call of the library, which has limits of its own. It is not interrupted: what is left may be below 0.
+
+        Raises:
+            LimitExceeded: they are passed.
+        """
         if self._mask is not None:
             return fuel
         assert not self.ended, "nothing follows the end"
         if fuel <= 0:
             return None
+        began = time.thread_time()
         forced = self.forced_tokens()
         words = self._tokens.vocabulary.words
-        self._mask = Mask.only(forced[0], words) if forced else Mask.of(self._allowed(self._matcher))
-        return max(fuel - FUEL, 0)
+        mask = Mask.only(forced[0], words) if forced else Mask.of(self._allowed(self._matcher))
+        seconds = time.thread_time() - began
+        if seconds > MOST_MASK_SECONDS:
+            raise LimitExceeded(
+                f"llguidance took {seconds:.2f} s of CPU time for one token, at most {MOST_MASK_SECONDS:g} s are "
+                "allowed; write a less ambiguous grammar"
+            )
+        self._mask = mask
+        return fuel - max(FUEL, round(seconds * FUEL_PER_SECOND))
 
     @property
     def mask(self) -> NDArray[np.uint32]:
@@ -159,7 +181,7 @@ class LlguidanceState:
             if self.ended or self._matcher.validate_tokens([token]) != 1:
                 raise ConstraintRefused(f"token {token} ({vocabulary.token_bytes(token)!r}) is not allowed here")
             self._matcher.consume_token(token)
-            _require_sound(self._matcher)
+            require_sound(self._matcher)
         plan, closing = self._plans[-1], self._closing
         self._plans.append(plan[1:] if plan and plan[0] == token and len(plan) > 1 else None)
         self._counters.forced += bool(plan and plan[0] == token)
@@ -189,12 +211,13 @@ class LlguidanceState:
         accepting = matcher.is_accepting()
         if not matcher.is_stopped():
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            _require_sound(matcher)
+            require_sound(matcher)
         bits &= ~vocabulary.eos_mask
         return bits | vocabulary.eos_mask if accepting else bits
 
     def _plan(self) -> tuple[int, ...]:
         tokens = self._matcher.compute_ff_tokens()
+        require_sound(self._matcher)
         if not tokens or self._encode is None:
             return ()
         vocabulary = self._tokens.vocabulary
@@ -233,8 +256,3 @@ class LlguidanceState:
                     return token
         words = np.flatnonzero(bits)[:1]
         return unpack_few(bits[: int(words[0]) + 1])[0] if len(words) else None
-
-
-def _require_sound(matcher: Any) -> None:
-    if matcher.is_error():
-        raise LimitExceeded(f"llguidance: {matcher.get_error().strip().splitlines()[0]}")

@@ -1,18 +1,37 @@
-"""A vocabulary as llguidance reads it, and its matchers over it."""
+"""A vocabulary as llguidance reads it, its matchers over it, and how much they may take."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from ..errors import ConstraintRefused, Unsupported
+from ..errors import ConstraintRefused, LimitExceeded, Unsupported
 from ..tokens.constraint import Encode
 from ..tokens.spelling import fewest_tokens
-from ..tokens.trie import Trie
+from ..tokens.trie import Trie, build_trie
 from ..tokens.vocabulary import Vocabulary
 from .source import MissingEngine, Source
+
+
+@dataclass(frozen=True, slots=True)
+class MatcherLimits:
+    """What llguidance may take for one constraint, in its own units. Beyond them it ends the text with an error.
+
+    They bound each step of a text. Reading a source they do not bound: a multiple of 1,000,003 takes it seconds and
+    300 MB whatever they say, so sources are read where that can be killed first (`rehearse`).
+    """
+
+    grammar: int = 500_000  # symbols
+    initial_fuel: int = 1_000_000  # of reading expressions; 50,000 take a millisecond
+    step_fuel: int = 200_000  # of one mask; 14,000 take a millisecond
+    step_items: int = 50_000  # of one mask; 20,000 take a millisecond
+    row_items: int = 2_000  # of a place in the text: how ambiguous it may be
+    lexer_states: int = 25_000  # 1-2 kB each, shared by all texts of the constraint
 
 
 class LlguidanceTokens:
@@ -22,7 +41,9 @@ class LlguidanceTokens:
         MissingEngine: the package is not installed.
     """
 
-    def __init__(self, vocabulary: Vocabulary, trie: Trie, encode: Encode | None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, trie: Trie, encode: Encode | None, limits: MatcherLimits | None = None
+    ) -> None:
         try:
             self._library = importlib.import_module("llguidance")
         except ImportError as error:
@@ -30,6 +51,7 @@ class LlguidanceTokens:
         self.vocabulary = vocabulary
         self.trie = trie
         self._encode = encode
+        self._limits = self._library_limits(limits or MatcherLimits())
         self.tokenizer = self._library.LLTokenizer(
             self._library.TokenizerWrapper(_Table(vocabulary, self.spell)), eos_token=list(vocabulary.eos_ids)
         )
@@ -39,15 +61,15 @@ class LlguidanceTokens:
         return importlib.util.find_spec("llguidance") is not None
 
     def matcher(self, source: Source) -> Any:  # Any: llguidance.LLMatcher, a compiled class
-        """A matcher at the beginning of a text.
+        """A matcher at the beginning of a text, whose every step is within the limits.
 
         Raises:
             Unsupported: llguidance does not honour the constraint.
             ConstraintRefused: it is no constraint.
         """
-        matcher = self._library.LLMatcher(self.tokenizer, self._grammar(source), log_level=0)
+        matcher = self._library.LLMatcher(self.tokenizer, self._grammar(source), log_level=0, limits=self._limits)
         if matcher.is_error():
-            why = matcher.get_error().strip().splitlines()[0]
+            why = matcher.get_error().strip().splitlines()[0][:300]
             raise Unsupported(f"llguidance: {why}", keyword=source.kind)
         return matcher
 
@@ -63,6 +85,17 @@ class LlguidanceTokens:
                     return tokens
         return fewest_tokens(self.trie, text) or []
 
+    def _library_limits(self, limits: MatcherLimits) -> Any:  # Any: llguidance.LLParserLimits, a compiled class
+        return self._library.LLParserLimits(
+            max_grammar_size=limits.grammar,
+            initial_lexer_fuel=limits.initial_fuel,
+            step_lexer_fuel=limits.step_fuel,
+            step_max_items=limits.step_items,
+            max_items_in_row=limits.row_items,
+            max_lexer_states=limits.lexer_states,
+            verbose_errors=False,  # they would repeat the source
+        )
+
     def _grammar(self, source: Source) -> str:
         matcher = self._library.LLMatcher
         try:
@@ -76,6 +109,44 @@ class LlguidanceTokens:
         except ValueError as error:
             raise ConstraintRefused(f"llguidance: {error}", keyword=source.kind) from error
         return grammar
+
+
+def rehearse(source: Source) -> int:
+    """Reads the source as `LlguidanceTokens.matcher` does, over single bytes → the memory that its matcher takes, in
+    bytes as far as the system says. It may take long: run it where it can be killed, and read here what passed.
+
+    Raises:
+        MissingEngine: the package is not installed.
+        Unsupported: llguidance does not honour the constraint.
+        ConstraintRefused: it is no constraint, or its texts cannot begin within the limits.
+    """
+    tokens, before = _byte_tokens(), _resident_bytes()
+    matcher = tokens.matcher(source)
+    matcher.compute_bitmask()
+    require_sound(matcher)
+    return max(0, _resident_bytes() - before)
+
+
+def require_sound(matcher: Any) -> None:  # Any: llguidance.LLMatcher
+    """Raises LimitExceeded when a step took more than the limits."""
+    if matcher.is_error():
+        raise LimitExceeded(f"llguidance: {matcher.get_error().strip().splitlines()[0][:300]}")
+
+
+@cache
+def _byte_tokens() -> LlguidanceTokens:
+    """A vocabulary of the 256 bytes: what reading a source takes does not depend on the vocabulary."""
+    vocabulary = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [256])
+    return LlguidanceTokens(vocabulary, build_trie(vocabulary), None)
+
+
+def _resident_bytes() -> int:
+    """Of this process; 0 on a system without /proc."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 _FORMATS: dict[str, dict[str, object]] = {

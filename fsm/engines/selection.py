@@ -163,8 +163,16 @@ class Engines:
         """A compiled one. Raises ConstraintRefused."""
         return Constraint(grammar, self.masks, encode=self._encode, limits=self._limits, counters=self.counters)
 
-    def open_llguidance(self, source: Source) -> LlguidanceConstraint:
-        """By llguidance, whose view of the vocabulary is made at the first of them. Raises ConstraintRefused."""
+    def open_llguidance(self, source: Source, nbytes: int = 0) -> LlguidanceConstraint:
+        """By llguidance, whose view of the vocabulary is made at the first of them. A source that has not been read
+        where reading can be killed (`rehearse`) may take long.
+
+        Args:
+            nbytes: that `rehearse` has seen it take.
+
+        Raises:
+            ConstraintRefused: llguidance does not honour it, or is not installed.
+        """
         if self._tokens is None:
             self._tokens = LlguidanceTokens(self.masks.vocabulary, self.masks.trie, self._encode)
-        return LlguidanceConstraint(source, self._tokens, encode=self._encode, counters=self.counters)
+        return LlguidanceConstraint(source, self._tokens, encode=self._encode, counters=self.counters, nbytes=nbytes)

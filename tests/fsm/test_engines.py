@@ -1,16 +1,22 @@
 """Other implementations as oracles: the same texts, and the same masks where both enforce them."""
 
+import importlib
+import itertools
 import json
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from umbel.fsm.automaton.automaton import DEAD, Automaton
+from umbel.fsm.engines.llguidance import LlguidanceState
+from umbel.fsm.engines.llguidance_tokens import LlguidanceTokens, MatcherLimits, rehearse
 from umbel.fsm.engines.selection import Engines, TextState, compile_source
 from umbel.fsm.engines.source import KeyOrder, MissingEngine, Source
-from umbel.fsm.errors import ConstraintRefused, Unsupported
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
 from umbel.fsm.language import Grammar
+from umbel.fsm.tokens.constraint import JumpCounters
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
@@ -164,6 +170,66 @@ def test_a_text_of_llguidance_rolls_back_and_copies(engines: Engines) -> None:
     with pytest.raises(ConstraintRefused, match="not allowed here"):
         state.advance(ord(")"))
     assert mask_of(state) == before
+
+
+AMBIGUOUS = Source("lark", 'start: s\ns: s s | "a" | "b" | s "c" s')
+
+
+@pytest.mark.parametrize(
+    ("limits", "source", "text"),
+    [
+        (MatcherLimits(row_items=40), AMBIGUOUS, b"ab" * 20),
+        (MatcherLimits(step_items=40), AMBIGUOUS, b"ab" * 20),
+        (MatcherLimits(step_fuel=50), Source("regex", "(a|b)*a(a|b){9}c"), b"ab" * 20),
+        (MatcherLimits(lexer_states=40), Source("regex", "(a|b)*a(a|b){9}c"), b"ababbabaaababbbabaaaababbb" * 20),
+    ],
+)
+def test_a_text_that_goes_beyond_llguidances_limits_ends_with_an_error(
+    engines: Engines, limits: MatcherLimits, source: Source, text: bytes
+) -> None:
+    tokens = LlguidanceTokens(VOCABULARY, engines.masks.trie, None, limits)
+    state = LlguidanceState(tokens.matcher(source), tokens, None, JumpCounters(), b"")
+
+    def write() -> None:
+        for byte in text:
+            assert state.prepare(FUEL) is not None
+            state.advance(byte)
+
+    with pytest.raises(LimitExceeded, match="llguidance: "):
+        write()
+
+
+def test_a_mask_of_llguidance_takes_fuel_by_its_cpu_time(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = engines.open(AMBIGUOUS).begin()
+    clock = itertools.count(0.0, 0.01)
+    monkeypatch.setattr("umbel.fsm.engines.llguidance.time.thread_time", lambda: next(clock))
+    assert state.prepare(250) == 250 - 1000  # 10 ms: the step has no fuel left for others, and owes some
+    assert state.prepare(0) == 0, "it is made"
+    clock = itertools.count(0.0, 1.0)
+    state.advance(ord("a"))
+    with pytest.raises(LimitExceeded, match="less ambiguous"):
+        state.prepare(250)
+
+
+def test_llguidance_reads_with_limits_wherever_it_is_asked(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = importlib.import_module("llguidance")
+    given: list[object] = []
+
+    class Matcher:
+        grammar_from_regex = staticmethod(library.LLMatcher.grammar_from_regex)
+        made = library.LLMatcher
+
+        def __new__(cls, *arguments: object, **options: object) -> Any:
+            given.append(options.get("limits"))
+            return cls.made(*arguments, **options)
+
+    monkeypatch.setattr(library, "LLMatcher", Matcher)
+    source = Source("regex", "a+")
+    engines.open(source, "llguidance")
+    rehearse(source)
+    assert len(given) == 2
+    assert all(isinstance(limits, library.LLParserLimits) for limits in given)
+    assert {limits.max_lexer_states for limits in given} == {MatcherLimits().lexer_states}  # type: ignore[attr-defined]
 
 
 def test_llguidance_forces_canonical_tokens() -> None:

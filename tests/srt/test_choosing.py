@@ -21,7 +21,7 @@ PROMPT = [256, *TOKENIZER.encode("who sings", first=False)]
 
 def shelf(size: int = TOKENIZER.vocab_size) -> ConstraintShelf:
     return ConstraintShelf(
-        lambda: ConstraintOpener(lambda: TOKENIZER, size, walk=None, folder=None), AtOnce(), entries=4
+        lambda: ConstraintOpener(lambda: TOKENIZER, size, walk=None, folder=None), AtOnce(), AtOnce(), entries=4
     )
 
 

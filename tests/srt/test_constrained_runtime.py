@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jsonschema
 import pytest
 import torch
+from umbel.fsm.engines.llguidance_tokens import MatcherLimits
 from umbel.lang.errors import ConstraintError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest
@@ -201,6 +202,21 @@ def test_a_grammar_is_enforced(jump_forward: bool) -> None:
         text = only(final).text
         depth = text.count("(")
         assert text == "a" + "(" * depth + "x" + ")" * depth
+
+
+def test_a_grammar_beyond_llguidances_limits_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = MatcherLimits(row_items=60)
+    monkeypatch.setattr("umbel.fsm.engines.llguidance_tokens.MatcherLimits", lambda: limits)
+    ambiguous = ConstraintSpec("lark", 'start: s "!"\ns: s s | "a" | "b" | s "c" s')
+    others = [request(f"{i}", schema_spec(SCHEMAS[0]), max_tokens=100, seed=i, temperature=1.0) for i in range(4)]
+    alone = [only(final).text for final in answers(others)]
+    facts: dict[str, object] = {}
+    endless = request("g", ambiguous, max_tokens=400, seed=1, temperature=1.0, logit_bias={ord("!"): -100.0})
+    greedy, *finals = answers([endless, *others], facts.update)
+    assert isinstance(greedy, ConstraintError)
+    assert "llguidance" in str(greedy)
+    assert [only(final).text for final in finals] == alone
+    assert (facts["failed_steps"], facts["pool_rebuilds"]) == (0, 0)
 
 
 def test_what_is_not_enforced_is_reported() -> None:

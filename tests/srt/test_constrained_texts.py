@@ -1,12 +1,15 @@
 """Constraints in the scheduler, with a constraint that is a list of texts."""
 
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraint_shelf import AtOnce, ConstraintShelf
-from umbel.srt.engine_protocol import Ended, EngineAbort, EngineFailed
+from umbel.srt.engine_protocol import Ended, EngineAbort, EngineConstraint, EngineFailed
 from umbel.srt.faults import FailAt
 
 from .engine_harness import Engine
@@ -265,10 +268,51 @@ def test_the_same_constraint_is_opened_once() -> None:
 
 
 def test_open_constraints_are_bounded_in_number_and_bytes() -> None:
-    for shelf in (toy_shelf(entries=2), ConstraintShelf(ToyOpener, AtOnce(), entries=99, most_bytes=5)):
+    for shelf in (toy_shelf(entries=2), ConstraintShelf(ToyOpener, AtOnce(), AtOnce(), entries=99, most_bytes=5)):
         for answer in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb"):
             shelf.find(texts(answer), "")
         assert (shelf.opened, shelf.hits) == (4, 2)
+
+
+def test_what_llguidance_reads_slowly_holds_up_no_constraint_of_ours() -> None:
+    released = threading.Event()
+
+    class SlowOpener(ToyOpener):
+        def open(self, compiled: EngineConstraint) -> ToyConstraint:
+            if compiled.engine == "llguidance":
+                assert released.wait(60.0)
+            return super().open(compiled)
+
+    with ThreadPoolExecutor(1) as fast, ThreadPoolExecutor(1) as slow:
+        shelf = ConstraintShelf(SlowOpener, fast, slow, entries=9)
+        reading = shelf.find(msgspec.structs.replace(texts("a"), engine="llguidance"), "")
+        assert shelf.find(texts("b"), "").result(60.0)[0].minimum_tokens == 1
+        assert not reading.done()
+        released.set()
+        assert reading.result(60.0)[0].minimum_tokens == 1
+
+
+def test_the_opener_is_made_once_whichever_constraint_comes_first() -> None:
+    made: list[ToyOpener] = []
+
+    def load() -> ToyOpener:
+        if not made:
+            made.append(ToyOpener())
+            raise OSError("no room")  # the first time
+        made.append(ToyOpener())
+        return made[-1]
+
+    with ThreadPoolExecutor(1) as fast, ThreadPoolExecutor(1) as slow:
+        shelf = ConstraintShelf(load, fast, slow, entries=9)
+        with pytest.raises(OSError, match="no room"):
+            shelf.prepare().result(60.0)
+        for future in [
+            shelf.find(texts("a"), ""),
+            shelf.find(msgspec.structs.replace(texts("b"), engine="llguidance"), ""),
+        ]:
+            future.result(60.0)
+        shelf.prepare().result(60.0)
+    assert len(made) == 2
 
 
 def test_without_a_cache_every_request_opens_its_own() -> None:

@@ -1,23 +1,25 @@
 """Constraints compiled for the engine: kept, shared, bounded, and killed when they have to be."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 import pytest
 from umbel.lang.errors import BackendError, ConstraintError, OverloadedError
-from umbel.lang.protocol import ConstraintSpec
+from umbel.lang.protocol import ConstraintEngine, ConstraintSpec
 from umbel.srt.compiler_process import CompilerProcess, explained
 from umbel.srt.config import CompilerLimits, WorkerLimits, worker_environment
 from umbel.srt.constraint_compiler import MAX_COMPILED, Answer, Compiled, InlineCompiler, Refused, compile_constraint
 from umbel.srt.constraint_library import ConstraintLibrary
 from umbel.srt.constraint_worker import CompileJob, compile_within
-from umbel.srt.worker_child import HEADER, OUT_OF_MEMORY
+from umbel.srt.worker_child import HEADER, OUT_OF_MEMORY, cpu_limit
 from umbel.srt.worker_process import Cause, Trouble
 
 from .patient_compiler import PatientCompiler
@@ -136,14 +138,34 @@ def test_time_ends_a_compilation() -> None:
     assert compile_within(CompileJob(regex("a"), "fsm"), 2.0) == compile_constraint(regex("a"), "fsm")
 
 
+def test_time_ends_work_that_loses_the_first_error() -> None:
+    """An error that a signal's handler raises while an object is deleted is printed and forgotten."""
+
+    class Swallowing:
+        def __del__(self) -> None:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    pass
+
+    def work() -> None:
+        Swallowing()
+        while True:
+            pass
+
+    with pytest.raises(TimeoutError), cpu_limit(0.01, TimeoutError):
+        work()
+
+
 # ------------------------------------------------------------------------------------------ the process
 
 
-def ask(compiler: CompilerProcess, *specs: ConstraintSpec) -> list["asyncio.Future[Answer | None]"]:
+def ask(
+    compiler: CompilerProcess, *specs: ConstraintSpec, engine: ConstraintEngine = "fsm"
+) -> list["asyncio.Future[Answer | None]"]:
     futures = []
     for spec in specs:
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
-        compiler.compile(spec, "fsm", future.set_result, lambda: True)
+        compiler.compile(spec, engine, future.set_result, lambda: True)
         futures.append(future)
     return futures
 
@@ -163,6 +185,73 @@ def test_the_process_answers_and_stays() -> None:
         assert len(flushed) == 3
 
     asyncio.run(run())
+
+
+# Seconds and hundreds of megabytes of llguidance, which no limit of its own bounds, on every way to it.
+MULTIPLE = '{"type": "integer", "multipleOf": 1000003}'
+SLOW_FOR_LLGUIDANCE = [
+    ConstraintSpec("json_schema", MULTIPLE),  # our automata do not honour it
+    ConstraintSpec("json_schema", MULTIPLE, engine="llguidance"),
+    ConstraintSpec("lark", f"start: %json {MULTIPLE}"),
+    ConstraintSpec("lark", f"start: %json {MULTIPLE}", engine="llguidance"),
+]
+needs_llguidance = pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance is not installed")
+
+
+@needs_llguidance
+@pytest.mark.processes
+@pytest.mark.parametrize("spec", SLOW_FOR_LLGUIDANCE, ids=["schema", "asked", "grammar", "asked grammar"])
+def test_what_llguidance_reads_too_long_is_refused_before_the_engine_hears_of_it(spec: ConstraintSpec) -> None:
+    async def run() -> None:
+        compiler = CompilerProcess(CompilerLimits(cpu_seconds=0.3), lambda: None, WorkerLimits(look=0.05, overtime=0.1))
+        slow, after = await asyncio.gather(*ask(compiler, spec, regex("a"), engine="auto"))
+        assert isinstance(slow, ConstraintError | Refused)
+        message = slow.message if isinstance(slow, Refused) else str(slow)
+        assert re.search("the constraint is too large: .*of CPU time", message), message
+        assert isinstance(after, Compiled)
+        await compiler.close()
+
+    asyncio.run(run())
+
+
+@needs_llguidance
+@pytest.mark.processes
+def test_what_llguidance_takes_too_much_memory_for_is_refused_before_the_engine_hears_of_it() -> None:
+    async def run() -> None:
+        compiler = CompilerProcess(CompilerLimits(cpu_seconds=60.0), lambda: None)
+        (large,) = await asyncio.gather(*ask(compiler, ConstraintSpec("json_schema", MULTIPLE), engine="auto"))
+        assert isinstance(large, ConstraintError)
+        assert "MiB" in str(large)
+        await compiler.close()
+
+    asyncio.run(run())
+
+
+@needs_llguidance
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (ConstraintSpec("lark", "start: nothing"), "grammar: .*nothing"),
+        (ConstraintSpec("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000), "grammar: .*nested"),
+        (ConstraintSpec("regex", "a(", engine="llguidance"), "regex: "),
+        (ConstraintSpec("json_schema", '{"type": "strin"}', engine="llguidance"), "json_schema: "),
+        (ConstraintSpec("json_schema", '{"multipleOf": 100003, "format": "nowhere"}'), "json_schema: #/"),
+    ],
+)
+def test_what_llguidance_refuses_is_refused_where_it_is_compiled(spec: ConstraintSpec, said: str) -> None:
+    answer = compile_constraint(spec, "auto")
+    assert isinstance(answer, Refused)
+    assert re.search(said, answer.message), answer.message
+    assert len(answer.message) < 2000
+
+
+@needs_llguidance
+def test_the_memory_that_llguidance_took_travels_with_the_constraint() -> None:
+    small = compile_constraint(ConstraintSpec("lark", 'start: "a"'), "auto")
+    large = compile_constraint(ConstraintSpec("json_schema", MULTIPLE.replace("1000003", "60013")), "llguidance")
+    assert isinstance(small, Compiled)
+    assert isinstance(large, Compiled)
+    assert small.constraint.nbytes < large.constraint.nbytes
 
 
 @pytest.mark.processes

@@ -161,4 +161,4 @@ class ToyOpener:
 
 
 def toy_shelf(entries: int = 8) -> ConstraintShelf:
-    return ConstraintShelf(ToyOpener, AtOnce(), entries=entries)
+    return ConstraintShelf(ToyOpener, AtOnce(), AtOnce(), entries=entries)
