@@ -14,3 +14,4 @@ class Limits:
     states: int = 50_000  # of a lazy automaton, as far as it was explored
     ambiguity: int = 2_000  # positions that one state of a lazy automaton stands for
     forced_bytes: int = 4_096  # of one forced run
+    shortest_bytes: int = 64 << 10  # of the shortest text: its end is spelled in tokens again as a text grows

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
-from ..fsm.errors import ConstraintRefused
+from ..fsm.errors import ConstraintRefused, LimitExceeded
 from ..lang.constraint import alternatives
 from ..lang.errors import ConstraintError, UmbelError
 from ..lang.protocol import ConstraintEngine, ConstraintSpec
@@ -131,6 +131,12 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
             return _rehearsed(spec, source, _our_refusal(source, limits) if stands_in else None)
         grammar = answer
     automaton = Automaton(grammar, limits)
+    least = automaton.close_length(automaton.start)
+    if least > limits.shortest_bytes:
+        raise LimitExceeded(
+            f"the shortest text that satisfies it has {least} bytes, at most {limits.shortest_bytes} are allowed; "
+            "write a smaller count"
+        )
     close = automaton.close(automaton.start).decode()
     data = msgspec.msgpack.encode(grammar)
     if len(data) > MAX_COMPILED:
@@ -156,7 +162,7 @@ def _rehearsed(spec: ConstraintSpec, source: Source, ours: ConstraintRefused | N
             raise
         raise ours from error
     why = "" if ours is None else f"{_NAMES[source.kind]}: {ours}"
-    constraint = _engine_constraint(spec, "llguidance", spec.source.encode(), why)
+    constraint = _engine_constraint(spec, "llguidance", source.text.encode(), why)
     return Compiled(msgspec.structs.replace(constraint, nbytes=nbytes), None)
 
 

@@ -37,8 +37,7 @@ def _of_frame(frame: Frame, text: bytearray) -> None:
             for part in frame.sequence.parts[frame.index :]:
                 _of_node(part, frame.room, text)
         case Again():
-            for _ in range(frame.least):
-                _of_node(frame.loop.body, frame.room, text)
+            _of_copies(frame.loop.body, frame.room, frame.least, text)
         case _:
             raise AssertionError(f"no frame: {frame!r}")
 
@@ -58,7 +57,7 @@ def _of_node(node: Node, room: int, text: bytearray) -> None:
             case Options():
                 waiting.append((min(current.options, key=lambda option: option.shortest(room)), room))
             case Loop():
-                waiting += [(current.body, room)] * current.least
+                _of_copies(current.body, room, current.least, text)
             case Remaining():
                 waiting += [(part, room) for part in reversed(current.shortest_parts(room))]
             case Opened():
@@ -67,6 +66,14 @@ def _of_node(node: Node, room: int, text: bytearray) -> None:
                 waiting.append((current.body(), room - 1))
             case _:
                 raise AssertionError(f"no node: {current!r}")
+
+
+def _of_copies(node: Node, room: int, count: int, text: bytearray) -> None:
+    """Written once and repeated: all copies are the same. Loops are nested as deep as their source at most."""
+    if count:
+        copy = bytearray()
+        _of_node(node, room, copy)
+        text += copy * count
 
 
 def _from_place(place: Place, room: int, text: bytearray) -> None:

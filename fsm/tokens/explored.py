@@ -15,6 +15,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 MOST_REMEMBERED = 4_096  # of plans and of ends, each; then they are found again
+LONGEST_REMEMBERED = 256  # tokens of an end; of longer ones the last is remembered
 
 
 class Explored:
@@ -32,6 +33,7 @@ class Explored:
         self._serial = masks.register()
         self._plans: dict[tuple[int, tuple[bytes, ...]], Plan] = {}
         self._closings: dict[int, tuple[int, ...]] = {}
+        self._long_closing: tuple[int, tuple[int, ...]] | None = None  # of which state, and its end
         self._finals: dict[int, bool] = {}
 
     def prepare(self, state: int, fuel: int) -> tuple[Mask | None, int]:
@@ -68,10 +70,15 @@ class Explored:
         Raises:
             ConstraintRefused: the vocabulary cannot spell it.
         """
+        if self._long_closing is not None and self._long_closing[0] == state:
+            return self._long_closing[1]
         closing = self._closings.get(state)
         if closing is None:
             closing = tuple(self._spell(self.automaton.close(state)))
-            _remember(self._closings, state, closing)
+            if len(closing) > LONGEST_REMEMBERED:
+                self._long_closing = state, closing
+            else:
+                _remember(self._closings, state, closing)
         return closing
 
     def is_final(self, state: int) -> bool:

@@ -11,6 +11,7 @@ from umbel.fsm.errors import ConstraintRefused, LimitExceeded
 from umbel.fsm.language import Chars, Concat, Grammar, Language, Literal, Repeat, Spelled, Union
 from umbel.fsm.limits import Limits
 from umbel.fsm.tokens.constraint import Constraint, ConstraintState
+from umbel.fsm.tokens.explored import LONGEST_REMEMBERED
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
@@ -185,6 +186,17 @@ def test_without_a_tokenizer_nothing_is_forced_and_ends_are_short() -> None:
 def test_the_minimum_is_the_shortest_text_in_tokens() -> None:
     constraint = Constraint(Grammar(PERSON), Masks(ENGLISH.vocabulary), encode=ENGLISH.encode)
     assert constraint.minimum_tokens == len(ENGLISH.encode('{"name": "", "age": 0}'))
+
+
+def test_long_ends_are_remembered_one_at_a_time() -> None:
+    """A text of many tokens goes through as many states, and the ends of all of them together grow with the square."""
+    state = cursor(Repeat(Chars(((120, 122),)), 2_000, 2_000))
+    explored = state._explored
+    for place in range(1_900):
+        assert len(state.closing_tokens()) == 2_000 - place
+        assert state.closing_tokens() == state.closing_tokens()
+        state.advance(ord("x"))
+    assert sum(map(len, explored._closings.values())) <= LONGEST_REMEMBERED**2
 
 
 def test_what_the_vocabulary_cannot_spell_is_refused_at_once() -> None:

@@ -5,8 +5,10 @@ from umbel.lang.errors import ConstraintError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import Abort, Chunk, ConstraintSpec, Failure, Final, FinishReason, GenRequest, Origin
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.admission import KNOWN_TEXTS, ShortestTexts
 from umbel.srt.constraint_library import ConstraintLibrary
 from umbel.srt.engine_protocol import EngineGenerate, EnginePrefill, Tokens
+from umbel.srt.tokenizer import ByteTokenizer
 
 from .gateway_harness import CONTEXT, PEER, Harness, ended, generate
 from .patient_compiler import PatientCompiler
@@ -148,6 +150,41 @@ def test_max_tokens_below_the_shortest_text_is_refused_with_the_number() -> None
     assert here.failure().kind == "ConstraintError"
     assert "max_tokens=6 or more" in here.failure().message
     assert not here.gateway.generates()
+
+
+def test_a_shortest_text_beyond_the_context_is_refused_whatever_max_tokens_is() -> None:
+    for most in (5, 100_000):
+        here = Patience()
+        here.gateway.send(generate("a", constraint=ConstraintSpec("regex", "[xz]{100}"), max_tokens=most))
+        here.compiler.work()
+        assert here.failure().kind == "ConstraintError"
+        assert f"has 100 tokens, and the model's context holds {CONTEXT}" in here.failure().message
+        assert not here.gateway.generates()
+
+
+def test_the_shortest_text_of_a_constraint_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, encoded = ByteTokenizer.encode, list[str]()
+
+    def counted(self: ByteTokenizer, text: str, *, first: bool) -> list[int]:
+        encoded.append(text)
+        return encode(self, text, first=first)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", counted)
+    here = Patience()
+    for label in "abc":
+        for source in ("yes{9}", "no{9}"):
+            here.gateway.send(generate(label + source, constraint=ConstraintSpec("regex", source)))
+    here.compiler.work()
+    here.gateway.send(generate("d", constraint=ConstraintSpec("regex", "yes{9}")))
+    assert len(here.gateway.generates()) == 7
+    assert (encoded.count("ye" + "s" * 9), encoded.count("n" + "o" * 9)) == (1, 1)
+
+
+def test_a_bounded_number_of_shortest_texts_is_known() -> None:
+    texts = ShortestTexts(ByteTokenizer())
+    for number in range(2 * KNOWN_TEXTS):
+        assert texts.tokens_of(str(number), "x" * (number % 7)) == number % 7
+    assert len(texts._known) == KNOWN_TEXTS
 
 
 def test_the_answer_says_what_was_enforced_and_forced() -> None:

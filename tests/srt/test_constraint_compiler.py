@@ -60,6 +60,25 @@ def test_a_refusal_says_where_and_why(spec: ConstraintSpec, said: str) -> None:
     assert said in answer.message
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        regex("a{1000000}"),
+        regex("(a|b){70000}"),
+        regex("((ab){200}c?){200}"),
+        ConstraintSpec("json_schema", '{"type": "string", "minLength": 1000000}'),
+        ConstraintSpec("json_schema", '{"type": "array", "items": {"type": "integer"}, "minItems": 100000}'),
+    ],
+)
+def test_a_constraint_without_a_short_text_is_refused_before_that_is_written(
+    spec: ConstraintSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umbel.fsm.automaton.automaton.shortest_text", None)
+    answer = compile_constraint(spec, "fsm")
+    assert isinstance(answer, Refused)
+    assert re.search(r"the shortest text that satisfies it has \d+ bytes, at most 65536 are allowed", answer.message)
+
+
 def test_equal_constraints_that_come_together_are_compiled_once() -> None:
     compiler, told = PatientCompiler(), []
     shelf = library(compiler)
