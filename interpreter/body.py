@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from ..lang.errors import BudgetError, CancelledError, DeadlineError, ParameterError, ProgramError
+from ..lang.errors import BudgetError, DeadlineError, ParameterError, ProgramError
 from ..lang.state import AsyncState, BaseState, State
 from . import loop, transcript
 from .arguments import RunOptions
 from .budgets.budget import Allowance
 from .recording import recording
-from .run import Run
+from .run import Run, ending
 from .speculation.planner import Planner
 from .speculation.rest import Rest
 from .speculation.settings import Setting, Speculating
@@ -236,12 +236,3 @@ async def _quietly(work: Coroutine[Any, Any, None]) -> None:
         await work
     except Exception:
         return
-
-
-def ending(error: BaseException) -> BaseException:
-    """What reads of the run raise after its body ended with `error`."""
-    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
-        ending = CancelledError(f"the run was interrupted by {type(error).__name__}")
-        ending.__cause__ = error
-        return ending
-    return error

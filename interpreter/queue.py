@@ -166,9 +166,9 @@ class StepQueue:
         self.spoken.changed.fire()
 
     def _fail(self, error: BaseException) -> None:
-        """Recorded before anybody is woken."""
+        """Recorded before readers are woken; the error last, since a reader that finds it takes the traceback too."""
         if self.error is None:
-            self.error = error
             self._traceback = error.__traceback__
+            self.error = error
         self.failed.fire()
         self.spoken.changed.fire()

@@ -159,7 +159,8 @@ class Run:
 
     @property
     def is_late(self) -> bool:
-        return self.deadline is not None and self.home.time() >= self.deadline
+        deadline = self.deadline  # read once: the thread that ends the last work sets it to None
+        return deadline is not None and self.home.time() >= deadline
 
     def lateness(self) -> DeadlineError | BudgetError:
         """The error of a run whose deadline has passed: that of its timeout, or of the seconds of its budget."""
@@ -168,10 +169,21 @@ class Run:
         return DeadlineError(f"the run did not end within timeout={self.timeout} seconds")
 
     @contextmanager
-    def bounded(self) -> Iterator[None]:
-        """Around a wait of a reader: one that finds the deadline passed ends the run, whether the alarm rang or not."""
+    def interruptible(self) -> Iterator[None]:
+        """Around what a person may have enough of: Ctrl-C ends the run, in its body and outside of it."""
         try:
             yield
+        except KeyboardInterrupt as error:
+            self.stop(ending(error))
+            raise
+
+    @contextmanager
+    def bounded(self) -> Iterator[None]:
+        """Around a wait of a reader: `interruptible`, and a deadline that has passed ends the run, whether or not the
+        alarm rang."""
+        try:
+            with self.interruptible():
+                yield
         except DeadlineError:
             if self.is_late:
                 self.expire()
@@ -241,6 +253,15 @@ class Run:
             raise ProgramError(
                 "this state belongs to the parent process; read it before forking, or run the program in the child"
             )
+
+
+def ending(error: BaseException) -> BaseException:
+    """What reads of a run raise after its body, or a wait for it, ended with `error`."""
+    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
+        ending = CancelledError(f"the run was interrupted by {type(error).__name__}")
+        ending.__cause__ = error
+        return ending
+    return error
 
 
 def _ring(reference: "weakref.ref[Run]") -> None:

@@ -85,7 +85,15 @@ class Stream(Sink):
             return
         marks, tables = zip(*(branch._mark() for branch in branches), strict=True)
         names = dict.fromkeys(name for table in tables for name in table)
-        columns = tuple((Binding(name), tuple(table.get(name) for table in tables)) for name in names)
+        columns = tuple(
+            (
+                Binding(name),
+                tuple(
+                    table.get(name) or branch.table.before(name) for branch, table in zip(branches, tables, strict=True)
+                ),
+            )
+            for name in names
+        )
         self._queue_joined(Gather(marks, columns))
 
     def assign(self, name: str, value: Value) -> None:
@@ -196,6 +204,14 @@ class Stream(Sink):
         return self._queue.error or self.run.reason
 
     def cost(self) -> Cost:
+        self._until(self._is_spent, (self.run.changed,), None, None)
+        return self.run.ledger.cost
+
+    async def cost_async(self) -> Cost:
+        await self._until_async(self._is_spent, (self.run.changed,), None, None)
+        return self.run.ledger.cost
+
+    def cost_so_far(self) -> Cost:
         return self.run.ledger.cost
 
     def explain_cache(self, timeout: float | None) -> CacheReport:
@@ -247,6 +263,11 @@ class Stream(Sink):
             with self.run.bounded(), resting(self.run):
                 await wait_until_async(ready, signals, limit, _called(name))
 
+    def _is_spent(self) -> bool:
+        """Whether the run makes no more calls. An observer of a running program waits for its body, too."""
+        run = self.run
+        return run.idle and (run.ended or not run.streaming or run.is_inside)
+
     def _may_come(self, name: str) -> bool:
         """Whether an observer of a running program should wait for it to say `name`. The program itself never does."""
         run = self.run
@@ -290,15 +311,16 @@ class Stream(Sink):
     def iterate(self, name: str | None) -> Iterator[Piece]:
         """The program itself, reading its whole text, comes to the end when all it said so far has run."""
         self.ask_for_pieces()
-        if name is not None:
-            check_name(name)
-            self._until(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
-        reader = self._reader(name)
-        while True:
-            yield from reader.new_pieces()
-            if reader.at_end():
-                break
-            self._until(reader.has_news, reader.signals, self.run.deadline, name)
+        with self.run.interruptible():
+            if name is not None:
+                check_name(name)
+                self._until(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
+            reader = self._reader(name)
+            while True:
+                yield from reader.new_pieces()
+                if reader.at_end():
+                    break
+                self._until(reader.has_news, reader.signals, self.run.deadline, name)
         reader.raise_error()
 
     async def iterate_async(self, name: str | None) -> AsyncIterator[Piece]:

@@ -77,7 +77,8 @@ class Binding:
         self._finish()
 
     def resolve_gathered(self, branches: "tuple[Binding | None, ...]") -> None:
-        """Record what the branches of a fork found, one entry per branch, None where it was not set. It has no pieces.
+        """Record what the branches of a fork found, one entry per branch, None where the name has no value. It has no
+        pieces.
 
         Raises the error of a branch's binding that has failed.
         """
@@ -160,6 +161,10 @@ class VariableTable:
     def get(self, name: str) -> Binding | None:
         found = self.own.get(name)
         return found if found is not None else self._base.get(name)
+
+    def before(self, name: str) -> Binding | None:
+        """The binding that the stream began with."""
+        return self._base.get(name)
 
     def names(self) -> list[str]:
         return list(dict.fromkeys((*self._base, *self.own)))

@@ -5,7 +5,7 @@ whoever runs or records the program. Operations add up: `"Q: " + gen("a") + "\\n
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -168,6 +168,8 @@ def expression(value: object, depth: int = MAX_NESTING) -> Op:
             )
         items = checks.members("a list that is appended", value, MAX_PIECES, "a list of strings and operations")
         return Sequence(tuple(op for item in items for op in _flatten(expression(item, depth - 1))))
+    if isinstance(value, Awaitable):
+        raise ParameterError(f"cannot append {shown(value)} to a prompt; write await in front of it")
     if value is None:
         raise ParameterError("cannot append None to a prompt; did a helper forget to return its expression?")
     raise ParameterError(

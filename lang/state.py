@@ -5,9 +5,9 @@ records them, and the user's function cannot tell. A state is one stream of oper
 makes more of them that share everything said so far.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, overload
 
 from . import checks
 from .cache_report import CacheReport
@@ -37,7 +37,7 @@ class Sink(Protocol):
         """`size` streams that begin with everything submitted so far; returns at once."""
 
     def join(self, children: list["Sink"], mode: JoinMode) -> None:
-        """Bring the children's variables (aligned, None where unset) or text into this stream; returns at once."""
+        """Bring the children's variables (see `StateGroup.join`) or text into this stream; returns at once."""
 
     def assign(self, name: str, value: Value) -> None: ...
 
@@ -47,32 +47,38 @@ class Sink(Protocol):
 
     def read(self, name: str, timeout: float | None) -> Value: ...
 
-    def read_async(self, name: str, timeout: float | None) -> Awaitable[Value]: ...
+    def read_async(self, name: str, timeout: float | None) -> Coroutine[Any, Any, Value]: ...
 
     def value(self, name: str, timeout: float | None) -> Any: ...
 
-    def value_async(self, name: str, timeout: float | None) -> Awaitable[Any]: ...
+    def value_async(self, name: str, timeout: float | None) -> Coroutine[Any, Any, Any]: ...
 
     def meta(self, name: str, timeout: float | None) -> dict[str, Any]: ...
 
-    def meta_async(self, name: str, timeout: float | None) -> Awaitable[dict[str, Any]]: ...
+    def meta_async(self, name: str, timeout: float | None) -> Coroutine[Any, Any, dict[str, Any]]: ...
 
     def text(self, timeout: float | None) -> str: ...
 
-    def text_async(self, timeout: float | None) -> Awaitable[str]: ...
+    def text_async(self, timeout: float | None) -> Coroutine[Any, Any, str]: ...
 
     def messages(self, timeout: float | None) -> list[dict[str, str]]: ...
 
-    def messages_async(self, timeout: float | None) -> Awaitable[list[dict[str, str]]]: ...
+    def messages_async(self, timeout: float | None) -> Coroutine[Any, Any, list[dict[str, str]]]: ...
 
     def sync(self, timeout: float | None) -> None: ...
 
-    def sync_async(self, timeout: float | None) -> Awaitable[None]: ...
+    def sync_async(self, timeout: float | None) -> Coroutine[Any, Any, None]: ...
 
     def error(self) -> BaseException | None:
         """The first error so far; does not wait."""
 
-    def cost(self) -> Cost: ...
+    def cost(self) -> Cost:
+        """Of the whole run. Waits until all its streams have done what they were given, well or not."""
+
+    def cost_async(self) -> Coroutine[Any, Any, Cost]: ...
+
+    def cost_so_far(self) -> Cost:
+        """Of the calls that have ended; does not wait."""
 
     def explain_cache(self, timeout: float | None) -> CacheReport:
         """Sinks that make no calls have nothing to explain."""
@@ -89,6 +95,7 @@ class Sink(Protocol):
 
 
 S = TypeVar("S", bound="BaseState")
+T = TypeVar("T")
 
 
 class BaseState:
@@ -186,18 +193,14 @@ class BaseState:
     # -------------------------------------------------------------------------------- the run
 
     @property
-    def usage(self) -> Usage:
-        """Tokens and calls of this run so far, branches included; final when everything said has run."""
-        return self._sink.cost().usage
+    def usage_so_far(self) -> Usage:
+        """Tokens and calls of this run, branches included, without those that are in flight. Does not wait."""
+        return self._sink.cost_so_far().usage
 
     @property
-    def cost(self) -> Cost:
-        """What this run has cost so far, branches included: `usage`, `dollars` by the table `umbel.prices`, and what
-        speculation saved. Final when everything said has run; a call that failed counts when its cost is known.
-
-        Costs add up: `sum((state.cost for state in states), umbel.Cost())` is that of a batch.
-        """
-        return self._sink.cost()
+    def cost_so_far(self) -> Cost:
+        """`cost` without the calls that are in flight. Does not wait."""
+        return self._sink.cost_so_far()
 
     def cancel(self) -> None:
         """Stop the whole run: requests in flight are aborted, later reads raise CancelledError."""
@@ -266,6 +269,22 @@ class State(BaseState):
 
     meta = get_meta_info
 
+    @property
+    def usage(self) -> Usage:
+        """Tokens and calls of this run, branches included. Waits for everything that was said, as `text()` does; of a
+        run that failed or was cancelled it counts the calls that were made. `usage_so_far` does not wait."""
+        return self._sink.cost().usage
+
+    @property
+    def cost(self) -> Cost:
+        """What this run has cost, branches included: `usage`, `dollars` by the table `umbel.prices`, and what
+        speculation saved. Waits as `usage` does; a call that failed counts when its cost is known. `cost_so_far` does
+        not wait.
+
+        Costs add up: `sum((state.cost for state in states), umbel.Cost())` is that of a batch.
+        """
+        return self._sink.cost()
+
     def text(self, timeout: float | None = None) -> str:
         """All text of this state; waits for what was appended."""
         return self._sink.text(timeout)
@@ -319,45 +338,108 @@ class State(BaseState):
             yield (text, meta) if return_meta_data else text
 
 
+class Reading(Coroutine[Any, Any, T]):
+    """What an `async def` program gets for a value: `await` gives the value itself.
+
+    Used as the value without `await` (in text, in a condition, compared, by an attribute) it raises ProgramError or
+    AttributeError, which say so.
+    """
+
+    __slots__ = ("_coroutine", "_written")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], written: str) -> None:
+        self._coroutine = coroutine
+        self._written = written  # what the program wrote, for messages
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    # -------------------------------------------------------------------------------- without await
+
+    def _refuse(self, *_: object) -> NoReturn:
+        self.close()
+        raise ProgramError(f"{self._written} is a value to wait for; write await {self._written}")
+
+    __str__ = __format__ = __bool__ = __add__ = __radd__ = _refuse
+
+    def __eq__(self, other: object) -> bool:
+        return self is other if isinstance(other, Reading) else self._refuse()
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<await {self._written}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{self._written} is a value to wait for; write (await {self._written}).{name}")
+
+
 class AsyncState(BaseState):
-    """The state of an `async def` program: `await s["x"]`."""
+    """The state of an `async def` program: `await s["x"]`, `await s.text()`, `await s.usage`."""
 
     __slots__ = ()
 
-    def __getitem__(self, name: str) -> Awaitable[Value]:
-        return self._sink.read_async(name, None)
+    def __getitem__(self, name: str) -> Reading[Value]:
+        return Reading(self._sink.read_async(name, None), f"s[{name!r}]")
 
-    def get_var(self, name: str, timeout: float | None = None) -> Awaitable[Value]:
-        return self._sink.read_async(name, timeout)
+    def get_var(self, name: str, timeout: float | None = None) -> Reading[Value]:
+        return Reading(self._sink.read_async(name, timeout), f"s.get_var({name!r})")
 
-    def value(self, name: str, timeout: float | None = None) -> Awaitable[Any]:
-        return self._sink.value_async(name, timeout)
+    def value(self, name: str, timeout: float | None = None) -> Reading[Any]:
+        return Reading(self._sink.value_async(name, timeout), f"s.value({name!r})")
 
-    def get_meta_info(self, name: str, timeout: float | None = None) -> Awaitable[dict[str, Any]]:
-        return self._sink.meta_async(name, timeout)
+    def get_meta_info(self, name: str, timeout: float | None = None) -> Reading[dict[str, Any]]:
+        return Reading(self._sink.meta_async(name, timeout), f"s.get_meta_info({name!r})")
 
     meta = get_meta_info
 
-    def text(self, timeout: float | None = None) -> Awaitable[str]:
-        return self._sink.text_async(timeout)
+    @property
+    def usage(self) -> Reading[Usage]:
+        """As `State.usage`: `(await state.usage).calls`."""
+        return Reading(_usage_of(self._sink), "state.usage")
 
-    def messages(self, timeout: float | None = None) -> Awaitable[list[dict[str, str]]]:
-        return self._sink.messages_async(timeout)
+    @property
+    def cost(self) -> Reading[Cost]:
+        """As `State.cost`: `(await state.cost).dollars`."""
+        return Reading(self._sink.cost_async(), "state.cost")
 
-    def sync(self, timeout: float | None = None) -> Awaitable[None]:
-        return self._sink.sync_async(timeout)
+    def text(self, timeout: float | None = None) -> Reading[str]:
+        return Reading(self._sink.text_async(timeout), "s.text()")
 
-    def explain_cache(self, timeout: float | None = None) -> Awaitable[CacheReport]:
+    def messages(self, timeout: float | None = None) -> Reading[list[dict[str, str]]]:
+        return Reading(self._sink.messages_async(timeout), "s.messages()")
+
+    def sync(self, timeout: float | None = None) -> Reading[None]:
+        return Reading(self._sink.sync_async(timeout), "s.sync()")
+
+    def explain_cache(self, timeout: float | None = None) -> Reading[CacheReport]:
         """As `State.explain_cache`."""
-        return self._sink.explain_cache_async(timeout)
+        return Reading(self._sink.explain_cache_async(timeout), "state.explain_cache()")
 
-    async def error(self, timeout: float | None = None) -> BaseException | None:
-        try:
-            await self._sink.sync_async(timeout)
-        except Exception:
-            if self._sink.error() is None:
-                raise
-        return self._sink.error()
+    def error(self, timeout: float | None = None) -> Reading[BaseException | None]:
+        return Reading(_error_of(self._sink, timeout), "state.error()")
+
+
+async def _usage_of(sink: Sink) -> Usage:
+    return (await sink.cost_async()).usage
+
+
+async def _error_of(sink: Sink, timeout: float | None) -> BaseException | None:
+    try:
+        await sink.sync_async(timeout)
+    except Exception:
+        if sink.error() is None:
+            raise
+    return sink.error()
 
 
 class StateGroup(Generic[S]):
@@ -405,9 +487,10 @@ class StateGroup(Generic[S]):
     def join(self, mode: JoinMode = "gather_variable") -> None:
         """Bring the branches back into the state they came from. Returns at once; reads wait.
 
-        `gather_variable`: every variable a branch set becomes a list on the parent, one entry per branch,
-        None where that branch did not set it. `concate_and_append`: the text each branch appended is
-        appended to the parent, in order. A branch that failed fails the parent, with its own error.
+        `gather_variable`: every variable that a branch set becomes a list on the parent, one entry per branch. For a
+        branch that did not set it the entry is the value from before the fork, or None if there was none. A variable
+        that no branch set stays as it is. `concate_and_append`: the text each branch appended is appended to the
+        parent, in order. A branch that failed fails the parent, with its own error.
 
         Raises:
             ParameterError: an unknown mode.

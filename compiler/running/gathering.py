@@ -93,12 +93,26 @@ class Gathering:
         ends = join.inputs[1:]
         if len(ends) != len(template):
             return None
-        streams = (self._graph.stream_of[end] for end in ends)
+        streams = [self._graph.stream_of[end] for end in ends]
         branches = [self._found(node, entry, name, stream) for stream, entry in zip(streams, template, strict=True)]
         if not any(isinstance(branch, int) for branch in branches):
             return None
         self.columns.append(Column(join, node))
+        for index, (stream, entry) in enumerate(zip(streams, template, strict=True)):
+            if isinstance(branches[index], Node):
+                inherited = self._inherited(node, entry, name, stream)
+                branches[index] = branches[index] if inherited is None else inherited
         return self._list(self.joins[join], branches, name)
+
+    def _inherited(self, node: Node, entry: Any, name: str, stream: int) -> int | None:
+        """The slot of a value that the name had before the branch was forked off."""
+        parents = self._graph.parents(stream)
+        while parents is not None:
+            found = self._found(node, entry, name, parents[0])
+            if isinstance(found, int):
+                return found
+            parents = self._graph.parents(parents[0])
+        return None
 
     def _found(self, node: Node, entry: Any, name: str, stream: int) -> int | Node | None:
         """What a branch found: a slot, a value that it assigned, or nothing."""

@@ -16,9 +16,8 @@ from typing import Any
 
 from ...interpreter import loop, transcript
 from ...interpreter.arguments import RunOptions
-from ...interpreter.body import ending
 from ...interpreter.budgets.budget import Allowance
-from ...interpreter.run import Run
+from ...interpreter.run import Run, ending
 from ...interpreter.speculation.planner import Planner
 from ...interpreter.speculation.rest import Rest
 from ...interpreter.speculation.settings import Setting, Speculating

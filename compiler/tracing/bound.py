@@ -25,7 +25,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A name that a join brings back: of every branch what it had bound, None where it had not."""
+    """A name that a join brings back: of every branch what the name meant there, None where it meant nothing."""
 
     branches: "tuple[Bound | None, ...]"
 

@@ -184,7 +184,9 @@ class Recorder(Sink):
         self._say(Join(mode), current_line(), *(branch.last for branch in branches))
         if mode == "gather_variable":
             for name in dict.fromkeys(name for branch in branches for name in branch._own):
-                self._own[name] = Gathered(tuple(branch._own.get(name) for branch in branches))
+                self._own[name] = Gathered(
+                    tuple(branch._own.get(name) or branch._base.get(name) for branch in branches)
+                )
 
     def _branch(self, child: Sink) -> "Recorder":
         if isinstance(child, Recorder) and child.tape is self.tape:
@@ -295,6 +297,12 @@ class Recorder(Sink):
 
     def cost(self) -> Cost:
         self._only_of_a_run("the cost of a run", "state.cost for the state of a run")
+
+    async def cost_async(self) -> Cost:
+        return self.cost()
+
+    def cost_so_far(self) -> Cost:
+        return self.cost()
 
     def cancel(self) -> None:
         self._only_of_a_run("cancel() stops a run", "state.cancel() for the state of a run")

@@ -78,9 +78,12 @@ class Scope:
 
 @dataclass(frozen=True)
 class Fork:
+    """`every`: how many branches there are from one that runs the body to the next one that does."""
+
     width: int
     body: tuple[Any, ...]
     join: str
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def bodies(depth: int, most: int = 4) -> st.SearchStrategy[tuple[Any, ...]]:
         statement = st.one_of(
             LEAVES,
             LEAVES,
-            st.builds(Fork, widths, inner, modes),
+            st.builds(Fork, widths, inner, modes, st.sampled_from([1, 1, 2])),
             st.builds(Copy, inner, st.booleans()),
             st.builds(Scope, NAMES, inner),
             st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), st.lists(LEAVES, max_size=3).map(tuple)),
@@ -194,11 +197,12 @@ def run_statement(s: ul.State, statement: Any, context: Context) -> None:
         case Scope(name, inner):
             with s.var_scope(name):
                 run_body(s, inner, context)
-        case Fork(width, inner, join):
+        case Fork(width, inner, join, every):
             forks = s.fork(width)
             for number, branch in enumerate(forks):
                 branch += f"{number}."
-                run_body(branch, inner, context)
+                if number % every == 0:
+                    run_body(branch, inner, context)
             if join:
                 forks.join(join)
         case Copy(inner, True):

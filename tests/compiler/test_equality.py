@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from umbel.interpreter.backends.echo import Echo
 from umbel.srt.local import LocalBackend
 
-from .random_programs import bodies, program_of
+from .random_programs import Ask, Fork, Keep, bodies, program_of
 from .watching import Watched, known_facts, seen
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
@@ -51,6 +51,23 @@ def check_equal(body: tuple[object, ...], backend: Watched, passes: str) -> None
     assert found == expected
     state._sink.run.wait_finished()
     assert backend.forget() == calls
+
+
+ONE, TWO = Ask("a", (("max_tokens", 3),)), Ask("a", (("max_tokens", 2), ("n", 2)))
+LEFT_ALONE: list[tuple[object, ...]] = [  # names that some branches leave as they were before the fork
+    (ONE, Fork(3, (ONE,), "gather_variable", 2), Keep("a")),
+    (TWO, Fork(3, (ONE,), "gather_variable", 2), Keep("a")),
+    (ONE, Fork(2, (Fork(3, (TWO,), "gather_variable", 2),), "gather_variable", 2), Keep("a")),
+    (Fork(2, (ONE,), "gather_variable"), Fork(2, (ONE,), "gather_variable", 2), Keep("a")),
+]
+
+
+@pytest.mark.parametrize("passes", ["none", "default"])
+@pytest.mark.parametrize("body", LEFT_ALONE)
+def test_a_variable_that_a_branch_leaves_alone_is_the_same_in_a_graph(
+    body: tuple[object, ...], passes: str, oracle: Watched
+) -> None:
+    check_equal(body, oracle, passes)
 
 
 @settings(max_examples=140, **QUIETLY)

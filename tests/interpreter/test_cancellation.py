@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 
 import pytest
 import umbel as ul
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.queue import StepQueue
+from umbel.interpreter.run import Run
 
 from .conftest import PATIENCE
 from .test_batch import _tick
@@ -191,3 +194,41 @@ def test_cancel_before_the_stream_began_still_fails_its_steps() -> None:
         state.cancel()
         with contextlib.suppress(ul.CancelledError):
             assert state["z"] == "c"
+
+
+class LastWorkEnds:
+    """A home on whose clock nobody can look before the last work of `run` has ended, which frees it of its deadline."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None: ...
+
+    def call_later(self, seconds: float, function: Callable[..., object], *arguments: object) -> None: ...
+
+    def time(self) -> float:
+        if self.run is not None:
+            self.run.end()
+        return 100.0
+
+
+def test_a_run_that_ends_while_it_is_asked_whether_it_is_late_gives_an_answer(echo: Echo) -> None:
+    home = LastWorkEnds()
+    run = Run(echo, timeout=1.0, home=home)
+    home.run = run
+    assert run.is_late in (True, False)
+    assert run.deadline is None
+    assert run.is_late is False
+
+
+def test_an_error_that_another_thread_finds_has_its_traceback(echo: Echo) -> None:
+    queue = StepQueue(Run(echo))
+    known: list[bool] = []
+
+    class Watched(Exception):
+        @property
+        def __traceback__(self) -> None:
+            known.append(queue.error is not None)
+
+    queue._fail(Watched())
+    assert known == [False]  # a reader would have found the error without its traceback

@@ -353,3 +353,40 @@ def test_a_thousand_nested_copies_stay_cheap(echo: Echo) -> None:
         return s.text(), s["turn"]
 
     assert program.run(backend=echo, timeout=PATIENCE).ret_value == ("x" * 1000, 999)
+
+
+def test_a_branch_that_leaves_a_variable_alone_keeps_its_value_from_before_the_fork(echo: Echo) -> None:
+    @ul.function
+    def program(s: ul.State) -> None:
+        s += "a" + ul.gen("x") + ul.gen("y")
+        s["z"] = 7
+        forks = s.fork(3)
+        forks[1] += "b" + ul.gen("x") + ul.gen("new")
+        forks[2]["z"] = 8
+        forks.join()
+
+    state = program.run(backend=Echo(["1", "2", "3", "4"]))
+    assert state["x"] == ["1", "3", "1"]
+    assert state["y"] == "2"
+    assert state["z"] == [7, 7, 8]
+    assert state["new"] == [None, "4", None]
+    assert [bool(facts) for facts in state.get_meta_info("x")] == [True, True, True]
+
+
+def test_values_from_before_a_fork_go_through_branches_of_branches() -> None:
+    @ul.function
+    def program(s: ul.State) -> object:
+        s += ul.gen("x", n=2)
+        outer = s.fork(2)
+        inner = outer[0].fork(2)
+        inner[1] += ul.gen("x")
+        inner.join()
+        outer.join()
+        joined = s["x"]
+        with s.copy() as copy:
+            copy["y"] = "last"
+        return joined, s["x"], s["y"]
+
+    joined, still, copied = program.run(backend=Echo([["1", "2"], "3"])).ret_value
+    assert joined == still == [[["1", "2"], "3"], ["1", "2"]]
+    assert copied == ["last"]

@@ -221,7 +221,7 @@ def test_08_join_stays_aligned_and_gathers_names_from_before_the_fork(echo: Echo
 
     state = program.run(backend=echo, timeout=PATIENCE)
     assert state["new"] == ["a", None, "c"]
-    assert state["old"] == [None, "b", None]
+    assert state["old"] == ["0", "b", "0"]
 
 
 # 9 ---------------------------------------------------------------------------------------------
