@@ -97,12 +97,15 @@ class Executor:
 
     def role_end(self, op: ops.RoleEnd, step: Step) -> None:
         self._drop_surplus()
+        self._lead_in()
         self._speak(self.position.close_turn(self._run.backend.chat_template, step.source))
 
     def scope_begin(self, op: ops.VarScopeBegin, step: Step) -> None:
+        self._lead_in()
         self.position.scopes = (*self.position.scopes, (op.name, self.position.prompt))
 
     def scope_end(self, op: ops.VarScopeEnd, step: Step) -> None:
+        self._lead_in()
         *rest, (name, start) = self.position.scopes
         assert name == op.name, "the stream checks scopes when they are submitted"
         self.position.scopes = tuple(rest)
@@ -173,6 +176,7 @@ class Executor:
             capabilities = await self._start_backend()
             if capabilities.hint:
                 self._hint(op.branches[0].fork_group)
+        self._lead_in()
         for branch in op.branches:
             branch.begin(self.position.copy(), ready=self._ready)
 
@@ -219,6 +223,9 @@ class Executor:
     def _drop_surplus(self) -> None:
         if self._speculator is not None:
             self._speculator.drop()
+
+    def _lead_in(self) -> None:
+        self.spoken.append(self.position.lead_in(), {})
 
     def _speak(self, scaffolding: tuple[Part, ...]) -> None:
         self.spoken.append(text_of(list(scaffolding)), {})

@@ -24,9 +24,11 @@ class OpenTurn:
     start: Prompt
     deferred: list[str] | None  # content of a turn that the template shows only together with the next one
     trims: bool  # the template strips white space around content, so we do as it is written
-    lead: str  # goes before constant content; generated content brings its own
+    lead: str  # white space that goes before constant content, unless that brings it; generated content brings its own
     blank: bool = True  # no content yet
-    held: str = ""  # white space that is dropped if the turn ends here
+    # White space that was said and is not in the prompt. Where the template trims: the end of the content, which is
+    # dropped if the turn ends here. Elsewhere: the beginning of the content, which may become the whole lead.
+    held: str = ""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class Position:
         """End the block; the scaffolding that was appended. White space at its end is dropped if the template trims."""
         turn = self.turn
         assert turn is not None, "the stream checks roles when they are submitted"
+        self.lead_in()
         content = "".join(turn.deferred) if turn.deferred is not None else text_of(since(turn.start, self.prompt))
         self.turns = (*self.turns, Turn(turn.role, content))
         self.turn = None
@@ -86,6 +89,10 @@ class Position:
             text = turn.held + text
             turn.held = text[len(text.rstrip()) :]
             text = text.rstrip()
+        elif turn.blank:
+            text, turn.held = turn.held + text, ""
+            if text != turn.lead and turn.lead.startswith(text):
+                turn.held, text = text, ""
         if not text:
             return ""
         lead = ""
@@ -100,8 +107,22 @@ class Position:
         self.prompt = self.prompt.append(Text(text), source)
         return lead + text
 
+    def lead_in(self) -> str:
+        """Append the beginning of the content that was held back, behind the lead of the turn; what was appended.
+
+        Before the turn ends, and before what looks at the place: a scope, a fork, a call. So the text of an answer is
+        the same in whatever pieces it is said.
+        """
+        turn = self.turn
+        if turn is None or turn.trims or not turn.held:
+            return ""
+        text, turn.held, turn.blank = turn.held, "", False
+        self.prompt = turn.start = self.prompt.append(Text(turn.lead))
+        self.prompt = self.prompt.append(Text(text))
+        return turn.lead + text
+
     def settle(self, what: str) -> str:
-        """Before anything but constant text: append white space that was held back; what was appended.
+        """Before a call or a picture: append white space that was held back; what was appended.
 
         Raises:
             TemplateError: the template does not show this turn, or the one before it, here.
@@ -130,17 +151,18 @@ class Position:
 
     @property
     def held(self) -> str:
-        """White space of the open turn that is dropped if the turn ends here."""
+        """White space of the open turn that is said and not in the prompt."""
         return "" if self.turn is None else self.turn.held
 
     def _release(self) -> str:
         turn = self.turn
         if turn is None:
             return ""
+        led = self.lead_in()
         held, turn.held, turn.blank = turn.held, "", False
         if held:
             self.prompt = self.prompt.append(Text(held))
-        return held
+        return led + held
 
     def append(self, part: Part, source: Source | None = None) -> None:
         self.prompt = self.prompt.append(part, source)

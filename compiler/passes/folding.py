@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from ..graph import Builder, Graph, Node
+from ..graph import Graph, Node
 from ..operations import Append, Apply, Concat, Constant, Leaf, Structure
 from ..text_functions import FUNCTIONS
 from .outcome import Outcome
-from .places import may_begin_answer
 from .rules import Instead, Rule, Site, applied
 
 _MOST = 1 << 20  # a number in a call that would fold, and characters of what comes out: files hold what they hold
@@ -16,7 +15,7 @@ _PLAIN = (str, int, float, bool, bytes, type(None))
 
 def fold(graph: Graph) -> Outcome:
     """Law: every prompt has the same parts, every variable the same value, every call stays."""
-    return Outcome(*applied(graph, (*_VALUES, _text_rule(graph))))
+    return Outcome(*applied(graph, (*_VALUES, Rule("taken apart", (Append,), _say_pieces))))
 
 
 # ------------------------------------------------------------------------------------------ values
@@ -137,23 +136,11 @@ _VALUES = (
 # ------------------------------------------------------------------------------------------ text that is said
 
 
-def _text_rule(graph: Graph) -> Rule:
-    first = may_begin_answer(graph)
-
-    def say_pieces(site: Site) -> Instead | None:
-        """A text that is put together is said piece by piece. Where an answer may begin, only if its first piece shows
-        what it begins with: templates may lead a first text in, and look at all of it."""
-        before, text = site.inputs
-        if not isinstance(text.op, Concat) or not text.inputs:
-            return None
-        if site.node.before in first and not (_text(text.inputs[0]) or "").strip():
-            return None
-        return _said(site.builder, before, site.node, text.inputs)
-
-    return Rule("taken apart", (Append,), say_pieces)
-
-
-def _said(builder: Builder, place: Node, node: Node, pieces: tuple[Node, ...]) -> Instead:
-    for piece in pieces:
-        place = builder.node(node.op, (place, piece), node.line)
+def _say_pieces(site: Site) -> Instead | None:
+    """A text that is put together is said piece by piece."""
+    place, text = site.inputs
+    if not isinstance(text.op, Concat) or not text.inputs:
+        return None
+    for piece in text.inputs:
+        place = site.builder.node(site.node.op, (place, piece), site.node.line)
     return Instead(place, place)

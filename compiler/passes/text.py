@@ -11,16 +11,15 @@ from itertools import zip_longest
 from ..graph import Graph, Node
 from ..operations import Append, Constant
 from .outcome import Outcome
-from .places import may_begin_answer, takes_text
+from .places import takes_text
 from .rules import Instead, Rule, Site, applied
 
 
 def merge_text(graph: Graph) -> Outcome:
     """Law: every prompt has the same parts (neighbouring text is one part anyway), every variable the same value.
 
-    White space at the end of a turn and the beginning of an answer is the template's affair. It looks at all the text
-    of a turn, in whatever pieces it comes, but for one case: it may lead the first text of an answer in, unless that
-    text begins with the same white space. So a text of white space alone stays what it is there.
+    White space at the beginning and the end of a turn is the template's affair. The interpreter gives it the text of a
+    turn in whatever pieces that comes (see `interpreter/position.py`).
     """
     runs = _runs(graph)
     swallowed = {node for run in runs.values() for node in run[:-1]}
@@ -57,7 +56,6 @@ def merge_text(graph: Graph) -> Outcome:
 
 def _runs(graph: Graph) -> dict[Node, list[Node]]:
     """Constants that can be said at once, at least two, under the last of them."""
-    first = may_begin_answer(graph)
     runs: dict[Node, list[Node]] = {}
     for stream in graph.streams:
         run: list[Node] = []
@@ -66,8 +64,7 @@ def _runs(graph: Graph) -> dict[Node, list[Node]]:
             if text is None:
                 continue
             run.append(node)
-            alone = text.isspace() and node.before in first
-            if not alone and graph.users[node] == (following,) and _text(following) is not None:
+            if graph.users[node] == (following,) and _text(following) is not None:
                 continue
             if len(run) > 1:
                 runs[node] = run

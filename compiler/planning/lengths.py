@@ -210,7 +210,9 @@ class Lengths:
                 position.append(Media(kind, "", b"", num_frames or 0))
             case Join("concate_and_append"):
                 return sum(self._take_over(self.places[end], position) for end in node.inputs[1:])
-            case VarScopeBegin() | VarScopeEnd() | Fork() | Join():
+            case VarScopeBegin() | VarScopeEnd() | Fork():
+                position.lead_in()
+            case Join():
                 pass
             case _:
                 raise AssertionError(f"{type(node.op).__name__} stands in no stream")

@@ -33,7 +33,6 @@ class Layout:
         sources: value node → slots of the bindings that it needs, in the order of the program.
         joins: what joins bring back.
         layers: of every call; walks add theirs.
-        turns: at every fork, what its branches begin with; walks add theirs.
     """
 
     graph: Graph
@@ -41,21 +40,6 @@ class Layout:
     sources: Mapping[Node, tuple[int, ...]]
     joins: Mapping[Node, Gathered]
     layers: list[Layer] = field(default_factory=list)
-    turns: dict[Node, "Turn"] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Whether a turn is open, and has content for certain. What comes first in a turn may be trimmed or led in by its
-    template, which looks at one piece of text."""
-
-    open: bool = False
-    begun: bool = False
-
-    @property
-    def joins(self) -> bool:
-        """Whether text said here in two pieces is the same text as in one."""
-        return not self.open or self.begun
 
 
 class Walk:
@@ -64,14 +48,10 @@ class Walk:
     def __init__(self, layout: Layout, number: int) -> None:
         self._layout = layout
         self._nested = _root(layout.graph, number) > 0
-        parents = layout.graph.parents(number)
-        nodes = layout.graph.streams[number]
-        self._turn = Turn() if parents is None else layout.turns[nodes[0].inputs[0]]
         self._texts: list[Node] = []  # to be said at once
-        self._texts_join = False
         self._source: Source | None = None  # of these texts: the same line
         self._actions: list[Action] = []
-        for node in nodes:
+        for node in layout.graph.streams[number]:
             self._add(node)
         self._flush()
 
@@ -99,13 +79,10 @@ class Walk:
             self._flush()
             self._actions.append(actions.SayLater(text, _source(node)))
             return
-        if not self._texts_join or _source(node) != self._source:
+        if _source(node) != self._source:
             self._flush()
             self._source = _source(node)
-            self._texts_join = self._turn.joins
         self._texts.append(text)
-        if isinstance(text.op, Constant) and isinstance(text.op.value, str) and text.op.value.strip():
-            self._turn = replace(self._turn, begun=True)
 
     def _flush(self) -> None:
         if not self._texts:
@@ -116,7 +93,6 @@ class Walk:
         else:
             self._actions.append(actions.Say(tuple(self._texts), self._source))
         self._texts = []
-        self._texts_join = False
 
     def _is_late(self, *values: Node) -> bool:
         return any(self._layout.sources[value] for value in values)
@@ -128,27 +104,19 @@ class Walk:
         slots = self._layout.slots
         match node.op:
             case Generate():
-                self._turn = replace(self._turn, begun=True)
                 return self._ask(node, node.op)
             case Choose():
-                self._turn = replace(self._turn, begun=True)
                 return self._choose(node, node.op)
             case Look(num_frames):
-                self._turn = replace(self._turn, begun=True)
                 source = node.inputs[1]
                 return actions.Show(source, num_frames, self._is_late(source), _source(node))
-            case ops.RoleBegin():
-                self._turn = Turn(open=True)
-                return actions.Fixed(Step(node.op, source=_source(node)))
-            case ops.RoleEnd():
-                self._turn = Turn()
+            case ops.RoleBegin() | ops.RoleEnd():
                 return actions.Fixed(Step(node.op, source=_source(node)))
             case ops.VarScopeBegin():
                 return actions.Fixed(Step(node.op))
             case ops.VarScopeEnd(name):
                 return actions.EndScope(node.op, slots.variable(node, name))
             case Fork(size):
-                self._layout.turns[node] = self._turn
                 return actions.Branch(size, self._branches(node))
             case Join(mode):
                 ends = tuple(slots.marks[end] for end in node.inputs[1:])

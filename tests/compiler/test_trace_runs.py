@@ -122,7 +122,7 @@ def test_streams_of_runs_fork_too() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"backend": object()}, {"timeout": 3}, {"budget": ul.Budget(calls=1)}, {"stream": True}, {"verbose": True},
+        {"backend": "another"}, {"timeout": 3}, {"budget": ul.Budget(calls=1)}, {"stream": True}, {"verbose": True},
         {"salt": "x"}, {"priority": 1}, {"num_api_spec_tokens": 4}, {"speculate": "auto"}, {"sampling": {"timeout": 3}},
     ],
     ids=lambda options: next(iter(options)),

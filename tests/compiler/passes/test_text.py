@@ -2,20 +2,19 @@
 
 import pytest
 import umbel as ul
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from umbel.compiler.graph import Builder, Graph, Node, Parameter, rebuilt
-from umbel.compiler.operations import Append, Argument, Begin, Concat, Constant
+from umbel.compiler.graph import Builder, Graph, Node, rebuilt
+from umbel.compiler.operations import Constant
 from umbel.compiler.passes import optimise
 from umbel.compiler.passes.text import merge_text
 from umbel.compiler.running.compiled import CompiledProgram
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang.chat_template import ChatTemplate
-from umbel.lang.ops import RoleBegin
 
 from ...lang.templates import FAMILIES, Family
 from ..watching import Watched
-from .building import put_together, said, shredded, straight, whole
+from .building import put_together, said, shredded, straight
 from .running import answer, ran
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
@@ -81,25 +80,6 @@ def saying_nothing_for(graph: Graph, text: str) -> Graph:
     return rebuilt(graph, silence)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_a_text_that_may_lead_an_answer_in_stays_alone(together: bool) -> None:
-    @ul.function
-    def program(s: ul.State) -> None:
-        s += ul.user("Why?")
-        with s.assistant():
-            s += "\n"
-            s += "\nBecause"
-            s += "."
-
-    backend = Watched(Echo(chat_template=ChatTemplate(LEADS)))
-    interpreted = ran(program, backend)
-    graph = program.trace()
-    merged = optimise(put_together(graph) if together else graph)
-    assert said(merged) == (["Why?", "\n", "\nBecause."] if not together else ["Why?", "\n\nBecause."])
-    if not together:
-        assert ran(CompiledProgram(merged), backend) == interpreted
-
-
 PIECES = st.sampled_from([" ", "\n", "a", " b ", "\n\nc", "d\n"])
 TURNS = st.lists(
     st.tuples(
@@ -111,12 +91,7 @@ TURNS = st.lists(
 )
 
 
-@pytest.mark.parametrize("family", TEMPLATES, ids=lambda family: family.name)
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(turns=TURNS)
-def test_templates_see_the_same_text_in_whatever_pieces(
-    family: Family, turns: list[tuple[tuple[str, ...], tuple[str, ...]]]
-) -> None:
+def check_pieces(family: Family, turns: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> None:
     @ul.function(max_tokens=3)
     def program(s: ul.State, question: str) -> None:
         for asked, answered in turns:
@@ -131,17 +106,57 @@ def test_templates_see_the_same_text_in_whatever_pieces(
     interpreted = ran(program, backend, **arguments)
     graph = program.trace()
     for pieces in (graph, shredded(graph), put_together(graph), put_together(shredded(graph))):
-        merged = optimise(pieces)
-        assert ran(CompiledProgram(merged), backend, **arguments) == interpreted
+        for each in (pieces, optimise(pieces)):
+            assert ran(CompiledProgram(each), backend, **arguments) == interpreted
 
 
-def test_a_text_that_may_lead_an_answer_in_is_not_taken_apart() -> None:
-    builder = Builder()
-    place = builder.node(RoleBegin("assistant"), (builder.node(Begin("p")),))
-    question = builder.node(Argument("question"))
-    text = builder.node(Concat(), (question, builder.node(Constant("\nBecause"))))
-    first = builder.node(Append(), (place, text))
-    last = builder.node(Append(), (builder.node(Append(), (first, builder.node(Constant("!")))), text))
-    graph = whole(builder.graph("p", [Parameter("question")], (last,), (), builder.node(Constant(None))))
-    led = said(optimise(graph))
-    assert led == [Concat(), "!", Argument("question"), "\nBecause"]
+@pytest.mark.parametrize("family", TEMPLATES, ids=lambda family: family.name)
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(turns=TURNS)
+@example(turns=[((), ("\n\nc",))])
+@example(turns=[((), ("\n", "\nc"))])
+@example(turns=[((), ("\n",)), ((), ("\n", "!"))])
+def test_templates_see_the_same_text_in_whatever_pieces(
+    family: Family, turns: list[tuple[tuple[str, ...], tuple[str, ...]]]
+) -> None:
+    check_pieces(family, turns)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", TEMPLATES, ids=lambda family: family.name)
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(turns=TURNS)
+def test_templates_see_the_same_text_in_many_pieces(
+    family: Family, turns: list[tuple[tuple[str, ...], tuple[str, ...]]]
+) -> None:
+    check_pieces(family, turns)
+
+
+@pytest.mark.parametrize("text", ["\n\nBecause.", "\nBecause.", "Because.", "\n\n", "\n"])
+def test_the_lead_of_an_answer_does_not_depend_on_the_pieces_of_its_text(text: str) -> None:
+    """Beside other pieces also scopes and forks, which are places that the program looks at."""
+
+    @ul.function
+    def program(s: ul.State, pieces: list[str], scoped: bool) -> tuple[str, str]:
+        with s.assistant():
+            for piece in pieces:
+                s += piece
+            if scoped:
+                with s.var_scope("inside"):
+                    s += "x"
+                forks = s.fork(2)
+                forks += "y"
+                forks.join("concate_and_append")
+        return s.text(), "".join(s.text_iter())
+
+    for scoped in (False, True):
+        backend = Echo(chat_template=ChatTemplate(LEADS))
+        whole, *shreds = (
+            program.run(pieces=pieces, scoped=scoped, backend=backend)
+            for pieces in ([text], list(text), ["", *text, ""], [text[:1], text[1:]])
+        )
+        assert whole.ret_value[0] == whole.ret_value[1]
+        assert {(shred.ret_value, str(shred.messages())) for shred in shreds} == {
+            (whole.ret_value, str(whole.messages()))
+        }
+        assert not scoped or {shred["inside"] for shred in (whole, *shreds)} == {"x"}
