@@ -143,7 +143,7 @@ def _read_type(name: str, annotation: object, read: Callable[[Any], Demand]) -> 
 
 def _of_json_type(annotation: object) -> Demand:
     known = typed(annotation)
-    return Demand(_spec("json_schema", known.schema), Result(known.name, known.parse))
+    return Demand(_spec("json_schema", known.schema), Result(known.name, known.parse, known.judges))
 
 
 def _checked_json(text: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from .errors import ParameterError, shown
+from .result import words_of
 
 Schema = dict[str, Any]  # Any: a JSON Schema is whatever JSON it is
 Json = Any  # what json.loads gives
@@ -198,8 +199,8 @@ class Either(Plain):
         for option in self.options:
             try:
                 return option.read(value, at)
-            except ValueError as problem:  # also one of a class that refuses the values
-                problems.append(str(problem))
+            except (ValueError, AssertionError) as problem:  # also one of a class that refuses the values
+                problems.append(words_of(problem))
         raise Mismatch(at, f"one of {len(self.options)} forms ({'; '.join(problems)})", value)
 
     def narrowed(self, limits: Mapping[str, Any]) -> Form:
@@ -227,11 +228,13 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Object(Plain):
-    """A closed object: the keys of a class, and no others. `build`: values by key → object."""
+    """A closed object: the keys of a class, and no others. `build`: values by key → object. `judges`: by code of the
+    class, which may refuse them."""
 
     name: str
     fields: tuple[Field, ...]
     build: Callable[[dict[str, Any]], Any]
+    judges: bool = False
 
     @property
     def schema(self) -> Schema:
@@ -279,6 +282,34 @@ class Reference(Plain):
 
     def read(self, value: Json, at: str) -> Any:
         return self.forms[self.name].read(value, at)
+
+
+def judges(form: Form) -> bool:
+    """Whether reading may refuse a value that satisfies the schema: it is converted, or made by code of a class."""
+    waiting, seen = [form], set[str]()
+    while waiting:
+        match waiting.pop():
+            case Foreign():
+                return True
+            case Object(_, fields, _, own):
+                if own:
+                    return True
+                waiting += [field.form for field in fields]
+            case Scalar(schema):
+                if "format" in schema:
+                    return True
+            case Array(item):
+                waiting.append(item)
+            case Row(items):
+                waiting += items
+            case Dictionary(key, value):
+                waiting += [key, value]
+            case Either(options):
+                waiting += options
+            case Reference(name, forms) if name not in seen:
+                seen.add(name)
+                waiting.append(forms[name])
+    return False
 
 
 def _keywords(limits: Mapping[str, Any], known: Mapping[str, str], kind: str) -> Schema:

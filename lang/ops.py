@@ -74,7 +74,7 @@ class Gen(Op):
         constraint: what the text has to be; None: anything.
         result: how the text becomes the object that `State.value` gives; None: it is the text.
         token_healing: see `protocol.GenRequest`.
-        max_tries: most calls for a text that satisfies the constraint, where nobody enforces it.
+        max_tries: most calls for a text that satisfies the constraint, where nobody enforces it, and the type.
         allow_best_effort: the last text is kept when none does.
     """
 

@@ -364,6 +364,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     wrapping_tokens: int = 0  # that a constrained text may cost beside its own, for what a provider wraps it in
     most_n: int = MAX_N  # continuations of one request; the interpreter asks for more of them one by one
     programs: bool = False  # runs whole programs, see `lang.programs`
+    made_up: bool = False  # its texts only count: what they say is not looked at
 
 
 @runtime_checkable

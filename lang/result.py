@@ -6,6 +6,9 @@ from typing import Any
 
 from .errors import ResultError
 
+_REFUSALS = (ValueError, TypeError, AssertionError, RecursionError)
+_MOST_WORDS = 400  # characters of a refusal that a model is told
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -14,10 +17,26 @@ class Result:
     Attributes:
         wanted: what the text has to be, for messages: "int", "Person".
         parse: text → object; a ValueError says why it is none.
+        judges: whether `parse` may refuse a text that satisfies the constraint: it runs code of the type itself, such
+            as a validator of Pydantic.
     """
 
     wanted: str
     parse: Callable[[str], Any] = field(compare=False)
+    judges: bool = False
+
+    def refusal(self, text: str) -> str | None:
+        """Why the type itself refuses a text that satisfies the constraint, in one line; None where it does not.
+        Runs the program's code."""
+        if not self.judges:
+            return None
+        try:
+            self.parse(text)
+        except _REFUSALS as error:
+            return f"{self.wanted} refuses it: {words_of(error)}"
+        except Exception:  # a fault of the type's code, which reading the value raises
+            return None
+        return None
 
     def read(self, name: str, text: str, facts: Mapping[str, Any]) -> Any:
         """The object that variable `name` holds. `facts`: about the call, as `get_meta_info` tells them.
@@ -29,7 +48,7 @@ class Result:
             raise ResultError(f"variable {name!r} holds no {self.wanted}: {'; '.join(facts['violations'])}")
         try:
             return self.parse(text)
-        except (ValueError, RecursionError, TypeError) as error:
+        except _REFUSALS as error:
             shown = repr(text) if len(text) <= 200 else f"{text[:80]!r} … {text[-80:]!r}"
             raise ResultError(f"variable {name!r} holds no {self.wanted}{_ending(facts)}: {shown}: {error}") from error
 
@@ -45,6 +64,20 @@ class Members:
         if text not in self.named:
             raise ValueError(f"it is none of {', '.join(map(repr, self.named))}")
         return self.named[text]
+
+
+def words_of(error: Exception) -> str:
+    """What an error says, in one line. Of Pydantic's only what is wrong and where, without values and links."""
+    listed = getattr(error, "errors", None)
+    if callable(listed):
+        try:
+            told = [(".".join(map(str, each["loc"])), str(each["msg"])) for each in listed()]
+        except Exception:  # another library's idea of the name
+            told = [("", str(error))]
+    else:
+        told = [("", str(error) or type(error).__name__)]
+    text = " ".join("; ".join(f"{where}: {what}" if where else what for where, what in told).split())
+    return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]} …"
 
 
 def _ending(facts: Mapping[str, Any]) -> str:

@@ -240,7 +240,7 @@ class State(BaseState):
         What has no such type is as `s[name]` gives it; a list for n above 1, and after a join.
 
         Raises:
-            ResultError: the text was cut off, or the class refuses its values.
+            ResultError: the text was cut off, or was kept although the class refuses its values.
             What `s[name]` raises.
         """
         return self._sink.value(name, timeout)
@@ -256,8 +256,8 @@ class State(BaseState):
         Of a constrained gen also `forced_tokens`, which were not sampled, and `guarantee`: "enforced"; "incomplete"
         for a text that a stop ended early; or, where `allow_unenforced` left something over (listed in `unenforced`),
         "validated" or "violated" (then `violations` says how). Where a hosted model's provider does not enforce the
-        constraint: "validated", or with `allow_best_effort` "best_effort" (`violations`). `tries` is the number of
-        calls that it took; the tokens are those of all of them.
+        constraint: "validated", or with `allow_best_effort` "best_effort" (`violations`), as for a text that the type
+        itself refuses. `tries` is the number of calls that it took; the tokens are those of all of them.
 
         A select on a model that scores nothing has these too, `choices_method` "generated", and no probabilities:
         reading them raises CapabilityError.

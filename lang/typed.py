@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import forms
 from .errors import ParameterError, shown
 from .foreign import foreign
 from .forms import (
@@ -88,6 +89,11 @@ class Typed:
     name: str  # for messages
     schema: str  # JSON text
     form: Form
+
+    @property
+    def judges(self) -> bool:
+        """Whether values of the schema may be refused: by code of a class, or as a date that is in no calendar."""
+        return forms.judges(self.form)
 
     def parse(self, text: str) -> Any:
         """Text → object.
@@ -229,7 +235,7 @@ class _Book:
         if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
             raise ParameterError(f"{cls.__name__} has an InitVar, which is no field; make it a field")
         fields = tuple(Field(name, self.form_of(hints.get(name, Any)), needed) for name, needed in required.items())
-        return Object(cls.__name__, fields, build)
+        return Object(cls.__name__, fields, build, _has_own_code(cls))
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -241,6 +247,15 @@ def _hints(cls: type) -> dict[str, Any]:
             f"the annotations of {cls.__name__} cannot be looked up ({error}); define the classes they name at "
             "the top of a module"
         ) from error
+
+
+def _has_own_code(cls: type) -> bool:
+    """Whether making an object runs code that the class has been given, beside what `dataclass` and `NamedTuple`
+    write."""
+    made_by = ("__post_init__", "__new__", "__init__", "__setattr__")
+    functions = [vars(base)[name] for base in cls.__mro__[:-1] for name in made_by if name in vars(base)]
+    codes = [getattr(getattr(function, "__func__", function), "__code__", None) for function in functions]
+    return any(code is not None and not code.co_filename.startswith("<") for code in codes)
 
 
 def _is_of_strings(form: Form) -> bool:

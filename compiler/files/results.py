@@ -152,7 +152,8 @@ def read(value: Json, schema: str, at: str) -> Result:
         forms[name] = _Reading(forms, names).form(definition, f"{where}.definitions.{name}")
         if isinstance(forms[name], Reference):
             raise GraphError(f"{where}.definitions.{name}: a definition is no reference; write the form itself")
-    return Result(given["wanted"], Typed(given["wanted"], schema, whole).parse)
+    read_by = Typed(given["wanted"], schema, whole)
+    return Result(given["wanted"], read_by.parse, read_by.judges)
 
 
 def _read_members(reader: Json, at: str) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class Parcel:
             raise GraphError(f"program {graph.name!r} leaves a role or a scope open at its end")
         service.check_sizes(graph)
         self._check_pictures(graph)
+        _check_judges(graph)
         data = serialise.encode(_without_results(graph))
         if len(data) > MAX_GRAPH_BYTES:
             raise GraphError(f"the graph of {graph.name!r} has {len(data)} bytes, {MAX_GRAPH_BYTES} are accepted")
@@ -294,6 +295,16 @@ def _loaded(source: Any) -> bytes:  # Any: a path, bytes or a picture
     shown = ops.Image(source)
     media.check(shown)
     return media.load(shown).data
+
+
+def _check_judges(graph: Graph) -> None:
+    """A type with code of its own says which answers are good enough, and code does not travel."""
+    for node in graph.nodes:
+        if isinstance(node.op, Generate) and node.op.gen.result is not None and node.op.gen.result.judges:
+            raise GraphError(
+                f"gen({node.op.gen.name!r}): its type {node.op.gen.result.wanted} may refuse what was generated, which "
+                "is then asked for again from here; write server=False, or a TypedDict of plain types"
+            )
 
 
 def _without_results(graph: Graph) -> Graph:

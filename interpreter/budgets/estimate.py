@@ -91,7 +91,9 @@ class StandIn:
         enforced, and generated text comes back with its tokens, so that it is counted as what it cost."""
         known = self._backend.capabilities
         constraints = get_args(ConstraintKind) if known.asks_again else known.constraints
-        return msgspec.structs.replace(known, hint=False, speculation=False, token_ids=True, constraints=constraints)
+        return msgspec.structs.replace(
+            known, hint=False, speculation=False, token_ids=True, constraints=constraints, made_up=True
+        )
 
     @property
     def chat_template(self) -> ChatTemplate:

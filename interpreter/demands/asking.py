@@ -1,11 +1,12 @@
 """What a `gen` asks of a backend so that its demand holds, and what may be said of the answer.
 
-A constraint that the backend does not enforce (`lowering`) is validated, and the model is asked again while the answer
-breaks it, in at most `max_tries` calls for each continuation:
+A constraint that the backend does not enforce (`lowering`) is validated. A type with code of its own (a validator of
+Pydantic) judges also what satisfies its schema, wherever that was enforced. The model is asked again while the answer
+does not hold, in at most `max_tries` calls for each continuation:
 
-* Inside an assistant turn the model is told: before its first answer what is demanded, afterwards its answer and what
-  is wrong with it (`dialogue`, `wording`). The program's own text stays as it is, and the state keeps only the text
-  that was accepted.
+* Inside an assistant turn the model is told: before its first answer what is demanded, where nobody enforces it;
+  afterwards its answer and what is wrong with it (`dialogue`, `wording`). The program's own text stays as it is, and
+  the state keeps only the text that was accepted.
 * Elsewhere a text is continued, and there is nobody to talk to. The first call is the program's own prompt. Where the
   model draws (temperature above 0) the same prompt is sent again, with another seed if it had one, so that the accepted
   text is distributed as the model's texts that satisfy the constraint are. Where it does not, it would only say the
@@ -62,8 +63,9 @@ async def ask(
         final = await calls.generate(request, on_chunk)
         return Reply(final, _facts(op, final))
     sent = lowering.lower(calls.backend, op.constraint, allow_best_effort=op.allow_best_effort)
-    if sent is None:
-        return await _Validated(calls, capabilities, op, op.constraint, request, position).reply()
+    judged = op.result is not None and op.result.judges and not capabilities.made_up
+    if sent is None or judged:
+        return await _Judged(calls, capabilities, op, op.constraint, sent, request, position).reply()
     final = await calls.generate(msgspec.structs.replace(request, constraint=sent), on_chunk)
     facts = _facts(op, final)
     for completion, known in zip(final.completions, facts, strict=True):
@@ -76,8 +78,11 @@ def _facts(op: Gen, final: Final) -> list[Meta]:
     return [meta.of_completion(final, completion, with_text=op.text_in_logprobs) for completion in final.completions]
 
 
-class _Validated:
-    """One `gen` whose constraint nobody enforces."""
+class _Judged:
+    """One `gen` whose answers are looked at: nobody enforces its constraint, or its type has a say in it.
+
+    `sent`: the constraint that the backend enforces; None: nobody does.
+    """
 
     def __init__(
         self,
@@ -85,9 +90,11 @@ class _Validated:
         capabilities: Capabilities,
         op: Gen,
         constraint: ConstraintSpec,
+        sent: ConstraintSpec | None,
         request: GenRequest,
         position: Position,
     ) -> None:
+        self._sent = sent
         self._calls = calls
         self._name = capabilities.name
         self._converses = capabilities.converses
@@ -95,17 +102,16 @@ class _Validated:
         self._constraint = constraint
         self._dialogue = dialogue.of(position, calls.backend.chat_template)
         self._note = wording.note(constraint, self._dialogue.said if self._dialogue is not None else "")
-        self._request = msgspec.structs.replace(
-            request, constraint=None, stream=False, sampling=self._sampling(request.sampling, position)
-        )
-        self._tries = op.max_tries if capabilities.asks_again else 1
+        sampling = self._sampling(request.sampling, position) if sent is None else request.sampling
+        self._request = msgspec.structs.replace(request, constraint=sent, stream=False, sampling=sampling)
+        self._tries = op.max_tries if sent is not None or capabilities.asks_again else 1
         self._usage = Usage()
 
     async def reply(self) -> Reply:
         unlooked = ""  # why the text cannot be looked at
         try:
-            # In a thread, like all that follows constraints: they may take long.
-            await asyncio.to_thread(validation.check, self._constraint)
+            if self._sent is None:  # in a thread, like all that follows constraints: they may take long
+                await asyncio.to_thread(validation.check, self._constraint)
         except (CapabilityError, MissingExtraError) as error:
             if not self._op.allow_best_effort:
                 raise
@@ -124,9 +130,9 @@ class _Validated:
         """A continuation that is accepted, asked for again while it has to be. `index`: among those of the `gen`."""
         tries = 1
         while True:
-            verdict = await asyncio.to_thread(guarantees.judge, self._constraint, completion, self._request.sampling)
+            verdict, facts = await self._judged(completion)
             if verdict.accepted:
-                return verdict.completion, {"guarantee": verdict.guarantee, "tries": tries}
+                return verdict.completion, {**facts, "tries": tries}
             if tries == self._tries:
                 break
             tries += 1
@@ -135,11 +141,29 @@ class _Validated:
         if verdict.may_be_cut:
             return verdict.completion, {"guarantee": "incomplete", "tries": tries}
         if self._op.allow_best_effort:
-            facts: Meta = {"guarantee": "best_effort", "tries": tries, "violations": list(verdict.violations)}
-            return verdict.completion, facts
+            known: Meta = {"guarantee": "best_effort", "tries": tries, "violations": list(verdict.violations)}
+            return verdict.completion, {**facts, **known}
         raise GuaranteeError(self._failure(tries, completion, verdict))
 
+    async def _judged(self, completion: Completion) -> tuple[Verdict, Meta]:
+        """By the constraint, then by the type."""
+        if self._sent is None:
+            verdict = await asyncio.to_thread(guarantees.judge, self._constraint, completion, self._request.sampling)
+            facts: Meta = {"guarantee": verdict.guarantee}
+            whole = verdict.guarantee == "validated"
+        else:
+            facts = await guarantees.of_completion(self._sent, completion, self._name)
+            verdict = Verdict(completion, facts["guarantee"])
+            whole = verdict.guarantee in ("enforced", "validated")
+        if whole and self._op.result is not None:
+            refusal = await asyncio.to_thread(self._op.result.refusal, verdict.completion.text)
+            if refusal is not None:
+                verdict = Verdict(verdict.completion, "", (refusal,))
+        return verdict, facts
+
     def _first_prompt(self) -> tuple[Part, ...]:
+        if self._sent is not None:
+            return self._request.prompt
         if self._dialogue is not None:
             return self._dialogue.first(self._note)
         if self._converses:
@@ -185,11 +209,14 @@ class _Validated:
         cut = completion.finish_reason is FinishReason.LENGTH
         more = "max_tokens" if cut else f"max_tries={self._op.max_tries}"
         variable = f"variable {self._op.name!r}" if self._op.name else "a variable without a name"
+        demand = _CALLED[self._constraint.kind]
+        if self._op.result is not None and self._op.result.judges:
+            demand = f"type {self._op.result.wanted}"
         return (
-            f"{self._name} wrote no text for {variable} that satisfies its {_CALLED[self._constraint.kind]} in {tries} "
+            f"{self._name} wrote no text for {variable} that satisfies its {demand} in {tries} "
             f"{'try' if tries == 1 else 'tries'}; the last was {wording.shortened(completion.text)}: "
-            f"{'; '.join(verdict.violations)}. Raise {more}, write allow_best_effort=True to keep such a text, or run "
-            "the program on a Runtime"
+            f"{'; '.join(verdict.violations)}. Raise {more}, or write allow_best_effort=True to keep such a text"
+            + (", or run the program on a Runtime" if self._sent is None else "")
         )
 
 

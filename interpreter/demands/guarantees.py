@@ -4,7 +4,9 @@ enforced      no other text could have come
 incomplete    the beginning of such a text: it ended at a stop of the program, at the end of the context, or early
 validated     what nobody enforced (all of it, or what of a schema is `unenforced`) was looked at, and holds
 violated      ... and does not hold; `violations` says how
-best_effort   nothing was enforced, and the program allowed that; `violations` says what does not hold
+best_effort   the program allowed a text that does not hold, or that nobody looked at; `violations` says what is wrong
+
+A text that is enforced or validated is also accepted by its type, where that has code of its own (`lang.result`).
 """
 
 import asyncio
@@ -52,14 +54,14 @@ class Verdict:
 
     Attributes:
         completion: with the text that is kept: what models put around an answer is taken off where that helps.
-        guarantee: of an accepted one; "" otherwise.
+        guarantee: of an accepted one, as above; "" otherwise.
         violations: of one that is not.
         may_be_cut: one that is not accepted is the beginning of one that would be, and a stop of the program may have
             ended it: the provider does not say.
     """
 
     completion: Completion
-    guarantee: Literal["", "validated", "incomplete"]
+    guarantee: Literal["", "enforced", "validated", "violated", "incomplete"]
     violations: tuple[str, ...] = ()
     may_be_cut: bool = False
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from ...lang.errors import UmbelError
 from ...lang.protocol import Completion, ConstraintSpec, FinishReason
+from ...lang.result import Result
 from ...lang.sampling import SamplingParams
 from ..demands import expressions, guarantees, validation
 from .replies import LongReply
@@ -18,11 +19,13 @@ from .replies import LongReply
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What ends the text of one `gen`. `enforced`: the provider would enforce the constraint."""
+    """What ends the text of one `gen`. `enforced`: the provider would enforce the constraint. `result`: its type, which
+    may refuse a text."""
 
     sampling: SamplingParams
     constraint: ConstraintSpec | None = None
     enforced: bool = False
+    result: Result | None = None
 
     @property
     def stops(self) -> bool:
@@ -42,23 +45,30 @@ class End:
     read: int
     reason: FinishReason
     matched: str | None = None
-    guarantee: Literal["", "validated", "incomplete"] = ""
+    guarantee: Literal["", "enforced", "validated", "violated", "incomplete"] = ""
 
 
 def end_of(field: Field, reply: LongReply, start: int, following: str) -> End | None:
-    """Where a field that begins at `start` ends; None where that is not certain.
+    """Where a field that begins at `start` ends; None where that is not certain, or its type refuses the text.
 
     Args:
         following: constant text that the program is known to say next; "" when nothing is known.
     """
     try:
-        if field.constraint is None:
-            return _plain_end(field, reply, start)
-        if field.enforced:
-            return _enforced_end(field, field.constraint, reply, start)
-        return _validated_end(field, field.constraint, reply, start, following)
+        end = _certain_end(field, reply, start, following)
     except UmbelError:  # a constraint or an expression that is refused: the call of its own says so
         return None
+    if end is None or field.result is None or field.result.refusal(reply.text[start : end.stop]) is None:
+        return end
+    return None
+
+
+def _certain_end(field: Field, reply: LongReply, start: int, following: str) -> End | None:
+    if field.constraint is None:
+        return _plain_end(field, reply, start)
+    if field.enforced:
+        return _enforced_end(field, field.constraint, reply, start)
+    return _validated_end(field, field.constraint, reply, start, following)
 
 
 def reaches_end(field: Field, reply: LongReply, start: int) -> bool:

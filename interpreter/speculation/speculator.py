@@ -284,7 +284,7 @@ class Speculator:
         if op.constraint is None:
             return Field(sampling)
         sent = lowering.lower(self._run.backend, op.constraint, allow_best_effort=op.allow_best_effort)
-        return Field(sampling, op.constraint, sent is not None)
+        return Field(sampling, op.constraint, sent is not None, op.result)
 
     async def _end(self, field: Field, reply: LongReply, start: int) -> End | None:
         if field.constraint is None and not field.sampling.stop_regex:

@@ -2,14 +2,19 @@
 
 import asyncio
 import dataclasses
+import datetime
 import importlib.util
+import typing
 from typing import Any, Literal
 
+import pydantic
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo
+from umbel.interpreter.backends.echo_tokens import prompt_text
 from umbel.interpreter.demands import schemas
 from umbel.lang.protocol import Capabilities, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
+from umbel.srt.local import LocalBackend
 
 from .conftest import PATIENCE
 
@@ -187,22 +192,166 @@ def test_a_cut_text_has_no_value_and_says_why() -> None:
         state.value("x")
 
 
-def test_a_class_that_refuses_its_values_is_heard() -> None:
+class Even(pydantic.BaseModel):
+    n: int
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def check(cls, n: int) -> int:
+        if n % 2:
+            raise ValueError("an odd number")
+        return n
+
+
+@dataclasses.dataclass
+class Half:
+    n: int
+
+    def __post_init__(self) -> None:
+        assert self.n % 2 == 0, "an odd number"
+
+
+class Row(typing.NamedTuple):
+    x: int
+
+
+@ul.function
+def even(s: ul.State, kind: type, **options: Any) -> None:
+    s += ul.user("Well?") + ul.assistant("It is " + ul.gen("x", json_schema=kind, **options))
+
+
+@ul.function
+def even_text(s: ul.State, kind: type, **options: Any) -> None:
+    s += "Well? " + ul.gen("x", dtype=kind, **options)
+
+
+@pytest.mark.parametrize("program", [even, even_text])
+@pytest.mark.parametrize("kind", [Even, Half, list[Even], Even | None])
+@pytest.mark.parametrize("enforced", [True, False])
+def test_a_text_that_its_class_refuses_is_asked_for_again(program: ul.Program, kind: Any, enforced: bool) -> None:
+    texts = ['{"n": 3}', '{"n": 5}', '{"n": 4}']
+    texts = [f"[{text}]" for text in texts] if kind == list[Even] else texts
+    hosted = Capabilities("hosted", asks_again=True)
+    echo = Echo(texts, capabilities=None if enforced else hosted)
+    state = program.run(kind=kind, backend=echo, temperature=0, timeout=PATIENCE)
+    assert state["x"] == texts[-1]
+    assert (state.value("x")[0] if kind == list[Even] else state.value("x")).n == 4
+    facts = state.meta("x")
+    assert (facts["guarantee"], facts["tries"]) == ("enforced" if enforced else "validated", 3)
+    assert facts["prompt_tokens"] == state.usage.prompt_tokens
+    assert state.usage.calls == echo.calls == 3
+    first, second, third = (request for request in echo.requests if isinstance(request, GenRequest))
+    assert [request.constraint is not None for request in (first, second, third)] == [enforced] * 3
+    assert "an odd number" not in prompt_text(first.prompt)
+    assert "an odd number" in prompt_text(second.prompt)
+    assert "pydantic.dev" not in prompt_text(second.prompt)
+    assert texts[1] in prompt_text(third.prompt)
+    assert "odd" not in state.text()  # the state is as if the last text had been said at once
+
+
+@pytest.mark.parametrize("capabilities", [None, Capabilities("hosted", asks_again=True)])
+def test_a_class_that_accepts_nothing_is_an_error_or_kept(capabilities: Capabilities | None) -> None:
+    def refusing() -> Echo:
+        return Echo(lambda prompt: '{"n": 3}', capabilities=capabilities)
+
+    echo = refusing()
+    state = even.run(kind=Even, max_tries=2, backend=echo, timeout=PATIENCE)
+    with pytest.raises(ul.GuaranteeError, match=r"'x' that satisfies its type Even in 2 tries.*an odd number"):
+        state["x"]
+    assert echo.calls == state.usage.calls == 2
+    state = even.run(kind=Even, max_tries=1, allow_best_effort=True, backend=refusing(), timeout=PATIENCE)
+    assert state["x"] == '{"n": 3}'
+    facts = state.meta("x")
+    assert (facts["guarantee"], facts["tries"]) == ("best_effort", 1)
+    assert facts["violations"] == ["Even refuses it: n: Value error, an odd number"]
+    with pytest.raises(ul.ResultError, match="an odd number"):
+        state.value("x")
+
+
+def test_continuations_are_asked_for_again_one_by_one() -> None:
+    echo = Echo([['{"n": 2}', '{"n": 3}', '{"n": 4}'], '{"n": 6}'])
+    state = even.run(kind=Even, n=3, backend=echo, timeout=PATIENCE)
+    assert [value.n for value in state.value("x")] == [2, 6, 4]
+    assert [facts["tries"] for facts in state.meta("x")] == [1, 2, 1]
+
+
+def test_a_text_that_was_cut_is_not_put_to_its_class() -> None:
+    echo = Echo(['{"n": 3}'])
+    state = even.run(kind=Even, max_tokens=2, backend=echo, timeout=PATIENCE)
+    assert state.meta("x")["guarantee"] == "incomplete"
+    assert echo.calls == 1
+
+
+def test_a_fault_of_the_class_is_raised_where_the_value_is_read() -> None:
     @dataclasses.dataclass
-    class Even:
+    class Broken:
         n: int
 
         def __post_init__(self) -> None:
-            if self.n % 2:
-                raise ValueError("an odd number")
+            raise KeyError("missing")
 
-    @ul.function
-    def program(s):
-        s += ul.gen("x", json_schema=Even)
+    state = even.run(kind=Broken, backend=Echo(['{"n": 3}']), timeout=PATIENCE)
+    assert state["x"] == '{"n": 3}'
+    with pytest.raises(KeyError, match="missing"):
+        state.value("x")
 
-    with pytest.raises(ul.ResultError, match="an odd number") as caught:
-        program.run(backend=Echo(['{"n": 3}']), timeout=PATIENCE).value("x")
-    assert isinstance(caught.value.__cause__, ValueError)
+
+@pytest.mark.parametrize(
+    ("kind", "judges"),
+    [
+        (Even, True), (Half, True), (dict[str, Even], True), (tuple[int, Half], True), (datetime.date, True),
+        (Person, False), (list[int], False), (int, False), (Literal["a"], False), (Row, False),
+    ],
+)  # fmt: skip
+def test_only_types_with_code_of_their_own_judge_what_satisfies_their_schema(kind: Any, judges: bool) -> None:
+    result = ul.gen("x", dtype=kind).result
+    assert result is not None
+    assert result.judges is judges
+
+
+def test_an_estimate_puts_made_up_answers_to_no_class() -> None:
+    assert even.estimate(kind=Even, backend=Echo()).calls == 1
+
+
+def test_a_graph_asks_again_and_is_not_shipped() -> None:
+    echo = Echo(['{"n": 3}', '{"n": 4}'])
+    compiled = even.compile(static_args={"kind": Even})
+    state = compiled.run(backend=echo, timeout=PATIENCE)
+    assert (state.value("x").n, state.meta("x")["tries"]) == (4, 2)
+    local = LocalBackend()
+    with pytest.raises(ul.GraphError, match=r"may refuse what was generated.*server=False"):
+        even.compile(static_args={"kind": Even}, server=True).run(backend=local, timeout=PATIENCE)
+
+
+def test_on_a_runtime_a_refused_text_is_asked_for_again() -> None:
+    """The oracle's text depends on all of its prompt: told that it is wrong, or drawn anew, it says something else."""
+    seen: list[str] = []
+
+    class Unlike(pydantic.BaseModel):
+        n: int
+
+        @pydantic.model_validator(mode="after")
+        def check(self) -> "Unlike":
+            seen.append(str(self.n))
+            if self.n == int(seen[0]):
+                raise ValueError("that was said before")
+            return self
+
+    state = even.run(kind=Unlike, max_tries=10, temperature=0, backend=LocalBackend(), timeout=PATIENCE)
+    assert state.meta("x")["guarantee"] == "enforced"
+    assert state.meta("x")["tries"] == state.usage.calls > 1
+    assert str(state.value("x").n) != seen[0]
+
+
+def test_speculation_gives_no_text_that_its_class_refuses() -> None:
+    @ul.function(num_api_spec_tokens=64)
+    def card(s: ul.State) -> None:
+        s += "A: " + ul.gen("a", stop="\n") + "\nB: " + ul.gen("b", dtype=Even) + "\nC: " + ul.gen("c", stop="\n")
+
+    script = {"A: ": 'one\nB: {"n": 3}\nC: two\n', "B: ": '{"n": 4}', "C: ": "three\n"}
+    echo = Echo(script, capabilities=Capabilities("hosted", asks_again=True, speculation=True))
+    state = card.run(backend=echo, timeout=PATIENCE)
+    assert (state["a"], state.value("b").n) == ("one", 4)
 
 
 def test_a_backend_that_does_not_say_it_enforced_is_not_believed() -> None:
