@@ -10,23 +10,23 @@ Placeholders also keep content apart from scaffolding: only scaffolding is marke
 may become special tokens, so an argument that spells `<|im_end|>` stays text.
 """
 
+import difflib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from .errors import TemplateError
 from .prompt import Part, Text
+from .template_names import CHATML, NAMES, source_of
+
+__all__ = ["CHATML", "ROLES", "ChatTemplate", "TemplateWarning", "Turn", "chat_template_by_name", "read_chat_template"]
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
-
-# ChatML, which is prefix-stable: role blocks with control tokens around them. What backends without a template of their
-# own write, and what hosted ones read conversations back from.
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+MOST_SOURCE = 1 << 20  # characters of a template
 
 # A private-use code point on both sides: no tokenizer, template or filter touches it.
 _PLACEHOLDER = "\ue000{}\ue001"
@@ -53,14 +53,14 @@ class ChatTemplate:
     """A chat template and the special tokens it may name.
 
     Args:
-        source: Jinja source as in a tokenizer's `chat_template`, or None for the plain fallback
-            (`SYSTEM:`, `USER:`, `ASSISTANT:` lines), of which the first use warns.
+        source: Jinja source as in a tokenizer's `chat_template`, the name of a format such as "chatml", or None for
+            the plain fallback (`SYSTEM:`, `USER:`, `ASSISTANT:` lines), of which the first use warns.
         tokens: names the template may use, such as `bos_token`, with their text.
         options: extra variables of the template, such as `enable_thinking`.
         name: for messages.
 
     Raises:
-        TemplateError: the source does not compile.
+        TemplateError: the source does not compile, or it is text without Jinja that names no format.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         name: str = "this model",
     ) -> None:
-        self.source = source
+        self.source = None if source is None else _source(source)
         self.tokens = dict(tokens or {})
         self.options = dict(options or {})
         self.name = name
@@ -298,6 +298,85 @@ class ChatTemplate:
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, TemplateWarning, stacklevel=3)
+
+
+def chat_template_by_name(name: str) -> ChatTemplate:
+    """The chat template of a named format, such as "chatml", "llama-3-instruct" or "gemma-it".
+
+    Raises:
+        TemplateError: no format has this name; the message has the nearest ones.
+    """
+    source = source_of(name)
+    if source is None:
+        raise TemplateError(f"there is no chat format {name[:100]!r}; {_near_names(name)}")
+    return ChatTemplate(source, name=name)
+
+
+def read_chat_template(
+    given: "str | PathLike[str] | ChatTemplate", *, options: Mapping[str, Any] | None = None, name: str
+) -> ChatTemplate:
+    """What the parameter `chat_template=` of a backend stands for.
+
+    Args:
+        given: a ChatTemplate, Jinja source, the name of a format, or the path of a file with Jinja source. Text that
+            holds `{{` or `{%` is source.
+        options: extra variables of the template; a ChatTemplate has its own.
+        name: for messages.
+
+    Raises:
+        TemplateError: it is none of them, the file cannot be read, or the source does not compile.
+    """
+    if isinstance(given, ChatTemplate):
+        return given
+    if not isinstance(given, str | PathLike):
+        raise TemplateError(
+            f"chat_template must be Jinja source, the name of a format, a path or a ChatTemplate, "
+            f"got {type(given).__name__}"
+        )
+    if isinstance(given, str) and (_is_jinja(given) or source_of(given) is not None):
+        return ChatTemplate(given, options=options, name=name)
+    return ChatTemplate(_file_content(given), options=options, name=name)
+
+
+def _source(given: str) -> str:
+    """Jinja source, given as it is or by the name of a format."""
+    if len(given) > MOST_SOURCE:
+        raise TemplateError(f"a chat template of {len(given)} characters; the limit is {MOST_SOURCE}")
+    source = given if _is_jinja(given) else source_of(given)
+    if source is None:
+        raise TemplateError(
+            f"the chat template {given[:100]!r} is text without {{{{ }}}} or {{% %}}: every conversation would be that "
+            f"text; {_near_names(given)}"
+        )
+    return source
+
+
+def _is_jinja(text: str) -> bool:
+    return "{{" in text or "{%" in text
+
+
+def _file_content(given: "str | PathLike[str]") -> str:
+    try:
+        path = Path(given).expanduser()
+        if path.is_file():
+            with path.open(encoding="utf-8") as file:
+                content = file.read(MOST_SOURCE + 1)
+            if not _is_jinja(content):
+                raise TemplateError(f"the file {str(path)[:500]!r} holds no Jinja source; give a chat_template.jinja")
+            return content
+    except (OSError, ValueError, RuntimeError) as error:  # the latter two: no path, no such user, no UTF-8
+        raise TemplateError(
+            f"chat_template={str(given)[:100]!r} cannot be read as a file ({str(error)[:100]})"
+        ) from None
+    raise TemplateError(
+        f"chat_template={str(given)[:100]!r} is no Jinja source (it holds no {{{{ or {{%), no existing file, and no "
+        f"name of a format; {_near_names(str(given))}"
+    )
+
+
+def _near_names(name: str) -> str:
+    near = difflib.get_close_matches(name[:100].lower(), NAMES, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known names are {', '.join(NAMES)}"
 
 
 def _roles(turns: Sequence[Turn]) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class LocalBackend:
 
     Args:
         model: as for `Runtime`; "oracle" by default.
-        chat_template: Jinja source that replaces the model's own.
+        chat_template: Jinja source, or the name of a format, that replaces the model's own.
         clock, faults: for tests.
         latency: seconds that a message takes between caller and gateway, each way.
         loaded: a model that is in memory already, in place of `model`. It is this backend's alone.

@@ -18,11 +18,12 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from os import PathLike
 
 import msgspec
 
 from ...lang import checks
-from ...lang.chat_template import CHATML, ChatTemplate
+from ...lang.chat_template import CHATML, ChatTemplate, read_chat_template
 from ...lang.errors import CapabilityError, ParameterError, RequestError
 from ...lang.prompt import Part
 from ...lang.protocol import (
@@ -89,7 +90,8 @@ class Echo:
         unconditional_scores: the same without the prompt.
         probabilities: of choices, for `select(method="overshoot" | "exact")`: a number from 0 to 1, or a pair of
             bounds. Without them Echo is a backend that has no such methods.
-        chat_template: of the roles; ChatML if None.
+        chat_template: of the roles: a ChatTemplate, Jinja source, the name of a format, or the path of a file;
+            ChatML if None.
         capabilities: to play a backend that can do less.
         cache_tokens: size of the simulated prefix cache; 0 for none.
         delay: seconds before each call and each streamed piece, slept by `sleep`.
@@ -106,7 +108,7 @@ class Echo:
         scores: Scores | None = None,
         unconditional_scores: Scores | None = None,
         probabilities: Probabilities | None = None,
-        chat_template: ChatTemplate | None = None,
+        chat_template: str | PathLike[str] | ChatTemplate | None = None,
         capabilities: Capabilities | None = None,
         cache_tokens: int = 20_000,
         delay: float = 0.0,
@@ -119,13 +121,12 @@ class Echo:
         self._scores = checked_scores("scores", scores)
         self._unconditional = checked_scores("unconditional_scores", unconditional_scores)
         self._probabilities = checked_bounds(probabilities)
-        checks.instance("chat_template", chat_template, ChatTemplate | None)
         checks.instance("capabilities", capabilities, Capabilities | None)
         checks.instance("gate", gate, Gate | None)
         checks.function("sleep", sleep)
         if faults is not None:
             checks.function("faults", faults)
-        self._template = chat_template or ChatTemplate(CHATML, name="Echo")
+        self._template = read_chat_template(CHATML if chat_template is None else chat_template, name="Echo")
         self._capabilities = capabilities or Capabilities(
             "Echo",
             score=True,

@@ -13,12 +13,13 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from os import PathLike
 from typing import Any, Literal, Self, TypeVar, get_args
 
 import msgspec
 
 from ...lang import checks
-from ...lang.chat_template import ChatTemplate
+from ...lang.chat_template import ChatTemplate, read_chat_template
 from ...lang.errors import (
     BackendError,
     ConnectionLostError,
@@ -81,7 +82,8 @@ class Runtime:
     Args:
         model: "default" (Gemma 3 270M, embedded), a name in the cache, a folder of safetensors or a GGUF file.
         model_path: the same, under SGLang's name.
-        chat_template: Jinja source, or a ChatTemplate, that replaces the model's own.
+        chat_template: replaces the model's own: Jinja source, the name of a format such as "chatml", the path of a file
+            with Jinja source, or a ChatTemplate.
         template_options: extra variables of the template, such as `enable_thinking`.
         startup_timeout: seconds until a start counts as failed; nothing but it and the end of a process ends a start.
         progress: print the phases of a start to standard error; None does so when it is a terminal.
@@ -99,7 +101,7 @@ class Runtime:
         model: str | None = None,
         *,
         model_path: str | None = None,
-        chat_template: str | ChatTemplate | None = None,
+        chat_template: str | PathLike[str] | ChatTemplate | None = None,
         template_options: Mapping[str, Any] | None = None,  # Any: whatever the template understands
         startup_timeout: float = STARTUP_TIMEOUT,
         progress: bool | None = None,
@@ -454,12 +456,10 @@ class Runtime:
         if process is not None:
             await asyncio.to_thread(process.close)
 
-    def _given(self, template: str | ChatTemplate | None) -> ChatTemplate | None:
-        if template is None or isinstance(template, ChatTemplate):
-            return template
-        if not isinstance(template, str):
-            raise ParameterError(f"chat_template must be Jinja source or a ChatTemplate, got {shown(template)}")
-        return ChatTemplate(template, options=self._template_options, name="chat_template=")
+    def _given(self, template: str | PathLike[str] | ChatTemplate | None) -> ChatTemplate | None:
+        if template is None:
+            return None
+        return read_chat_template(template, options=self._template_options, name="chat_template=")
 
 
 def _checked_template_options(given: object, chat_template: object) -> dict[str, Any]:

@@ -12,11 +12,12 @@ import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary
 
 from .....lang import checks
-from .....lang.chat_template import ChatTemplate, TemplateWarning
+from .....lang.chat_template import ChatTemplate, TemplateWarning, read_chat_template
 from .....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
 from .....lang.prompt import Part
 from .....lang.protocol import (
@@ -78,7 +79,8 @@ class OpenAI:
         api_key: the key; None: the environment's OPENAI_API_KEY (AZURE_OPENAI_API_KEY for Azure).
         base_url: another server; None: the environment's OPENAI_BASE_URL, or OpenAI's own.
         mode: "chat", "completion", or "auto": chat where the model has it.
-        chat_template: how roles are written in completion mode; Jinja source or a ChatTemplate.
+        chat_template: how roles are written in completion mode: Jinja source, the name of a format such as "chatml",
+            the path of a file with Jinja source, or a ChatTemplate.
         profile: what the server can do: "auto" asks it who it is; "openai", "vllm", "sglang", "llama.cpp",
             "llama-cpp-python" or "compatible" say so; a Profile says it in detail.
         azure_endpoint, azure_deployment, api_version: an Azure resource.
@@ -107,7 +109,7 @@ class OpenAI:
         api_key: str | None = None,
         base_url: str | None = None,
         mode: AskedMode = "auto",
-        chat_template: str | ChatTemplate | None = None,
+        chat_template: str | PathLike[str] | ChatTemplate | None = None,
         profile: str | Profile = "auto",
         azure_endpoint: str | None = None,
         azure_deployment: str | None = None,
@@ -329,8 +331,5 @@ async def _close(client: "AsyncOpenAI") -> None:
     await client.close()
 
 
-def _template_of(given: str | ChatTemplate | None, name: str) -> ChatTemplate:
-    if isinstance(given, ChatTemplate):
-        return given
-    checks.instance("chat_template", given, str | None)
-    return ChatTemplate(given, name=name)
+def _template_of(given: str | PathLike[str] | ChatTemplate | None, name: str) -> ChatTemplate:
+    return ChatTemplate(None, name=name) if given is None else read_chat_template(given, name=name)
