@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..lang import ops
+from ..lang.chat_template import ChatTemplate
 from ..lang.errors import CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
@@ -85,20 +86,29 @@ class Executor:
         self.spoken.append(self.position.say(op.text, step.source), {})
 
     def role_begin(self, op: ops.RoleBegin, step: Step) -> Awaitable[None] | None:
-        if not self._ready:
-            return self._role_begin_started(op, step)
+        if not self._ready or self._run.backend.chat_template.is_foreign:
+            return self._role_begin_later(op, step)
         self._drop_surplus()
         self._speak(self.position.open_turn(self._run.backend.chat_template, op.role, step.source))
         return None
 
-    async def _role_begin_started(self, op: ops.RoleBegin, step: Step) -> None:
+    async def _role_begin_later(self, op: ops.RoleBegin, step: Step) -> None:
         await self._start_backend()
-        self.role_begin(op, step)
+        self._drop_surplus()
+        template = self._run.backend.chat_template
+        self._speak(await template.away(self.position.open_turn, template, op.role, step.source))
 
-    def role_end(self, op: ops.RoleEnd, step: Step) -> None:
+    def role_end(self, op: ops.RoleEnd, step: Step) -> Awaitable[None] | None:
         self._drop_surplus()
         self._lead_in()
-        self._speak(self.position.close_turn(self._run.backend.chat_template, step.source))
+        template = self._run.backend.chat_template
+        if template.is_foreign:
+            return self._role_end_later(template, step)
+        self._speak(self.position.close_turn(template, step.source))
+        return None
+
+    async def _role_end_later(self, template: ChatTemplate, step: Step) -> None:
+        self._speak(await template.away(self.position.close_turn, template, step.source))
 
     def scope_begin(self, op: ops.VarScopeBegin, step: Step) -> None:
         self._lead_in()

@@ -1,4 +1,4 @@
-"""Roles → text, with the model's own Jinja template.
+"""Chat templates: roles → text, with the model's own Jinja template.
 
 A program writes a conversation piece by piece, and each piece must extend the text before it, or
 the prefix cache could not help and earlier generations would be rewritten. So a template is used
@@ -8,16 +8,22 @@ message changes earlier scaffolding are reported (`TemplateWarning`), naming the
 
 Placeholders also keep content apart from scaffolding: only scaffolding is marked `control=True` and
 may become special tokens, so an argument that spells `<|im_end|>` stays text.
+
+A template is a program, and comes with a downloaded model. Those that umbel ships are rendered here; all others in a
+child process (template_process.py), within limits of time, memory and text. So these may wait, and event loops call
+what uses a template by `ChatTemplate.away`.
 """
 
+import asyncio
 import difflib
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from .errors import TemplateError
 from .prompt import Part, Text
@@ -31,8 +37,14 @@ MOST_SOURCE = 1 << 20  # characters of a template
 # A private-use code point on both sides: no tokenizer, template or filter touches it.
 _PLACEHOLDER = "\ue000{}\ue001"
 _MARK = "\ue002"  # content of a template that is only tried
-_FIND_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
+_FIND_PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
 _MOST_OUTLINES = 256  # each as long as a conversation without its content
+MOST_TEXT = 1 << 20  # characters that a template may write beside what it is given
+_SMALL = 4096  # characters
+_COPIES = 4  # of what it is given, that it may write
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class TemplateWarning(UserWarning):
@@ -56,8 +68,9 @@ class ChatTemplate:
         source: Jinja source as in a tokenizer's `chat_template`, the name of a format such as "chatml", or None for
             the plain fallback (`SYSTEM:`, `USER:`, `ASSISTANT:` lines), of which the first use warns.
         tokens: names the template may use, such as `bos_token`, with their text.
-        options: extra variables of the template, such as `enable_thinking`.
+        options: extra variables of the template, such as `enable_thinking`. Plain data.
         name: for messages.
+        checked: compile it now. False leaves that to the first use: compiling may take a second.
 
     Raises:
         TemplateError: the source does not compile, or it is text without Jinja that names no format.
@@ -70,15 +83,21 @@ class ChatTemplate:
         tokens: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
         name: str = "this model",
+        checked: bool = True,
     ) -> None:
         self.source = None if source is None else _source(source)
         self.tokens = dict(tokens or {})
         self.options = dict(options or {})
         self.name = name
         self._warned: set[str] = set()
-        self._outlines: dict[tuple[tuple[str, ...], bool], str | TemplateError] = {}
-        if source is not None:
-            _ = self._compiled
+        self._outlines: dict[tuple[tuple[str, ...], bool, str], str | TemplateError] = {}
+        self._compiled: Any = None  # jinja2.Template of a template that is rendered here
+        self._trims: bool | None = None
+        self._reads_parts: bool | None = None
+        self._told_apart = source is None
+        self._limit: str | None = None  # that it reached with little to write
+        if checked:
+            self._compile()
 
     # ------------------------------------------------------------------ what the interpreter calls
 
@@ -96,14 +115,18 @@ class ChatTemplate:
                 "'SYSTEM:', 'USER:' and 'ASSISTANT:' lines. Prompt it by completion, or pass chat_template=."
             )
             return (Text("ASSISTANT:" if role == "assistant" else f"{role.upper()}: "),)
+        self._check_tells_apart()
         before = self._closed_text(turns)
         if role == "assistant":
             whole = self._outline(_roles(turns), generation=True)
+            self._check_shown(before, whole, turns)
         else:
             following = (*_roles(turns), role)
             # A lone system turn may be refused because it is merged into the user turn that comes next.
             rendered = self._try_outline(following) if role == "system" else self._outline(following)
             mark = _PLACEHOLDER.format(len(turns))
+            if rendered is not None:
+                self._check_shown(before, rendered, turns)
             if rendered is None or mark not in rendered:
                 return ()  # the template shows this turn only together with the next one
             whole = rendered[: rendered.index(mark)]
@@ -142,64 +165,100 @@ class ChatTemplate:
         """Whether the last of `turns` is written where it stands, and not only together with the next turn."""
         return self.source is None or _PLACEHOLDER.format(len(turns) - 1) in self._closed_text(turns)
 
-    @cached_property
+    @property
     def trims(self) -> bool:
         """Whether the template strips white space around content, as Gemma's does."""
-        if self.source is None:
-            return False
-        spaced = f" {_MARK} "
-        return spaced not in (self._try([{"role": "user", "content": spaced}]) or spaced)
+        if self._trims is None:
+            spaced = f" {_MARK} "
+            self._trims = self.source is not None and spaced not in (
+                self._try([{"role": "user", "content": spaced}]) or spaced
+            )
+        return self._trims
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is rendered in another process, so that using it may wait for up to a second and more."""
+        return self.source is not None and not _is_shipped(self.source)
+
+    async def away(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        """Calls what uses this template; in a thread if it may wait for another process."""
+        if self.is_foreign:
+            return await asyncio.to_thread(work, *arguments, **named)
+        return work(*arguments, **named)
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = False) -> str:
         """The template on real messages, as `apply_chat_template` of transformers does it."""
         if self.source is None:
             text = "".join(f"{m['role'].upper()}: {m['content']}\n" for m in messages)
             return text + ("ASSISTANT:" if add_generation_prompt else "")
+        self._check_tells_apart()
         return self._render(messages, generation=add_generation_prompt)
 
     # ------------------------------------------------------------------ how
 
-    @cached_property
-    def _compiled(self) -> Any:  # jinja2.Template: imported late, `import umbel` stays light
-        import jinja2
+    def _compile(self) -> None:
+        """Raises TemplateError when the source does not compile."""
+        if self.source is not None:
+            try:
+                self._run(None, 0)
+            except TemplateError as error:
+                raise TemplateError(f"chat template of {self.name}, {error}") from error.__cause__
 
-        from .jinja import compile_template
+    def _run(self, variables: Mapping[str, Any] | None, most: int) -> str:
+        """Compile, and render with variables. Raises TemplateError with the reason, and nothing else, whatever the
+        template does."""
+        assert self.source is not None, "the plain fallback is no template"
+        if not _is_shipped(self.source):
+            return self._run_elsewhere(variables, most)
+        from .jinja import compile_template, reason_of, render_template
 
-        assert self.source is not None
         try:
-            return compile_template(self.source)
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"chat template of {self.name}, line {error.lineno}: {error.message}") from error
+            if self._compiled is None:
+                self._compiled = compile_template(self.source)
+            return "" if variables is None else render_template(self._compiled, variables, most)
+        except Exception as error:
+            raise TemplateError(reason_of(error)) from error
 
-    @cached_property
-    def _reads_parts(self) -> bool:
+    def _run_elsewhere(self, variables: Mapping[str, Any] | None, most: int) -> str:
+        from .template_process import TemplateLimit, render_elsewhere
+
+        assert self.source is not None, "the plain fallback is no template"
+        if self._limit is not None:
+            raise TemplateError(self._limit)
+        try:
+            return render_elsewhere(self.source, variables, most)
+        except TemplateLimit as error:
+            if most <= MOST_TEXT + _COPIES * _SMALL:  # it will do so again, and a call tries several times
+                self._limit = str(error)
+            raise
+
+    def _sees_parts(self) -> bool:
         """Whether the template shows content only where it is a list of parts, as those of some models that see do."""
 
         def shows(content: Any) -> bool:  # Any: text, or parts
             try:
                 return _MARK in self._fill([{"role": "user", "content": content}], generation=False)
-            except (TemplateError, TypeError):  # the latter from a template that adds text to what it is given
+            except TemplateError:  # also of a template that adds text to what it is given
                 return False
 
-        return not shows(_MARK) and shows(_as_parts(_MARK))
+        if self._reads_parts is None:
+            self._reads_parts = not shows(_MARK) and shows(_as_parts(_MARK))
+        return self._reads_parts
 
     def _render(self, messages: Sequence[Mapping[str, str]], *, generation: bool) -> str:
-        if self._reads_parts:
+        if self._sees_parts():
             return self._fill([{**m, "content": _as_parts(m["content"])} for m in messages], generation=generation)
         return self._fill(list(messages), generation=generation)
 
     def _fill(self, messages: Sequence[Mapping[str, Any]], *, generation: bool) -> str:  # Any: text, or parts
-        import jinja2
-
+        variables = {"messages": messages, "add_generation_prompt": generation, **self.tokens, **self.options}
+        given = sum(len(message["content"]) for message in messages if isinstance(message["content"], str))
         try:
-            return str(
-                self._compiled.render(
-                    **{"messages": messages, "add_generation_prompt": generation, **self.tokens, **self.options}
-                )
-            )
-        except jinja2.TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise TemplateError(f"chat template of {self.name} refuses the turns {roles}: {error}") from error
+            return self._run(variables, MOST_TEXT + _COPIES * given)
+        except TemplateError as error:
+            roles = ", ".join([message["role"] for message in messages[-8:]])
+            turns = f"… {roles}" if len(messages) > 8 else roles
+            raise TemplateError(f"chat template of {self.name} refuses the turns {turns}: {error}") from error.__cause__
 
     def _try(self, messages: list[Mapping[str, str]]) -> str | None:
         """Rendered text, or None where the template refuses (a lone system turn, say)."""
@@ -209,9 +268,10 @@ class ChatTemplate:
             return None
 
     def _outline(self, roles: tuple[str, ...], *, generation: bool = False) -> str:
-        """Turns of these roles, with placeholders for their content. The same again and again, unless the template
-        asks what day it is, so they are kept: a conversation asks for the same ones as the last one did."""
-        known = self._outlines.get((roles, generation))
+        """Turns of these roles, with placeholders for their content. They are kept: a conversation asks for the same
+        ones as the last one did."""
+        key = (roles, generation, self._moment())
+        known = self._outlines.get(key)
         if known is None:
             try:
                 messages: list[Mapping[str, str]] = [
@@ -220,13 +280,16 @@ class ChatTemplate:
                 known = self._render(messages, generation=generation)
             except TemplateError as error:
                 known = error
-            if "strftime_now" not in (self.source or ""):
-                if len(self._outlines) >= _MOST_OUTLINES:
-                    self._outlines.clear()
-                self._outlines[roles, generation] = known
+            if len(self._outlines) >= _MOST_OUTLINES:
+                self._outlines.clear()
+            self._outlines[key] = known
         if isinstance(known, TemplateError):
             raise TemplateError(*known.args) from known.__cause__
         return known
+
+    def _moment(self) -> str:
+        """Until when an outline may be used again: for a minute, where the template asks what time it is."""
+        return f"{datetime.now():%Y-%m-%d %H:%M}" if "strftime_now" in (self.source or "") else ""
 
     def _try_outline(self, roles: tuple[str, ...]) -> str | None:
         try:
@@ -257,6 +320,31 @@ class ChatTemplate:
         last = _PLACEHOLDER.format(len(turns) - 1)
         return whole[whole.index(last) + len(last) :] if last in whole else whole[common:]
 
+    def _check_tells_apart(self) -> None:
+        """Refuses a template that does not show what a user says: all conversations would be alike."""
+        if self._told_apart:
+            return
+        said = [self._try([{"role": "user", "content": content}]) for content in ("hello", "good bye")]
+        if said[0] is not None and said[0] == said[1]:
+            raise TemplateError(
+                f"the chat template of {self.name} writes two different conversations alike, as {said[0][:100]!r}: it "
+                "does not show what the user says; give another one by chat_template="
+            )
+        self._told_apart = True
+
+    def _check_shown(self, before: str, whole: str, turns: Sequence[Turn]) -> None:
+        """Refuses a template that leaves a turn out: neither written when it was closed nor together with the next."""
+        if not turns:
+            return
+        new = len(turns) - 1 if len(turns) < 2 or self.shows(turns[:-1]) else len(turns) - 2
+        for index, turn in enumerate(turns[new:], new):
+            mark = _PLACEHOLDER.format(index)
+            if (turn.content or "").strip() and mark not in whole and mark not in before:
+                raise TemplateError(
+                    f"the chat template of {self.name} leaves out turn {index} ({turn.role}), so the model would not "
+                    "see it; write its text into another turn, or give another template by chat_template="
+                )
+
     def _check_content(self, turns: Sequence[Turn]) -> None:
         """Does the template write this content as it is? Some strip reasoning or refuse roles in this order."""
         real = [{"role": t.role, "content": t.content or ""} for t in turns]
@@ -282,17 +370,28 @@ class ChatTemplate:
 
     def _parts(self, text: str, turns: Sequence[Turn]) -> tuple[Part, ...]:
         """Scaffolding with placeholders → parts: content is plain text, the rest may be special tokens."""
+        found = list(_FIND_PLACEHOLDER.finditer(text))
+        self._check_placeholders([match.group(1) for match in found], turns)
         parts: list[Part] = []
         end = 0
-        for found in _FIND_PLACEHOLDER.finditer(text):
-            if found.start() > end:
-                parts.append(Text(text[end : found.start()], control=True))
-            content = turns[int(found.group(1))].content
+        for match in found:
+            if match.start() > end:
+                parts.append(Text(text[end : match.start()], control=True))
+            content = turns[int(match.group(1))].content
             parts.append(Text((content or "").strip() if self.trims else content or ""))
-            end = found.end()
+            end = match.end()
         if end < len(text):
             parts.append(Text(text[end:], control=True))
         return tuple(parts)
+
+    def _check_placeholders(self, numbers: Sequence[str], turns: Sequence[Turn]) -> None:
+        """A template may write numbers of its own between the marks, and any content a hundred thousand times."""
+        known = {str(index): len(turn.content or "") for index, turn in enumerate(turns)}
+        forged = next((number for number in numbers if number not in known), None)
+        if forged is not None:
+            raise TemplateError(f"chat template of {self.name}: it writes the mark of a turn that is not there")
+        if sum(known[number] for number in numbers) > MOST_TEXT + _COPIES * sum(known.values()):
+            raise TemplateError(f"chat template of {self.name}: it repeats what was said more than {_COPIES} times")
 
     def _warn(self, message: str) -> None:
         if message not in self._warned:
@@ -377,6 +476,15 @@ def _file_content(given: "str | PathLike[str]") -> str:
 def _near_names(name: str) -> str:
     near = difflib.get_close_matches(name[:100].lower(), NAMES, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known names are {', '.join(NAMES)}"
+
+
+def _is_shipped(source: str) -> bool:
+    return source in _shipped()
+
+
+@cache
+def _shipped() -> frozenset[str | None]:
+    return frozenset(map(source_of, NAMES))
 
 
 def _roles(turns: Sequence[Turn]) -> tuple[str, ...]:

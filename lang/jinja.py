@@ -4,6 +4,7 @@ Imported when the first template is compiled: `import umbel` stays without jinja
 """
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,8 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_REASON = 500  # characters of an error
 
 
 class GenerationTag(Extension):
@@ -33,6 +36,28 @@ def compile_template(source: str) -> jinja2.Template:
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     environment.filters["tojson"] = _tojson
     return environment.from_string(source)
+
+
+def render_template(template: jinja2.Template, variables: Mapping[str, Any], most: int) -> str:
+    """The text, of at most `most` characters; raises jinja2.TemplateError beyond them."""
+    pieces: list[str] = []
+    left = most
+    for piece in template.root_render_func(template.new_context(dict(variables))):
+        left -= len(piece)
+        if left < 0:
+            raise jinja2.TemplateError(f"it writes more than {most} characters")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def reason_of(error: Exception) -> str:
+    """For a person, of bounded length: a template can raise a text of any length."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"line {error.lineno}: {error.message}"[:MOST_REASON]
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    text = str(error)[:MOST_REASON]
+    return text if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {text}"
 
 
 def _raise(message: str) -> None:

@@ -209,7 +209,7 @@ class GatewayServer:
         self._arrivals = Arrivals(self._core, after=self._flush)
         self._programs = Programs(
             capabilities_of(f"runtime {model}", image_tokens),
-            lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model),
+            lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model, checked=False),
             to_gateway=self._hear_programs,
             to_peer=self._clients.say,
             limits=self._limits,

@@ -238,7 +238,7 @@ class LocalBackend:
         engine = open_engine(self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded)
         source = self._given_template if self._given_template is not None else tokenizer.chat_template
         self._thread = EngineThread(engine.scheduler, lambda: bool(self._inbox))
-        self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name)
+        self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name, checked=False)
         self._gateway = Gateway(
             tokenizer,
             model=self._name,

@@ -95,7 +95,8 @@ class BatchPlan:
         except Exception:  # every program will say so itself
             return
         shared = shared_arguments([self._arguments(call) for call in calls]) if calls else {}
-        parts = common_head(self._graph, backend.chat_template, shared)
+        template = backend.chat_template
+        parts = await template.away(common_head, self._graph, template, shared)
         if parts:
             self._head_tokens = backend.tokens_at_most(parts)
         if self._pins_head:

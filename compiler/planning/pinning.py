@@ -98,7 +98,7 @@ async def cache_head(
             f"{capabilities.name} has no cache that a program could fill; leave cache() out (hosted models cache what "
             "they see by themselves, see state.usage.cached_tokens), or run the program on umbel.Runtime()"
         )
-    head = common_head(graph, backend.chat_template)
+    head = await backend.chat_template.away(common_head, graph, backend.chat_template)
     if not head or backend.tokens_at_most(head) < shortest:
         return Cached(backend, "", (), 0)
     name = _name()

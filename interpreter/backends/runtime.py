@@ -247,6 +247,7 @@ class Runtime:
                 tokens=welcome.template_tokens,
                 options=self._template_options,
                 name=welcome.model,
+                checked=False,
             )
         return self._template
 

@@ -65,7 +65,9 @@ async def ask(
     sent = lowering.lower(calls.backend, op.constraint, allow_best_effort=op.allow_best_effort)
     judged = op.result is not None and op.result.judges and not capabilities.made_up
     if sent is None or judged:
-        return await _Judged(calls, capabilities, op, op.constraint, sent, request, position).reply()
+        template = calls.backend.chat_template
+        asked = await template.away(_Judged, calls, capabilities, op, op.constraint, sent, request, position)
+        return await asked.reply()
     final = await calls.generate(msgspec.structs.replace(request, constraint=sent), on_chunk)
     facts = _facts(op, final)
     for completion, known in zip(final.completions, facts, strict=True):
@@ -100,7 +102,8 @@ class _Judged:
         self._converses = capabilities.converses
         self._op = op
         self._constraint = constraint
-        self._dialogue = dialogue.of(position, calls.backend.chat_template)
+        self._template = calls.backend.chat_template
+        self._dialogue = dialogue.of(position, self._template)
         self._note = wording.note(constraint, self._dialogue.said if self._dialogue is not None else "")
         sampling = self._sampling(request.sampling, position) if sent is None else request.sampling
         self._request = msgspec.structs.replace(request, constraint=sent, stream=False, sampling=sampling)
@@ -116,7 +119,9 @@ class _Judged:
             if not self._op.allow_best_effort:
                 raise
             unlooked = str(error)
-        final = await self._call(msgspec.structs.replace(self._request, prompt=self._first_prompt()))
+        final = await self._call(
+            msgspec.structs.replace(self._request, prompt=await self._template.away(self._first_prompt))
+        )
         if unlooked:
             facts: Meta = {"guarantee": "best_effort", "tries": 1, "violations": [], "unvalidated": unlooked}
             settled = [(completion, facts) for completion in final.completions]
@@ -136,7 +141,7 @@ class _Judged:
             if tries == self._tries:
                 break
             tries += 1
-            final = await self._call(self._again(index, tries, completion.text, verdict))
+            final = await self._call(await self._template.away(self._again, index, tries, completion.text, verdict))
             completion = final.completions[0]
         if verdict.may_be_cut:
             return verdict.completion, {"guarantee": "incomplete", "tries": tries}
