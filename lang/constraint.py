@@ -25,6 +25,8 @@ NUMBER = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?[ \n]?"
 OPEN_ENDED = frozenset({INTEGER, NUMBER})
 
 MAX_SOURCE = 1 << 20  # characters of a regex, schema or grammar; compilers and providers take less
+# A rule of a GBNF grammar, at the beginning of a line: `root ::= ...`. Lark's rules have one colon.
+_GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
 
 KINDS = ("regex", "json_schema", "dtype", "ebnf", "grammar", "choices")  # at most one of them in a gen
 
@@ -86,7 +88,8 @@ def _demand(given: Mapping[str, Any]) -> Demand | None:
         return _read_type("dtype", dtype, _of_type)
     for name in ("ebnf", "grammar"):
         if (grammar := given.get(name)) is not None:
-            return Demand(_spec("lark", _source(name, grammar, '\'start: "yes" | "no"\'')), Result("text", str))
+            source = _source(name, grammar, '\'start: "yes" | "no"\'')
+            return Demand(_spec("gbnf" if _GBNF.search(source) else "lark", source), Result("text", str))
     return None
 
 

@@ -61,7 +61,8 @@ def gen(
     - `dtype`: it is a value of this type. int, float, bool (`True`, `False`), Literal and Enum are written plainly; a
       number ends at a blank or newline, which is not part of it. A str is written in double quotes, every other type
       as JSON.
-    - `ebnf` or `grammar`: it is in the language of a Lark grammar.
+    - `ebnf` or `grammar`: it is in the language of a Lark grammar (`start: "yes" | "no"`), or of a GBNF grammar as
+      llama.cpp and SGLang write it (`root ::= "yes" | "no"`).
     - `choices`: it is one of these, chosen as `select` does.
 
     Further: `json_whitespace` is "spaced" (the default), "compact" or "flexible"; `json_key_order="any"` leaves the

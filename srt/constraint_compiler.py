@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..fsm.language import Grammar
     from ..fsm.limits import Limits
 
-_NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar"}
+_NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar"}
 MAX_COMPILED = 16 << 20  # bytes of a grammar; it travels with every request
 
 
@@ -103,6 +103,12 @@ def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compil
         texts = msgspec.json.decode(spec.source, type=list[str])
         spec = msgspec.structs.replace(spec, kind="regex", source=alternatives(texts))
     try:
+        if spec.kind == "gbnf":
+            from ..fsm.engines.gbnf import lark_of_gbnf
+
+            return _compile(
+                msgspec.structs.replace(spec, kind="lark", source=lark_of_gbnf(spec.source)), spec.engine or engine
+            )
         return _compile(spec, spec.engine or engine)
     except ConstraintRefused as error:
         return Refused(f"{_NAMES[spec.kind]}: {error}")
@@ -194,4 +200,5 @@ def _engine_constraint(spec: ConstraintSpec, engine: EnforcedBy, data: bytes, wh
 
 def _kind(spec: ConstraintSpec) -> Literal["regex", "json_schema", "lark"]:
     assert spec.kind != "choices", "they have become a regex"
+    assert spec.kind != "gbnf", "it has become a Lark grammar"
     return spec.kind

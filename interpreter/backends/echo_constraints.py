@@ -2,7 +2,7 @@
 
 There is no automaton here. A regular expression is applied with `re` (or with the `regex` package, where it is
 installed and `re` does not know the syntax), JSON is parsed, and validated where `jsonschema` is installed; blanks
-between JSON tokens are not looked at.
+between JSON tokens are not looked at. Grammars are looked at by llguidance, where it is installed.
 """
 
 import importlib.util
@@ -10,9 +10,9 @@ import json
 import re
 from typing import cast
 
-from ...lang.errors import CapabilityError, ConstraintError, RequestError
+from ...lang.errors import ConstraintError, RequestError
 from ...lang.protocol import ConstraintSpec
-from ..demands import schemas
+from ..demands import expressions, schemas
 
 _FLAGS = re.compile(r"(?:\(\?[aimsux]+\))?")  # they stand at the beginning of an expression, or nowhere
 
@@ -34,8 +34,9 @@ def check(text: str, constraint: ConstraintSpec) -> None:
         case "choices":
             if text not in json.loads(constraint.source):
                 raise RequestError(f"Echo's answer {text!r} is none of {constraint.source}")
-        case "lark":
-            raise CapabilityError("Echo cannot look at a Lark grammar; write a regex for this test, or use a runtime")
+        case "lark" | "gbnf":
+            if expressions.walk(constraint.kind, constraint.source, text).accepted != len(text):
+                raise RequestError(f"Echo's answer {text!r} is no text of the grammar {constraint.source!r}")
 
 
 def compiled(pattern: str) -> "re.Pattern[str]":

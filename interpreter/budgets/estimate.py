@@ -200,7 +200,7 @@ def _satisfying(constraint: ConstraintSpec, tokens: int) -> str:
     """A text that satisfies the constraint; where that takes more than there is here, any text."""
     if constraint.kind == "choices":
         return _choices(constraint)[0]
-    if constraint.kind == "lark":
+    if constraint.kind in ("lark", "gbnf"):
         return _TOKEN * tokens
     try:
         return expressions.shortest(constraint.kind, constraint.source)

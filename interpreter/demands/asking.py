@@ -34,7 +34,7 @@ from ..variables import Meta
 from . import dialogue, guarantees, lowering, validation, wording
 from .guarantees import Verdict
 
-_CALLED = {"regex": "regex", "json_schema": "JSON Schema", "choices": "choices", "lark": "grammar"}
+_CALLED = {"regex": "regex", "json_schema": "JSON Schema", "choices": "choices", "lark": "grammar", "gbnf": "grammar"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ...fsm.engines.source import Source
     from ...fsm.language import Grammar
 
-Kind = Literal["regex", "json_schema", "lark"]
+Kind = Literal["regex", "json_schema", "lark", "gbnf"]
 
 # Kind of constraint → what its errors begin with, as the runtime's do.
-NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "choices": "choices"}
+NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar", "choices": "choices"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ def walk(kind: Kind, source: str, text: str) -> Walk:
     from ...fsm.errors import ConstraintRefused
 
     check_installed()
-    if kind == "lark" and importlib.util.find_spec("llguidance") is None:
+    if kind in ("lark", "gbnf") and importlib.util.find_spec("llguidance") is None:
         raise CapabilityError(
-            "a Lark grammar is looked at by llguidance, which is not installed; run: pip install llguidance, or write "
+            "a grammar is looked at by llguidance, which is not installed; run: pip install llguidance, or write "
             "allow_best_effort=True to take the text as it comes"
         )
     try:
@@ -162,8 +162,11 @@ def _searching(pattern: str) -> "Grammar":
 
 def _source(kind: Kind, source: str) -> "Source":
     """JSON with whatever blanks the model writes: they are not looked at."""
+    from ...fsm.engines.gbnf import lark_of_gbnf
     from ...fsm.engines.source import Source
 
+    if kind == "gbnf":
+        return Source("lark", lark_of_gbnf(source))
     return Source(kind, source, "flexible")
 
 
@@ -241,7 +244,7 @@ def _by_matcher(kind: Kind, source: str) -> _Matcher:
     try:
         return _Matcher(_bytes_as_tokens().matcher(read))
     except ConstraintRefused:
-        if kind != "lark":
+        if kind not in ("lark", "gbnf"):
             own_grammar(read, Limits())
         raise
 

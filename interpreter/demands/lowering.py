@@ -19,7 +19,8 @@ from ...lang.protocol import Backend, ConstraintSpec
 WRITTEN = {
     "regex": "regex= and dtype=",
     "json_schema": "json_schema= and dtype=",
-    "lark": "ebnf= and grammar=",
+    "lark": "ebnf= and grammar= in Lark",
+    "gbnf": "ebnf= and grammar= in GBNF",
     "choices": "choices=, select(), and dtype= of a Literal or Enum",
 }
 

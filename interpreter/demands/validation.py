@@ -3,7 +3,7 @@
 regex         by our automata, as the runtime reads it; what they do not honour by llguidance, where it is installed
 json_schema   parsed, then by the schema; blanks between JSON tokens and the order of keys are not looked at
 choices       by equality
-lark          by llguidance
+lark, gbnf    by llguidance
 """
 
 import json
@@ -26,7 +26,7 @@ def check(constraint: ConstraintSpec) -> None:
         CapabilityError, MissingExtraError: a package that is needed is not installed.
     """
     match constraint.kind:
-        case "regex" | "lark":
+        case "regex" | "lark" | "gbnf":
             expressions.check(constraint.kind, constraint.source)
         case "json_schema":
             schemas.check(constraint.source)
@@ -37,7 +37,7 @@ def check(constraint: ConstraintSpec) -> None:
 def holds(constraint: ConstraintSpec, text: str) -> list[str]:
     """What `text` breaks of a constraint, a sentence each; empty when it holds. Raises as `check`."""
     match constraint.kind:
-        case "regex" | "lark":
+        case "regex" | "lark" | "gbnf":
             walk = expressions.walk(constraint.kind, constraint.source, text)
             return [] if walk.accepted == len(text) else [_where(text, walk)]
         case "json_schema":
@@ -67,7 +67,7 @@ def longest(constraint: ConstraintSpec, text: str) -> int | None:
     The blank that a number may end with (see `lang.constraint.NUMBER`) is counted.
     """
     match constraint.kind:
-        case "regex" | "lark":
+        case "regex" | "lark" | "gbnf":
             walk = expressions.walk(constraint.kind, constraint.source, text)
             return None if walk.read == len(text) and walk.extendable else walk.accepted
         case "choices":

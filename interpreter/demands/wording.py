@@ -37,6 +37,8 @@ def demand(constraint: ConstraintSpec) -> str:
             return f"exactly one of the texts of this JSON array, without the quotes:\n{constraint.source}"
         case "lark":
             return f"a text in the language of this Lark grammar:\n{constraint.source}"
+        case "gbnf":
+            return f"a text in the language of this GBNF grammar, from its rule root:\n{constraint.source}"
 
 
 def note(constraint: ConstraintSpec, said: str) -> str:

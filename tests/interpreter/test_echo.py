@@ -129,8 +129,16 @@ def test_syntax_that_re_does_not_know_is_left_to_the_regex_package() -> None:
     assert constrained("Ünder", ConstraintSpec("regex", r"\p{L}+")).text == "Ünder"
     with pytest.raises(ul.ConstraintError, match=r"regex '\(a'"):
         constrained("a", ConstraintSpec("regex", "(a"))
-    with pytest.raises(ul.CapabilityError, match="Lark"):
-        constrained("a", ConstraintSpec("lark", "start: x"))
+
+
+@pytest.mark.parametrize(
+    "grammar", [ConstraintSpec("lark", 'start: "a" "b"*'), ConstraintSpec("gbnf", 'root ::= "a" [b]*')]
+)
+def test_an_answer_is_held_against_a_grammar(grammar: ConstraintSpec) -> None:
+    pytest.importorskip("llguidance")
+    assert constrained("abb", grammar).text == "abb"
+    with pytest.raises(ul.RequestError, match="no text of the grammar"):
+        constrained("ba", grammar)
 
 
 def test_chunks_add_up_to_the_text_of_every_continuation() -> None:

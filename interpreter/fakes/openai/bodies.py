@@ -138,6 +138,7 @@ class _Sampled(_Body, kw_only=True):
     regex: str | None = None
     json_schema: str | None = None
     grammar: str | None = None
+    ebnf: str | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -191,7 +192,9 @@ class CompletionBody(_Sampled, kw_only=True):
 
 _SAMPLING = {"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"}
 _CONTINUING = {"continue_final_message", "add_generation_prompt"}
-EXTRAS = frozenset({*_SAMPLING, *_CONTINUING, "structured_outputs", "cache_salt", "regex", "json_schema", "grammar"})
+EXTRAS = frozenset(
+    {*_SAMPLING, *_CONTINUING, "structured_outputs", "cache_salt", "regex", "json_schema", "grammar", "ebnf"}
+)
 
 # Servers and models to play.
 REASONING = OpenAIFeatures(completions=False, stops=0, temperature=False, max_tokens=False, logprobs=False)
@@ -202,6 +205,6 @@ VLLM = OpenAIFeatures(
     owned_by="vllm",
 )
 SGLANG = OpenAIFeatures(
-    stops=16, extras=frozenset({*_SAMPLING, *_CONTINUING, "regex", "json_schema"}), owned_by="sglang"
+    stops=16, extras=frozenset({*_SAMPLING, *_CONTINUING, "regex", "json_schema", "ebnf"}), owned_by="sglang"
 )
 LLAMA_CPP = OpenAIFeatures(stops=16, extras=frozenset({"top_k", "min_p", "grammar"}), owned_by="llamacpp")

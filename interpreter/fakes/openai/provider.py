@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ....lang import checks
+from ....lang.errors import UmbelError
 from ....lang.prompt import Part, Text
 from ....lang.protocol import ConstraintSpec, Usage
 from ....lang.sampling import MAX_TOKENS, SamplingParams
@@ -33,6 +34,7 @@ from ...backends.echo_script import Script
 from ...backends.echo_tokens import PrefixCache, prompt_tokens
 from ...backends.gate import Gate
 from ...backends.hosted.conversation import Conversation
+from ...demands import expressions
 from .. import transcript
 from ..faults import Faults
 from ..provider import Answered, FakeProvider, Question, Refused
@@ -240,7 +242,9 @@ def _form(body: ChatBody | CompletionBody) -> Form | None:
     Raises:
         Refused: a demand that nothing here can hold an answer against, or more than one.
     """
-    asked = body.structured_outputs or StructuredOutputs(regex=body.regex, json=body.json_schema, grammar=body.grammar)
+    asked = body.structured_outputs or StructuredOutputs(
+        regex=body.regex, json=body.json_schema, grammar=body.grammar or body.ebnf
+    )
     forms = [form for form in (_of_format(body), *_of_structured(asked)) if form is not None]
     if len(forms) > 1:
         raise Refused(400, "You can only use one kind of constraint but multiple are specified.")
@@ -266,7 +270,12 @@ def _of_structured(asked: StructuredOutputs) -> Iterator[Form]:
     if asked.json_object:
         yield of_any_object()
     if asked.grammar is not None:
-        form = of_literals(asked.grammar)
-        if form is None:
-            raise Refused(400, "FakeOpenAI knows grammars of literals alone; write a regex or a schema for this test")
-        yield form
+        yield of_literals(asked.grammar) or _of_grammar(asked.grammar)
+
+
+def _of_grammar(grammar: str) -> Form:
+    try:
+        expressions.check("gbnf", grammar)
+    except UmbelError as error:
+        raise Refused(400, f"The grammar is none: {error}") from None
+    return Form(ConstraintSpec("gbnf", grammar))

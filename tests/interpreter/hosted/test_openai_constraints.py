@@ -47,6 +47,9 @@ def strictly(value: object, **options: bool) -> object:
             {"grammar": r'root ::= "a\"b" | "c\n"'},
         ),
         ("llama.cpp", "chat", ConstraintSpec("regex", "a+"), None),
+        ("llama.cpp", "completion", ConstraintSpec("gbnf", "root ::= [a]+"), {"grammar": "root ::= [a]+"}),
+        ("sglang", "chat", ConstraintSpec("gbnf", "root ::= [a]+"), {"ebnf": "root ::= [a]+"}),
+        ("vllm", "chat", ConstraintSpec("gbnf", "root ::= [a]"), {"structured_outputs": {"grammar": "root ::= [a]"}}),
         ("compatible", "chat", schema(POINT), None),
     ],
 )
@@ -98,8 +101,8 @@ def test_an_engine_of_the_runtime_is_nobodys_here():
     [
         (GPT, "chat", ("regex", "json_schema", "choices")),
         (GPT, "completion", ()),
-        (SERVERS["vllm"], "completion", ("regex", "json_schema", "choices")),
-        (SERVERS["llama.cpp"], "completion", ("choices",)),
+        (SERVERS["vllm"], "completion", ("regex", "json_schema", "choices", "gbnf")),
+        (SERVERS["llama.cpp"], "completion", ("choices", "gbnf")),
         (SERVERS["compatible"], "chat", ()),
     ],
 )

@@ -28,7 +28,7 @@ def lower(constraint: ConstraintSpec, profile: AnthropicProfile) -> Lowered | No
         case "choices":
             member = {"type": "string", "enum": json.loads(constraint.source)}
             return Lowered(_format(of_members({ANSWER: member})), "text")
-        case "regex" | "lark":
+        case "regex" | "lark" | "gbnf":
             return None
 
 

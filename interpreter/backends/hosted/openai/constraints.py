@@ -26,6 +26,8 @@ def lower(constraint: ConstraintSpec, profile: Profile, mode: Mode) -> Lowered |
             return _regex(constraint.source, profile, mode)
         case "choices":
             return _choices(json.loads(constraint.source), profile, mode)
+        case "gbnf":
+            return _grammar(constraint.source, profile)
         case "lark":
             return None
 
@@ -36,6 +38,7 @@ def kinds(profile: Profile, mode: Mode) -> tuple[ConstraintKind, ...]:
         ConstraintSpec("regex", "a"),
         ConstraintSpec("json_schema", '{"type":"boolean"}'),
         ConstraintSpec("choices", '["a","b"]'),
+        ConstraintSpec("gbnf", 'root ::= "a"'),
     )
     return tuple(each.kind for each in simple if lower(each, profile, mode) is not None)
 
@@ -82,6 +85,16 @@ def _choices(choices: list[str], profile: Profile, mode: Mode) -> Lowered | None
         case "enum", "chat" if len(choices) <= 500:  # longer enums have bounds on their characters
             return _wrapped({"type": "string", "enum": choices})
     return None
+
+
+def _grammar(source: str, profile: Profile) -> Lowered | None:
+    match profile.grammars:
+        case "structured_outputs":
+            return Lowered({"structured_outputs": {"grammar": source}})
+        case "grammar" | "ebnf" as field:
+            return Lowered({field: source})
+        case "":
+            return None
 
 
 def _wrapped(member: Fields) -> Lowered:

@@ -18,6 +18,7 @@ EXTENDED = BASIC | {"top_k", "min_p", "repetition_penalty", "stop_token_ids", "i
 SchemaWay = Literal["", "strict", "response_format", "json_object", "structured_outputs"]
 RegexWay = Literal["", "pattern", "regex", "structured_outputs"]
 ChoicesWay = Literal["", "enum", "regex", "grammar", "structured_outputs"]
+GrammarsWay = Literal["", "grammar", "ebnf", "structured_outputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Profile:
             or any schema; "json_object" with the schema beside it; "structured_outputs" as vLLM takes it; "" not.
         regexes: "pattern" inside a strict schema; "regex" as SGLang, "structured_outputs" as vLLM takes it; "" not.
         choices: "enum" inside a strict schema; "grammar" as llama.cpp takes it; "regex", "structured_outputs"; "" not.
+        grammars: of GBNF: "grammar" as llama.cpp, "ebnf" as SGLang, "structured_outputs" as vLLM takes it; "" not.
         sampling: fields of SamplingParams that it takes, beside max_tokens, n, stop and log-probabilities.
         always: those of them that are sent also when they have our default, as the server's own may be another.
         all_top_k: the value of top_k that keeps all tokens.
@@ -59,6 +61,7 @@ class Profile:
     schemas: SchemaWay = ""
     regexes: RegexWay = ""
     choices: ChoicesWay = ""
+    grammars: GrammarsWay = ""
     sampling: frozenset[str] = BASIC
     always: frozenset[str] = frozenset()
     all_top_k: int = -1
@@ -86,6 +89,7 @@ _VLLM = Profile(
     schemas="structured_outputs",
     regexes="structured_outputs",
     choices="structured_outputs",
+    grammars="structured_outputs",
     sampling=EXTENDED,
     always=frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}),
     stops=16,
@@ -102,6 +106,7 @@ _SGLANG = replace(
     schemas="response_format",
     regexes="regex",
     choices="regex",
+    grammars="ebnf",
     names_stop=False,
     scores=False,
     salts=False,
@@ -110,6 +115,7 @@ _LLAMA_CPP = Profile(
     "llama.cpp",
     schemas="json_object",
     choices="grammar",
+    grammars="grammar",
     sampling=BASIC | {"top_k", "min_p"},
     always=frozenset({"temperature", "top_p", "top_k", "min_p"}),
     all_top_k=0,
