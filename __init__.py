@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .interpreter.backends.hosted.anthropic.backend import Anthropic as Anthropic
     from .interpreter.backends.hosted.openai.backend import OpenAI as OpenAI
     from .interpreter.backends.hosted.openai.profiles import Profile as Profile
+    from .interpreter.backends.hosted.sglang.endpoint import RuntimeEndpoint as RuntimeEndpoint
     from .interpreter.backends.runtime import Runtime as Runtime
     from .interpreter.batch import Failure as Failure
     from .interpreter.budgets.budget import Budget as Budget
@@ -108,6 +109,7 @@ _HOMES = {
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),
     "interpreter.backends.hosted.openai.backend": ("OpenAI",),
     "interpreter.backends.hosted.openai.profiles": ("Profile",),
+    "interpreter.backends.hosted.sglang.endpoint": ("RuntimeEndpoint",),
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
     "interpreter.budgets.budget": ("Budget",),

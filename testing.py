@@ -11,6 +11,7 @@ A server answers from `with` to the end of its block, which raises what went wro
 `Echo`: a dict, a list, or a function of the text. `Fault` says what a provider can do to its clients, and `faults=`
 makes it do so at the requests that are named. `VLLM`, `SGLANG`, `LLAMA_CPP` and `REASONING` are features to play: other
 servers of the OpenAI dialect, and models that take few parameters.
+`FakeSGLang` is a server for `RuntimeEndpoint`, with its own API.
 """
 
 import importlib.util
@@ -25,6 +26,7 @@ from .interpreter.fakes.anthropic.provider import FakeAnthropic
 from .interpreter.fakes.faults import Fault, Unreachable
 from .interpreter.fakes.openai.bodies import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
 from .interpreter.fakes.openai.provider import FakeOpenAI
+from .interpreter.fakes.sglang.provider import FakeSGLang
 
 __all__ = [
     "LLAMA_CPP",
@@ -34,6 +36,7 @@ __all__ = [
     "AnthropicFeatures",
     "FakeAnthropic",
     "FakeOpenAI",
+    "FakeSGLang",
     "Fault",
     "OpenAIFeatures",
     "Unreachable",

@@ -25,7 +25,7 @@ class StopCutter:
             _, start, self.matched = min(found)
             certain, self._held = self._held[:start], ""
             return certain
-        keep = self._beginning()
+        keep = stop_begun(self._held, self._stops)
         certain = self._held[: len(self._held) - keep]
         self._held = self._held[len(self._held) - keep :]
         return certain
@@ -35,11 +35,12 @@ class StopCutter:
         rest, self._held = self._held, ""
         return rest
 
-    def _beginning(self) -> int:
-        """Length of the longest end of the text that a stop begins with."""
-        longest = min(len(self._held), max((len(stop) for stop in self._stops), default=1) - 1)
-        for length in range(longest, 0, -1):
-            tail = self._held[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
+
+def stop_begun(text: str, stops: tuple[str, ...]) -> int:
+    """Length of the longest end of the text that a stop begins with."""
+    longest = min(len(text), max((len(stop) for stop in stops), default=1) - 1)
+    for length in range(longest, 0, -1):
+        tail = text[-length:]
+        if any(stop.startswith(tail) for stop in stops):
+            return length
+    return 0

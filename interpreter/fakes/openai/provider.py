@@ -270,10 +270,11 @@ def _of_structured(asked: StructuredOutputs) -> Iterator[Form]:
     if asked.json_object:
         yield of_any_object()
     if asked.grammar is not None:
-        yield of_literals(asked.grammar) or _of_grammar(asked.grammar)
+        yield of_literals(asked.grammar) or checked_grammar(asked.grammar)
 
 
-def _of_grammar(grammar: str) -> Form:
+def checked_grammar(grammar: str) -> Form:
+    """Raises Refused for a grammar that is none."""
     try:
         expressions.check("gbnf", grammar)
     except UmbelError as error:

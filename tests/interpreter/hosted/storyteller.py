@@ -6,6 +6,7 @@ from typing import Any
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.echo_tokens import prompt_text
 from umbel.lang.protocol import Scored, ScoreRequest
+from umbel.testing import FakeSGLang
 
 Story = Mapping[str, str]
 
@@ -44,3 +45,27 @@ class StorytellingEcho(Echo):
         said = self._model(prompt_text(request.prompt))
         self._scores = {choice: -0.1 if said.startswith(choice) else -5.0 for choice in request.choices}
         return await super().score(request)
+
+
+class StorytellingSGLang(FakeSGLang):
+    """A server with the same model, whose texts are likelier than all others, token by token."""
+
+    def __init__(self, story: Story, **options: Any) -> None:
+        self._model_of_texts = Storyteller(story)
+        super().__init__(self._model_of_texts, **options)
+
+    def _row(self, text: str, asked: Any) -> Any:  # Any: the fake's own types, as below
+        self._know(text)
+        return super()._row(text, asked)
+
+    def _text_choices(self, body: Any) -> Any:
+        self._know(body.prompt)
+        return super()._text_choices(body)
+
+    def _know(self, text: str) -> None:
+        try:
+            self._model_of_texts(text)
+        except AssertionError:
+            self._scores = {text: -5.0}
+        else:
+            self._scores = {text: -0.1}

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import umbel as ul
 from umbel.lang.protocol import Backend
-from umbel.testing import LLAMA_CPP, VLLM, AnthropicFeatures, FakeAnthropic, FakeOpenAI
+from umbel.testing import LLAMA_CPP, VLLM, AnthropicFeatures, FakeAnthropic, FakeOpenAI, FakeSGLang
 
 from ... import conformance
 from ...test_examples import NAMES, load
-from .storyteller import Story, Storyteller, StorytellingEcho
+from .storyteller import Story, Storyteller, StorytellingEcho, StorytellingSGLang
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning", "ignore::DeprecationWarning")
 
@@ -87,7 +87,31 @@ def older_claude(story: Story) -> Iterator[Backend]:
         )  # fmt: skip
 
 
-HOSTED = (openai_chat, openai_completion, vllm_chat, llama_cpp, claude, newer_claude, older_claude)
+@contextmanager
+def sglang(story: Story) -> Iterator[Backend]:
+    """An SGLang server by its own API."""
+    with StorytellingSGLang(story) as server:
+        yield ul.RuntimeEndpoint(server.address, api_key=server.api_key)
+
+
+@contextmanager
+def any_endpoint(story: Story) -> Iterator[Backend]:
+    """A server of the OpenAI dialect by its address alone."""
+    with StorytellingSGLang(story, native=False, features=VLLM) as server:
+        yield ul.RuntimeEndpoint(server.address, api_key=server.api_key)
+
+
+HOSTED = (
+    sglang,
+    any_endpoint,
+    openai_chat,
+    openai_completion,
+    vllm_chat,
+    llama_cpp,
+    claude,
+    newer_claude,
+    older_claude,
+)
 
 
 @dataclass(frozen=True)
@@ -308,8 +332,10 @@ def made() -> Iterator[dict[str, Callable[[], Backend]]]:
     def words(text: str) -> str:
         return " ".join(text.split()[-12:]) + " and so on it goes, as it always has"
 
-    with FakeOpenAI(words) as openai, FakeAnthropic(words) as anthropic:
+    with FakeOpenAI(words) as openai, FakeAnthropic(words) as anthropic, FakeSGLang(words) as sglang:
         yield {
+            "sglang": lambda: ul.RuntimeEndpoint(sglang.address, api_key=sglang.api_key),
+            "endpoint": lambda: ul.RuntimeEndpoint(openai.address, api_key=openai.api_key, model="gpt-4o"),
             "chat": lambda: ul.OpenAI(
                 "gpt-4o-mini", base_url=openai.base_url, api_key=openai.api_key, profile="openai"
             ),
@@ -320,7 +346,7 @@ def made() -> Iterator[dict[str, Callable[[], Backend]]]:
         }
 
 
-@pytest.mark.parametrize("name", ["chat", "completion", "claude"])
+@pytest.mark.parametrize("name", ["sglang", "endpoint", "chat", "completion", "claude"])
 @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
 def test_conforms(case: conformance.Case, name: str, made: dict[str, Callable[[], Backend]]):
     conformance.check(case, made[name])

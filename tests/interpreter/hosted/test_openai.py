@@ -484,7 +484,7 @@ def test_leaving_early_closes_the_connection():
 
 def test_errors_of_ours_are_not_blamed_on_the_server(monkeypatch):
     model = backend(Wire(answer()))
-    monkeypatch.setattr("umbel.interpreter.backends.hosted.openai.backend.whole", None)
+    monkeypatch.setattr("umbel.interpreter.backends.hosted.openai.calls._whole", None)
     with pytest.raises(TypeError):
         generate(model)
 

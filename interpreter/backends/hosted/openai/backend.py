@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, get_args
@@ -41,10 +41,9 @@ from ..failures import Provider
 from ..line import Line
 from ..retries import Retries
 from ..surroundings import Patience, Surroundings
-from . import profiles
+from . import calls, profiles
 from . import scores as openai_scores
 from .answers import Answer
-from .calls import begin, whole
 from .constraints import lower
 from .endpoint import endpoint
 from .mode import AskedMode, capabilities_of, mode_of
@@ -213,7 +212,7 @@ class OpenAI:
                         self._count = await asyncio.to_thread(token_bounds.counter, self.model)
             self._started = True
 
-    async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
+    async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         if request.sampling.max_tokens == 0:
             yield Final(request.id, (_NOTHING,) * request.sampling.n, Usage())  # nothing is asked of the server
             return
@@ -224,17 +223,10 @@ class OpenAI:
         answer = Answer(
             plan, self._provider, self.tokens_at_most(request.prompt), constrained=request.constraint is not None
         )
-        deadline = self._line.deadline(request.origin.timeout)
         self._calls += 1
-        async with self._line.place(deadline) as client:
-            if plan.streams:
-                events = await self._line.tried(lambda: begin(client, plan, answer, self._provider), deadline)
-                async with contextlib.aclosing(events):
-                    while (given := await self._line.once(events.next(), deadline)) is not None:
-                        for each in given if request.stream else ():
-                            yield Chunk(request.id, each.index, each.text, logprobs=each.logprobs)
-            else:
-                await self._line.tried(lambda: whole(client, plan, answer, self._provider), deadline)
+        async with contextlib.aclosing(calls.chunks(self._line, plan, answer, request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
         answer.check_whole()
         self._estimated += not answer.counted
         yield Final(request.id, answer.completions(), answer.usage())

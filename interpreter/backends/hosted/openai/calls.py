@@ -1,9 +1,13 @@
 """One call over the wire, plain or streamed: what the SDK gives → pieces of an answer."""
 
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from .....lang.errors import BackendError
+from .....lang.protocol import Chunk, GenRequest
 from ..failures import Provider
+from ..line import Line
 from .answers import Answer, Given
 from .requests import Plan
 from .wire import Piece, parsed
@@ -11,18 +15,37 @@ from .wire import Piece, parsed
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream
 
+# JSON of a server, whole or of an event → a piece of an answer. Raises BackendError for what is none.
+Reading = Callable[[object, Provider], Piece]
 
-async def whole(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Provider) -> None:
+
+async def chunks(
+    line: "Line[AsyncOpenAI]", plan: Plan, answer: Answer, request: GenRequest, read: Reading = parsed
+) -> AsyncGenerator[Chunk, None]:
+    """A call from its beginning to its end: what goes into `answer`, as chunks where the request asks for them."""
+    deadline = line.deadline(request.origin.timeout)
+    async with line.place(deadline) as client:
+        if not plan.streams:
+            await line.tried(lambda: _whole(client, plan, answer, line.provider, read), deadline)
+            return
+        events = await line.tried(lambda: _begin(client, plan, answer, line.provider, read), deadline)
+        async with contextlib.aclosing(events):
+            while (given := await line.once(events.next(), deadline)) is not None:
+                for each in given if request.stream else ():
+                    yield Chunk(request.id, each.index, each.text, logprobs=each.logprobs)
+
+
+async def _whole(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Provider, read: Reading) -> None:
     """A call without streaming. Raises what the SDK raises, and as `_take` says."""
-    _take(parsed(await client.post(plan.path, cast_to=object, body=plan.body), provider), answer, provider)
+    _take(read(await client.post(plan.path, cast_to=object, body=plan.body), provider), answer, provider)
 
 
-async def begin(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Provider) -> "Events":
+async def _begin(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Provider, read: Reading) -> "Events":
     """A streamed call, until its answer begins: so far it may be tried again."""
     from openai import AsyncStream
 
     stream = await client.post(plan.path, cast_to=object, body=plan.body, stream=True, stream_cls=AsyncStream[object])
-    events = Events(stream, answer, provider)
+    events = Events(stream, answer, provider, read)
     try:
         events.check_kind()
     except BackendError:
@@ -34,8 +57,8 @@ async def begin(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Pro
 class Events:
     """The events of a stream."""
 
-    def __init__(self, stream: "AsyncStream[object]", answer: Answer, provider: Provider) -> None:
-        self._stream, self._answer, self._provider = stream, answer, provider
+    def __init__(self, stream: "AsyncStream[object]", answer: Answer, provider: Provider, read: Reading) -> None:
+        self._stream, self._answer, self._provider, self._read = stream, answer, provider, read
 
     def check_kind(self) -> None:
         """Raises BackendError for what is no stream of events, such as a page of a web site."""
@@ -64,7 +87,7 @@ class Events:
         else:
             if data is None:
                 return None
-            return _take(parsed(data, self._provider), self._answer, self._provider)
+            return _take(self._read(data, self._provider), self._answer, self._provider)
         raise self._provider.of_event(told)
 
     async def aclose(self) -> None:

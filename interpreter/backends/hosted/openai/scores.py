@@ -10,6 +10,7 @@ on the border belongs to the choice when it holds a character of it:
 """
 
 import asyncio
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from ..failures import Provider
 from ..line import Line
 from ..lowered import Fields
 from .requests import Planner
-from .wire import Piece, parsed
+from .wire import Logprobs, Piece, parsed
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -71,11 +72,12 @@ def _scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> Score
         BackendError: log-probabilities are missing.
     """
     given = piece.choices[0].logprobs if piece.choices else None
-    if given is None or given.tokens is None or given.token_logprobs is None:
+    if not isinstance(given, Logprobs) or given.tokens is None or given.token_logprobs is None:
         raise BackendError(
             f"{provider.name}: {provider.host} told no log-probabilities of the prompt, which scores are; "
             "OpenAI(..., profile=Profile(..., scores=False)) has the model choose by text"
         )
+    names: list[int] = []
     values: list[float] = []
     offsets = given.text_offset or _offsets(given.tokens)
     for token, offset, value in zip(given.tokens, offsets, given.token_logprobs, strict=False):
@@ -83,10 +85,16 @@ def _scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> Score
             continue
         if value is None:  # the first of all tokens: nothing stands before it
             raise BackendError(f"{provider.name} can score choices behind a prompt only; write some text before them")
+        names.append(_name_of(token))
         values.append(value)
     if not values:
         raise BackendError(f"{provider.name}: {provider.host} told no log-probabilities of the choice {choice!r}")
-    return ScoredChoice((-1,) * len(values), tuple(values))
+    return ScoredChoice(tuple(names), tuple(values))
+
+
+def _name_of(token: str) -> int:
+    """What stands for the id of a token, which this API does not tell: equal texts have equal ones, below 0."""
+    return -1 - zlib.crc32(token.encode("utf-8", "surrogatepass"))
 
 
 def _usage(piece: Piece, bound: int) -> Usage:

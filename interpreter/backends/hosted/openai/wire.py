@@ -12,14 +12,14 @@ from ..failures import Provider
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Details(msgspec.Struct):
+class Details(msgspec.Struct):
     cached_tokens: _Count | None = None
 
 
 class Counted(msgspec.Struct):
     prompt_tokens: _Count = 0
     completion_tokens: _Count | None = 0
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens_details: Details | None = None
     prompt_cache_hit_tokens: _Count | None = None  # DeepSeek's name of it
 
     @property
@@ -59,7 +59,7 @@ class Choice(msgspec.Struct):
     delta: _Said | None = None  # of an event
     text: str | None = None  # of the completion API, both
     finish_reason: str | None = None
-    logprobs: Logprobs | None = None
+    logprobs: Logprobs | tuple[TokenLogprob, ...] | None = None
     stop_reason: str | int | None = None  # of vLLM: the stop that matched
 
 
@@ -88,10 +88,12 @@ def parsed(data: object, provider: Provider) -> Piece:
         raise BackendError(f"{provider.name}: {provider.host} sent what is no answer of this API: {error}") from None
 
 
-def logprobs_of(given: Logprobs | None) -> tuple[TokenLogprob, ...]:
+def logprobs_of(given: Logprobs | tuple[TokenLogprob, ...] | None) -> tuple[TokenLogprob, ...]:
     """Ids are not told by this API: -1."""
     if given is None:
         return ()
+    if isinstance(given, tuple):
+        return given
     if given.content is not None:
         return tuple(
             TokenLogprob(

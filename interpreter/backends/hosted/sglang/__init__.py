@@ -1,0 +1,1 @@
+"""Servers that are reached by their address: SGLang's own API, and any server of the OpenAI dialect."""

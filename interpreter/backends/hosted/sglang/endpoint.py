@@ -1,0 +1,315 @@
+"""`RuntimeEndpoint`: a model behind the address of a server.
+
+model = umbel.RuntimeEndpoint("http://127.0.0.1:30000")          # SGLang, by its own API
+model = umbel.RuntimeEndpoint("http://127.0.0.1:8000")           # vLLM, llama.cpp and others, by /v1/completions
+"""
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+from .....lang.chat_template import ChatTemplate
+from .....lang.errors import MissingExtraError, ParameterError, RequestError, unknown_option
+from .....lang.prompt import Part
+from .....lang.protocol import (
+    Capabilities,
+    Chunk,
+    ConstraintSpec,
+    Done,
+    Final,
+    GenRequest,
+    Hint,
+    Scored,
+    ScoreRequest,
+)
+from .. import named_templates, token_bounds
+from ..failures import Provider
+from ..line import Line
+from ..openai.backend import OpenAI
+from ..openai.endpoint import endpoint
+from ..openai.models import listed
+from ..openai.profiles import Profile
+from ..retries import Retries
+from ..surroundings import Patience, Surroundings
+from .requests import Planner, checked_extra
+from .server import SGLangServer
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+Dialect = Literal["auto", "sglang", "openai"]
+
+_MOST_SECONDS_TO_ASK = 30.0  # who the server is
+_NOT_THERE = (404, 405, 501)
+
+
+class RuntimeEndpoint:
+    """A backend for the model of a server that is running already: SGLang's own API, or the OpenAI dialect's.
+
+    **Text** goes to the server as it is: by `/generate`, or by `/v1/completions`. Roles are written by a chat template,
+    which servers do not tell: the given one, or that of the model's family by its name. Where neither is known, roles
+    are plain lines, with a warning. What a server takes for control tokens it takes from any text, also from an
+    argument that spells them.
+
+    **Choices** are scored by the log-probabilities of the prompt: `select` takes two calls at SGLang, and one for each
+    choice (`echo`) at servers of the OpenAI dialect that tell them. Where a server tells none, one of the choices is
+    generated.
+
+    **Constraints** are enforced by the server: regular expressions, JSON schemas and GBNF at SGLang; what others
+    enforce says their `Profile`. All else is looked at here, and the model is asked again.
+
+    Args:
+        base_url: the server's address, with or without /v1.
+        server: "sglang" or "openai"; "auto" asks the server.
+        model: the name of one of the server's models; None: the first one (an SGLang server has one).
+        api_key: sent as a bearer token; None sends none.
+        chat_template: Jinja source or a ChatTemplate; None: by the model's name.
+        profile: what a server of the OpenAI dialect can do, as of `OpenAI`.
+        image_token: what stands for a picture in the model's prompts; None: by the model's name.
+        timeout, first_byte_timeout, connect_timeout, idle_timeout, max_retries, max_concurrency, default_headers: as of
+            `OpenAI`.
+        extra_body: fields added to every request; at SGLang its "sampling_params" are added to those of the request.
+        surroundings: clock, sleep, chance and wire, for tests.
+
+    Raises:
+        MissingExtraError: the `openai` package, which makes the requests, is not installed.
+        ParameterError: a wrong value or option.
+        TemplateError: the chat template does not compile.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        server: Dialect = "auto",
+        model: str | None = None,
+        api_key: str | None = None,
+        chat_template: str | ChatTemplate | None = None,
+        profile: str | Profile = "auto",
+        image_token: str | None = None,
+        timeout: float = 600.0,
+        first_byte_timeout: float | None = None,
+        connect_timeout: float = 10.0,
+        idle_timeout: float = 120.0,
+        max_retries: int = 3,
+        max_concurrency: int = 64,
+        extra_body: Mapping[str, Any] | None = None,  # Any: JSON
+        default_headers: Mapping[str, str] | None = None,
+        surroundings: Surroundings | None = None,
+        **unknown: object,
+    ) -> None:
+        if unknown:
+            options = (name for name in RuntimeEndpoint.__init__.__annotations__ if name not in ("unknown", "return"))
+            raise unknown_option("RuntimeEndpoint()", next(iter(unknown)), options)
+        if importlib.util.find_spec("openai") is None:
+            raise MissingExtraError("openai", "openai")
+        if server not in ("auto", "sglang", "openai"):
+            raise ParameterError(f"server={server!r}; write 'auto', 'sglang' or 'openai'")
+        if image_token is not None and (not isinstance(image_token, str) or not image_token):
+            raise ParameterError(f"image_token={image_token!r}; write a text such as '<image>'")
+        self._endpoint = endpoint(
+            api_key=api_key,
+            base_url=base_url if not isinstance(base_url, str) else base_url.rstrip("/").removesuffix("/v1"),
+            azure_endpoint=None,
+            azure_deployment=None,
+            api_version=None,
+            organization=None,
+            project=None,
+            default_headers=default_headers,
+            environment={},
+        )
+        self._name = f"endpoint {self._endpoint.host}"
+        self._asked, self._model, self._profile = server, model, profile
+        self._given_template = (
+            ChatTemplate(chat_template, name=self._name) if isinstance(chat_template, str) else chat_template
+        )
+        self._image_token = image_token
+        self._extra = checked_extra(extra_body)
+        self._provider = Provider(self._name, self._endpoint.host, "api_key=", self._endpoint.secrets)
+        self._patience = Patience(timeout, first_byte_timeout, connect_timeout, idle_timeout)
+        self._surroundings = surroundings or Surroundings()
+        self._retries, self._concurrency = max_retries, max_concurrency
+        self._line: Line[AsyncOpenAI] = Line(
+            self._provider,
+            self._open,
+            _close,
+            concurrency=max_concurrency,
+            retries=Retries(max_retries),
+            patience=self._patience,
+            surroundings=self._surroundings,
+        )
+        self._starting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._served: SGLangServer | OpenAI | None = None
+        self._template = self._given_template or ChatTemplate(None, name=self._name)
+
+    def __repr__(self) -> str:
+        return f"RuntimeEndpoint({self._endpoint.address!r}, model={self._model!r})"
+
+    @property
+    def model(self) -> str | None:
+        """The server's name of its model; None before the first use where none was given."""
+        return self._model
+
+    @property
+    def base_url(self) -> str:
+        """The server's address."""
+        return self._endpoint.address
+
+    # -------------------------------------------------------------------------------- the Backend protocol
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self._name) if self._served is None else self._served.capabilities
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._template
+
+    async def start(self) -> None:
+        """Ask the server who it is and which model it has, once.
+
+        Raises:
+            RequestError: the address, the key or the model is wrong.
+            ConnectionLostError: no server there.
+        """
+        async with self._starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if self._served is not None:
+                return
+            await asyncio.to_thread(importlib.import_module, "openai")
+            served = await self._sglang() if self._asked != "openai" else None
+            self._served = served or await self._openai()
+
+    async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
+        async with contextlib.aclosing((await self._ready()).generate(request)) as events:
+            async for event in events:
+                yield event
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        return await (await self._ready()).score(request)
+
+    def hint(self, hint: Hint) -> None:
+        """Sent to a server that has been used before; a hint never starts anything."""
+        if isinstance(self._served, SGLangServer):
+            self._served.hint(hint)
+
+    def enforces(self, constraint: ConstraintSpec) -> bool:
+        """Whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
+        return self._served is not None and self._served.enforces(constraint)
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        if self._served is None:
+            return token_bounds.of_text(prompt, token_bounds.count_bytes)
+        return self._served.tokens_at_most(prompt)
+
+    async def control(self, verb: str) -> Done:
+        """Raises CapabilityError for a verb that the server does not know."""
+        return await (await self._ready()).control(verb)
+
+    async def close(self) -> None:
+        if self._served is not None:
+            await self._served.close()
+        await self._line.close()
+
+    # -------------------------------------------------------------------------------- how
+
+    async def _ready(self) -> SGLangServer | OpenAI:
+        if self._served is None:
+            await self.start()
+        assert self._served is not None, "a start that does not raise has found the server"
+        return self._served
+
+    async def _sglang(self) -> SGLangServer | None:
+        """None: the server has no such API. Raises RequestError where it was asked for by name."""
+        said = await self._facts("/get_model_info") or await self._facts("/model_info")
+        path = said.get("model_path")
+        if not isinstance(path, str):
+            if self._asked == "auto":
+                return None
+            raise RequestError(
+                f"{self._name} has no /get_model_info and is no SGLang server; write server='openai', or leave it out"
+            )
+        self._take_model(path)
+        info = await self._facts("/get_server_info") or await self._facts("/server_info")
+        seeds = info.get("enable_deterministic_inference") is True
+        planner = Planner(f"sglang {path}", self._picture_token(), seeds, self._extra)
+        return SGLangServer(self._line, planner, path, info)
+
+    async def _openai(self) -> OpenAI:
+        deadline = self._line.deadline(_MOST_SECONDS_TO_ASK)
+        if self._model is None:
+            async with self._line.place(deadline) as client:
+                served = client.with_options(base_url=f"{self._endpoint.address}/v1")
+                models = await self._line.tried(lambda: listed(served, self._provider), deadline)
+            if models is None or not models.models:
+                raise RequestError(f"{self._name} tells of no models; write model= with the name of the one you mean")
+            self._take_model(models.models[0].id)
+        else:
+            self._take_model(self._model)
+        assert self._model is not None, "it was given, or taken from the list"
+        backend = OpenAI(
+            self._model,
+            base_url=f"{self._endpoint.address}/v1",
+            api_key=self._endpoint.key or None,
+            mode="completion",
+            chat_template=self._template,
+            profile=self._profile,
+            timeout=self._patience.whole,
+            first_byte_timeout=self._patience.first_byte,
+            connect_timeout=self._patience.connect,
+            idle_timeout=self._patience.idle,
+            max_retries=self._retries,
+            max_concurrency=self._concurrency,
+            extra_body=self._extra,
+            default_headers=self._endpoint.headers,
+            surroundings=self._surroundings,
+            environment={},
+        )
+        await backend.start()
+        return backend
+
+    def _take_model(self, model: str) -> None:
+        """
+        Raises:
+            RequestError: the server has another model.
+        """
+        if self._model is not None and model != self._model:
+            raise RequestError(
+                f"{self._name} serves {model!r}, not {self._model!r}; leave model= out, or write its own"
+            )
+        self._model = model
+        family = named_templates.name_of_model(model)
+        if self._given_template is None and family is not None:
+            self._template = named_templates.named(family)
+
+    def _picture_token(self) -> str:
+        family = named_templates.name_of_model(self._model or "")
+        return self._image_token or named_templates.image_token_of(family or "default")
+
+    async def _facts(self, path: str) -> Mapping[str, Any]:  # Any: JSON
+        """What the server answers there; {} where it has no such address, or no JSON there."""
+        deadline = self._line.deadline(_MOST_SECONDS_TO_ASK)
+
+        async def ask() -> object:
+            try:
+                return await client.get(path, cast_to=object)
+            except Exception as error:
+                if getattr(error, "status_code", None) not in _NOT_THERE:
+                    raise
+                return {}
+
+        async with self._line.place(deadline) as client:
+            said = await self._line.tried(ask, deadline)
+        return said if isinstance(said, Mapping) else {}
+
+    def _open(self) -> "AsyncOpenAI":
+        from ..transport import open_client  # late, with the SDK
+
+        return self._endpoint.open(open_client(self._patience, self._concurrency, self._surroundings.wire))
+
+
+async def _close(client: "AsyncOpenAI") -> None:
+    await client.close()

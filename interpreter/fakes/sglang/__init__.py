@@ -1,0 +1,1 @@
+"""A fake of SGLang's own server API."""

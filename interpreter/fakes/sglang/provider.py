@@ -1,0 +1,287 @@
+"""FakeSGLang: an SGLang server on loopback, for tests of programs.
+
+It ships with umbel, as `umbel.testing.FakeSGLang`:
+
+    from umbel.testing import FakeSGLang
+
+    with FakeSGLang({"capital of France?": "Paris."}) as server:
+        backend = ul.RuntimeEndpoint(server.address, api_key=server.api_key)
+        assert capital.run(country="France", backend=backend)["answer"] == "Paris."
+
+It has the server's own API (`/generate`, `/get_model_info`, `/get_server_info`, `/health`, `/flush_cache`) and its
+OpenAI dialect, that of FakeOpenAI. Tokens are Echo's, behind one that begins every text.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ....lang.prompt import Part, Text
+from ....lang.protocol import ConstraintSpec, TokenLogprob, Usage
+from ...backends.echo_answers import cut, hashed_logprobs
+from ...backends.echo_script import Script
+from ...backends.echo_tokens import PrefixCache, pieces, token_id
+from ...backends.gate import Gate
+from ..faults import Faults
+from ..openai.bodies import SGLANG, OpenAIFeatures
+from ..openai.provider import FakeOpenAI, checked_grammar
+from ..openai.replies import Json, Said, Scores, prompt_logprobs
+from ..provider import Answered, Question, Refused
+from ..server import Exchange, HttpRequest
+from ..sse import DONE, Told, event
+from ..structured import Form, of_schema
+from .bodies import GenerateBody, Sampling, read
+
+BEGINNING = (1, "")  # id and text of the token that begins every text
+
+_Token = list[object]  # logarithm of its probability, id, text
+
+
+class FakeSGLang(FakeOpenAI):
+    """An SGLang server: its own API, and its OpenAI dialect.
+
+    Args:
+        script, features, scores, cache_tokens, faults, gate, retry_after, record: as of FakeOpenAI.
+        model: the path of the model.
+        native: it has its own API; without, it is any server of the OpenAI dialect.
+        incremental: streams have what is new, instead of all of the text so far.
+        deterministic: it takes seeds.
+
+    Attributes:
+        flushes: how often the cache was emptied.
+    """
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        model: str = "Qwen/Qwen2.5-7B-Instruct",
+        native: bool = True,
+        incremental: bool = False,
+        deterministic: bool = True,
+        features: OpenAIFeatures = SGLANG,
+        scores: Scores | None = None,
+        cache_tokens: int = 20_000,
+        faults: Faults = (),
+        gate: Gate | None = None,
+        retry_after: str = "1",
+        record: int = 1000,
+    ) -> None:
+        super().__init__(
+            script,
+            models=[model],
+            features=features,
+            scores=scores,
+            cache_tokens=cache_tokens,
+            faults=faults,
+            gate=gate,
+            retry_after=retry_after,
+            record=record,
+        )
+        self._model, self._native, self._incremental = model, native, incremental
+        self._deterministic = deterministic
+        self._known = {BEGINNING[0]: BEGINNING[1]}  # texts of the tokens that were told
+        self.flushes = 0  # of the cache
+
+    # -------------------------------------------------------------------------------- the dialect
+
+    def _listing(self, path: str) -> object | None:
+        if not self._native:
+            return super()._listing(path)
+        match path:
+            case "/get_model_info" | "/model_info":
+                return {"model_path": self._model, "tokenizer_path": self._model, "is_generation": True}
+            case "/get_server_info" | "/server_info":
+                return {
+                    "model_path": self._model,
+                    "context_length": None,
+                    "enable_deterministic_inference": self._deterministic,
+                    "incremental_streaming_output": self._incremental,
+                    "internal_states": [{"cached": len(self._cache)}],
+                }
+            case "/health" | "/health_generate":
+                return {}
+            case _:
+                return super()._listing(path)
+
+    async def _respond(self, request: HttpRequest, exchange: Exchange) -> None:
+        path = request.path.partition("?")[0]
+        if self._native and path == "/flush_cache" and self._authorised(request):
+            self._cache.clear()
+            self.flushes += 1
+            await exchange.respond(200, {"content-type": "text/plain; charset=utf-8"}, b"Cache flushed.\n")
+            return
+        await super()._respond(request, exchange)
+
+    def _question(self, path: str, body: object) -> Question:
+        if not self._native or path != "/generate":
+            return super()._question(path, body)
+        asked = read(body)
+        texts = self._texts(asked)
+        meant: tuple[Part, ...] = (Text(texts[0]),)
+        generates = asked.sampling_params.max_new_tokens > 0
+        if generates and len(texts) > 1:
+            raise Refused(400, "FakeSGLang generates for one text at a time; send the others as requests of their own")
+        rows = [self._row(text, asked) for text in texts]
+        n = asked.sampling_params.n if generates else 0
+        return _Asking(meant, n, self._cache, asked, rows, _form(asked.sampling_params), self._incremental)
+
+    def _texts(self, asked: GenerateBody) -> list[str]:
+        if asked.text is not None:
+            return asked.text if isinstance(asked.text, list) else [asked.text]
+        rows: Any = asked.input_ids if asked.several else [asked.input_ids]  # Any: lists of numbers
+        if unknown := [token for row in rows for token in row if token not in self._known]:
+            raise Refused(400, f"FakeSGLang knows the ids that it has told; it has not told {unknown[0]}")
+        return ["".join(self._known[token] for token in row) for row in rows]
+
+    def _row(self, text: str, asked: GenerateBody) -> "_Row":
+        texts = pieces(text)
+        ids = [token_id(piece) for piece in texts]
+        self._known.update(zip(ids, texts, strict=True))
+        hashed = [token.logprob for token in hashed_logprobs(0, zip(ids, texts, strict=True), 1)]
+        told = prompt_logprobs(text, hashed, self._scores if asked.text is not None else {})
+        values = [hashed[0] if own is None else own for _, own in told] if told else []
+        tokens = [BEGINNING, *zip(ids, texts, strict=True)]
+        return _Row(tokens, [None, *values])
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One text of a request: its tokens, and the logarithms of their probabilities (None for the first)."""
+
+    tokens: Sequence[tuple[int, str]]
+    logprobs: Sequence[float | None]
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for token, _ in self.tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking(Question):
+    """A request of `/generate`.
+
+    Attributes:
+        cache: of the server.
+        body: as it came.
+        rows: its texts.
+        form: what answers must be.
+        incremental: events have what is new.
+    """
+
+    cache: PrefixCache
+    body: GenerateBody
+    rows: Sequence[_Row]
+    form: Form | None
+    incremental: bool
+
+    def answer(self, said: list[str]) -> Answered:
+        cached = [self._cached(row) for row in self.rows]
+        continuations = [self._said(text) for text in said]
+        for one in continuations:
+            self.cache.insert("", [*self.rows[0].ids, *one.completion.token_ids])
+        rows = [
+            (row, have, one) for row, have in zip(self.rows, cached, strict=True) for one in continuations or [_EMPTY]
+        ]
+        told = [self._told(row, have, one, len(one.tokens), index) for index, (row, have, one) in enumerate(rows)]
+        usage = Usage(
+            sum(len(row.tokens) for row in self.rows),
+            sum(cached),
+            sum(len(one.completion.token_ids) for one in continuations),
+            1,
+        )
+        several = self.body.several or len(told) > 1
+        return Answered(told if several else told[0], self._events(rows) if self.body.stream else None, usage)
+
+    # -------------------------------------------------------------------------------- how
+
+    def _cached(self, row: _Row) -> int:
+        matched = self.cache.match("", row.ids)
+        self.cache.insert("", row.ids)
+        return matched
+
+    def _said(self, text: str) -> Said:
+        asked = self.body
+        sampling = asked.sampling_params.ending(logprobs=asked.return_logprob, top_logprobs=asked.top_logprobs_num)
+        if self.form is not None:
+            text = self.form.shaped(text, sampling)
+        completion, texts = cut(text, sampling)
+        if asked.return_logprob:
+            seed = zlib.crc32("".join(piece for _, piece in self.rows[0].tokens).encode("utf-8", "surrogatepass"))
+            tokens = zip(completion.token_ids, texts, strict=True)
+            logprobs = hashed_logprobs(seed, tokens, asked.top_logprobs_num)
+            completion = msgspec.structs.replace(completion, logprobs=logprobs)
+        return Said(completion, texts)
+
+    def _events(self, rows: Sequence[tuple[_Row, int, Said]]) -> Told:
+        """Token by token, the continuations in turn."""
+        last = max(len(one.tokens) for *_, one in rows)
+        growing = [
+            event(self._told(row, have, one, place, index, ended=False))
+            for place in range(1, last + 1)
+            for index, (row, have, one) in enumerate(rows)
+            if place <= len(one.tokens)
+        ]
+        closing = [
+            event(self._told(row, have, one, len(one.tokens), index)) for index, (row, have, one) in enumerate(rows)
+        ]
+        return Told((), tuple(growing), tuple(closing), (DONE,))
+
+    def _told(self, row: _Row, cached: int, one: Said, tokens: int, index: int, *, ended: bool = True) -> Json:
+        """An object of the answer after so many tokens of a continuation."""
+        seen = one.tokens[:tokens]
+        text = "".join(part for _, part, _ in seen)
+        if self.incremental and self.body.stream:
+            text = "" if ended else seen[-1][1]
+        meta: Json = {
+            "id": "fake-1",
+            "prompt_tokens": len(row.tokens),
+            "completion_tokens": len(one.completion.token_ids) if ended else tokens,
+            "cached_tokens": cached,
+            "finish_reason": _finish(one) if ended else None,
+        }
+        if self.body.return_logprob:
+            meta |= self._logprobs(row, [token for *_, token in seen if token is not None])
+        return {"text": text, "index": index, "meta_info": meta}
+
+    def _logprobs(self, row: _Row, output: Sequence[TokenLogprob]) -> Json:
+        start = len(row.tokens) if self.body.logprob_start_len < 0 else self.body.logprob_start_len
+        given = list(zip(row.logprobs, row.tokens, strict=True))[start:]
+        # As the server has it: the first token that is told has none, whatever stands before it.
+        values = [None if place == 0 else own for place, (own, _) in enumerate(given)]
+        told: Json = {
+            "input_token_logprobs": [
+                self._token(own, token, text) for own, (_, (token, text)) in zip(values, given, strict=True)
+            ],
+            "output_token_logprobs": [self._token(token.logprob, token.token_id, token.text) for token in output],
+        }
+        if self.body.top_logprobs_num:
+            told["output_top_logprobs"] = [
+                [self._token(own, token, text) for token, text, own in each.top] for each in output
+            ]
+        return told
+
+    def _token(self, logprob: float | None, token: int, text: str) -> _Token:
+        return [logprob, token, text if self.body.return_text_in_logprobs else None]
+
+
+def _finish(one: Said) -> Json:
+    completion = one.completion
+    if completion.finish_reason == "length":
+        return {"type": "length", "length": len(completion.token_ids)}
+    return {"type": "stop", "matched": 2 if completion.matched_stop is None else completion.matched_stop}
+
+
+_EMPTY = Said(cut("", Sampling(max_new_tokens=0).ending(logprobs=False, top_logprobs=0))[0], [])
+
+
+def _form(asked: Sampling) -> Form | None:
+    """Raises Refused for a grammar that is none."""
+    if asked.regex is not None:
+        return Form(ConstraintSpec("regex", asked.regex))
+    if asked.json_schema is not None:
+        return of_schema(msgspec.json.decode(asked.json_schema))
+    return None if asked.ebnf is None else checked_grammar(asked.ebnf)
