@@ -13,7 +13,7 @@ from pathlib import Path
 import zmq
 
 from ..lang.inlet import Inlet
-from ..lang.link import FrameError, FromGateway, Inbound, Outbound, ToGateway
+from ..lang.link import FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
 from .clock import Clock
 from .wire import from_gateway_codec, to_gateway_codec
 
@@ -25,7 +25,7 @@ class Peer:
     identity: bytes  # made by the router, so no peer can take another's
     inbound: Inbound[ToGateway]
     outbound: Outbound[FromGateway]
-    heard: float  # on the gateway's clock
+    heard: float  # on the gateway's clock; or probed
     outbox: list[FromGateway] = field(default_factory=list)
     waits_for_welcome: bool = False
 
@@ -120,8 +120,14 @@ class Clients:
     def forget(self, peer: Peer) -> None:
         self._peers.pop(peer.identity, None)
 
-    def silent_since(self, then: float) -> list[Peer]:
-        return [peer for peer in self._peers.values() if peer.heard < then]
+    def probe(self, silence: float) -> None:
+        """Says something to those that have been silent for so many seconds: `flush` finds out who is gone. A program
+        that is stopped or busy is not."""
+        now = self._clock.now()
+        for peer in self._peers.values():
+            if now - peer.heard > silence:
+                peer.heard = now
+                self.say(peer.identity, Pong())
 
     def waiting(self) -> list[Peer]:
         """Those that asked whether the runtime is ready and have not been told."""

@@ -4,6 +4,7 @@ Every number is pinned by tests/srt/test_gateway.py, test_supervisor.py and pict
 decision, not an accident.
 """
 
+import ctypes
 import os
 import sys
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Limits:
     max_priority: int = MAX_PRIORITY  # either side of 0
     # A request is given up this long after its deadline, should the engine not have ended it by itself.
     deadline_grace: float = 1.0
-    # A client that says nothing for so long has gone without a word; its requests are aborted.
+    # A client that says nothing for so long is said something: where nobody is, its requests are aborted. One that is
+    # stopped, or busy with work of its own, keeps them.
     peer_silence: float = 60.0
     max_programs: int = 256  # at once: each is some tasks of the gateway's loop; more wait at their client
     program_timeout: float = 86_400.0  # seconds; its calls end by request_timeout, each for itself
@@ -145,21 +147,25 @@ def worker_environment() -> dict[str, str]:
 def fault_hook() -> FaultHook:
     """The fault point named by UMBEL_FAULT as `point:k`: the process dies at the k-th visit, as if killed.
 
-    For tests of supervision: they wait for the point, not for time.
+    As `point:k:hang` it sleeps there for ever, and keeps the interpreter lock. For tests of supervision: they wait for
+    the point, not for time.
     """
     text = os.environ.get("UMBEL_FAULT", "")
     if not text:
         return no_faults
-    point, _, count = text.partition(":")
+    point, _, rest = text.partition(":")
+    count, _, action = rest.partition(":")
     wanted = int(count or "1")
     visits = 0
 
-    def die(visited: str) -> None:
+    def fail(visited: str) -> None:
         nonlocal visits
         if visited != point:
             return
         visits += 1
         if visits == wanted:
+            if action == "hang":
+                ctypes.PyDLL(None).pause()  # until a signal
             os._exit(70)
 
-    return die
+    return fail

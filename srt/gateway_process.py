@@ -162,6 +162,7 @@ class GatewayServer:
     def _flush(self) -> None:
         """Everything that was said to anyone since the last time, one frame each."""
         for peer in self._clients.flush():
+            log.info("a client is gone; its requests are aborted")
             self._lose(peer)
         if self._engine is not None:
             self._engine.flush()
@@ -250,9 +251,7 @@ class GatewayServer:
                     pass
             if self._core is not None:
                 self._core.tick()
-            for peer in self._clients.silent_since(self._clock.now() - self._limits.peer_silence):
-                log.warning("a client has been silent for %.0f s; its requests are aborted", self._limits.peer_silence)
-                self._lose(peer)
+            self._clients.probe(self._limits.peer_silence)
             self._clients.look()
             self._looks_at = self._next_look()
             self._flush()

@@ -451,6 +451,24 @@ def test_an_engine_that_always_dies_while_starting_is_given_up_with_the_cause(mo
 
 @pytest.mark.parametrize(
     ("point", "kind", "says"),
+    [
+        ("engine.forward:6:hang", EngineError, "no sign of life"),
+        ("gateway.send:1:hang", ConnectionLostError, "it has not answered"),
+    ],
+)
+def test_a_process_that_sleeps_with_the_interpreter_lock_is_found_and_replaced(
+    point: str, kind: type[UmbelError], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs at the same point again and again, so that the request ends with both findings."""
+    monkeypatch.setenv("UMBEL_FAULT", point)
+    with Runtime("oracle") as runtime:
+        with pytest.raises(kind, match=says) as caught:
+            runtime.complete("hello", {"max_tokens": 50})
+        assert str(caught.value).count(says) == 2
+
+
+@pytest.mark.parametrize(
+    ("point", "kind", "says"),
     [("engine.forward:6", EngineError, "it was asked again"), ("gateway.send:1", ConnectionLostError, "a second one")],
 )
 def test_a_request_that_ends_two_processes_ends_with_an_error_that_says_so(
