@@ -9,9 +9,32 @@ that. So whoever is woken reads until nothing is left, and after a send looks wh
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 READ_AT_ONCE = 256  # messages; then others get their turn
+
+
+# Of zmq's constants, so that this module does without the library.
+_DESCRIPTOR, _EVENTS, _POLLIN, _NOBLOCK = 14, 15, 1, 1
+_LINGER, _LARGEST_FRAME, _SEND_QUEUE, _RECEIVE_QUEUE = 17, 22, 23, 24
+
+
+class Configurable(Protocol):
+    """What is needed of a `zmq.Socket` that is new."""
+
+    def setsockopt(self, option: int, value: int) -> None: ...
+
+
+SocketType = TypeVar("SocketType", bound=Configurable)
+
+
+def prepare(socket: SocketType, largest: int) -> SocketType:
+    """A new socket with the settings that every socket of ours has: nothing is dropped for a full queue, closing never
+    waits, and a peer that announces a frame of more than `largest` bytes is cut off before the frame is read."""
+    for option in (_SEND_QUEUE, _RECEIVE_QUEUE, _LINGER):
+        socket.setsockopt(option, 0)
+    socket.setsockopt(_LARGEST_FRAME, largest)
+    return socket
 
 
 class Readable(Protocol):
@@ -23,10 +46,6 @@ class Readable(Protocol):
 
     @property
     def closed(self) -> bool: ...
-
-
-# Of zmq's constants, so that this module does without the library.
-_DESCRIPTOR, _EVENTS, _POLLIN, _NOBLOCK = 14, 15, 1, 1
 
 
 class Inlet:

@@ -5,8 +5,9 @@ size and refuse unknown fields; nothing is pickled. The link adds what a socket 
 other side is alive, how far its start has come, and that it leaves.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -16,6 +17,8 @@ from .programs import GraphWanted, ProgramEvent, RunProgram
 from .protocol import FromBackend, ToBackend
 
 MAX_FRAME = 32 * 2**20  # bytes
+MOST_MESSAGES = 1 << 14  # of one frame; what is read of them is a hundred bytes each, whatever they are
+LONGEST_LABEL = 256  # characters
 SEQUENCE_BYTES = 8
 FRAME_HEADER = 5  # bytes that a frame has beside its messages, at most: how many they are
 
@@ -91,6 +94,12 @@ class FrameError(Exception):
         self.labels = labels
 
 
+class _Labelled(msgspec.Struct, frozen=True):
+    """Of any message its id. Other fields are stepped over, and nothing is made of them."""
+
+    id: str = ""
+
+
 class Codec(Generic[T]):
     """Encodes and decodes frames of one direction.
 
@@ -125,6 +134,8 @@ class Codec(Generic[T]):
         """Raises FrameError, and nothing else, whatever the bytes are."""
         if len(frame) > self.max_bytes:
             raise FrameError(f"a frame of {len(frame)} bytes is larger than the limit of {self.max_bytes}")
+        if _count(frame) > MOST_MESSAGES:
+            raise FrameError(f"a frame of {_count(frame)} messages; the limit is {MOST_MESSAGES}")
         try:
             messages: list[T] = self._decoder.decode(frame)
         except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
@@ -132,16 +143,37 @@ class Codec(Generic[T]):
         return messages
 
 
+def _count(frame: bytes) -> int:
+    """How many messages a frame says it has, by its first bytes; 0 where it is no list."""
+    first = frame[0] if frame else 0
+    match first:
+        case 0xDC:
+            return int.from_bytes(frame[1:3], "big")
+        case 0xDD:
+            return int.from_bytes(frame[1:5], "big")
+        case _:
+            return first & 0x0F if first >> 4 == 0x9 else 0
+
+
+_cut = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_labelled = msgspec.msgpack.Decoder(_Labelled)
+
+
 def _labels(frame: bytes) -> tuple[str, ...]:
-    """The ids in a frame that does not fit its type, so that its sender can be told which request failed."""
+    """The ids in a frame that does not fit its type, so that its sender can be told which request failed.
+
+    No objects are made of what a message holds beside its id: a frame of empty maps would become a hundred times as
+    large.
+    """
+    labels: list[str] = []
     try:
-        loose = msgspec.msgpack.decode(frame)
+        messages = _cut.decode(frame)
     except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
         return ()
-    if not isinstance(loose, list):
-        return ()
-    labels = (item.get("id") for item in loose if isinstance(item, dict))
-    return tuple(label for label in labels if isinstance(label, str) and len(label) <= 256)
+    for message in messages:
+        with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError, MemoryError):
+            labels.append(_labelled.decode(message).id)
+    return tuple(dict.fromkeys(label for label in labels if 0 < len(label) <= LONGEST_LABEL))
 
 
 def encode_sequence(number: int) -> bytes:
@@ -191,10 +223,16 @@ class Inbound(Generic[T]):
 
 
 class Outbound(Generic[T]):
-    """The writing end of one direction of one peer."""
+    """The writing end of one direction of one peer.
 
-    def __init__(self, codec: Codec[T]) -> None:
+    Args:
+        instead: what is sent in place of a message that is larger than a frame may be, which its reader would not
+            take. It is given the message and its bytes.
+    """
+
+    def __init__(self, codec: Codec[T], instead: Callable[[T | msgspec.Raw, int], T] | None = None) -> None:
         self._codec = codec
+        self._instead = instead
         self._next = 0
 
     def write(self, messages: Sequence[T | msgspec.Raw]) -> tuple[bytes, bytes]:
@@ -204,8 +242,12 @@ class Outbound(Generic[T]):
     def write_all(self, messages: Sequence[T | msgspec.Raw]) -> Iterator[tuple[bytes, bytes]]:
         """Messages → one socket message, or as many as it takes to keep each frame below the limit of its reader."""
         payload = self._codec.encode(messages)
-        if len(payload) <= self._codec.max_bytes or len(messages) == 1:
+        if len(payload) <= self._codec.max_bytes and len(messages) <= MOST_MESSAGES:
             yield self._numbered(payload)
+            return
+        if len(messages) == 1:
+            assert self._instead is not None, f"a message of {len(payload)} bytes is larger than a frame"
+            yield self._numbered(self._codec.encode([self._instead(messages[0], len(payload))]))
             return
         middle = len(messages) // 2
         yield from self.write_all(messages[:middle])

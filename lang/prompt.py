@@ -8,10 +8,15 @@ and text that the runtime generated travels as the token ids that produced it.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
 import msgspec
 
 from .source import Source
+
+# A message says how long a list is before its first element: one that is too long is refused before it is read.
+MAX_TOKEN_IDS = 1 << 21
+TokenIds = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_TOKEN_IDS)]
 
 
 class Text(msgspec.Struct, frozen=True, tag="t", array_like=True):
@@ -25,7 +30,7 @@ class Generated(msgspec.Struct, frozen=True, tag="g", array_like=True):
     """Text that this runtime generated, with the ids whose KV it still has."""
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
 
 
 class Media(msgspec.Struct, frozen=True, tag="m", array_like=True):
@@ -38,6 +43,8 @@ class Media(msgspec.Struct, frozen=True, tag="m", array_like=True):
 
 
 Part = Text | Generated | Media
+MAX_PARTS = 1 << 17  # of a prompt that is sent
+Parts = Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_PARTS)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,13 +7,13 @@ fields are refused, and nothing here is ever pickled.
 
 from collections.abc import AsyncIterator
 from enum import StrEnum
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Annotated, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
 from .chat_template import ChatTemplate
 from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError, shown
-from .prompt import Part
+from .prompt import MAX_PARTS, Part, Parts, TokenIds
 from .sampling import MAX_N, SamplingParams
 
 
@@ -119,6 +119,9 @@ class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             raise ParameterError(f"allow_unenforced must be True or False, got {shown(self.allow_unenforced)}")
 
 
+MAX_SENT_CHOICES = 1 << 16  # of a message; how many a backend scores is its own matter
+
+
 class GenRequest(_Wire, frozen=True):
     """Continue a prompt. Answered by `Chunk`s (when `stream`) and one `Final`.
 
@@ -127,7 +130,7 @@ class GenRequest(_Wire, frozen=True):
     """
 
     id: str
-    prompt: tuple[Part, ...]
+    prompt: Parts
     sampling: SamplingParams = SamplingParams()
     stream: bool = False
     origin: Origin = Origin()
@@ -146,8 +149,8 @@ class ScoreRequest(_Wire, frozen=True):
     """
 
     id: str
-    prompt: tuple[Part, ...]
-    choices: tuple[str, ...]
+    prompt: Parts
+    choices: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SENT_CHOICES)]
     unconditional: bool = False
     origin: Origin = Origin()
     probability: Literal["", "overshoot", "exact"] = ""
@@ -161,7 +164,7 @@ class Hint(_Wire, frozen=True):
     """
 
     id: str
-    prompt: tuple[Part, ...]
+    prompt: Parts
     origin: Origin = Origin()
     pin: float | None = None
 
@@ -196,9 +199,9 @@ class Locate(_Wire, frozen=True):
     """
 
     id: str
-    prompt: tuple[Part, ...]
-    tokens: tuple[int, ...]
-    beside: tuple[tuple[Part, ...], ...] = ()
+    prompt: Parts
+    tokens: TokenIds
+    beside: Annotated[tuple[Parts, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()
     origin: Origin = Origin()
 
 

@@ -1,7 +1,8 @@
 """Sampling parameters: one validated, frozen description of how to choose tokens."""
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,6 +25,9 @@ MAX_PENALTY = 2.0  # either side of 0; what OpenAI and SGLang take
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_BIAS = 100.0  # either side of 0; what OpenAI takes
 MAX_SEED = 2**63 - 1
+
+
+_SENT = msgspec.Meta(max_length=1 << 16)  # entries that are read of a message at all; then the limits above are checked
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -62,8 +66,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     max_tokens: int = 128
     min_tokens: int = 0
     n: int = 1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Annotated[tuple[str, ...], _SENT] = ()
+    stop_token_ids: Annotated[tuple[int, ...], _SENT] = ()
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
@@ -71,13 +75,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
+    logit_bias: Annotated[dict[int, float], _SENT] = {}
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
     prompt_logprobs_from: int | None = None
-    stop_regex: tuple[str, ...] = ()
+    stop_regex: Annotated[tuple[str, ...], _SENT] = ()
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, MAX_TOKENS)

@@ -15,7 +15,7 @@ from ..lang.prompt import Generated, Media, Part, Text
 from ..lang.protocol import GenRequest, Hint, Locate, Located, Origin, ScoreRequest
 from ..lang.sampling import SamplingParams
 from .calls import GenCall, ScoreCall
-from .config import Limits, PictureLimits
+from .config import MAX_ENGINE_FRAME, Limits, PictureLimits
 from .constraint_compiler import Compiled
 from .engine_protocol import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
 from .pictures.budget import check_media
@@ -32,6 +32,9 @@ _SEEDS = 2**63
 KNOWN_TEXTS = 1_024  # shortest texts of constraints whose tokens are counted already
 # Texts that models without BOS were trained to see between documents: the nearest thing to a beginning.
 _DOCUMENT_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
+
+
+MOST_SCORED = MAX_ENGINE_FRAME // 6  # tokens of the sequences of one request: each has 5 bytes at most in a frame
 
 
 class ShortestTexts:
@@ -228,6 +231,11 @@ class Admission:
                                           ^ start
         """
         alone, sequences = self._encoder.salted(request.origin.salt).encode_endings(request.prompt, request.choices)
+        if sum(map(len, sequences)) > MOST_SCORED:
+            raise RequestError(
+                f"{len(sequences)} choices behind a prompt of {len(alone)} tokens are more than {MOST_SCORED} tokens "
+                "in all; ask for fewer choices at once"
+            )
         start = min(_common(alone, sequence) for sequence in sequences)
         if start == 0:  # no BOS, and nothing before the choices that they leave alone
             beginning = self._beginning("a choice at the very beginning of a prompt")

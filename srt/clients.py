@@ -12,10 +12,10 @@ from pathlib import Path
 
 import zmq
 
-from ..lang.inlet import Inlet
-from ..lang.link import FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
+from ..lang.inlet import Inlet, prepare
+from ..lang.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
 from .clock import Clock
-from .wire import from_gateway_codec, to_gateway_codec
+from .wire import from_gateway_codec, to_gateway_codec, too_large_for_client
 
 
 @dataclass(slots=True, eq=False)
@@ -60,9 +60,7 @@ class Clients:
         hear: Callable[[list[Heard]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._socket = context.socket(zmq.ROUTER)
-        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-            self._socket.setsockopt(option, 0)
+        self._socket = prepare(context.socket(zmq.ROUTER), MAX_FRAME)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(f"ipc://{path}")
         self._most = most
@@ -141,6 +139,6 @@ class Clients:
                 self.counters["peers_refused"] += 1
                 return None
             inbound = Inbound(self._incoming, self.counters)
-            peer = self._peers[identity] = Peer(identity, inbound, Outbound(self._outgoing), now)
+            peer = self._peers[identity] = Peer(identity, inbound, Outbound(self._outgoing, too_large_for_client), now)
         peer.heard = now
         return peer

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ..lang.inlet import Inlet
+from ..lang.inlet import Inlet, prepare
 from ..lang.link import FrameError, Inbound, Outbound
 from ..lang.process_life import exit_in_words, memory_kills
 from ..lang.runtime_options import RuntimeOptions
-from .config import engine_environment
+from .config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, engine_environment
 from .engine_protocol import ToEngine
 from .wire import EngineFrame, EngineStart, from_engine_codec, to_engine_codec
 
@@ -43,11 +43,9 @@ class EngineChild:
         self._lost = 0
         self._paths = folder / f"engine-{generation}", folder / f"pulse-{generation}"
         self._rendezvous = folder / f"ranks-{generation}"
-        self._events = context.socket(zmq.PAIR)
-        self._pulse = context.socket(zmq.PULL)
+        self._events = prepare(context.socket(zmq.PAIR), MAX_ENGINE_FRAME)
+        self._pulse = prepare(context.socket(zmq.PULL), MAX_PULSE_FRAME)
         for socket, path in zip((self._events, self._pulse), self._paths, strict=True):
-            for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-                socket.setsockopt(option, 0)
             socket.bind(f"ipc://{path}")
         inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), self.counters)
         pulse_inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), Counter())  # a lost beat is none

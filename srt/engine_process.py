@@ -20,12 +20,13 @@ import msgspec
 import zmq
 
 from ..lang.errors import EngineError, UmbelError
+from ..lang.inlet import prepare
 from ..lang.link import FrameError, Inbound, Outbound
 from ..lang.sampling import SamplingParams
 from . import lifeline
 from .assembly import Engine, open_engine
 from .clock import SystemClock
-from .config import SupervisionLimits, fault_hook
+from .config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, SupervisionLimits, fault_hook
 from .constraint_shelf import OPENING_POLL
 from .engine_protocol import (
     Ended,
@@ -45,6 +46,7 @@ from .wire import (
     EngineStartFailed,
     from_engine_codec,
     to_engine_codec,
+    too_large_for_gateway,
 )
 
 log = logging.getLogger("umbel.engine")
@@ -57,13 +59,11 @@ class EngineLink:
     """The engine's end of the sockets; used by the main thread."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
-        self._socket = context.socket(zmq.PAIR)
-        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-            self._socket.setsockopt(option, 0)
+        self._socket = prepare(context.socket(zmq.PAIR), MAX_ENGINE_FRAME)
         self._socket.connect(address)
         self.counters: Counter[str] = Counter()
         self._inbound: Inbound[ToEngine] = Inbound(to_engine_codec(), self.counters)
-        self._outbound: Outbound[EngineFrame] = Outbound(from_engine_codec())
+        self._outbound: Outbound[EngineFrame] = Outbound(from_engine_codec(), too_large_for_gateway)
 
     def send(self, *messages: EngineFrame) -> None:
         for frames in self._outbound.write_all(messages):
@@ -94,8 +94,7 @@ class Pulse:
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def _run(self) -> None:
-        socket = self._context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.LINGER, 0)
+        socket = prepare(self._context.socket(zmq.PUSH), MAX_PULSE_FRAME)
         socket.connect(self._address)
         outbound: Outbound[EngineFrame] = Outbound(from_engine_codec())
         wait = threading.Event().wait

@@ -9,10 +9,12 @@ and requests whose messages were lost end by their deadline.
 
 import msgspec
 
-from ..lang.link import Codec, FromGateway, ToGateway
+from ..lang.errors import RequestError
+from ..lang.link import MAX_FRAME, Codec, FromGateway, ToGateway
+from ..lang.protocol import Failure
 from ..lang.runtime_options import RuntimeOptions
 from .config import MAX_ENGINE_FRAME
-from .engine_protocol import FromEngine, ToEngine
+from .engine_protocol import EngineFailed, FromEngine, ToEngine
 
 
 class EngineStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,3 +69,21 @@ def to_gateway_codec() -> Codec[ToGateway]:
 
 def from_gateway_codec() -> Codec[FromGateway]:
     return Codec(FromGateway)
+
+
+def too_large_for_client(message: FromGateway | msgspec.Raw, size: int) -> FromGateway:
+    """What a client is told in place of an answer that no frame holds, such as millions of log-probabilities."""
+    label = getattr(message, "id", "")
+    return Failure(
+        label,
+        RequestError.__name__,
+        f"the answer has {size} bytes and a frame holds {MAX_FRAME}; ask for fewer tokens, continuations or "
+        "log-probabilities at once",
+    )
+
+
+def too_large_for_gateway(message: EngineFrame | msgspec.Raw, size: int) -> EngineFrame:
+    """As `too_large_for_client`, of the engine."""
+    label = getattr(message, "id", 0)
+    reason = f"the answer has {size} bytes and {MAX_ENGINE_FRAME} are accepted; ask for fewer log-probabilities"
+    return EngineFailed(label, RequestError.__name__, reason)

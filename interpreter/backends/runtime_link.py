@@ -20,9 +20,11 @@ import zmq
 
 from ...lang.errors import WIRE_ERRORS, BackendError, ConnectionLostError, MissingExtraError, RequestError, UmbelError
 from ...lang.exchange import Exchange
-from ...lang.inlet import Inlet
+from ...lang.inlet import Inlet, prepare
 from ...lang.link import (
     FRAME_HEADER,
+    MAX_FRAME,
+    MOST_MESSAGES,
     Bye,
     Codec,
     FrameError,
@@ -71,9 +73,7 @@ class Link:
     def __init__(self, process: GatewayProcess, show: Callable[[str], None]) -> None:
         self.process = process
         self._show = show
-        self._socket = _context().socket(zmq.DEALER)
-        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-            self._socket.setsockopt(option, 0)
+        self._socket = prepare(_context().socket(zmq.DEALER), MAX_FRAME)
         self._socket.connect(process.address)
         self._loop = asyncio.get_running_loop()
         self._counters: Counter[str] = Counter()
@@ -162,7 +162,7 @@ class Link:
                 f"the request has {len(payload)} bytes and {self._codec.max_bytes} are accepted; shorten the prompt, "
                 "or make its pictures smaller"
             )
-        if self._outbox_bytes + size > self._codec.max_bytes:
+        if self._outbox_bytes + size > self._codec.max_bytes or len(self._outbox) == MOST_MESSAGES:
             self._flush()
         if not self._outbox:
             self._loop.call_soon(self._flush)

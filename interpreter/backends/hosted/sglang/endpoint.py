@@ -306,9 +306,11 @@ class RuntimeEndpoint:
         return said if isinstance(said, Mapping) else {}
 
     def _open(self) -> "AsyncOpenAI":
-        from ..transport import open_client  # late, with the SDK
+        import openai  # late: a program may never call
 
-        return self._endpoint.open(open_client(self._patience, self._concurrency, self._surroundings.wire))
+        from ..transport import open_client
+
+        return self._endpoint.open(open_client(openai, self._patience, self._concurrency, self._surroundings.wire))
 
 
 async def _close(client: "AsyncOpenAI") -> None:
