@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import checks, sampling
+from . import checks, inline, sampling
 from .constraint import demand_of
 from .errors import ParameterError, shown, unknown_option
 from .ops import ChoicesMethod, Gen, Select, check_name, checked_tries, select
@@ -114,6 +114,7 @@ def gen(
             "top_logprobs_num": top_logprobs_num,
         }
     )
+    inline.refuse((given, regex, json_schema, ebnf, grammar), f"an option of gen({name!r})")
     demand = demand_of(
         {
             "regex": regex,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from . import checks
+from . import checks, inline
 from .chat_template import ROLES
 from .errors import ParameterError, shown
 from .protocol import ConstraintSpec
@@ -40,9 +40,21 @@ USUAL_TRIES = 3
 
 
 class Op:
-    """Base of all operations. `a + b` is a Sequence; strings join in as Text."""
+    """Base of all operations. `a + b` is a Sequence; strings join in as Text. In an f-string an operation stands where
+    it is written, as in `s += f"Hello {gen('x')}"` (see `inline`)."""
 
     __slots__ = ()
+
+    def __format__(self, specification: str) -> str:
+        if specification:
+            raise ParameterError(
+                f"{label_of(self)} has no format {specification!r}: its text is not known yet; write "
+                f'f"{{{label_of(self)}}}", or format s[name] where it is known'
+            )
+        return str(self)
+
+    def __str__(self) -> str:
+        return inline.placeholder(self, label_of(self))
 
     def __add__(self, other: object) -> "Sequence":
         return Sequence((*_flatten(self), *_flatten(expression(other))))
@@ -155,11 +167,13 @@ def expression(value: object, depth: int = MAX_NESTING) -> Op:
 
     Raises:
         ParameterError: the value is None or of a type that cannot be appended; the message says what can.
+        ProgramError: a text holds an operation that was cut or changed, or said before.
     """
     if isinstance(value, Op):
         return value
     if isinstance(value, str):
-        return Text(checks.plain(value))
+        text = checks.plain(value)
+        return _inlined(text) if inline.touches(text) else Text(text)
     if isinstance(value, list | tuple):
         if depth == 0:
             raise ParameterError(
@@ -176,6 +190,32 @@ def expression(value: object, depth: int = MAX_NESTING) -> Op:
         f"cannot append {type(value).__name__} to a prompt; write a string (str(value)), gen(...), select(...), "
         "image(...), a role such as user(...), or a list of these"
     )
+
+
+def _inlined(text: str) -> Op:
+    parts = [part if isinstance(part, Op) else Text(part) for part in inline.split(text)]
+    return parts[0] if len(parts) == 1 else Sequence(tuple(op for part in parts for op in _flatten(part)))
+
+
+def label_of(op: Op) -> str:
+    """An operation as the program wrote it, in short."""
+    match op:
+        case Text(text):
+            return repr(text)
+        case Sequence((RoleBegin(role), *_)):
+            return f"{role}(...)"
+        case Sequence(members):
+            return " + ".join(map(label_of, members))
+        case Gen(name) | Select(name):
+            return f"{type(op).__name__.lower()}({'' if name is None else repr(name)})"
+        case SeparateReasoning(inner):
+            return f"separate_reasoning({label_of(inner)})"
+        case RoleBegin(role):
+            return f"{role}_begin()"
+        case RoleEnd(role):
+            return f"{role}_end()"
+        case _:
+            return f"{type(op).__name__.lower()}(...)"
 
 
 def _flatten(op: Op) -> tuple[Op, ...]:
@@ -243,6 +283,7 @@ def _checked_choices(owner: str, choices: Iterable[str]) -> tuple[str, ...]:
     options = checks.members(f"{owner}: choices", choices, MAX_CHOICES, "a list of strings")
     if not options:
         raise ParameterError(f"{owner}: choices is empty; give at least one string")
+    inline.refuse(options, f"{owner}: a choice")
     for option in options:
         if not isinstance(option, str) or not checks.plain(option):
             raise ParameterError(f"{owner}: choices: a choice must be a non-empty string, got {shown(option)}")
@@ -290,11 +331,13 @@ def image(source: Any) -> Image:  # Any: see Image.source
     A URL is refused, because a program that fetches whatever it is handed lets strangers look around in its network.
     `image(fetch_image(url, hosts=[...]))` takes it from hosts that are trusted.
     """
+    inline.refuse(source, "the path of an image")
     return Image(source)
 
 
 def video(source: Any, num_frames: int) -> Video:
     """`num_frames` frames, 1 to 1,024, of a clip at this place of the prompt. Backends take fewer of them."""
+    inline.refuse(source, "the path of a video")
     return Video(source, checks.integer("video num_frames", num_frames, 1, MAX_FRAMES))
 
 
@@ -385,3 +428,4 @@ def check_name(name: object) -> None:
         raise ParameterError(
             f"the name of a variable has {len(checks.plain(name))} characters; write at most {MAX_NAME_LENGTH}"
         )
+    inline.refuse(name, "the name of a variable")

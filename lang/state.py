@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, overload
 
-from . import checks
+from . import checks, inline
 from .cache_report import CacheReport
 from .cost import Cost
 from .errors import ParameterError, ProgramError, shown
@@ -177,6 +177,7 @@ class BaseState:
 
     def __setitem__(self, name: str, value: Value) -> None:
         check_name(name)
+        inline.refuse(value, f"variable {name!r}")
         self._sink.assign(name, value)
 
     def set_var(self, name: str, value: Value) -> None:
@@ -213,6 +214,13 @@ class BaseState:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} variables={shown(self.variables())} error={shown(self._sink.error())}>"
+
+    def __str__(self) -> str:
+        """For a person; said to a prompt it raises ProgramError, since it is not the state's text."""
+        return inline.misplaced(repr(self))
+
+    def __format__(self, specification: str) -> str:
+        return str(self)
 
 
 class State(BaseState):
@@ -464,7 +472,7 @@ class StateGroup(Generic[S]):
         elif callable(other):
             contents = [_call(other, index) for index in range(len(self._states))]
         else:
-            contents = [other] * len(self._states)
+            contents = [expression(other)] * len(self._states)
         operations = [expression(content) for content in contents]  # all or none
         for state, operation in zip(self._states, operations, strict=True):
             state._sink.submit(operation)
@@ -503,6 +511,16 @@ class StateGroup(Generic[S]):
 
     def __exit__(self, *_: object) -> None:
         self.join()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self._states)} branches>"
+
+    def __str__(self) -> str:
+        """As of a state."""
+        return inline.misplaced(repr(self))
+
+    def __format__(self, specification: str) -> str:
+        return str(self)
 
 
 def _call(function: Callable[[int], object], index: int) -> object:

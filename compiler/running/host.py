@@ -22,6 +22,7 @@ from ...interpreter.speculation.planner import Planner
 from ...interpreter.speculation.rest import Rest
 from ...interpreter.speculation.settings import Setting, Speculating
 from ...interpreter.stream import Stream
+from ...lang import inline
 from ...lang.errors import ProgramError
 from ...lang.state import AsyncState, BaseState, State
 from .execution import Execution
@@ -144,6 +145,8 @@ class Host:
         stream = state._sink
         assert isinstance(stream, Stream), "`open` made it"
         arguments = {**self.defaults, **call.arguments}
+        for name, value in arguments.items():
+            inline.refuse(value, f"{self.name}({name}=...): an argument of a compiled program")
         try:
             return execution(self.parcel, arguments, run, stream=stream, options=stream.run_options, server=server)
         except BaseException as error:

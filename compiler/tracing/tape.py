@@ -4,7 +4,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from ...lang.errors import TraceError
+from ...lang import inline
+from ...lang.errors import ProgramError, TraceError
 from ...lang.state import BaseState, StateGroup
 from ..graph import Builder, Line, Node
 from ..operations import (
@@ -46,6 +47,13 @@ class Tape:
     # -------------------------------------------------------------------------------- nodes
 
     def node(self, op: Operation, inputs: Iterable[Node] = (), line: Line | None = None) -> Node:
+        """Raises TraceError for an operation in a text that the program goes on computing with: texts of a graph are
+        texts."""
+        if isinstance(op, Constant | Apply):
+            try:
+                inline.refuse(op.value if isinstance(op, Constant) else op.arguments, "a text")
+            except ProgramError as error:
+                raise self.refuse(str(error), "operations where they are said: s += ...") from None
         return self.builder.node(op, inputs, current_line() if line is None else line)
 
     def symbol(self, node: Node) -> Symbol:

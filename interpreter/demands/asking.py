@@ -217,11 +217,12 @@ class _Judged:
         demand = _CALLED[self._constraint.kind]
         if self._op.result is not None and self._op.result.judges:
             demand = f"type {self._op.result.wanted}"
+        otherwise = "write allow_best_effort=True to keep such a text"
+        otherwise = f"{otherwise}, or run the program on a Runtime" if self._sent is None else f"or {otherwise}"
         return (
             f"{self._name} wrote no text for {variable} that satisfies its {demand} in {tries} "
             f"{'try' if tries == 1 else 'tries'}; the last was {wording.shortened(completion.text)}: "
-            f"{'; '.join(verdict.violations)}. Raise {more}, or write allow_best_effort=True to keep such a text"
-            + (", or run the program on a Runtime" if self._sent is None else "")
+            f"{'; '.join(verdict.violations)}. Raise {more}, {otherwise}"
         )
 
 

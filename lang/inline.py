@@ -1,0 +1,137 @@
+"""Operations inside of text: `f"Hello {gen('x')}"`.
+
+Python makes an ordinary string of it, so an operation that is formatted leaves a placeholder there, and the place
+where text becomes part of a prompt takes the operation back out:
+
+    f"Hello {gen('x')}!"   →   "Hello " + placeholder + "!"   →   Sequence(Text("Hello "), Gen("x"), Text("!"))
+
+    mark gen('x') mark word_number mark      what a person reads of it where it is printed: gen('x')
+
+No text of a user can hold one: the word is a secret of the process, and a placeholder stands only for an operation of
+its thread that has not been said yet. What is left of one that was cut or changed is found by its marks and its word,
+and refused.
+"""
+
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .errors import ProgramError
+
+MOST_WAITING = 1000  # operations of a thread that are in texts nobody has said; the oldest are forgotten
+
+_MARK = chr(0x100000 + secrets.randbelow(0xFFFD))  # of a plane that no script uses
+_WORD = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(10))
+_LOWERED = _WORD.lower()
+_WHOLE = re.compile(f"({_MARK}[^{_MARK}]*{_MARK}{_WORD}_[0-9]+{_MARK})")
+_LABEL = re.compile(f"{_MARK}([^{_MARK}]+)")
+_SHOWN = 80  # characters of a label
+
+_used = threading.Event()  # set when the first placeholder is made: until then no text has to be searched
+
+
+class _Waiting(threading.local):
+    """Of one thread: placeholders and what they stand for, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.operations: dict[str, Any] = {}  # Any: an operation; this module is below them
+
+
+_waiting = _Waiting()
+
+
+def placeholder(operation: Any, label: str) -> str:
+    """A text that stands for `operation` until it is said once. `label`: how a person reads it."""
+    waiting = _waiting
+    waiting.made += 1
+    text = _written(label, waiting.made)
+    waiting.operations[text] = operation
+    if len(waiting.operations) > MOST_WAITING:
+        del waiting.operations[next(iter(waiting.operations))]
+    return text
+
+
+def misplaced(label: str) -> str:
+    """A text for what may be printed and must not be said, such as a state."""
+    return _written(label, 0)
+
+
+def _written(label: str, number: int) -> str:
+    _used.set()
+    shown = " ".join(label.replace(_MARK, "").split())
+    shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
+    return f"{_MARK}{shown}{_MARK}{_WORD}_{number}{_MARK}"
+
+
+def touches(text: str) -> bool:
+    """Whether a placeholder, or what is left of one, is in the text."""
+    if not _used.is_set():
+        return False
+    return str.__contains__(text, _MARK) or _LOWERED in str.lower(text)
+
+
+def split(text: str) -> Iterator[Any]:
+    """Texts and operations, in order; no text is empty. Each operation is given out once.
+
+    Raises:
+        ProgramError: what is left of a placeholder, or one whose operation is not there for the taking.
+    """
+    for index, part in enumerate(_WHOLE.split(text)):
+        if index % 2:
+            yield _taken(part)
+        elif touches(part):
+            raise _cut(part)
+        elif part:
+            yield part
+
+
+def refuse(value: object, what: str) -> None:
+    """Raises ProgramError when there is an operation in a text that is not said. `what`: the value is, for messages."""
+    if not _used.is_set():
+        return
+    match value:
+        case str():
+            if touches(value):
+                raise ProgramError(
+                    f"{what} holds {_label(value)}, which can only be said: s += ... ; write a text there, such as "
+                    "s[name]"
+                )
+        case list() | tuple():
+            for member in value:
+                refuse(member, what)
+        case Mapping():
+            for key, member in value.items():
+                refuse(key, what)
+                refuse(member, what)
+
+
+def _taken(part: str) -> Any:
+    operation = _waiting.operations.pop(part, None)
+    if operation is not None:
+        return operation
+    label = _label(part)
+    if label.startswith("<"):
+        raise ProgramError(
+            f"a text holds {label}, which is no text; write its text(), or one of its variables, s[name]"
+        )
+    raise ProgramError(
+        f"a text holds {label}, which was said before, or was put into the text by another thread or long ago; put it "
+        f'into a new text where it is said: s += f"... {{{label}}}", or s += "..." + {label}'
+    )
+
+
+def _cut(part: str) -> ProgramError:
+    label = _label(part)
+    return ProgramError(
+        f"a text that holds {label} was cut, split, escaped or changed, and {label} is not whole any more; change the "
+        f'text before it is put together: write s += "...".strip() + {label}'
+    )
+
+
+def _label(text: str) -> str:
+    """How the first operation in the text reads."""
+    found = _LABEL.search(text)
+    return found[1] if found is not None and _WORD not in found[1] else "gen(...)"
