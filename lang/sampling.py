@@ -1,7 +1,6 @@
 """Sampling parameters: one validated, frozen description of how to choose tokens."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
