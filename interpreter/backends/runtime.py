@@ -376,8 +376,9 @@ class Runtime:
         began = time.monotonic()
         lost: ConnectionLostError | None = None
         while True:
-            exchange, given = self._connected() or await self._connect(), False
+            given = False
             try:
+                exchange = self._connected() or await self._connect()
                 async with aclosing(ask(exchange, _sooner(request, began) if lost else request)) as events:
                     async for event in events:
                         given = True

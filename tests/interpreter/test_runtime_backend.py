@@ -50,6 +50,8 @@ from .. import conformance
         ({"model": ""}, "model=''"),
         ({"model": "a", "model_path": "b"}, "name two models"),
         ({"startup_timeout": 0}, "startup_timeout=0"),
+        ({"startup_timeout": True}, "startup_timeout=True"),
+        ({"startup_timeout": float("inf")}, "at most 1000000"),
         ({"model": "default", "step_delay": 1.0}, "step_delay slows the oracle model only"),
         ({"chat_template": 3}, "chat_template must be Jinja source"),
     ],

@@ -23,6 +23,7 @@ import psutil
 import pytest
 import zmq
 from umbel.interpreter.backends.runtime import Runtime
+from umbel.interpreter.backends.runtime_link import Link
 from umbel.interpreter.backends.runtime_process import GatewayProcess
 from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, ModelError, UmbelError
 from umbel.lang.link import Codec, Outbound, ToGateway
@@ -447,6 +448,32 @@ def test_an_engine_that_always_dies_while_starting_is_given_up_with_the_cause(mo
     with pytest.raises(EngineError, match="status 70"):
         runtime.wait_ready()
     runtime.shutdown()
+
+
+def test_a_start_that_hangs_ends_by_its_startup_timeout_and_says_in_which_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UMBEL_FAULT", "engine.start:1:hang")
+    runtime = Runtime("oracle", startup_timeout=8.0)  # longer than any silence that counts later
+    with pytest.raises(DeadlineError, match=r"of 8 s: it has been starting the (engine|gateway) for \d s"):
+        runtime.wait_ready()
+    assert runtime._process is None
+
+
+def test_no_start_of_an_engine_takes_longer_than_the_startup_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_FAULT", "engine.start:1:hang")
+    process = GatewayProcess(RuntimeOptions(model="oracle"), 0.5)
+
+    async def start() -> None:
+        link = Link(process, lambda _: None)
+        with pytest.raises(EngineError, match=r"not become ready within the startup_timeout of 0\.5 s; it consumed"):
+            await asyncio.wait_for(link.ready(), PATIENCE)
+        await link.close()
+
+    try:
+        asyncio.run(start())
+    finally:
+        process.close()
 
 
 @pytest.mark.parametrize(
