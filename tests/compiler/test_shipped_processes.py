@@ -1,6 +1,5 @@
 """Programs shipped to a runtime of processes: one message there, and what happens when processes die."""
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ import psutil
 import pytest
 import umbel as ul
 from umbel.interpreter import loop
-from umbel.lang.errors import BackendError, CancelledError, ConnectionLostError, EngineError
+from umbel.lang.errors import CancelledError, ConnectionLostError, EngineError
 
 pytestmark = pytest.mark.processes
 
@@ -98,9 +97,17 @@ def test_a_gateway_that_dies_ends_the_program_and_the_next_one_gets_a_new_one() 
         os.kill(runtime._process.process_id, signal.SIGKILL)
         with pytest.raises(ConnectionLostError):
             _ = state["b"]
-        with contextlib.suppress(BackendError):  # its death may not have been seen yet
-            compiled.run("Di", backend=runtime, timeout=PATIENCE).sync()
         assert compiled.run("Di", backend=runtime, timeout=PATIENCE)["wish"]  # the graph is sent anew
+
+
+def test_a_program_of_which_nothing_is_known_yet_is_run_by_a_second_gateway() -> None:
+    with ul.Runtime(model="oracle") as runtime:
+        compiled = interview.compile(server=True)
+        quiet = compiled.run("Di", backend=runtime, timeout=PATIENCE)["wish"]
+        assert runtime._process is not None
+        os.kill(runtime._process.process_id, signal.SIGSTOP)
+        assert compiled.run("Di", backend=runtime, timeout=PATIENCE)["wish"] == quiet
+        assert runtime.get_server_info()["client_retried_requests"] == 1
 
 
 def test_an_own_chat_template_keeps_programs_here() -> None:
