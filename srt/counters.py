@@ -62,6 +62,7 @@ class Counters:
     protected_prefixes: int = 0  # of waiting requests, at evictions that could have taken them
     pool_rebuilds: int = 0  # after failed steps and failed integrity checks
     integrity_failures: int = 0
+    idle_checks: int = 0  # of the whole tree and pool, completed in idle time
     tree_seconds: float = 0.0
     mask_seconds: float = 0.0
     forward_seconds: float = 0.0  # in which the scheduler waited for steps: with overlap, less than they took

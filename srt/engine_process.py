@@ -137,7 +137,8 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
     collector = StepCollector()
     collector.begin()
     while True:
-        patience = IDLE_POLL if scheduler.idle else round(1000 * OPENING_POLL) if scheduler.opening else 0
+        resting = scheduler.idle and not scheduler.unchecked
+        patience = IDLE_POLL if resting else round(1000 * OPENING_POLL) if scheduler.opening else 0
         for message in link.receive(patience):
             scheduler.submit(message)
         pulse.beat = engine.heartbeat()  # before the step: a long one shows as busy

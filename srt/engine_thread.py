@@ -44,6 +44,7 @@ class EngineThread:
         scheduler = self._scheduler
         for _ in range(MOST_STEPS):
             events = scheduler.step()
-            if events or self._news() or scheduler.idle or scheduler.opening:
+            resting = scheduler.idle and not scheduler.unchecked
+            if events or self._news() or resting or scheduler.opening:
                 return events
         return []

@@ -306,12 +306,13 @@ class LocalBackend:
         assert thread is not None, "start() made it"
         scheduler = engine.scheduler
         try:
-            while self._inbox or not scheduler.idle:
+            while self._inbox or not scheduler.idle or scheduler.unchecked:
                 while self._inbox:
                     scheduler.submit(self._inbox.popleft())
                 if self.options.model == ORACLE:
+                    resting = scheduler.idle
                     events = scheduler.step()
-                    await asyncio.sleep(self._step_seconds)  # others run between two steps
+                    await asyncio.sleep(0 if resting else self._step_seconds)  # others run between two steps
                 else:
                     events = await thread.advance()
                     if scheduler.opening:

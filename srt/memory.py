@@ -82,6 +82,32 @@ class SlotPool:
         self._released.clear()
         self._released_count = 0
 
+    def are_free(self, slots: Slots) -> bool:
+        """Whether one of them is."""
+        return bool(self._is_free[slots].any())
+
+    def check_map(self, held: NDArray[np.bool_], count: int) -> None:
+        """As `check`, where no slot is private. held: by slot, whether the tree has it; count: slots that it has.
+
+        Raises:
+            IntegrityError: with the three numbers.
+        """
+        self._check_free()
+        either = held ^ self._is_free
+        if not either[FIRST_SLOT:].all() or held[:FIRST_SLOT].any() or np.count_nonzero(held) != count:
+            raise IntegrityError(
+                f"free {self.free} + held {count} of {self.total} slots: {int((~either[FIRST_SLOT:]).sum())} lost or "
+                f"held twice, {count - np.count_nonzero(held)} held by one node twice"
+            )
+
+    def _check_free(self) -> NDArray[np.int64]:
+        """How often each slot is in the free list: as the free map says."""
+        listed = np.concatenate([self._sorted[self._taken :], *self._released])
+        frees = np.bincount(listed, minlength=self.num_slots)
+        if not np.array_equal(frees.astype(np.bool_), self._is_free) or frees.max(initial=0) > 1:
+            raise IntegrityError("the free list and the free map disagree")
+        return frees
+
     def check(self, held: Iterable[Slots]) -> None:
         """Free and held slots together are all slots, none twice.
 
@@ -91,15 +117,12 @@ class SlotPool:
         arrays = list(held)
         used = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int32)
         uses = np.bincount(used, minlength=self.num_slots) if len(used) else np.zeros(self.num_slots, dtype=np.int64)
-        listed = np.concatenate([self._sorted[self._taken :], *self._released])
-        frees = np.bincount(listed, minlength=self.num_slots)
         if uses[:FIRST_SLOT].any():
             raise IntegrityError("the dummy slot is held by somebody")
-        if not np.array_equal(frees.astype(np.bool_), self._is_free) or frees.max(initial=0) > 1:
-            raise IntegrityError("the free list and the free map disagree")
+        frees = self._check_free()
         if (uses[FIRST_SLOT:] + frees[FIRST_SLOT:] != 1).any():
             lost = int((uses[FIRST_SLOT:] + frees[FIRST_SLOT:] == 0).sum())
             double = int((uses[FIRST_SLOT:] + frees[FIRST_SLOT:] > 1).sum())
             raise IntegrityError(
-                f"free {len(listed)} + held {len(used)} of {self.total} slots: {lost} lost, {double} held twice"
+                f"free {self.free} + held {len(used)} of {self.total} slots: {lost} lost, {double} held twice"
             )

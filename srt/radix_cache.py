@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from .idle_check import IdleCheck, require_node
 from .memory import IntegrityError, SlotPool, Slots
 from .radix_node import Match, RadixNode, Tokens, ascend, common_length
 
@@ -32,6 +33,7 @@ class RadixCache:
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
+        self.idle_check = IdleCheck(pool)
         self._next_id = 0
         self._time = 0  # counts uses; the order is all that matters
         self.evicted_tokens = 0  # cumulative
@@ -46,6 +48,7 @@ class RadixCache:
         self._tokens = 0
         self._held_tokens = 0  # in nodes with a lock or a pin
         self._pinned_tokens = 0
+        self.idle_check.forget()
 
     @property
     def total_tokens(self) -> int:
@@ -149,6 +152,7 @@ class RadixCache:
         assert int(tokens[0]) not in node.children, "advance the match first: the tree knows this token"
         self._time += 1
         if match.fresh and node.locks == 1 and not node.pins and not node.children:
+            self.idle_check.changes(node)
             node.tokens = np.concatenate([node.tokens, tokens])
             node.slots = np.concatenate([node.slots, slots])
             node.last_use = self._time
@@ -160,6 +164,7 @@ class RadixCache:
         leaf.priority = priority
         node.children[int(tokens[0])] = leaf
         self._tokens += len(tokens)
+        self.idle_check.added(leaf)
         leaf.locks = 1  # the caller's lock reaches one node further; the ancestors have it already
         self._held_tokens += len(tokens)
         return Match(leaf, match.length + len(tokens), fresh=True)
@@ -191,11 +196,13 @@ class RadixCache:
                 self._held_tokens += len(node.tokens)
             if not node.pins:
                 self._pinned_tokens += len(node.tokens)
+            self.idle_check.changes(node)
             node.pins += 1
 
     def unpin(self, match: Match) -> None:
         for node in ascend(match.node):
             assert node.pins > 0, "unpin without pin"
+            self.idle_check.changes(node)
             node.pins -= 1
             if not node.pins:
                 self._pinned_tokens -= len(node.tokens)
@@ -271,6 +278,8 @@ class RadixCache:
 
     def _move_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
         """The first tokens of a child become the last ones of its parent, which the caller alone holds."""
+        self.idle_check.changes(node)
+        self.idle_check.changes(child)
         del node.children[int(child.tokens[0])]
         node.tokens = np.concatenate([node.tokens, child.tokens[:count]])
         node.slots = np.concatenate([node.slots, child.slots[:count]])
@@ -283,6 +292,7 @@ class RadixCache:
         """parent ── node   becomes   parent ── upper ── node: `node` keeps its end, so matches that end there hold."""
         assert node.parent is not None
         self.splits += 1
+        self.idle_check.changes(node)
         upper = self._node(node.salt, node.parent, node.tokens[:length], node.slots[:length])
         upper.locks, upper.pins = node.locks, node.pins
         upper.last_use, upper.priority = node.last_use, node.priority
@@ -290,6 +300,7 @@ class RadixCache:
         node.parent.children[int(node.tokens[0])] = upper
         node.parent = upper
         node.tokens, node.slots = node.tokens[length:], node.slots[length:]
+        self.idle_check.added(upper)
         return upper
 
     def _remove(self, leaf: RadixNode) -> int:
@@ -298,6 +309,7 @@ class RadixCache:
         assert not leaf.held, "evicting a locked node frees slots in use"
         del parent.children[int(leaf.tokens[0])]
         leaf.parent = None
+        self.idle_check.removed(leaf)
         self._tokens -= len(leaf.tokens)
         self._pool.release(leaf.slots)
         if parent.is_root:
@@ -322,6 +334,19 @@ class RadixCache:
             yield depth, node
             stack.extend((depth + 1, child) for child in reversed(node.children.values()))
 
+    def check_some(self, pinned: Iterable[Match]) -> bool:
+        """A slice of `check` while nobody holds a lock; True: with it all has been checked.
+
+        Raises:
+            IntegrityError: naming the node.
+        """
+        if self.idle_check.visit_some():
+            return False
+        self.idle_check.end(
+            tokens=self._tokens, held=self._held_tokens, pinned=self._pinned_tokens, pins=_counted(pinned)
+        )
+        return True
+
     def check(self, holders: list[Match], pinned: Iterable[Match] = ()) -> None:
         """The tree is whole, its sums are true, and its locks and pins are exactly those of `holders` and `pinned`.
 
@@ -329,7 +354,7 @@ class RadixCache:
             IntegrityError: naming the node.
         """
         locks, pins = _counted(holders), _counted(pinned)
-        tokens = held = under_pins = 0
+        tokens = held = under_pins = nodes = 0
         for _, node in self.walk():
             tokens += len(node.tokens)
             held += len(node.tokens) if node.held else 0
@@ -338,13 +363,12 @@ class RadixCache:
                 raise IntegrityError(f"node {node.id} has {node.locks} locks that its holders do not explain")
             if node.pins != pins.pop(node.id, 0):
                 raise IntegrityError(f"node {node.id} has {node.pins} pins that nobody has put there")
-            if not 0 < len(node.tokens) == len(node.slots):
-                raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens and {len(node.slots)} slots")
-            if node.evictable and not node.queued:
-                raise IntegrityError(f"leaf {node.id} can never be evicted: it is not in the queue")
-            for first, child in node.children.items():
-                if child.parent is not node or int(child.tokens[0]) != first or child.salt != node.salt:
-                    raise IntegrityError(f"node {child.id} is in the wrong place under node {node.id}")
+            require_node(node)
+            if node not in self.idle_check:
+                raise IntegrityError(f"node {node.id} is not known to the check of idle time")
+            nodes += 1
+        if nodes != len(self.idle_check):
+            raise IntegrityError(f"the tree has {nodes} nodes, and {len(self.idle_check)} are known to the idle check")
         if locks or pins:
             raise IntegrityError(f"locked or pinned nodes {sorted({*locks, *pins})} are not in the tree")
         if (tokens, held, under_pins) != (self._tokens, self._held_tokens, self._pinned_tokens):

@@ -123,7 +123,7 @@ class Scheduler:
             searches=self._searches,
             info=self._info,
         )
-        self._verified = True  # nobody has run since pool and tree were verified
+        self._ran = False  # since pool and tree were checked
 
     # ------------------------------------------------------------------------------------------ outside
 
@@ -136,20 +136,27 @@ class Scheduler:
         self._inbox.submit(message)
 
     def step(self) -> list[FromEngine]:
-        """Launches at most one forward pass. Empty when nothing happened; call again while not `idle`."""
+        """Launches at most one forward pass. Empty when nothing happened; call again while not `idle`.
+
+        An idle scheduler that is `unchecked` goes on with the check of pool and tree, for a fraction of a millisecond.
+        """
         started = self._clock.now()
         self._inbox.read()
         self.space.pins.expire(started)
         self._constrained.begin_step()
         self._searches.begin_step()
+        self._ran |= bool(self._roster.alive)
         if self._flights and (self._planner.short or self._flights[0].hinders):
             self._land()
         ahead = 1 if self._launch() and self._launcher is not None else 0
         while len(self._flights) > ahead:
             self._land()
         self.space.pins.renew(self._clock.now())
-        self._verify()
+        if self.config.check_every_step:
+            self.check()
         self._counters.step_seconds += self._clock.now() - started
+        if self.unchecked:
+            self._check_some()
         events, self._roster.events = self._roster.events, []
         return events
 
@@ -157,6 +164,12 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing to do: no request, no answer to fetch."""
         return self._inbox.empty and not (self._roster.alive or self._flights or self._roster.events)
+
+    @property
+    def unchecked(self) -> bool:
+        """Nothing to do but to check pool and tree, which have been used since the last time. There a contradiction
+        costs only the cache. Steps that are checked one by one leave nothing to check."""
+        return self._ran and not self.config.check_every_step and self.idle
 
     @property
     def opening(self) -> bool:
@@ -217,18 +230,20 @@ class Scheduler:
             "longest": self._intake.longest,
         }
 
-    def _verify(self) -> None:
-        """After every step in tests, else when nobody is left: there a contradiction costs only the cache."""
-        if self.config.check_every_step:
-            self.check()
-        elif not self._roster.alive and not self._verified:
-            try:
-                self.check()
-            except IntegrityError as error:
-                self._roster.last_failure = error
-                self._counters.integrity_failures += 1
-                self._forget_keys()
-        self._verified = not self._roster.alive
+    def _check_some(self) -> None:
+        """A slice of the check. It goes on where it was when requests have run in between."""
+        try:
+            complete = self.space.check_some()
+            if complete:
+                self._roster.check()
+        except IntegrityError as error:
+            self._roster.last_failure = error
+            self._counters.integrity_failures += 1
+            self._forget_keys()
+            complete = False
+        else:
+            self._counters.idle_checks += complete
+        self._ran = not complete
 
     # ----------------------------------------------------------------------------------- plan, launch, land
 

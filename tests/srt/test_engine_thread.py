@@ -14,6 +14,8 @@ TOLD = Tokens(1, [2])
 class Steps:
     """A scheduler that tells something in some of its steps, and never comes to an end unless it is said."""
 
+    unchecked = False
+
     def __init__(self, told: Sequence[bool] = (), *, idle_after: int | None = None, opening: bool = False) -> None:
         self.steps = 0
         self.opening = opening
