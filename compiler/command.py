@@ -30,9 +30,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rewritten = passes.rewrite(graph, options.passes, keep=options.keep, independent=options.independent)
         _write(rewritten, options)
     except (UmbelError, OSError) as error:
-        print("\n  ".join([f"umbel compile: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        _show(str(error), error)
+        return 2
+    except Exception as error:
+        if not getattr(error, "__notes__", ()):  # with one it is the program's own, and the note has the line
+            raise
+        _show(f"{type(error).__name__}: {error}", error)
         return 2
     return 0
+
+
+def _show(message: str, error: Exception) -> None:
+    print("\n  ".join([f"umbel compile: {message}", *getattr(error, "__notes__", ())]), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,6 +68,14 @@ def _parser() -> argparse.ArgumentParser:
         help="the value of an argument that decides what the program does, as static_args of trace()",
     )
     parser.add_argument(
+        "--given",
+        action="append",
+        default=[],
+        type=_given,
+        metavar="NAME=JSON",
+        help="an answer that the program looks at, to see what it says for that one; such a graph is not kept",
+    )
+    parser.add_argument(
         "--passes",
         type=_passes,
         default="default",
@@ -73,13 +90,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _static(text: str) -> tuple[str, Any]:  # Any: JSON
+    return _pair(text, '--static n=3, or --static \'names=["a", "b"]\'')
+
+
+def _given(text: str) -> tuple[str, Any]:  # Any: JSON
+    return _pair(text, "--given 'answer=\"yes\"'")
+
+
+def _pair(text: str, example: str) -> tuple[str, Any]:  # Any: JSON
     name, _, value = text.partition("=")
     try:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is no NAME=JSON; write --static n=3, or --static \'names=["a", "b"]\''
-        ) from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=JSON; write {example}") from None
 
 
 def _names(text: str) -> list[str]:
@@ -93,14 +116,23 @@ def _passes(text: str) -> str | list[str]:
 
 
 def _graph(options: argparse.Namespace) -> Graph:
+    given = dict(options.given)
+    if given and (options.output is not None or options.json):
+        raise ParameterError(
+            "--given is for looking at a graph, which is wrong for other answers; write --show, --svg or --dot with it"
+        )
     if options.source.endswith(_SUFFIX):
-        if options.static:
-            raise ParameterError("--static is for programs; a graph has its static arguments inside")
+        if options.static or given:
+            option = "--static" if options.static else "--given"
+            raise ParameterError(f"{option} is for programs; a graph has its values inside")
         return serialise.read(options.source)
     path, colon, name = options.source.rpartition(":")
     if not colon or not name.isidentifier():
         path, name = options.source, None
-    traced = trace(program_of(Path(path), name), static_args=dict(options.static))
+    traced = trace(program_of(Path(path), name), static_args=dict(options.static), given=given)
+    if given:
+        answers = ", ".join(f"{answer}={value!r}" for answer, value in given.items())
+        print(f"umbel compile: the graph is what the program says for {answers} alone", file=sys.stderr)
     for effect in traced.effects:
         print(f"umbel compile: {effect} {_SAID[effect.kind]}", file=sys.stderr)
     return traced.graph

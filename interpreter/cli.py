@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _lint(given[1:])
         if given[:1] == ["compile"]:
             return _compile(given[1:])
+        if not given:
+            _parser().print_help()
+            return 0
         options = _parse(given)
         command: Callable[[argparse.Namespace], int] = {"run": _run, "chat": _chat, "models": _models}[options.command]
         return command(options)
@@ -54,23 +57,32 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             behind = "; write -- before the options of the file" if options.command == "run" else ""
             parser.error(f"unknown argument {argument!r}{behind}")
     if rest:
-        options.arguments += rest
+        options.arguments = [*options.arguments, *rest]
     return options
 
 
 def _parser() -> argparse.ArgumentParser:
     from .. import __version__
 
-    parser = argparse.ArgumentParser(prog="umbel", description="Programs that call language models many times.")
+    parser = argparse.ArgumentParser(
+        prog="umbel",
+        description="Programs that call language models many times.",
+        epilog="umbel COMMAND --help says more of one. A first try: umbel chat, or umbel run FILE.py.",
+    )
     parser.add_argument("--version", action="version", version=f"umbel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help=COMMANDS["run"])
     run.add_argument("file", type=Path, help="the Python file")
-    run.add_argument("arguments", nargs="*", help="what the file finds in sys.argv; write -- before options of its own")
+    run.add_argument(
+        "arguments",
+        nargs="*",
+        default=[],  # without one argparse calls them required
+        help="what the file finds in sys.argv; write -- before options of its own",
+    )
     chat = commands.add_parser("chat", help=COMMANDS["chat"])
     chat.add_argument("--system", help="a system message to begin with")
-    chat.add_argument("--temperature", type=float, default=0.7)
-    chat.add_argument("--max-tokens", type=int, default=256)
+    chat.add_argument("--temperature", type=float, default=0.7, help="0 for the likeliest answer; default: 0.7")
+    chat.add_argument("--max-tokens", type=int, default=256, help="of one answer; default: 256")
     chat.add_argument(
         "--image", action="append", default=[], metavar="PATH", help="a picture for the first message; may be repeated"
     )

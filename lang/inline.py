@@ -90,22 +90,19 @@ def split(text: str) -> Iterator[Any]:
 
 def refuse(value: object, what: str) -> None:
     """Raises ProgramError when there is an operation in a text that is not said. `what`: the value is, for messages."""
-    if not _used.is_set():
-        return
-    match value:
-        case str():
-            if touches(value):
-                raise ProgramError(
-                    f"{what} holds {_label(value)}, which can only be said: s += ... ; write a text there, such as "
-                    "s[name]"
-                )
-        case list() | tuple():
-            for member in value:
-                refuse(member, what)
-        case Mapping():
-            for key, member in value.items():
-                refuse(key, what)
-                refuse(member, what)
+    waiting, seen = [value] if _used.is_set() else [], set[int]()
+    while waiting:
+        match waiting.pop():
+            case str(text):
+                if touches(text):
+                    raise ProgramError(
+                        f"{what} holds {_label(text)}, which can only be said: s += ... ; write a text there, such as "
+                        "s[name]"
+                    )
+            case (list() | tuple() | Mapping()) as members if id(members) not in seen:
+                seen.add(id(members))
+                waiting += members
+                waiting += members.values() if isinstance(members, Mapping) else ()
 
 
 def _taken(part: str) -> Any:

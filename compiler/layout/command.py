@@ -33,7 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found.sort(key=lambda finding: (finding.line, finding.rule))
     if subjects:
         _print(found, subjects[0].file, counter, options)
+    if not options.json:  # a diff stands alone on standard output
+        told = f"umbel lint: {path}: {_counted(found, len(subjects))}"
+        print(told, file=sys.stderr if options.patch else sys.stdout)
     return 1 if found else 0
+
+
+def _counted(found: list[Finding], programs: int) -> str:
+    findings = "no findings" if not found else "1 finding" if len(found) == 1 else f"{len(found)} findings"
+    if not programs:
+        return "no programs; write a function of the language, with @function"
+    return f"{findings} in {programs} program{'' if programs == 1 else 's'}"
 
 
 def _split(given: str) -> tuple[str, str, str]:

@@ -208,13 +208,15 @@ class Recorder(Sink):
         return list(self._bound())
 
     def read(self, name: str, timeout: float | None) -> Value:
-        return self._text_of(self._find(name))
+        bound = self._find(name)
+        return self.tape.given_text(name) if self.tape.is_given(name) else self._text_of(bound)
 
     async def read_async(self, name: str, timeout: float | None) -> Value:
         return self.read(name, timeout)
 
     def value(self, name: str, timeout: float | None) -> Any:
-        return self._object_of(self._find(name))
+        bound = self._find(name)
+        return self.tape.given(name) if self.tape.is_given(name) else self._object_of(bound)
 
     async def value_async(self, name: str, timeout: float | None) -> Any:
         return self.value(name, timeout)

@@ -1,21 +1,26 @@
 """The tape of one trace: nodes as they are said, symbols for them, and the way back from text to nodes."""
 
+import json
+import shlex
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ...lang import inline
-from ...lang.errors import ProgramError, TraceError
+from ...lang.errors import ParameterError, ProgramError, TraceError
 from ...lang.state import BaseState, StateGroup
 from ..graph import Builder, Line, Node
 from ..operations import (
     Apply,
     Argument,
+    Choose,
     Concat,
     Constant,
     Leaf,
+    Object,
     Operation,
     Structure,
+    Variable,
 )
 from .lines import current_line
 from .placeholders import Mangled, Placeholders
@@ -31,11 +36,14 @@ class Tape:
     Args:
         program: its name, for messages.
         defaults: of its parameters, for messages too.
+        given: values of variables, which the program reads instead of symbols.
     """
 
-    def __init__(self, program: str, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, program: str, defaults: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> None:
         self._program = program
         self._defaults = defaults
+        self._given = given or {}
+        self._read: set[str] = set()  # of those
         self.builder = Builder()
         self.closed = False
         self.fault: TraceError | None = None  # the first refusal, also when the program catches it
@@ -72,6 +80,28 @@ class Tape:
         assert isinstance(found, Opaque), "a node is a text or an object"
         return found
 
+    def is_given(self, name: str) -> bool:
+        """Whether the program reads a value for the variable, which is the same every time."""
+        if name in self._given:
+            self._read.add(name)
+        return name in self._given
+
+    def given(self, name: str) -> Any:
+        """The object."""
+        return self._given[name]
+
+    def given_text(self, name: str) -> Any:  # a text, or what a join made of texts
+        value = self._given[name]
+        if isinstance(value, dict):
+            return json.dumps(value, ensure_ascii=False)
+        return value if isinstance(value, list | None) else str(value)
+
+    def check_given(self) -> None:
+        """Raises ParameterError for a value that the program has not read."""
+        for name in self._given:
+            if name not in self._read:
+                raise ParameterError(f"the program {self._program} reads no variable {name!r}; leave its value out")
+
     # -------------------------------------------------------------------------------- what symbols ask
 
     def apply(self, function: str, node: Node, arguments: tuple[Any, ...] = ()) -> Symbol:
@@ -90,11 +120,17 @@ class Tape:
         return self.inside(value) is None
 
     def looked_at(self, node: Node, how: str) -> NoReturn:
-        raise self.refusal(
+        error = self.refusal(
             f"{how} looks at {describe(node)}, which is known only when the program runs; "
             "a graph does the same for every value",
             self._remedy(node),
         )
+        variable = next((source for source in sources(node) if isinstance(source.op, Variable | Object)), None)
+        if variable is not None:
+            error.add_note(
+                f"to see the graph for one answer: umbel compile FILE.py:{self._program} --given {_example(variable)}"
+            )
+        raise error
 
     # -------------------------------------------------------------------------------- from values to nodes
 
@@ -270,3 +306,12 @@ class Tape:
 
     def _interpreter(self) -> str:
         return f"{self._program}.run(...) to run the program with the interpreter"
+
+
+def _example(variable: Node) -> str:
+    """A value that the variable could have, as a shell takes it."""
+    assert isinstance(variable.op, Variable | Object), "only variables are asked for"
+    setter = variable.inputs[0]
+    first = setter.inputs[1].op if isinstance(setter.op, Choose) else None
+    value = first.value if isinstance(first, Constant) else "..."
+    return shlex.quote(f"{variable.op.name}={json.dumps(value, ensure_ascii=False)}")

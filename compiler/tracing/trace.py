@@ -45,16 +45,23 @@ class Trace:
     watched: bool = True
 
 
-def trace(program: "Program", *, static_args: Mapping[str, Any] | None = None) -> Trace:
+def trace(
+    program: "Program",
+    *,
+    static_args: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Trace:
     """Run the user's function once and record what it says. See `Program.trace`, which warns of effects as well.
 
     Args:
         static_args: values of arguments that the course of the program depends on. They are given as they are, as
             those fixed by `bind` are; all others are symbols.
+        given: values that the program reads for variables, so that it takes one of its courses. The graph is for
+            looking at: it says the same for other answers, and the program would not.
 
     Raises:
         TraceError: the program does what no graph can say; the message has the line.
-        ParameterError: `static_args` has what the program has no parameter for.
+        ParameterError: `static_args` has what the program has no parameter for, `given` a variable it does not read.
         Whatever else the function raises.
     """
     outer = recording()
@@ -62,17 +69,17 @@ def trace(program: "Program", *, static_args: Mapping[str, Any] | None = None) -
         raise outer.refuse("a program that is being traced traces another", "the trace outside of the program")
     body = program.body
     known = {**program.bound, **_checked_static(static_args)}
-    return _Tracer(body, Arguments(body.name, body.function, len(body.instance) + 1, known)).record()
+    return _Tracer(body, Arguments(body.name, body.function, len(body.instance) + 1, known), given).record()
 
 
 class _Tracer:
     """One trace: its tape, its streams, and the runs that are opened inside of it. A `Recording`."""
 
-    def __init__(self, body: Body, arguments: Arguments) -> None:
+    def __init__(self, body: Body, arguments: Arguments, given: Mapping[str, Any] | None) -> None:
         self._body = body
         self._arguments = arguments
         unbound = arguments.unbound()
-        self._tape = Tape(body.name, {p.name: p.default for p in unbound if p.default is not p.empty})
+        self._tape = Tape(body.name, {p.name: p.default for p in unbound if p.default is not p.empty}, given)
         self._streams: list[Recorder] = []
         self._runs = 0
         self._read: set[tuple[Callable[..., Any], frozenset[str], frozenset[str]]] = (
@@ -88,6 +95,7 @@ class _Tracer:
             self.enter(self._body, call, own)
             returned = self._tape.value(self.body_result(own, call), "what the program returns")
             variables = own.variables()
+        self._tape.check_given()
         ends = (stream.last for stream in self._streams)
         graph = self._tape.builder.graph(self._body.name, parameters, ends, variables, returned)
         return Trace(graph, self._watch.effects, self._watch.watching)

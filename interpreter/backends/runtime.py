@@ -7,6 +7,7 @@ loop that uses it gets a socket of its own, so one runtime serves the interprete
 
 import asyncio
 import importlib.util
+import itertools
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 
 import msgspec
 
-from ...lang import checks
+from ...lang import checks, inline
 from ...lang.chat_template import ChatTemplate, read_chat_template
 from ...lang.errors import (
     BackendError,
@@ -62,7 +63,7 @@ from ...lang.runtime_options import (
     Weights,
     plain_options,
 )
-from ...lang.sampling import merge, overrides
+from ...lang.sampling import SamplingParams, merge, overrides
 from ..loop import streams
 from .runtime_link import Link
 from .runtime_process import GatewayProcess
@@ -204,6 +205,7 @@ class Runtime:
         self._ships_programs = chat_template is None and not template_options
         self._show: Show = _print_phase if (_on_terminal() if progress is None else progress) else _say_nothing
         self._lock = threading.Lock()  # over the process and the links: loops of several threads may start us
+        self._completions = itertools.count(1)
         self._processes: list[GatewayProcess] = []  # none or one; outlives us in the finalizer
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._welcome: Welcome | None = None
@@ -319,18 +321,32 @@ class Runtime:
         streams.run(self.start())
         return self
 
-    def complete(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> Final:  # Any: see overrides
-        """One prompt outside of any program → its completions and what they cost. Blocks.
+    # Any: see `sampling.overrides`
+    def complete(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, /, **sampling: Any) -> str:
+        """One prompt outside of any program → the text that goes on from it. Blocks.
+
+            runtime.complete("The capital of France is", max_tokens=8, temperature=0)
+
+        Args:
+            prompt: continued as it is; chat templates are for programs, see `user()` and `assistant()`.
+            sampling_params: the same as a dict.
+            sampling: parameters as of `gen`. For several texts (n above 1) write `final_of`.
 
         Raises:
             ParameterError: a prompt that is no string, or unknown or wrong sampling parameters.
         """
-        if not isinstance(prompt, str):
-            raise ParameterError(f"complete() takes one prompt, a string; got {type(prompt).__name__} {shown(prompt)}")
-        sampling = merge(overrides({} if sampling_params is None else sampling_params))
+        asked = _asked("complete", prompt, sampling_params, sampling)
+        if asked.n != 1:
+            raise ParameterError(f"complete() gives one text, not n={asked.n}; write final_of(...).completions")
+        return self._ended(prompt, asked).completions[0].text
 
+    def final_of(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, /, **sampling: Any) -> Final:
+        """As `complete`: all completions with their tokens, how they ended, and what they cost."""
+        return self._ended(prompt, _asked("final_of", prompt, sampling_params, sampling))
+
+    def _ended(self, prompt: str, sampling: SamplingParams) -> Final:
         async def last() -> Final:
-            request = GenRequest(f"complete-{id(sampling)}", (Text(prompt),), sampling)
+            request = GenRequest(f"complete-{next(self._completions)}", (Text(prompt),), sampling)
             async with aclosing(self.generate(request)) as events:
                 async for event in events:
                     if isinstance(event, Final):
@@ -484,6 +500,18 @@ def _sooner(request: R, began: float) -> R:
         return request
     left = max(0.0, request.origin.timeout - (time.monotonic() - began))
     return msgspec.structs.replace(request, origin=msgspec.structs.replace(request.origin, timeout=left))
+
+
+def _asked(method: str, prompt: object, params: Mapping[str, Any] | None, given: Mapping[str, Any]) -> SamplingParams:
+    """Raises ParameterError for a prompt that is no string, and for sampling parameters that are wrong, or twice."""
+    if not isinstance(prompt, str):
+        raise ParameterError(f"{method}() takes one prompt, a string; got {type(prompt).__name__} {prompt!r:.200}")
+    inline.refuse(prompt, "a prompt")
+    params = {} if params is None else params
+    both = sorted(given.keys() & params.keys()) if isinstance(params, Mapping) else []
+    if both:
+        raise ParameterError(f"{method}() is given {both[0]} twice, in the dict and by keyword; give one of them")
+    return merge(overrides(params), overrides(given))
 
 
 def _option_names() -> list[str]:

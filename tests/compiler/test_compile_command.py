@@ -126,3 +126,59 @@ def test_an_option_that_is_no_json_says_what_to_write(here, capsys):
     with pytest.raises(SystemExit):
         main(["tips.py:tips", "--static", "count"])
     assert "'count' is no NAME=JSON; write --static n=3" in capsys.readouterr().err
+
+
+LOOKS = """
+from umbel import function, gen, select
+
+@function
+def judge(s, essay):
+    s += essay + "About a city?" + select("related", choices=[" yes", " no"])
+    if s["related"] == " no":
+        return
+    s += "Why?" + gen("why", dtype=int)
+    if s.value("why") > 3:
+        s += gen("more")
+    s += s["why"].strip()
+"""
+
+
+def test_a_program_that_looks_at_an_answer_can_be_drawn_for_one(here, capsys):
+    (here / "judge.py").write_text(LOOKS)
+    assert main(["judge.py:judge"]) == 2
+    error = capsys.readouterr().err
+    assert "== looks at variable 'related'" in error
+    assert "umbel compile FILE.py:judge --given 'related=\" yes\"'" in error
+    assert main(["judge.py:judge", "--given", 'related=" yes"']) == 2
+    assert "--given 'why=\"...\"'" in capsys.readouterr().err
+    chosen = ["judge.py:judge", "--given", 'related=" yes"', "--given", "why=7"]
+    assert main(["judge.py:judge", "--given", 'related=" no"']) == 0
+    printed = capsys.readouterr()
+    assert "why" not in printed.out
+    assert printed.err == "umbel compile: the graph is what the program says for related=' no' alone\n"
+    assert main([*chosen, "--svg", "judge.svg"]) == 0
+    assert ElementTree.parse("judge.svg").getroot().get("class") == "umbel-graph"
+    capsys.readouterr()
+    assert main(chosen) == 0
+    assert "Gen more" in capsys.readouterr().out
+
+
+def test_an_error_of_the_program_is_shown_with_its_line(here, capsys):
+    (here / "judge.py").write_text(LOOKS.replace(".strip()", ".length"))
+    assert main(["judge.py:judge", "--given", 'related=" yes"', "--given", "why=7"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("umbel compile: AttributeError: 'str' object has no attribute 'length'\n  judge.py:12, ")
+
+
+def test_a_graph_for_one_answer_is_not_kept(here, capsys):
+    (here / "judge.py").write_text(LOOKS)
+    chosen = ["judge.py:judge", "--given", 'related=" no"']
+    for kept in (["-o", "judge.umbel.json"], ["--json"]):
+        assert main([*chosen, *kept]) == 2
+        assert "which is wrong for other answers" in capsys.readouterr().err
+    assert not (here / "judge.umbel.json").exists()
+    assert main([*chosen, "--given", "other=1"]) == 2
+    assert "reads no variable 'other'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["judge.py:judge", "--given", "related= yes"])
+    assert "is no NAME=JSON; write --given 'answer=\"yes\"'" in capsys.readouterr().err

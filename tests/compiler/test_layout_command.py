@@ -1,6 +1,7 @@
 """`umbel lint`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,19 @@ def test_findings_give_status_1_with_the_line_the_gain_and_a_diff(
 
 def test_no_finding_gives_status_0(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "programs.py:good"]) == 0
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("umbel lint: programs.py: no findings in 1 program\n", "")
+    assert main(["lint", "programs.py:good", "--patch"]) == 0
+    assert capsys.readouterr() == ("", "umbel lint: programs.py: no findings in 1 program\n")
+
+
+def test_what_was_looked_at_is_counted(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "programs.py"]) == 1
+    assert re.search(
+        r"^umbel lint: programs\.py: [0-9]+ findings? in [2-9] programs\n\Z", capsys.readouterr().out, re.M
+    )
+    file.write_text("import umbel\n")
+    assert main(["lint", "programs.py"]) == 0
+    assert capsys.readouterr().out.startswith("umbel lint: programs.py: no programs; write a function")
 
 
 def test_static_arguments_let_a_program_be_traced(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import umbel as ul
 from umbel.interpreter import chat as chat_module
 from umbel.interpreter.backends.echo_tokens import prompt_text
 from umbel.interpreter.chat import check_sees, conversation
-from umbel.interpreter.cli import main
+from umbel.interpreter.cli import COMMANDS, main
 from umbel.interpreter.default import chosen_backend
 from umbel.lang.protocol import Capabilities
 
@@ -25,6 +25,20 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"umbel {ul.__version__}\n"
+
+
+def test_umbel_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert all(f"\n    {command} " in printed.out for command in COMMANDS)
+    assert "umbel COMMAND --help" in printed.out
+
+
+def test_a_missing_file_is_the_only_thing_that_run_misses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run"])
+    assert "required: file\n" in capsys.readouterr().err
 
 
 def test_run_gives_the_file_its_arguments_and_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

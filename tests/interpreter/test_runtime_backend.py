@@ -183,10 +183,10 @@ def test_a_program_forks_and_its_prefix_is_computed_once(runtime: Runtime) -> No
 
 @pytest.mark.processes
 def test_helpers_answer_without_a_program(runtime: Runtime) -> None:
-    first = runtime.complete("hello", {"max_tokens": 4, "temperature": 0})
+    first = runtime.final_of("hello", {"max_tokens": 4, "temperature": 0})
     assert len(first.completions[0].token_ids) == 4
     runtime.flush_cache()
-    assert runtime.complete("hello", {"max_tokens": 1}).usage.cached_tokens == 0
+    assert runtime.final_of("hello", {"max_tokens": 1}).usage.cached_tokens == 0
     info = runtime.get_server_info()
     assert (info["model"], info["engine"], info["option_seed"]) == ("oracle", "ready", 1)
     with pytest.raises(ParameterError, match="sampling has no option"):
@@ -195,6 +195,24 @@ def test_helpers_answer_without_a_program(runtime: Runtime) -> None:
         runtime.complete(["a", "b"])
     with pytest.raises(ParameterError, match="must be a dict"):
         runtime.complete("x", "greedy")
+
+
+@pytest.mark.processes
+def test_a_prompt_is_completed_to_a_text(runtime: Runtime) -> None:
+    text = runtime.complete("hello", max_tokens=4, temperature=0)
+    final = runtime.final_of("hello", max_tokens=4, temperature=0)
+    assert isinstance(text, str)
+    assert text == final.completions[0].text == runtime.complete("hello", {"max_tokens": 4, "temperature": 0})
+    assert final.usage.calls == 1
+    assert len(runtime.final_of("hello", {"n": 3}, max_tokens=1).completions) == 3
+    with pytest.raises(ParameterError, match=r"not n=2; write final_of\(\.\.\.\)\.completions"):
+        runtime.complete("hello", n=2)
+    with pytest.raises(ParameterError, match="given seed twice"):
+        runtime.complete("hello", {"seed": 1}, seed=2)
+    with pytest.raises(ParameterError, match="sampling has no option 'max_token'"):
+        runtime.complete("hello", max_token=8)
+    with pytest.raises(ul.ProgramError, match=r"a prompt holds gen\('x'\)"):
+        runtime.complete(f"hello {ul.gen('x')}")
 
 
 @pytest.mark.processes
@@ -220,7 +238,7 @@ def test_errors_of_the_gateway_come_back_as_their_class(runtime: Runtime) -> Non
         runtime.complete("x" * (33 * 2**20))
     with pytest.raises(ParameterError, match="no character"):
         runtime.complete("x\ud800")
-    assert runtime.complete("x", {"max_tokens": 1}).usage.completion_tokens == 1
+    assert runtime.final_of("x", {"max_tokens": 1}).usage.completion_tokens == 1
 
 
 @pytest.mark.processes
@@ -234,8 +252,8 @@ def test_frames_of_noise_harm_neither_the_gateway_nor_its_clients(runtime: Runti
     for index in range(2000):
         noise.send_multipart([os.urandom(8), os.urandom(index % 50)])
         if index % 500 == 0:
-            assert runtime.complete("hello", {"max_tokens": 1}).usage.completion_tokens == 1
-    assert runtime.complete("hello", {"max_tokens": 1}).usage.completion_tokens == 1
+            assert runtime.final_of("hello", {"max_tokens": 1}).usage.completion_tokens == 1
+    assert runtime.final_of("hello", {"max_tokens": 1}).usage.completion_tokens == 1
     context = noise.context
     noise.close(linger=0)
     context.term()

@@ -21,8 +21,8 @@ def runtime() -> Iterator[Runtime]:
 
 def test_a_second_identical_request_computes_one_token(runtime: Runtime) -> None:
     runtime.flush_cache()
-    first = runtime.complete(CAPITALS, GREEDY)
-    second = runtime.complete(CAPITALS, GREEDY)
+    first = runtime.final_of(CAPITALS, GREEDY)
+    second = runtime.final_of(CAPITALS, GREEDY)
     assert first.usage.cached_tokens == 0
     assert second.usage.cached_tokens == second.usage.prompt_tokens - 1
     assert first.completions[0].text == second.completions[0].text

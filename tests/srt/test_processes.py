@@ -414,12 +414,12 @@ def test_a_runtime_that_nobody_holds_ends_its_processes() -> None:
 def test_two_runtimes_live_side_by_side() -> None:
     with Runtime("oracle") as first, Runtime("oracle") as second:
         answers = {
-            str(each.complete("hello", {"max_tokens": 8, "temperature": 0}).completions) for each in (first, second)
+            str(each.final_of("hello", {"max_tokens": 8, "temperature": 0}).completions) for each in (first, second)
         }
         assert len(answers) == 1
         assert folder_of(first) != folder_of(second)
         first.shutdown()
-        assert second.complete("hello", {"max_tokens": 1}).usage.cached_tokens == len("hello")  # BOS + hell
+        assert second.final_of("hello", {"max_tokens": 1}).usage.cached_tokens == len("hello")  # BOS + hell
 
 
 def test_no_network_socket_listens_and_the_folder_is_private(runtime: Runtime) -> None:
