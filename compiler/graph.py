@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from ..lang import checks
 from .operations import Begin, Fork, GetForkItem, Operation, StreamOperation, ValueOperation
 
 if TYPE_CHECKING:
@@ -146,13 +147,17 @@ class Graph:
         Raises:
             ParameterError: an argument is missing.
         """
+        from ..interpreter.arguments import sampling_defaults
+        from ..interpreter.batch import MAX_ARGUMENTS
+        from ..interpreter.default import checked
         from .planning.memory import peak_tokens
 
-        return peak_tokens(self, backend, arguments or {}, options)
+        given = {} if arguments is None else checks.entries("arguments", arguments, MAX_ARGUMENTS, "a dict by name")
+        return peak_tokens(self, checked(backend), given, None if options is None else sampling_defaults(options))
 
     def parents(self, number: int) -> tuple[int, int] | None:
         """The stream that a branch was forked off, and the branch's index; None for a stream of its own."""
-        first = self.streams[number][0]
+        first = self.streams[checks.integer("number", number, 0, len(self.streams) - 1)][0]
         if not isinstance(first.op, GetForkItem):
             return None
         fork = first.inputs[0]

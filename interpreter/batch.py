@@ -132,6 +132,8 @@ class Job:
         self._threads = MAX_THREADS if num_threads == "auto" else self._limit
         self._keeps_going = on_error == "return"
         self.total = _length(items)
+        if self.total is not None:
+            items = checks.members("run_batch(batch_arguments)", items, MAX_LISTED, "a list of dicts or tuples")
         calls = calls_of(arguments, items)
         self._known = None if self.total is None else list(calls)  # a list is checked before anything runs
         self._calls = calls if self._known is None else iter(self._known)

@@ -353,13 +353,14 @@ class Program:
         from ..compiler.passes import rewrite
         from ..compiler.running.compiled import CompiledProgram
 
+        checks.switch("reorder", reorder)
         graph = self.trace(static_args=static_args)
         orders: tuple[Reordering, ...] = ()
         if reorder:
             from ..compiler.layout.consent import reordered
 
             graph, orders = reordered(graph, checker=checker, accept=accept, shared=shared)
-        elif checker is not None or accept is not None or shared:
+        elif checker is not None or accept is not None or not (isinstance(shared, tuple) and shared == ()):
             raise ParameterError("compile(): checker, accept and shared are about orders; write reorder=True with them")
         rewritten = rewrite(graph, passes, keep=keep, independent=independent)
         return CompiledProgram(

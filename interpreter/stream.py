@@ -12,6 +12,7 @@ from typing import Any, cast
 from ..lang import sampling
 from ..lang.cache_report import CacheReport
 from ..lang.cost import Cost
+from ..lang.errors import DeadlineError
 from ..lang.ops import Op, check_name
 from ..lang.source import Source, SourceKind, calling_place
 from ..lang.state import JoinMode, Sink, Value
@@ -26,7 +27,7 @@ from .run import Run
 from .speculation.rest import resting
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
 from .variables import Binding, Meta, Piece, VariableTable
-from .waiting import Signal, earliest, wait_until, wait_until_async
+from .waiting import Signal, earliest, seconds_left, wait_until, wait_until_async
 
 Options = Mapping[str, Any]  # sampling fields as `sampling.overrides` gives them
 
@@ -216,14 +217,19 @@ class Stream(Sink):
 
     def explain_cache(self, timeout: float | None) -> CacheReport:
         """Of a run that failed the calls that it has made."""
+        limit = earliest(timeout, None)
         mark, _ = self._mark()
         self._until(lambda: mark.done, (mark.settled,), earliest(timeout, self.run.deadline), None)
-        return loop.streams.run(explained(self.run), timeout)
+        with _in_time():
+            return loop.streams.run(explained(self.run), seconds_left(limit))
 
     async def explain_cache_async(self, timeout: float | None) -> CacheReport:
+        limit = earliest(timeout, None)
         mark, _ = self._mark()
         await self._until_async(lambda: mark.done, (mark.settled,), earliest(timeout, self.run.deadline), None)
-        return await asyncio.wait_for(asyncio.wrap_future(loop.streams.spawn(explained(self.run))), timeout)
+        explaining = asyncio.wrap_future(loop.streams.spawn(explained(self.run)))
+        with _in_time():
+            return await asyncio.wait_for(explaining, seconds_left(limit))
 
     def cancel(self) -> None:
         self.run.cancel()
@@ -352,6 +358,17 @@ class Stream(Sink):
             )
         binding = self._bound(name)
         return PieceReader(binding.feed, lambda: binding.done, (binding.feed.changed,), binding.value)
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """Raises DeadlineError where waiting ended with Python's own TimeoutError."""
+    try:
+        yield
+    except DeadlineError:
+        raise
+    except TimeoutError:
+        raise DeadlineError("the explanation was not known in time; give more with timeout=") from None
 
 
 def _called(name: str | None) -> str:

@@ -25,6 +25,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from . import checks
 from .errors import TemplateError
 from .prompt import Part, Text
 from .template_names import CHATML, NAMES, source_of
@@ -38,6 +39,8 @@ MOST_SOURCE = 1 << 20  # characters of a template
 _PLACEHOLDER = "\ue000{}\ue001"
 _MARK = "\ue002"  # content of a template that is only tried
 _FIND_PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
+_MOST_NAMES = 256  # of special tokens, and of options
+_LONGEST_NAME = 1024  # characters
 _MOST_OUTLINES = 256  # each as long as a conversation without its content
 MOST_TEXT = 1 << 20  # characters that a template may write beside what it is given
 _SMALL = 4096  # characters
@@ -85,9 +88,17 @@ class ChatTemplate:
         name: str = "this model",
         checked: bool = True,
     ) -> None:
-        self.source = None if source is None else _source(source)
-        self.tokens = dict(tokens or {})
-        self.options = dict(options or {})
+        checks.instance("ChatTemplate(): source", source, str | None)
+        checks.text("ChatTemplate(): name", name, _LONGEST_NAME)
+        self.source = None if source is None else _source(checks.plain(source))
+        self.tokens = (
+            {} if tokens is None else checks.entries("tokens", tokens, _MOST_NAMES, "a dict of names to texts")
+        )
+        for token in self.tokens.values():
+            checks.text("ChatTemplate(): one of the tokens", token, _LONGEST_NAME, "a string", empty=True)
+        self.options = {} if options is None else checks.entries("options", options, _MOST_NAMES, "a dict by name")
+        for option in (*self.tokens, *self.options):
+            checks.text("ChatTemplate(): a name in tokens or options", option, _LONGEST_NAME)
         self.name = name
         self._warned: set[str] = set()
         self._outlines: dict[tuple[tuple[str, ...], bool, str], str | TemplateError] = {}

@@ -16,6 +16,7 @@ of the base, an iterable may have no end, and code of objects may raise whatever
 
 import difflib
 import numbers
+import os
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from itertools import islice
@@ -24,6 +25,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from .errors import ParameterError, UmbelError, shown
 
 LARGEST_ID = 2**31 - 1  # of a token; no vocabulary is larger, and the engine keeps ids in 32 bits
+LONGEST_PATH = 4096  # characters
 LONGEST_SECONDS = 1e9  # about 31 years: beyond it clocks overflow
 
 
@@ -125,6 +127,18 @@ def text(name: str, value: object, most: int, instead: str = "a non-empty string
     if len(found) > most:
         raise ParameterError(f"{name} has {len(found)} characters; write at most {most}")
     return found
+
+
+def path(name: str, value: object) -> str:
+    """The path of a file, as a string: no number, which would be a file that is open. Raises as `integer` does."""
+    try:
+        found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+        os.fsencode(found or "")  # half of a surrogate pair stands in no name
+    except Exception:  # of the object's own code
+        found = None
+    if not isinstance(found, str) or not plain(found) or "\0" in found or len(found) > LONGEST_PATH:
+        raise ParameterError(f"{name}={shown(value)}; write a path, a string of at most {LONGEST_PATH} characters")
+    return plain(found)
 
 
 def one_of(name: str, value: object, known: Collection[str]) -> str:

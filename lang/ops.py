@@ -362,7 +362,7 @@ def role(name: str, content: object) -> Op:
 
 
 def _role(name: str, content: object) -> Op:
-    if name not in ROLES:
+    if not isinstance(name, str) or checks.plain(name) not in ROLES:
         raise ParameterError(f"unknown role {shown(name)}; write one of {', '.join(ROLES)}")
     if content is None:
         raise ParameterError(f"{name}() needs its content; to open a turn without closing it write {name}_begin()")

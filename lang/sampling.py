@@ -90,11 +90,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; raise max_tokens"
             )
         _integer("n", self.n, 1, MAX_N)
-        if self.stop != ():
+        if type(self.stop) is not tuple or self.stop:
             _texts("stop", "stop string", self.stop, MAX_STOP_LENGTH)
-        if self.stop_regex != ():
+        if type(self.stop_regex) is not tuple or self.stop_regex:
             _texts("stop_regex", "stop_regex", self.stop_regex, MAX_STOP_REGEX_LENGTH)
-        if self.stop_token_ids != ():
+        if type(self.stop_token_ids) is not tuple or self.stop_token_ids:
             _check_ids(self.stop_token_ids)
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _number("top_p", self.top_p, 0.0, 1.0)
@@ -113,15 +113,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             MAX_REPETITION_PENALTY,
             f"{MIN_REPETITION_PENALTY} to {MAX_REPETITION_PENALTY}, or write 1.0 for none",
         )
-        if self.logit_bias != {}:
+        if type(self.logit_bias) is not dict or self.logit_bias:
             _check_biases(self.logit_bias)
         if self.seed is not None:
             _integer("seed", self.seed, 0, MAX_SEED)
         checks.switch("ignore_eos", self.ignore_eos)
-        checks.switch("logprobs", self.logprobs)
-        _integer("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        checks.switch("return_logprob (logprobs)", self.logprobs)
+        _integer("top_logprobs_num (top_logprobs)", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if self.prompt_logprobs_from is not None:
-            _integer("prompt_logprobs_from", self.prompt_logprobs_from, 0, MAX_TOKEN_ID, _FROM_ZERO)
+            _integer("logprob_start_len (prompt_logprobs_from)", self.prompt_logprobs_from, 0, MAX_TOKEN_ID, _FROM_ZERO)
 
     @property
     def greedy(self) -> bool:

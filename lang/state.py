@@ -7,7 +7,7 @@ makes more of them that share everything said so far.
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, get_origin, overload
 
 from . import checks, inline
 from .cache_report import CacheReport
@@ -185,7 +185,7 @@ class BaseState:
 
     def __contains__(self, name: object) -> bool:
         """Whether the program has asked for this variable, its value known or not."""
-        return isinstance(name, str) and self._sink.has(name)
+        return isinstance(name, str) and self._sink.has(checks.plain(name))
 
     def variables(self) -> list[str]:
         """Names in the order in which the program first used them."""
@@ -463,13 +463,14 @@ class StateGroup(Generic[S]):
     def __iadd__(self, other: object) -> Self:
         """Raises ParameterError when a list is not as long as the group."""
         if isinstance(other, list | tuple):
-            if len(other) != len(self._states):
+            given = checks.members("forks += a list", other, MAX_BRANCHES, "one item per branch")
+            if len(given) != len(self._states):
                 raise ParameterError(
-                    f"forks += a list of {len(other)} for {len(self._states)} branches; give one item per branch, "
+                    f"forks += a list of {len(given)} for {len(self._states)} branches; give one item per branch, "
                     "or one expression for all"
                 )
-            contents: list[object] = list(other)
-        elif callable(other):
+            contents: list[object] = list(given)
+        elif callable(other) and not isinstance(other, type) and get_origin(other) is None:
             contents = [_call(other, index) for index in range(len(self._states))]
         else:
             contents = [expression(other)] * len(self._states)

@@ -26,6 +26,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ...lang import checks
 from ...lang.errors import GraphError
 from ..checks.verify import place, verify
 from ..graph import Builder, Graph, Line, Node, Parameter
@@ -61,7 +62,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         GraphError: the graph is not whole, or holds what no file can.
         OSError: the file cannot be written.
     """
-    data, target = encode(graph), Path(path)
+    data, target = encode(graph), Path(checks.path("path", path))
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target.parent))
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")  # others may write the same file now
@@ -196,11 +197,13 @@ def read(path: str | os.PathLike[str]) -> Graph:
 
     Raises:
         GraphError: it is no file of a graph, or of one that is not whole; the message names the file and the place.
+        ParameterError: what is no path.
         OSError: there is no such file, or it cannot be read.
     """
-    with open(path, "rb") as file:
+    place = checks.path("path", path)
+    with open(place, "rb") as file:
         data = file.read(file_text.MAX_BYTES + 1)
-    return decode(data, source=os.fspath(path))
+    return decode(data, source=place)
 
 
 def decode(data: bytes, *, source: str) -> Graph:

@@ -8,7 +8,9 @@ compiled = ask.compile(reorder=True, checker=model)           # those that the m
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ...lang.errors import ParameterError, remedy
+from ...interpreter.batch import MAX_ARGUMENTS
+from ...lang import checks
+from ...lang.errors import ParameterError, remedy, shown
 from ...lang.protocol import Backend
 from ..graph import Graph, Line
 from .checker import Verdict, verdicts
@@ -73,18 +75,23 @@ def reordered(
             threshold that is no probability.
         Whatever the checker raises.
     """
-    if not 0 <= threshold <= 1:
-        raise ParameterError(f"threshold={threshold!r} is no probability; write a number from 0 to 1, such as 0.9")
+    checks.number("threshold", threshold, 0, 1, "a probability, 0 to 1, such as 0.9")
     known = [parameter.name for parameter in graph.parameters]
-    for name in shared:
-        if name not in known:
-            raise ParameterError(f"shared={name!r}: {graph.name} has no such parameter; {remedy(name, known)}")
+    for name in checks.members("shared", shared, MAX_ARGUMENTS, "a list of names of parameters"):
+        if not isinstance(name, str) or name not in known:
+            raise ParameterError(
+                f"shared={shown(name)}: {graph.name} has no such parameter; {remedy(shown(name), known)}"
+            )
     counter = counter or default_counter()
     proposals = propose(graph, counter, shared=shared)
-    accepted = set(accept or ())
-    for name in sorted(accepted - {proposal.id for proposal in proposals}):
+    ids = {proposal.id for proposal in proposals}
+    accepted = set()
+    for name in () if accept is None else checks.members("accept", accept, MAX_ARGUMENTS, "a list of ids of proposals"):
+        if isinstance(name, str) and name in ids:
+            accepted.add(name)
+            continue
         listed = ", ".join(proposal.id for proposal in proposals) or "none"
-        raise ParameterError(f"accept={name!r}: {graph.name} has no such proposal; its proposals are {listed}")
+        raise ParameterError(f"accept={shown(name)}: {graph.name} has no such proposal; its proposals are {listed}")
     asked = [proposal for proposal in proposals if proposal.id not in accepted] if checker is not None else []
     said = dict(zip((proposal.id for proposal in asked), verdicts(asked, checker), strict=True)) if checker else {}
     agreed = [

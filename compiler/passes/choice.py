@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...lang.errors import ParameterError, remedy
+from ...lang import checks
+from ...lang.errors import ParameterError, remedy, shown
 
 DEFAULT = ("fold", "merge_text")  # those that change neither prompts nor calls, nor when they are made
 NAMES = ("fold", "drop_unused", "merge_equal", "merge_samples", "fork_independent", "merge_text")  # in their order
@@ -46,16 +47,16 @@ def chosen(
             case "none" if len(wanted) == 1:
                 pass
             case "none":
-                raise ParameterError(f'passes={list(wanted)!r}: "none" stands alone; leave it out, or the others')
+                raise ParameterError(f'passes={shown(list(wanted))}: "none" stands alone; leave it out, or the others')
             case _ if name in NAMES:
                 names.add(name)
             case _:
-                raise ParameterError(f"there is no pass {name!r}; {remedy(name, (*NAMES, 'default', 'none'))}")
+                raise ParameterError(f"passes: there is no pass {name!r}; {remedy(name, (*NAMES, 'default', 'none'))}")
     told = {"keep": ("drop_unused", keep), "independent": ("fork_independent", independent)}
     for option, (name, given) in told.items():
         if given is not None and name not in names:
             raise ParameterError(
-                f'{option}={given!r} is for the pass {name}; write passes=["default", "{name}"], or leave it out'
+                f'{option}={shown(given)} is for the pass {name}; write passes=["default", "{name}"], or leave it out'
             )
     return Choice(
         tuple(name for name in NAMES if name in names),
@@ -64,12 +65,13 @@ def chosen(
     )
 
 
+MAX_NAMES = 10_000  # of variables or calls
+
+
 def _names(option: str, given: Iterable[str]) -> tuple[str, ...]:
     """Raises ParameterError for anything but names."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ParameterError(f"{option}={given!r}; write a list of names")
-    names = tuple(given)
+    names = checks.members(option, given, MAX_NAMES, "a list of names")
     for name in names:
         if not isinstance(name, str):
-            raise ParameterError(f"{option} has {name!r} in it; write names")
+            raise ParameterError(f"{option} has {shown(name)} in it; write names")
     return tuple(dict.fromkeys(names))

@@ -14,7 +14,7 @@ from ...interpreter.arguments import Arguments, RunOptions, run_options
 from ...interpreter.budgets.budget import allowance_of
 from ...interpreter.recording import recording
 from ...interpreter.speculation.settings import Setting
-from ...lang.errors import BudgetError, ParameterError
+from ...lang.errors import BudgetError, ParameterError, shown
 from ...lang.state import AsyncState, State
 from ..files import serialise
 from ..graph import Graph
@@ -51,8 +51,8 @@ class CompiledProgram:
         server: Server = "auto",
         reordered: "tuple[Reordering, ...]" = (),
     ) -> None:
-        if server not in ("auto", True, False):
-            raise ParameterError(f"server={server!r}; write True, False or 'auto'")
+        if not isinstance(server, bool) and not (isinstance(server, str) and server == "auto"):
+            raise ParameterError(f"server={shown(server)}; write True, False or 'auto'")
         self.graph = graph
         self.report = report if report is not None else Report(())
         self.reordered = reordered
@@ -221,7 +221,7 @@ def load(path: str | os.PathLike[str], *, server: Server = "auto") -> CompiledPr
     `server`: as of `Program.compile`.
 
     Raises:
-        ParameterError: a `server` that is none of True, False and "auto".
+        ParameterError: a `server` that is none of True, False and "auto", or what is no path.
         GraphError: it is no file of a graph, or of one that is not whole.
         OSError: there is no such file, or it cannot be read.
     """

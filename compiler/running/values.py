@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...interpreter.variables import Binding
-from ...lang.errors import ParameterError
+from ...lang.errors import ParameterError, shown
 from ...lang.ops import Op
 from ...lang.state import BaseState
 from ..graph import Node
@@ -119,7 +119,7 @@ class Values:
 
 def described(node: Node, value: object) -> str:
     """What a user is told about a value that does not fit."""
-    kind = f"{type(value).__name__} {value!r}"
+    kind = f"{type(value).__name__} {shown(value)}"
     return f"argument {node.op.name!r}, which is {kind}," if isinstance(node.op, Argument) else kind
 
 
@@ -128,7 +128,10 @@ def _spelled(node: Node, value: object) -> str:
         raise ParameterError(
             f"cannot put {described(node, value)} into text; give text, or write str(...) around it in the program"
         )
-    return str(value)
+    try:
+        return str(value)
+    except Exception as error:  # of the object's own code; an integer of thousands of digits
+        raise ParameterError(f"cannot put {described(node, value)} into text: {error}") from error
 
 
 def _filled(template: Any, values: list[Any]) -> Any:

@@ -12,9 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...interpreter.arguments import RUN_OPTIONS, Arguments, sampling_defaults
+from ...interpreter.batch import MAX_ARGUMENTS
 from ...interpreter.body import Body, Call
 from ...interpreter.recording import recorded, recording
-from ...lang.errors import ParameterError, ProgramError, TraceError
+from ...lang import checks
+from ...lang.errors import ProgramError, TraceError, shown
 from ...lang.state import AsyncState, Sink, State
 from ..graph import Graph, Parameter
 from ..operations import Argument, Begin, Options
@@ -201,14 +203,13 @@ class _Tracer:
 def _checked_static(static_args: Mapping[str, Any] | None) -> dict[str, Any]:
     if static_args is None:
         return {}
-    if not isinstance(static_args, Mapping):
-        raise ParameterError(f'static_args={static_args!r}; write a dict such as static_args={{"n": 3}}')
-    for name, value in static_args.items():
+    given = checks.entries("static_args", static_args, MAX_ARGUMENTS, 'a dict such as static_args={"n": 3}')
+    for name, value in given.items():
         if is_lazy(value):
             raise TraceError(
-                f"static_args[{name!r}] is a {type(value).__name__}, which is read once; write list(...) around it"
+                f"static_args[{shown(name)}] is a {type(value).__name__}, which is read once; write list(...) around it"
             )
-    return dict(static_args)
+    return given
 
 
 def _described(parameter: inspect.Parameter) -> Parameter:

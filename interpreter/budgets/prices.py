@@ -81,6 +81,8 @@ class PriceTable(MutableMapping[str, Price]):
     def find(self, model: str) -> Price | None:
         """The price under exactly this name, else under the longest name that it is a dated version of
         ("gpt-4o" for "gpt-4o-2024-08-06"), else None. A model without a name runs here and costs nothing."""
+        if not isinstance(model, str):
+            raise ParameterError(f"prices.find({shown(model)}): model: write the name of one, such as 'my-model'")
         if not model:
             return FREE
         exact = self._prices.get(model)
