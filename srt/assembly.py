@@ -4,6 +4,7 @@ The one place that knows which classes make up a runtime. torch and the tokenize
 only by the function that needs them, so the gateway process stays without torch.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..lang.errors import MissingExtraError, ParameterError
+from ..lang.errors import MissingExtraError, ModelError, ParameterError
 from ..lang.runtime_options import ORACLE, RuntimeOptions
 from .batch import Launcher, Runner
 from .clock import Clock
@@ -40,6 +41,8 @@ WHOLE_PROMPT = 8192  # tokens that memory is laid out for where prompts are not 
 MOST_LOGITS = 256  # rows of one step with logits, or max_running where that is more
 
 Phase = Callable[[str], None]
+
+log = logging.getLogger("umbel.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +219,15 @@ def _constraint_shelf(
     return ConstraintShelf(load, *openers, entries=options.constraint_cache)
 
 
-def _tries_folder() -> Path:
-    from .weights.cache import cache_folder
+def _tries_folder() -> Path | None:
+    """None where other users could write to it: then the trie is made anew each time."""
+    from .weights.cache import cache_folder, make_private
 
-    return cache_folder() / "tries"
+    try:
+        return make_private(cache_folder() / "tries")
+    except ModelError as error:
+        log.warning("the trie of the vocabulary is not kept for the next start: %s", error)
+        return None
 
 
 def _open_source(options: RuntimeOptions) -> "ModelSource":

@@ -14,9 +14,11 @@ from ..fsm.tokens.masks import Masks
 from ..fsm.tokens.trie_file import kept_trie
 from ..fsm.tokens.trie_walk import Walk
 from ..fsm.tokens.vocabulary import Vocabulary
+from ..lang.errors import ModelError
 from .constraint_cursor import SharedConstraint
 from .engine_protocol import EngineConstraint
 from .tokenizer import Tokenizer
+from .weights.trust import read_trusted
 
 
 class ConstraintOpener:
@@ -42,7 +44,7 @@ class ConstraintOpener:
             control=[token for token in tokenizer.special_ids.values() if token < vocab_size],
             size=vocab_size,
         )
-        trie = kept_trie(vocabulary, folder) if folder is not None else None
+        trie = kept_trie(vocabulary, folder, _read_ours) if folder is not None else None
         masks = Masks(vocabulary, trie, walk=walk)
         self.trie = masks.trie
         self._engines = Engines(masks, encode=self._encode)
@@ -66,3 +68,11 @@ class ConstraintOpener:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, first=False)
+
+
+def _read_ours(path: Path) -> bytes:
+    """A file that no other user can have written. Raises OSError for any other."""
+    try:
+        return read_trusted(path)
+    except ModelError as error:
+        raise PermissionError(str(error)) from error

@@ -72,18 +72,12 @@ class Vocabulary:
         return _HEADER.pack(_MAGIC, _VERSION, len(self), len(self.blob), sha256(body).digest()) + body
 
     @classmethod
-    def load(cls, path: Path) -> "Vocabulary":
-        """Read a file that `to_bytes` made.
+    def of_bytes(cls, content: bytes, path: Path) -> "Vocabulary":
+        """Read what `to_bytes` made. `path`: where it was, for messages.
 
         Raises:
-            ModelError: it cannot be read, or is not what was written.
+            ModelError: it is not what was written.
         """
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ModelError(
-                f"the vocabulary {path} cannot be read ({error.strerror}); open the model again"
-            ) from error
         if len(content) < _HEADER.size:
             raise _damaged(path)
         magic, version, count, blob_length, digest = _HEADER.unpack_from(content)

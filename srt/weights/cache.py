@@ -11,7 +11,6 @@ import fcntl
 import glob
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ...lang.errors import ModelError
+from .trust import trusted
 
 LOCK_SECONDS = 1800.0  # longest wait for another process that converts the same model
 _LOCK_POLL = 0.1
@@ -41,39 +41,36 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """Make a folder (and its parents) that only this user can write to.
+    """Make a folder (and its parents) that only this user can write to → its path without symbolic links.
 
     Raises:
-        ModelError: it cannot be made, or others may write to it: a model there would not be ours.
+        ModelError: it cannot be made, or others may write to it or to a folder on its way: a model there would not be
+            ours.
     """
     try:
         for missing in [path for path in (*reversed(folder.parents), folder) if not path.exists()]:
             missing.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave the parents open to others
-        state = folder.stat()
+        return trusted(folder)
     except OSError as error:
         raise ModelError(
             f"the cache folder {folder} cannot be made ({error.strerror}); set UMBEL_CACHE to a folder of yours"
         ) from error
-    if stat.S_IMODE(state.st_mode) & 0o022 or state.st_uid not in (os.getuid(), 0):
-        raise ModelError(
-            f"other users may write to the cache folder {folder}; run: chmod go-w {folder}, "
-            "or set UMBEL_CACHE to a new folder"
-        )
-    return folder
 
 
 def build_once(
     target: Path, build: Callable[[Path], None], *, complete: Callable[[Path], bool], seconds: float = LOCK_SECONDS
 ) -> bool:
-    """Make the folder `target` by calling `build` on a new sibling, unless it is complete already.
+    """Make the folder `target` by calling `build` on a new sibling, unless it is complete already. What is there is
+    looked at only if no other user can have made it.
 
     The sibling is renamed when `build` returns, so a half-made folder never has the name. Processes that
     ask at the same time wait for the first one. Returns whether this call made it.
 
     Raises:
-        ModelError: the folder cannot be written, or another process kept the lock for `seconds`.
+        ModelError: the folder cannot be written, another user could have made it, or another process kept the lock
+            for `seconds`.
     """
-    if complete(target):
+    if _trusted_if_there(target) and complete(target):
         return False
     make_private(target.parent)
     with locked(target.parent / f".{target.name}.lock", seconds=seconds):
@@ -127,6 +124,15 @@ def locked(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _trusted_if_there(target: Path) -> bool:
+    """Raises ModelError when it is there, and not ours."""
+    try:
+        trusted(target)
+    except OSError:
+        return False
+    return True
 
 
 def _remove_stale(target: Path) -> None:

@@ -1,9 +1,10 @@
 """A GGUF file → a model folder: one safetensors file in bfloat16, config, tokenizer, and a manifest.
 
-The manifest comes last. It holds the length of every file, so a folder that was damaged since is
-noticed when it is opened and made again.
+The manifest comes last. It holds length and digest of every file, so a folder that was damaged since is noticed when
+it is opened, or soon after in the case of the weights, and made again.
 """
 
+import hashlib
 import json
 import shutil
 import struct
@@ -11,13 +12,17 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
+
 from ...lang.errors import ModelError
+from .cache import write_atomically
 from .gguf_config import Config, architecture_of, config_of
 from .gguf_file import GgufFile
 from .gguf_tensors import Parameter, parameters_of, pieces
 from .gguf_tokenizer import Json, eos_ids, tokenizer_config, tokenizer_json
 
 MANIFEST = "umbel.json"
+WEIGHTS = "model.safetensors"
 FORMAT = 1  # of the folder; an older one is converted again
 
 Progress = Callable[[str, float], None]  # what is being done, share done of the whole
@@ -46,23 +51,71 @@ def convert(gguf: GgufFile, folder: Path, *, source: str, progress: Progress) ->
     _write_json(folder / "tokenizer.json", tokenizer_json(gguf))  # hundreds of megabytes of objects, gone after this
     _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf))
     _write_json(folder / "generation_config.json", _generation_config(config))
-    digest = _write_weights(gguf, folder / "model.safetensors", parameters, progress)
+    digest = _write_weights(gguf, folder / WEIGHTS, parameters, progress)
     _write_json(folder / "config.json", config)
-    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    _write_json(folder / MANIFEST, {"format": FORMAT, "source": source, "weights_sha256": digest, "files": files})
+    names = sorted(path.name for path in folder.iterdir())
+    digests = {name: digest if name == WEIGHTS else file_digest(folder / name) for name in names}
+    manifest = Manifest(FORMAT, source, digest, {name: (folder / name).stat().st_size for name in names}, digests)
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
     progress("done", 1.0)
 
 
-def read_manifest(folder: Path) -> Mapping[str, object] | None:
-    """The manifest of a folder that is whole and of this format; None otherwise."""
+class Manifest(msgspec.Struct, frozen=True):
+    """What was written into a folder, and of what.
+
+    Attributes:
+        source: identifies the file that was converted.
+        files: name → bytes.
+        sha256: name → SHA-256 of the file.
+        damaged: why the folder must not be used any more.
+    """
+
+    format: int
+    source: str
+    weights_sha256: str
+    files: dict[str, int]
+    sha256: dict[str, str] = {}
+    damaged: str = ""
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder that is whole and of this format; None otherwise.
+
+    All files but the weights are compared with their digests. Gigabytes of weights take too long for every start: see
+    `check_weights`.
+    """
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        files = manifest["files"]
-        whole = manifest["format"] == FORMAT and "config.json" in files
-        sizes_fit = all((folder / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        if manifest.format != FORMAT or manifest.damaged or "config.json" not in manifest.files:
+            return None
+        for name, size in manifest.files.items():
+            if Path(name).name != name or (folder / name).stat().st_size != size:
+                return None
+            if name != WEIGHTS and name in manifest.sha256 and file_digest(folder / name) != manifest.sha256[name]:
+                return None
+    except (OSError, ValueError):
         return None
-    return manifest if whole and sizes_fit else None
+    return manifest
+
+
+def check_weights(folder: Path) -> str:
+    """Compares the weights with their digest, which takes a second for each gigabyte → what is wrong, or "".
+
+    A folder with wrong weights is marked, so that it is converted again or refused when it is opened the next time.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None or file_digest(folder / WEIGHTS) == manifest.weights_sha256:
+        return ""
+    why = f"{folder / WEIGHTS} is damaged: its content is not what was written when the model was converted"
+    marked = msgspec.json.encode(msgspec.structs.replace(manifest, damaged=why))
+    write_atomically(folder / MANIFEST, marked)
+    return why
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256, hexadecimal. Lets other threads run."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _generation_config(config: Config) -> Json:

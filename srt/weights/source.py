@@ -1,5 +1,6 @@
 """A model by name or path → its weights, configuration and tokenizer, checked before any work is done."""
 
+import contextlib
 import difflib
 import json
 import warnings
@@ -19,11 +20,12 @@ from ..tokenizer_file import read_tokenizer_file, token_table
 from ..vocabulary import Vocabulary
 from .cache import build_once, cache_folder, make_private, write_atomically
 from .configs import chat_template_of, picture_surroundings, read_config, read_preprocessor
-from .convert import MANIFEST, convert, read_manifest
+from .convert import MANIFEST, check_weights, convert, read_manifest
 from .default_model import DEFAULT, DEFAULT_NAMES, FOLDER_NAME, make_default_model
 from .gguf_file import GgufFile, open_gguf
 from .progress import conversion_progress
 from .safetensors_folder import TensorFolder, open_tensors
+from .trust import read_trusted, trusted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,12 +68,18 @@ class ModelSource:
         digest = sha256(json.dumps(self.config, sort_keys=True).encode())
         manifest = read_manifest(self.folder)
         if manifest is not None:
-            digest.update(str(manifest["weights_sha256"]).encode())
+            digest.update(manifest.weights_sha256.encode())
         else:
             assert isinstance(self.tensors, TensorFolder), "open_model made it"
             for path in self.tensors.files:
                 digest.update(sample_digest(path))
         return digest.hexdigest()
+
+    def damage(self) -> str:
+        """What is wrong with converted weights, whose digest is known; "" where nothing is, or it is not known. Takes a
+        second for each gigabyte. A damaged folder is not opened again, but converted anew where its source is at hand.
+        """
+        return check_weights(self.folder)
 
     def vocabulary(self) -> Vocabulary:
         """The bytes of every token, padded to the model's matrix. Kept in the cache folder."""
@@ -79,11 +87,8 @@ class ModelSource:
         key = sha256(content)
         key.update(f"/{self.vocab_size}".encode())
         kept = self.cache / "vocabularies" / key.hexdigest()
-        if kept.is_file():
-            try:
-                return Vocabulary.load(kept)
-            except ModelError:
-                pass  # damaged: it is made again and replaced
+        with contextlib.suppress(OSError, ModelError):  # missing, damaged or not ours: it is made, and replaced
+            return Vocabulary.of_bytes(read_trusted(kept), kept)
         vocabulary = Vocabulary.of(token_table(read_tokenizer_file(content, path), path, size=self.vocab_size))
         try:
             write_atomically(make_private(kept.parent) / kept.name, vocabulary.to_bytes())
@@ -244,7 +249,7 @@ def _open_file(path: Path, cache: Path) -> ModelSource:
 
     def complete(folder: Path) -> bool:
         manifest = read_manifest(folder)
-        return manifest is not None and manifest["source"] == source
+        return manifest is not None and manifest.source == source
 
     def build(folder: Path) -> None:
         _convert_shown(gguf, folder, path.name, source)
@@ -259,8 +264,14 @@ def _convert_shown(gguf: GgufFile, folder: Path, name: str, source: str) -> None
 
 
 def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
-    if (folder / MANIFEST).is_file() and read_manifest(folder) is None:
-        raise ModelError(f"{folder} was changed or damaged since it was converted; delete it and open the model again")
+    if (folder / MANIFEST).is_file():
+        manifest = read_manifest(folder)
+        if manifest is None:
+            raise ModelError(
+                f"{folder} was changed or damaged since it was converted; delete it and open the model again"
+            )
+        for file in manifest.files:
+            trusted(folder / file)
     if not (folder / "config.json").is_file():
         ggufs = sorted(file.name for file in folder.glob("*.gguf"))
         hint = f"give the file {folder / ggufs[0]}" if ggufs else "give the folder of a downloaded model"

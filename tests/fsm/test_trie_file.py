@@ -1,5 +1,8 @@
 """The trie on disk: the same one comes back, and what is damaged is built anew."""
 
+import io
+import random
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +46,32 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, content: bytes) -> None:
     assert path.stat().st_size > 500
 
 
+def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
+    kept_trie(VOCABULARY, tmp_path)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    random_ = random.Random(5)
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[random_.randrange(len(whole))] ^= random_.randint(1, 255)
+        path.write_bytes(damaged)
+        assert trie_file._read(VOCABULARY, path, Path.read_bytes) is None
+    for length in (0, 1, 31, 32, 33, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert trie_file._read(VOCABULARY, path, Path.read_bytes) is None
+    assert same(kept_trie(VOCABULARY, tmp_path), build_trie(VOCABULARY))
+    assert path.read_bytes() == whole
+
+
 def test_nodes_that_lead_outside_are_not_walked(tmp_path: Path) -> None:
     kept_trie(VOCABULARY, tmp_path)
     (path,) = tmp_path.iterdir()
-    with np.load(path) as file:
+    with np.load(io.BytesIO(path.read_bytes()[32:])) as file:
         content = dict(file)
     content["nodes"][0, 0] = 10**6
-    np.savez(path, **content)
+    archive = io.BytesIO()
+    np.savez(archive, **content)
+    path.write_bytes(sha256(archive.getvalue()).digest() + archive.getvalue())
     assert same(kept_trie(VOCABULARY, tmp_path), build_trie(VOCABULARY))
 
 

@@ -69,7 +69,7 @@ def test_a_vocabulary_survives_its_file(tmp_path: Path) -> None:
     vocabulary = Vocabulary.of([b"", b"a", b"\xff\x00", "é".encode()])
     path = tmp_path / "vocabulary"
     path.write_bytes(vocabulary.to_bytes())
-    assert Vocabulary.load(path) == vocabulary
+    assert Vocabulary.of_bytes(path.read_bytes(), path) == vocabulary
 
 
 @given(table=tables, data=st.data())
@@ -85,7 +85,7 @@ def test_any_changed_or_missing_byte_of_the_file_is_noticed(
     path = tmp_path_factory.getbasetemp() / "damaged"
     path.write_bytes(content)
     with pytest.raises(ModelError, match="damaged"):
-        Vocabulary.load(path)
+        Vocabulary.of_bytes(path.read_bytes(), path)
 
 
 def test_a_token_beyond_the_vocabulary_is_an_index_error() -> None:

@@ -2,7 +2,9 @@
 
 <cache>/kernels/<isa>-<digest>/umbel-kernels.so, where the digest is of the sources, the flags and the compiler. No
 torch headers are needed, so it takes seconds. A library is checked in a process of its own before it gets its name:
-an instruction that this machine refuses costs the kernels, never the runtime.
+an instruction that this machine refuses costs the kernels, never the runtime. Its length and digest lie next to it, and
+are compared whenever it is loaded: one that was damaged since is compiled again, one that another user could have put
+there is not loaded.
 
 The walk through tries of tokens is in it, and in a library of its own, <cache>/kernels/walk-<digest>, which any CPU
 runs: where a GPU computes, masks are still made on the host, and nothing else is.
@@ -19,12 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ....lang.errors import ModelError
 from ...weights.cache import build_once, cache_folder
+from ...weights.trust import read_trusted, trusted
 from .isa import Isa
 
 SOURCES = Path(__file__).parent / "source"
 LIBRARY = "umbel-kernels.so"
+SEAL = "umbel-kernels.json"  # length and digest of the library
 FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi")
 COMPILE_SECONDS = 300.0
 CHECK_SECONDS = 60.0
@@ -87,14 +93,36 @@ def _path_of(recipe: _Recipe, environment: Mapping[str, str] | None) -> Path:
     compiler = find_compiler(environment)
     folder = cache_folder(environment) / "kernels" / f"{recipe.name}-{_digest(recipe, compiler)}"
 
-    def complete(path: Path) -> bool:
-        return (path / LIBRARY).exists()
-
     try:
-        build_once(folder, lambda making: _build(making, recipe, compiler), complete=complete)
-    except ModelError as error:  # of the cache folder
+        build_once(folder, lambda making: _build(making, recipe, compiler), complete=_is_whole)
+        return trusted(folder / LIBRARY)
+    except (ModelError, OSError) as error:  # of the cache folder
         raise NoKernels(str(error)) from error
-    return folder / LIBRARY
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a library is, byte by byte, what was compiled: a damaged one would crash, or compute something else.
+
+    Raises:
+        ModelError: another user could have written it.
+    """
+    try:
+        seal = msgspec.json.decode(read_trusted(folder / SEAL), type=_Seal)
+        library = read_trusted(folder / LIBRARY)
+    except (OSError, ValueError):
+        return False
+    return seal == _seal(library)
+
+
+class _Seal(msgspec.Struct, frozen=True):
+    """What lies next to a library."""
+
+    length: int  # bytes
+    sha256: str
+
+
+def _seal(library: bytes) -> _Seal:
+    return _Seal(len(library), hashlib.sha256(library).hexdigest())
 
 
 def find_compiler(environment: Mapping[str, str] | None = None) -> str:
@@ -140,6 +168,7 @@ def _build(folder: Path, recipe: _Recipe, compiler: str) -> None:
         _run([sys.executable, "-c", recipe.check, str(folder / LIBRARY)], CHECK_SECONDS)
     except _Failed as error:
         raise WrongKernels(f"the {recipe.name} kernels fail their self-check: {error}") from error
+    (folder / SEAL).write_bytes(msgspec.json.encode(_seal((folder / LIBRARY).read_bytes())))
 
 
 class _Failed(Exception):
