@@ -5,18 +5,16 @@ compared with what they index, texts are tokenized, the prompt is measured again
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from ..lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError
+from ..lang.errors import CapabilityError, ParameterError, RequestError
 from ..lang.prompt import Generated, Media, Part, Text
 from ..lang.protocol import GenRequest, Hint, Locate, Located, Origin, ScoreRequest
 from ..lang.sampling import SamplingParams
 from .calls import GenCall, ScoreCall
 from .config import MAX_ENGINE_FRAME, Limits, PictureLimits
-from .constraint_compiler import Compiled
 from .engine_protocol import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
 from .pictures.budget import check_media
 from .pictures.format import PictureFormat
@@ -29,34 +27,11 @@ from .tokenizer import Tokenizer
 
 _SALT = re.compile(r"[A-Za-z0-9_-]*")
 _SEEDS = 2**63
-KNOWN_TEXTS = 1_024  # shortest texts of constraints whose tokens are counted already
 # Texts that models without BOS were trained to see between documents: the nearest thing to a beginning.
 _DOCUMENT_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 
 
 MOST_SCORED = MAX_ENGINE_FRAME // 6  # tokens of the sequences of one request: each has 5 bytes at most in a frame
-
-
-class ShortestTexts:
-    """How many tokens the shortest texts of constraints have: each is tokenized once, not for every request."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: OrderedDict[str, int] = OrderedDict()
-
-    def tokens_of(self, digest: str, text: str) -> int:
-        """
-        Args:
-            digest: of the constraint.
-            text: its shortest one.
-        """
-        least = self._known.get(digest)
-        if least is None:
-            least = self._known[digest] = len(self._tokenizer.encode(text, first=False))
-            if len(self._known) > KNOWN_TEXTS:
-                self._known.popitem(last=False)
-        self._known.move_to_end(digest)
-        return least
 
 
 class Admission:
@@ -85,7 +60,6 @@ class Admission:
         self._pictures = pictures
         self._start = _start_token(tokenizer)
         self._stops = StopShelf()
-        self._shortest = ShortestTexts(encoder.tokenizer)
 
     def show(self, message: Showable, *, now: float) -> float:
         """Checks a message before its media are decoded → its deadline. Raises an UmbelError."""
@@ -133,25 +107,6 @@ class Admission:
         message = call.messages[0]
         assert isinstance(message, EngineGenerate), "a GenCall asks for nothing else"
         return EnginePrefill(next(self._ids), message.token_ids, message.schedule)
-
-    def check_budget(self, call: GenCall, compiled: Compiled, context_length: int | None) -> None:
-        """Raises ConstraintError when the shortest text has more tokens than the context holds, or than the call may
-        generate."""
-        message = call.messages[0]
-        assert isinstance(message, EngineGenerate), "a GenCall asks for nothing else"
-        if compiled.close is None:
-            return
-        least, most = self._shortest.tokens_of(compiled.constraint.digest, compiled.close), message.sampling.max_tokens
-        if context_length is not None and least >= context_length:
-            raise ConstraintError(
-                f"the shortest text that satisfies the constraint has {least} tokens, and the model's context holds "
-                f"{context_length} with the prompt; write a constraint with a shorter text"
-            )
-        if least > most:
-            raise ConstraintError(
-                f"max_tokens={most}: the shortest text that satisfies the constraint has {least} tokens; write "
-                f"max_tokens={least} or more"
-            )
 
     def score(self, request: ScoreRequest, *, peer: bytes, now: float) -> ScoreCall:
         """Raises an UmbelError that says what is wrong with the request."""

@@ -106,7 +106,7 @@ class ConstrainedTexts:
         request = held.request
         generation = request.job
         assert isinstance(generation, Generation), "only generations have constraints"
-        _check_budget(request, generation, constraint.minimum_tokens)
+        _check_budget(request, generation, constraint)
         last = int(request.tokens[-1])
         said = self._token_bytes(last) if last < PICTURE_BASE else b""
         boundary: Boundary | None = None
@@ -198,18 +198,22 @@ def _replaceable(request: Request, generation: Generation) -> bool:
     return request.prompt_length > 1 and generation.sampling.prompt_logprobs_from is None
 
 
-def _check_budget(request: Request, generation: Generation, least: int) -> None:
-    """Raises ConstraintError when the shortest text does not fit."""
-    if least <= generation.length_limit - request.length:
+def _check_budget(request: Request, generation: Generation, constraint: SharedConstraint) -> None:
+    """Raises ConstraintError when certainly no text fits; a text that may fit is tried."""
+    room = generation.length_limit - request.length
+    start = constraint.begin()
+    closing = [] if start.closing_bound <= room else start.closing_tokens()
+    if closing is not None and len(closing) <= room:
         return
-    asked = generation.sampling.max_tokens
-    if least > asked:
+    least = constraint.minimum_tokens
+    if least <= room:
+        return
+    enough = least if closing is None else len(closing)
+    shortest = f"no text that satisfies the constraint has fewer than {least} tokens"
+    if least > generation.sampling.max_tokens:
         raise ConstraintError(
-            f"max_tokens={asked}: the shortest text that satisfies the constraint has {least} tokens; write "
-            f"max_tokens={least} or more"
+            f"max_tokens={generation.sampling.max_tokens}: {shortest}; write max_tokens={enough} or more"
         )
     raise ConstraintError(
-        f"the prompt has {request.prompt_length} tokens and leaves room for "
-        f"{generation.length_limit - request.length}; the shortest text that satisfies the constraint has {least}: "
-        "shorten the prompt"
+        f"the prompt has {request.prompt_length} tokens and leaves room for {room}; {shortest}: shorten the prompt"
     )

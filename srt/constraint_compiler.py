@@ -32,7 +32,7 @@ MAX_COMPILED = 16 << 20  # bytes of a grammar; it travels with every request
 class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A constraint that can be enforced.
 
-    `close`: a shortest text that satisfies it, for the least number of tokens; None when the engine cannot tell.
+    `close`: a shortest text that satisfies it; None when the engine cannot tell. Others may have fewer tokens.
     `unenforced`: (keyword, path) of what a schema demands beyond it.
     """
 
@@ -132,9 +132,9 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     else:
         source = Source(_kind(spec), spec.source, spec.whitespace, spec.key_order)
         answer = compile_source(source, engine, limits)
-        if answer == "llguidance":
+        if isinstance(answer, Source):
             stands_in = engine != "llguidance" and spec.kind != "lark"
-            return _rehearsed(spec, source, _our_refusal(source, limits) if stands_in else None)
+            return _rehearsed(spec, answer, _our_refusal(source, limits) if stands_in else None)
         grammar = answer
     automaton = Automaton(grammar, limits)
     least = automaton.close_length(automaton.start)

@@ -4,10 +4,16 @@ A token is taken in one of three ways, all of them in `settle`:
 
     sampled    under the mask of the state the text is in
     forced     the constraint leaves no choice about the text, and the tokenizer none about its tokens
-    closing    a sampled token would leave too little of max_tokens for the shortest end: that end is taken instead
+    closing    a sampled token would leave too little of max_tokens for the shortest end: that end is taken instead; or
+               it begins a part that need not come (another member, another item), and would leave too little for that
 
 Forced and closing tokens are known beforehand; they wait in `pending`. With jump-forward they are appended without a
 step of their own, without it each takes its step and the sample is overruled: the text is the same by construction.
+
+An end may be longer than what is left of max_tokens from the first token on, because no shorter one is known. Then
+the model's tokens are taken until an end fits, or the text is cut.
+
+Where a text is complete, a sampled token that is no part of it may end it (`TextState.endings`).
 """
 
 from collections import deque
@@ -20,6 +26,8 @@ from numpy.typing import NDArray
 
 from ..fsm.errors import ConstraintRefused
 from ..lang.errors import ConstraintError
+
+MOST_SPARE = 16  # tokens; a name and a short value
 
 Mask = NDArray[np.uint32]  # [words] bit t % 32 of word t // 32: token t may come
 
@@ -52,12 +60,20 @@ class TextState(Protocol):
 
     def forced_tokens(self) -> list[int]: ...
 
-    def closing_tokens(self) -> list[int]:
-        """Of a shortest end from here; [] where the text may end."""
+    def closing_tokens(self) -> list[int] | None:
+        """Of a shortest end from here; [] where the text may end, None where no end is known."""
 
     @property
     def closing_bound(self) -> int:
         """At least the number of `closing_tokens`, and cheap."""
+
+    @property
+    def endings(self) -> Mask | None:
+        """Tokens that end the text, which is complete, without being a part of it. Shared; None without any."""
+
+    @property
+    def begins_more(self) -> bool:
+        """The last token began a part that need not come."""
 
 
 class Allowed(Protocol):
@@ -88,7 +104,7 @@ class SharedConstraint(Protocol):
 
     @property
     def minimum_tokens(self) -> int:
-        """Of the shortest text."""
+        """No text has fewer. Others may have more: the shortest text may not be found."""
 
     @property
     def nbytes(self) -> int:
@@ -128,6 +144,8 @@ class Cursor:
 
     __slots__ = (
         "_boundary",
+        "_ensured",
+        "_spare",
         "_state",
         "closing",
         "ended",
@@ -143,6 +161,8 @@ class Cursor:
     def __init__(self, state: TextState, eos_ids: frozenset[int], boundary: Boundary | None = None) -> None:
         self._state = state
         self._boundary = boundary  # until the first token is settled
+        self._ensured = False  # an end fits, and so it will after every token that is taken
+        self._spare: int | None = None  # tokens that a part which need not come has for itself
         self.eos_ids = eos_ids
         self.pending: deque[int] = deque()
         self.closing = False  # `pending` is the way to the end
@@ -173,6 +193,11 @@ class Cursor:
     def few(self) -> NDArray[np.int32] | None:
         return self._boundary.allowed.few if self._boundary is not None else self._state.few
 
+    @property
+    def endings(self) -> Mask | None:
+        """Tokens beside those of `mask` that may be sampled, and end the text."""
+        return None if self._boundary is not None or self.pending else self._state.endings
+
     def prepare(self, fuel: int) -> int | None:
         """Makes ready what the next sample needs → the fuel that is left, or None when more is needed.
 
@@ -198,7 +223,7 @@ class Cursor:
 
     def settle(self, token: int, remaining: int) -> int | None:
         """Takes a token → the one that is taken, which is another one when `pending` or the budget says so. None: the
-        text is complete, and ends without a further token because the sampled one would leave too little.
+        text is complete, and ends without a further token: the sampled one is none of `mask`, or leaves too little.
 
         `error` is set instead of raised: a step has other requests.
 
@@ -206,6 +231,8 @@ class Cursor:
             token: sampled, or the first of `pending`.
             remaining: tokens that the text may still have, this one included.
         """
+        if self._spare is None:
+            self._spare = min(MOST_SPARE, remaining // 4)
         try:
             if self._boundary is not None:
                 return self._settle_boundary(self._boundary, token, remaining)
@@ -232,36 +259,63 @@ class Cursor:
     def _settle(self, token: int, remaining: int) -> int | None:
         state = self._state
         self.restored = False
+        if self._is_ending(token):
+            self.was_forced = False
+            return None
         self.was_forced = bool(self.pending)
         if self.was_forced:
             token = self.pending.popleft()
             self.forced += 1
+        self._ensured = self._ensured or (not self.closing and self._fits(remaining))
         state.advance(token)
         self.ended = token in self.eos_ids
         if self.closing or self.ended:
             return token
-        if not self._fits(remaining - 1):
+        if self._ensured and not self._may_stay(remaining - 1):
             state.rollback(1)
-            self.pending = deque(state.closing_tokens())
-            self.closing = True
-            if not self.pending:
-                return None
-            token = self.pending.popleft()
-            self.forced += not self.was_forced
-            self.was_forced = True
-            state.advance(token)
-        elif not self.pending:
+            return self._close()
+        if not self.pending:
             self._look_ahead()
         return token
 
+    def _is_ending(self, token: int) -> bool:
+        endings = self.endings
+        return endings is not None and _holds(endings, token) and not _holds(self._state.mask, token)
+
+    def _close(self) -> int | None:
+        """Heads for the end → its first token; None where the text may end here."""
+        self.pending = deque(self._state.closing_tokens() or ())
+        self.closing = True
+        if not self.pending:
+            return None
+        self.forced += not self.was_forced
+        self.was_forced = True
+        token = self.pending.popleft()
+        self._state.advance(token)
+        return token
+
+    def _may_stay(self, remaining: int) -> bool:
+        """The token that was taken last leaves enough."""
+        if not self._fits(remaining):
+            return False
+        spare, state = self._spare or 0, self._state
+        return self._fits(remaining - spare) or not state.begins_more
+
     def _fits(self, remaining: int) -> bool:
-        """The shortest end from here has at most so many tokens."""
+        """An end from here is known that has at most so many tokens."""
         state = self._state
-        return state.closing_bound <= remaining or len(state.closing_tokens()) <= remaining
+        if state.closing_bound <= remaining:
+            return True
+        closing = state.closing_tokens()
+        return closing is not None and len(closing) <= remaining
 
     def _look_ahead(self) -> None:
         if not self._state.finished:
             self.pending.extend(self._state.forced_tokens())
+
+
+def _holds(mask: Mask, token: int) -> bool:
+    return bool(mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
 
 
 def _refused(error: ConstraintRefused) -> ConstraintError:

@@ -358,7 +358,6 @@ class Gateway:
         try:
             match answer:
                 case Compiled():
-                    self._admission.check_budget(call, answer, self._context_length)
                     call.constrain(answer)
                 case Refused():
                     raise answer.error()

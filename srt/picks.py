@@ -126,6 +126,7 @@ def allowed_of(request: Request, generation: Generation) -> Allowed | None:
     """The tokens that may come next; None: all, or it is known already which one comes.
 
     Before min_tokens, and when end-of-sequence is ignored, a constrained text ends only where nothing else may come.
+    Otherwise tokens that end it without being a part of it may come, too.
     """
     cursor = generation.cursor
     if cursor is None or cursor.pending:
@@ -134,6 +135,9 @@ def allowed_of(request: Request, generation: Generation) -> Allowed | None:
     withheld = generation.ends if early else frozenset()
     if early or generation.sampling.ignore_eos:
         withheld |= cursor.eos_ids
+    endings = None if early or generation.sampling.ignore_eos else cursor.endings
+    if endings is not None:
+        return Allowed(None, cursor.mask | endings)
     few = cursor.few
     if few is not None:
         others = few[~np.isin(few, list(withheld))] if withheld else few

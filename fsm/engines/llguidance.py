@@ -2,14 +2,12 @@
 automata refuse. The vocabulary is our table of bytes, so that user-defined tokens are text and control tokens nothing.
 
 A matcher is a state machine of its own: a text has one, a copy is a copy of it. Nothing says how far the end is, so
-shortest ends are searched for, and are short rather than shortest.
+ends are searched for (`llguidance_ends.py`), and are short rather than shortest.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,23 +15,18 @@ from numpy.typing import NDArray
 
 from ..errors import ConstraintRefused, LimitExceeded
 from ..tokens.constraint import Encode, JumpCounters
+from ..tokens.endings import SEPARATORS
 from ..tokens.masks import Mask
-from ..tokens.trie import EVERYTHING
-from ..tokens.vocabulary import unpack_few
+from .llguidance_ends import Ends
 from .llguidance_tokens import LlguidanceTokens, require_sound
 from .source import Source
 
-MOST_CLOSING = 1_024  # tokens of an end that is searched for
+NO_END = 1 << 30  # tokens: no end is known
+MOST_WIDE = 16  # searches of one text among several ways, some 10 ms each
 FUEL = 4  # of one mask: some tens of microseconds
 FUEL_PER_SECOND = 100_000  # of CPU time: one unit is 10 µs, as for our own automata
 MOST_MASK_SECONDS = 0.25  # of CPU time for one mask; the library's own limits allow no more than about half of it
 LEAST_BYTES = 5 << 20  # that a constraint takes: half of 250 real schemas take about this
-
-# What is tried first on the way to an end: what closes, what separates, digits, letters; what opens comes last.
-_ENDS = (
-    *b"\"}])>'`,:;.!?|&@#$%^~*=/+-_",
-    *b"0123456789 \nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\t\r\\<([{",
-)
 
 
 class LlguidanceConstraint:
@@ -57,14 +50,15 @@ class LlguidanceConstraint:
         self._encode = encode
         self.counters = counters
         self._matcher = tokens.matcher(source)
-        self.minimum_tokens = len(self.begin().closing_tokens())
+        self._ends = Ends(tokens.vocabulary, tokens.trie)
+        self.minimum_tokens = 0 if self._matcher.is_accepting() else 1  # that is certain: a search gives no least
 
     def begin(self, context: bytes = b"", said: bytes = b"") -> LlguidanceState:
         """See Constraint.begin."""
         matcher = self._matcher.deep_copy()
         if said and not matcher.consume_tokens(self._tokens.spell(said)):
             raise ConstraintRefused(f"no text begins with {said!r}")
-        return LlguidanceState(matcher, self._tokens, self._encode, self.counters, context)
+        return LlguidanceState(matcher, self._tokens, self._ends, self._encode, self.counters, context)
 
     def healing(self, said: bytes) -> NoHealing:
         """The matcher takes tokens, not parts of them: none is replaced."""
@@ -90,17 +84,28 @@ class LlguidanceState:
     """As constraint.ConstraintState."""
 
     def __init__(
-        self, matcher: Any, tokens: LlguidanceTokens, encode: Encode | None, counters: JumpCounters, context: bytes
+        self,
+        matcher: Any,
+        tokens: LlguidanceTokens,
+        ends: Ends,
+        encode: Encode | None,
+        counters: JumpCounters,
+        context: bytes,
     ) -> None:
         self._matcher = matcher
         self._tokens = tokens
+        self._ends = ends
         self._encode = encode
         self._counters = counters
         self._context = context
         self._taken: list[int] = []
         self._plans: list[tuple[int, ...] | None] = [None]  # what was forced before each token; the last: now
-        self._closing: tuple[int, ...] | None = None
+        self._closing: tuple[int, ...] | None = None  # the shortest end that was found
+        self._searched = ""  # how an end was searched for: "straight", then "widely"
+        self._wide_searches = 0
+        self._before: tuple[int, ...] | None = None  # the end that was known before the last token
         self._mask: Mask | None = None
+        self._endings: bytes | None = None  # bytes with which they begin
         self.ended = False
 
     # ---------------------------------------------------------------------------------------- looking
@@ -127,7 +132,7 @@ class LlguidanceState:
         began = time.thread_time()
         forced = self.forced_tokens()
         words = self._tokens.vocabulary.words
-        mask = Mask.only(forced[0], words) if forced else Mask.of(self._allowed(self._matcher))
+        mask = Mask.only(forced[0], words) if forced else Mask.of(self._ends.allowed(self._matcher))
         seconds = time.thread_time() - began
         if seconds > MOST_MASK_SECONDS:
             raise LimitExceeded(
@@ -156,17 +161,44 @@ class LlguidanceState:
             plan = self._plans[-1] = self._plan()
         return list(plan)
 
-    def closing_tokens(self) -> list[int]:
-        """Of a short end from here. Raises ConstraintRefused when none is found."""
+    def closing_tokens(self) -> list[int] | None:
+        """Of a short end from here; None when none is found, which does not mean that there is none."""
         if self.ended:
             return []
-        if self._closing is None:
-            self._closing = self._search()
-        return list(self._closing)
+        bound = self.closing_bound
+        if self._searched != "widely" and bound > 1 and self._wide_searches < MOST_WIDE:
+            self._searched = "widely"
+            self._wide_searches += 1
+            self._closing = self._ends.shortest(self._matcher, bound) or self._closing
+        return None if self._closing is None else list(self._closing)
 
     @property
     def closing_bound(self) -> int:
-        return len(self.closing_tokens())
+        """Of an end that is quickly found; more than any `max_tokens` when none is."""
+        if not self.ended and self._closing is None and not self._searched:
+            self._searched = "straight"
+            self._closing = self._ends.straight(self._matcher)
+        if self.ended:
+            return 0
+        return NO_END if self._closing is None else len(self._closing)
+
+    @property
+    def endings(self) -> NDArray[np.uint32] | None:
+        """See ConstraintState.endings. The matcher tells what may come, not what may come after that."""
+        if self.ended or not self._taken or not self.accepting:
+            return None
+        if self._endings is None:
+            self._endings = bytes(byte for byte in SEPARATORS if not self._ends.takes(self._matcher, byte))
+        return self._tokens.endings.mask(self._endings)
+
+    @property
+    def begins_more(self) -> bool:
+        """See ConstraintState.begins_more. As far as the ends that were found show it."""
+        if self._before is None or self._closing is None:
+            return False
+        spell = self._tokens.vocabulary.spell
+        before, now = spell(self._before), spell(self._closing)
+        return len(now) > len(before) and now.endswith(before)
 
     # ---------------------------------------------------------------------------------------- moving
 
@@ -185,7 +217,10 @@ class LlguidanceState:
         plan, closing = self._plans[-1], self._closing
         self._plans.append(plan[1:] if plan and plan[0] == token and len(plan) > 1 else None)
         self._counters.forced += bool(plan and plan[0] == token)
+        self._before = closing
         self._closing = closing[1:] if closing and closing[0] == token else None
+        self._searched = ""
+        self._endings = None
         self._taken.append(token)
         self._mask = None
 
@@ -195,25 +230,21 @@ class LlguidanceState:
             return
         self._matcher.rollback(tokens - self.ended)
         del self._taken[-tokens:], self._plans[-tokens:]
-        self._mask, self._closing, self.ended = None, None, False
+        known = self._before if tokens == 1 else None  # the end that was known there: another search might miss it
+        self._closing, self._searched, self._before = known, "straight" if known is not None else "", None
+        self._mask, self._endings, self.ended = None, None, False
 
     def copy(self) -> LlguidanceState:
-        copied = LlguidanceState(self._matcher.deep_copy(), self._tokens, self._encode, self._counters, self._context)
+        copied = LlguidanceState(
+            self._matcher.deep_copy(), self._tokens, self._ends, self._encode, self._counters, self._context
+        )
         copied._taken, copied._plans = self._taken.copy(), self._plans.copy()
-        copied._closing, copied._mask, copied.ended = self._closing, self._mask, self.ended
+        copied._closing, copied._before, copied._searched = self._closing, self._before, self._searched
+        copied._wide_searches = self._wide_searches
+        copied._mask, copied._endings, copied.ended = self._mask, self._endings, self.ended
         return copied
 
     # ---------------------------------------------------------------------------------------- how
-
-    def _allowed(self, matcher: Any) -> NDArray[np.uint32]:
-        vocabulary = self._tokens.vocabulary
-        bits = np.zeros(vocabulary.words, np.uint32)
-        accepting = matcher.is_accepting()
-        if not matcher.is_stopped():
-            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            require_sound(matcher)
-        bits &= ~vocabulary.eos_mask
-        return bits | vocabulary.eos_mask if accepting else bits
 
     def _plan(self) -> tuple[int, ...]:
         tokens = self._matcher.compute_ff_tokens()
@@ -228,31 +259,3 @@ class LlguidanceState:
             self._counters.cut += 1
             return ()
         return tuple(tokens)
-
-    def _search(self) -> tuple[int, ...]:
-        """Goes where the text closes, token by token. Of the bytes that may come, the one that was taken least often,
-        then the one that ends most: no loop is gone through for ever."""
-        matcher, tokens = self._matcher.deep_copy(), list[int]()
-        taken: Counter[int] = Counter()
-        while not matcher.is_accepting():
-            if len(tokens) == MOST_CLOSING:
-                raise LimitExceeded("no end of this text is near; write a grammar whose texts can end")
-            token = self._towards_the_end(matcher, taken)
-            if token is None or not matcher.consume_token(token):
-                raise ConstraintRefused("the model's vocabulary has no tokens that spell an end of this text")
-            tokens.append(token)
-        return tuple(tokens)
-
-    def _towards_the_end(self, matcher: Any, taken: Counter[int]) -> int | None:
-        forced: Sequence[int] = matcher.compute_ff_tokens()
-        if forced:
-            return forced[0]
-        bits, trie = self._allowed(matcher), self._tokens.trie
-        for byte in sorted(_ENDS, key=taken.__getitem__):  # stable: what ends most stays first
-            node = int(trie.roots[EVERYTHING, byte])
-            for token in trie.tokens_at(node) if node >= 0 else []:
-                if bits[token >> 5] >> np.uint32(token & 31) & 1:
-                    taken[byte] += 1
-                    return token
-        words = np.flatnonzero(bits)[:1]
-        return unpack_few(bits[: int(words[0]) + 1])[0] if len(words) else None

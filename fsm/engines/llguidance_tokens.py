@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
 from ..tokens.constraint import Encode
+from ..tokens.endings import Endings
 from ..tokens.spelling import fewest_tokens
 from ..tokens.trie import Trie, build_trie
 from ..tokens.vocabulary import Vocabulary
@@ -50,6 +51,7 @@ class LlguidanceTokens:
             raise MissingEngine("llguidance") from error
         self.vocabulary = vocabulary
         self.trie = trie
+        self.endings = Endings(trie, vocabulary.words)
         self._encode = encode
         self._limits = self._library_limits(limits or MatcherLimits())
         self.tokenizer = self._library.LLTokenizer(

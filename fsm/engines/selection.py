@@ -1,10 +1,13 @@
 """Who enforces a constraint.
 
-    auto             ours; llguidance where ours does not honour the source, and for Lark grammars
+    auto             ours; llguidance for Lark grammars, and for schemas without `FOREIGN` that ours does not honour
     fsm              ours: regular expressions and JSON schemas as one lazy automaton
     llguidance       its matcher over our table of the vocabulary; Lark grammars, schemas of any recursion
-    outlines-core    its reading of the source, run by our automaton: for comparison
+    outlines-core    what it makes of the source, run by our automaton: for comparison
     interegular      likewise
+
+Regular expressions are read by our parser and by no other, whoever enforces them (`common_syntax`): what it refuses is
+refused.
 
 Compiling (`compile_source`) reads the source and may take long; it belongs where it can be killed. Opening
 (`Engines`) happens where the masks are.
@@ -12,7 +15,7 @@ Compiling (`compile_source`) reads the source and may take long; it belongs wher
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, assert_never
+from typing import Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +28,14 @@ from ..regex.parser import parse_regex
 from ..schema import SchemaOptions, compile_schema
 from ..tokens.constraint import Constraint, Encode, JumpCounters
 from ..tokens.masks import Masks
+from .common_syntax import in_common_syntax
 from .interegular import interegular_grammar
 from .llguidance import LlguidanceConstraint
 from .llguidance_tokens import LlguidanceTokens
 from .outlines import outlines_grammar
 from .source import Engine, Source
+
+FOREIGN = ("pattern", "patternProperties", "format")  # llguidance has a dialect of its own, and wider formats
 
 
 class TextState(Protocol):
@@ -50,11 +56,17 @@ class TextState(Protocol):
     @property
     def closing_bound(self) -> int: ...
 
+    @property
+    def endings(self) -> NDArray[np.uint32] | None: ...
+
+    @property
+    def begins_more(self) -> bool: ...
+
     def prepare(self, fuel: int) -> int | None: ...
 
     def forced_tokens(self) -> list[int]: ...
 
-    def closing_tokens(self) -> list[int]: ...
+    def closing_tokens(self) -> list[int] | None: ...
 
     def advance(self, token: int) -> None: ...
 
@@ -72,13 +84,11 @@ class TextConstraint(Protocol):
     def begin(self, context: bytes = b"", said: bytes = b"") -> TextState: ...
 
 
-def compile_source(
-    source: Source, engine: Engine = "auto", limits: Limits | None = None
-) -> Grammar | Literal["llguidance"]:
-    """What enforces the source: a grammar for our automaton, or llguidance's matcher.
+def compile_source(source: Source, engine: Engine = "auto", limits: Limits | None = None) -> Grammar | Source:
+    """What enforces the source: a grammar for our automaton, or the source that llguidance's matcher is given.
 
     Raises:
-        ConstraintRefused: nobody who was asked honours it.
+        ConstraintRefused: no engine that was asked honours it.
     """
     limits = limits or Limits()
     if source.key_order == "any":
@@ -93,21 +103,29 @@ def compile_source(
             return own_grammar(source, limits)
         case "auto":
             if source.kind == "lark":
-                return "llguidance"
+                return source
             try:
                 return own_grammar(source, limits)
             except Unsupported:
-                if not LlguidanceTokens.installed():
+                if not (_is_read_alike(source) and LlguidanceTokens.installed()):
                     raise
-                return "llguidance"
+                return source
         case "llguidance":
-            return "llguidance"
+            return in_common_syntax(source, limits)
         case "outlines-core":
-            return outlines_grammar(source, limits)
+            return outlines_grammar(in_common_syntax(source, limits), limits)
         case "interegular":
-            return interegular_grammar(source, limits)
+            return interegular_grammar(in_common_syntax(source, limits), limits)
         case _:
             assert_never(engine)
+
+
+def _is_read_alike(source: Source) -> bool:
+    """Whether llguidance means the same by the source as we do: a schema without keywords that it reads otherwise.
+
+    Keys are looked at wherever they stand: a property of such a name keeps a schema from llguidance, too.
+    """
+    return source.kind == "json_schema" and not any(f'"{keyword}"' in source.text for keyword in FOREIGN)
 
 
 def own_grammar(source: Source, limits: Limits) -> Grammar:
@@ -153,7 +171,7 @@ class Engines:
         if isinstance(compiled, Grammar):
             return self.open_grammar(compiled)
         try:
-            return self.open_llguidance(source)
+            return self.open_llguidance(compiled)
         except Unsupported:
             if engine == "auto" and source.kind != "lark":
                 compile_source(source, "fsm", self._limits)

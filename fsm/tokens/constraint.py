@@ -21,7 +21,9 @@ from .explored import Explored
 from .healing import Healing
 from .jump import Plan
 from .masks import Mask, Masks
+from .spelling import fewest_of_any_text
 
+MOST_VISITED = 20_000  # nodes of the trie, in the search for the fewest tokens of a text: 20 ms
 MOST_HEALINGS = 64  # that a constraint remembers; then they are made again
 
 Encode = Callable[[str], list[int]]  # the canonical tokens of plain text in the middle of a sequence
@@ -68,7 +70,17 @@ class Constraint:
         self.counters = counters or JumpCounters()
         self._explored = self._unexplored()
         self._healings: dict[bytes, Healing] = {}
-        self.minimum_tokens = len(self._explored.closing(self._explored.automaton.start))
+        self._explored.closing(self._explored.automaton.start)  # the vocabulary spells it
+        self._minimum: int | None = None
+
+    @property
+    def minimum_tokens(self) -> int:
+        """No text has fewer tokens. Usually it is what the shortest text has; where longer texts may have fewer tokens
+        and are many, it is less."""
+        if self._minimum is None:
+            automaton = Automaton(self._grammar, self._limits)  # of its own: the search makes many states
+            self._minimum = fewest_of_any_text(automaton, self._masks.trie, MOST_VISITED)
+        return self._minimum
 
     def begin(self, context: bytes = b"", said: bytes = b"") -> ConstraintState:
         """At the beginning of a text.
@@ -197,6 +209,23 @@ class ConstraintState:
     def closing_bound(self) -> int:
         """At least the number of `closing_tokens`, and cheap."""
         return 0 if self.ended else self._explored.automaton.close_length(self._state)
+
+    @property
+    def endings(self) -> NDArray[np.uint32] | None:
+        """[words] where the text may end, and has begun: the tokens that end it without being a part of it; see
+        `endings`. None without any. Shared: never written to."""
+        if self.ended or not self._steps or not self.accepting:
+            return None
+        return self._explored.endings(self._state)
+
+    @property
+    def begins_more(self) -> bool:
+        """The last token began a part that need not come, such as another member: the end before it would do."""
+        if not self._steps or self.ended:
+            return False
+        step = self._steps[-1]
+        data = self._explored.masks.vocabulary.token_bytes(step.token)
+        return self._explored.begins_more(step.state, data)
 
     # ---------------------------------------------------------------------------------------- moving
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..automaton.automaton import DEAD, Automaton
 from ..errors import ConstraintRefused
+from .endings import SEPARATORS
 from .jump import Plan, Planner
 from .masks import Mask, Masks
 from .spelling import fewest_tokens
@@ -35,6 +39,7 @@ class Explored:
         self._closings: dict[int, tuple[int, ...]] = {}
         self._long_closing: tuple[int, tuple[int, ...]] | None = None  # of which state, and its end
         self._finals: dict[int, bool] = {}
+        self._endings: dict[int, bytes] = {}
 
     def prepare(self, state: int, fuel: int) -> tuple[Mask | None, int]:
         """See Masks.prepare."""
@@ -91,6 +96,33 @@ class Explored:
                 final = bool((self.automaton.table[state] == DEAD).all())
             _remember(self._finals, state, final)
         return final
+
+    def endings(self, state: int) -> NDArray[np.uint32] | None:
+        """Of an accepting state: the tokens that end the text without being a part of it, see `endings`. None without
+        any."""
+        first = self._endings.get(state)
+        if first is None:
+            first = bytes(byte for byte in SEPARATORS if self._is_over(self.automaton.step(state, byte)))
+            _remember(self._endings, state, first)
+        return self.masks.endings.mask(first)
+
+    def _is_over(self, state: int) -> bool:
+        return state == DEAD or self.is_final(state)
+
+    def begins_more(self, state: int, data: bytes) -> bool:
+        """Whether `data` begins a part that need not come: the end before it is the end of what has to come now, too.
+
+        What follows such a beginning without a choice is no part to be afraid of: it fits, or does not.
+        """
+        automaton = self.automaton
+        end = automaton.close(state)
+        for byte in data:
+            state = automaton.step(state, byte)
+            following = automaton.close(state)
+            if len(following) > len(end) and following.endswith(end) and automaton.forced(state) != following:
+                return True
+            end = following
+        return False
 
     def _spell(self, text: bytes) -> list[int]:
         """Canonical tokens if the tokenizer has them; in the middle of a character it has none."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..automaton.automaton import Automaton
+from .endings import Endings
 from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, Trie, build_trie
 from .trie_walk import Fuelled, NumpyWalk, Walk, work_behind
 from .vocabulary import WORD_BYTES, Vocabulary, pack, pack_few, unpack_few
@@ -88,6 +89,7 @@ class Masks:
         self.vocabulary = vocabulary
         self.trie = trie or build_trie(vocabulary)
         self.walk = walk or NumpyWalk()
+        self.endings = Endings(self.trie, vocabulary.words)
         self._most_kept = max(1, cache_bytes // (4 * vocabulary.words + _ENTRY_BYTES))
         self._serials = itertools.count()
         self._kept: OrderedDict[tuple[int, int], Mask] = OrderedDict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..automaton.automaton import Automaton
 from .trie import END, NO_TOKEN, STEP, TOKEN, Trie
 
 
@@ -26,6 +27,41 @@ def fewest_tokens(trie: Trie, text: bytes) -> list[int] | None:
         token, length = chosen[place]
         tokens.append(token)
         place += length
+    return tokens
+
+
+def fewest_of_any_text(automaton: Automaton, trie: Trie, most_visited: int) -> int:
+    """No text of the automaton is spelled in fewer tokens; the fewest of any text where `most_visited` nodes of the
+    trie are enough to find it.
+
+    Breadth first: after n rounds all states are known that n tokens lead to.
+    """
+    columns = trie.columns
+    seen = {automaton.start}
+    reached = [automaton.start]
+    tokens = visited = 0
+    while reached and not any(map(automaton.accepting, reached)):
+        tokens += 1
+        following: dict[int, None] = {}
+        for begun in reached:
+            states = [begun]  # by depth
+            node, end = trie.everything.begin, trie.everything.end
+            while node < end:
+                visited += 1
+                if visited > most_visited:
+                    return tokens
+                step = columns[3 * node + STEP]
+                del states[step >> 8 :]
+                state = automaton.step(states[-1], step & 0xFF)
+                if state < 0:
+                    node = columns[3 * node + END]
+                    continue
+                if columns[3 * node + TOKEN] != NO_TOKEN and state not in seen:
+                    seen.add(state)
+                    following[state] = None
+                states.append(state)
+                node += 1
+        reached = list(following)
     return tokens
 
 

@@ -144,9 +144,10 @@ def shortest(kind: Kind, source: str) -> str:
 def _compiled(kind: Kind, source: str) -> "Grammar | None":
     """A grammar for our automaton; None: llguidance reads it. Raises ConstraintRefused."""
     from ...fsm.engines.selection import compile_source
+    from ...fsm.language import Grammar
 
     compiled = compile_source(_source(kind, source))
-    return None if compiled == "llguidance" else compiled
+    return compiled if isinstance(compiled, Grammar) else None
 
 
 @lru_cache(maxsize=256)

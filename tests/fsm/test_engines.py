@@ -4,16 +4,19 @@ import importlib
 import itertools
 import json
 import random
+import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from umbel.fsm.automaton.automaton import DEAD, Automaton
 from umbel.fsm.engines.llguidance import LlguidanceState
 from umbel.fsm.engines.llguidance_tokens import LlguidanceTokens, MatcherLimits, rehearse
-from umbel.fsm.engines.selection import Engines, TextState, compile_source
-from umbel.fsm.engines.source import KeyOrder, MissingEngine, Source
+from umbel.fsm.engines.selection import Engines, TextConstraint, TextState, compile_source
+from umbel.fsm.engines.source import Engine, KeyOrder, MissingEngine, Source
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
 from umbel.fsm.language import Grammar
 from umbel.fsm.tokens.constraint import JumpCounters
@@ -21,6 +24,7 @@ from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
 from .test_constraint import Pairs
+from .test_regex_random import PLAIN, trees
 from .vocabularies import SINGLE
 
 FUEL = 1_000_000
@@ -139,7 +143,7 @@ product: /[0-9]+/ | "(" sum ")"
 
 def test_lark_grammars_are_llguidances(engines: Engines) -> None:
     source = Source("lark", EXPRESSION)
-    assert compile_source(source) == "llguidance"
+    assert compile_source(source) == source
     constraint = engines.open(source)
     assert constraint.minimum_tokens == 1
     state = constraint.begin()
@@ -256,11 +260,111 @@ def test_llguidance_forces_canonical_tokens() -> None:
         assert state.finished
 
 
-def test_llguidance_takes_what_we_refuse(engines: Engines) -> None:
-    """Word boundaries are refused by both; what both refuse is refused with our reason."""
+ENGINES: tuple[Engine, ...] = ("auto", "fsm", "llguidance", "interegular", "outlines-core")
+# Read differently, or refused, by one syntax or another.
+DIALECTS = [
+    "a++a", "a*+a", "a?+a", "a{1,2}+a", "[[:alpha:]]+", "[[:^alpha:]]", "[a&&b]+", "[a--b]+", "[a~~b]+", "[[a]b]+",
+    r"\w+", r"\W", r"\s*", r"\S", r"\d+", r"a\bc", r"a\Z", r"a\z", "a$", "(?:a$|b)\n?", "^a|b$", "a{,2}", "a{,}",
+    "a{2",
+    "a{1}{2}", "a**", ".", "(?s:.)", "(?i:k)", "(?i:[^k])", "(?x)a b", "(?>a+)a", r"(a)\1", "(?<=a)b", "(?<a>b)",
+    "(?P<a>b)", r"\x41", r"\x{41}", r"\u0041", r"\pL+", r"\h", r"\R", r"\Qa+\E", r"[\w-]+", r"[]a]", r"[^]a]", "a|",
+    "()",
+    r"\0", r"\101", "(?-u:a)", "(?U)a", "(?#c)a", "(?a:\\w)", "[ -~]", "\t#\"-/",
+]  # fmt: skip
+TEXTS = [
+    "", "a", "aa", "aaa", "aaaa", "b", "ab", "ac", "c", "a\n", "b\n", "\n", "a]", "b]", "&", "a&", "-", "[", "[]", ":]",
+    "l]", "k", "K", "\u212a", "A", "é", "²", "٣", "_", " ", "\x1c", "\u2028", "\ufeff", "a+", "+", "a++a", "{", "a{2",
+    "a{,}",
+    "z", "Z", "h", "R", "Q", "Qa+E", "pL", "\0", "\t#\"-/", "0", "12", "a b", "ab]", "a~", "]", "x{41}", "1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_bytes() -> Engines:
+    return Engines(Masks(Vocabulary([*SINGLE, b""], [256])))
+
+
+def takes(constraint: TextConstraint, text: str) -> bool:
+    """Byte by byte: over a vocabulary of bytes, so that no longer token is the canonical one."""
+    state = constraint.begin()
+    for byte in text.encode():
+        if state.prepare(FUEL) is None or not state.mask[byte >> 5] >> np.uint32(byte & 31) & 1:
+            return False
+        state.advance(byte)
+    return state.accepting
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("regex", DIALECTS)
+def test_every_engine_takes_what_python_matches_or_refuses_the_expression(
+    of_bytes: Engines, regex: str, engine: Engine
+) -> None:
+    if engine == "interegular" and any(large in regex for large in (r"\w", r"\W", r"\pL")):
+        pytest.skip("it lists every character of a class: seconds")
+    try:
+        constraint = of_bytes.open(Source("regex", regex), engine)
+    except ConstraintRefused:
+        return
+    if regex == r"\pL+":  # of ours: `re` has no properties
+        assert [text for text in TEXTS if takes(constraint, text)] == [text for text in TEXTS if text.isalpha()]
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sets within sets
+        matched = re.compile(regex)
+    texts = TEXTS if engine != "outlines-core" else [text for text in TEXTS if "\0" not in text]  # its end of text
+    assert [text for text in texts if takes(constraint, text)] == [text for text in texts if matched.fullmatch(text)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("regex", ["a++a", "[[:alpha:]]+", r"a\bc", r"(a)\1", "(?>a)a", "(?<=a)b"])
+def test_an_expression_that_our_parser_refuses_is_refused_with_place_and_remedy(
+    of_bytes: Engines, regex: str, engine: Engine
+) -> None:
+    with pytest.raises(Unsupported, match=r"^position \d+: .* is not supported; .") as refusal:
+        of_bytes.open(Source("regex", regex), engine)
+    assert refusal.value.keyword
+
+
+@pytest.mark.parametrize("engine", ["llguidance", "outlines-core"])  # large classes are interegular's slow side
+@settings(max_examples=40, deadline=None)
+@given(pattern=trees(PLAIN, looking=False))
+def test_random_expressions_mean_the_same_to_every_engine(of_bytes: Engines, engine: Engine, pattern: str) -> None:
+    try:
+        constraint = of_bytes.open(Source("regex", pattern), engine)
+    except ConstraintRefused:
+        return
+    for text in ["", "a", "b", "ab", "ba", "\n", "a\n", "aa", "abab", "A"]:
+        assert takes(constraint, text) == bool(re.fullmatch(pattern, text)), (pattern, text)
+
+
+@pytest.mark.parametrize("engine", ["auto", "llguidance"])
+@pytest.mark.parametrize(
+    ("pattern", "accepted", "refused"),
+    [(r"^\w+$", "ab", "é"), (r"^[^\s]$", "a", "\ufeff"), ("^a|b$", "ac", "c"), (r"\d", "a1", "٣"), ("^.$", "a", "\\n")],
+)
+def test_patterns_of_schemas_are_ecmascripts_with_every_engine(
+    of_bytes: Engines, engine: Engine, pattern: str, accepted: str, refused: str
+) -> None:
+    constraint = of_bytes.open(Source("json_schema", json.dumps({"type": "string", "pattern": pattern})), engine)
+    assert takes(constraint, f'"{accepted}"')
+    assert not takes(constraint, f'"{refused}"')
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"pattern": "^[[:alpha:]]+$"},
+        {"format": "hostname"},
+        {"patternProperties": {"[[:alpha:]]": {}}, "type": "object"},
+    ],
+    ids=["pattern", "format", "patternProperties"],
+)
+def test_schemas_that_llguidance_reads_otherwise_do_not_fall_to_it(of_bytes: Engines, more: dict[str, object]) -> None:
+    large = {"type": "integer", "multipleOf": 1_000_003}
+    assert compile_source(Source("json_schema", json.dumps(large))) == Source("json_schema", json.dumps(large))
     with pytest.raises(Unsupported) as refusal:
-        engines.open(Source("regex", r"a\bc"))
-    assert "llguidance" not in str(refusal.value)
+        of_bytes.open(Source("json_schema", json.dumps({"anyOf": [large, {"type": "string", **more}]})))
+    assert refusal.value.where.startswith("#/anyOf/")
 
 
 def test_a_constraint_that_is_none_is_refused(engines: Engines) -> None:

@@ -143,13 +143,12 @@ def test_an_engine_lost_while_compiling_costs_nothing() -> None:
     assert len(here.gateway.generates()) == 1
 
 
-def test_max_tokens_below_the_shortest_text_is_refused_with_the_number() -> None:
+def test_whether_a_text_fits_is_for_the_engine_to_say() -> None:
+    """The gateway has no vocabulary: a longer text may have fewer tokens than the shortest one."""
     here = Patience()
     here.gateway.send(generate("a", constraint=ConstraintSpec("regex", "abcdef+"), max_tokens=5))
     here.compiler.work()
-    assert here.failure().kind == "ConstraintError"
-    assert "max_tokens=6 or more" in here.failure().message
-    assert not here.gateway.generates()
+    assert len(here.gateway.generates()) == 1
 
 
 def test_a_shortest_text_beyond_the_context_is_refused_whatever_max_tokens_is() -> None:

@@ -111,8 +111,30 @@ class ToyState:
     def closing_bound(self) -> int:
         return 0 if self._ended else min(map(len, self._open))
 
+    @property
+    def endings(self) -> NDArray[np.uint32] | None:
+        return self._toy.endings if self._tokens and self.accepting and not self._ended else None
+
+    @property
+    def begins_more(self) -> bool:
+        """The shortest end before the last token is the end of the shortest one behind it."""
+        before = ToyState(self._toy, self._said)
+        before._tokens = self._tokens[:-1]
+        if not self._tokens or self._ended:
+            return False
+        end, now = (_spelled(state.closing_tokens()) for state in (before, self))
+        return len(now) > len(end) and now.endswith(end) and len(self._open) > 1
+
+
+def _spelled(tokens: list[int]) -> bytes:
+    return b"".join(map(TOKENIZER.token_bytes, tokens))
+
 
 class ToyConstraint:
+    """`endings`: tokens that end a complete text without being a part of it."""
+
+    endings: NDArray[np.uint32] | None = None
+
     def __init__(self, cost: int, allowed: list[str]) -> None:
         if not allowed:
             raise ConstraintRefused("it admits nothing")
