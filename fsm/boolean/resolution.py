@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..algebra import both
-from ..errors import ConstraintRefused
+from ..errors import ConstraintRefused, LimitExceeded
 from ..folding import fold, rebuilt
 from ..language import EMPTY_TEXT, NOTHING, Both, Dfa, Grammar, Language, Without
 from ..limits import Limits
@@ -26,15 +26,30 @@ def resolve(grammar: Grammar, limits: Limits) -> Grammar:
     if not (survey(grammar.start).settled and all(found.settled for found in surveys.values())):
         resolver = _Resolver(limits)
         rules = {
-            name: grammar.rules[name] if found.settled else resolver.resolve(grammar.rules[name])
+            name: grammar.rules[name] if found.settled else _resolved_rule(resolver, name, grammar.rules[name])
             for name, found in surveys.items()
         }
         grammar = Grammar(resolver.resolve(grammar.start), rules)
         surveys = reached(grammar)
     resolved = without_barren_rules(grammar, surveys)
     if resolved.start == NOTHING:
-        raise ConstraintRefused("this constraint admits nothing: no text satisfies all that it asks for")
+        raise NothingAdmitted()
     return resolved
+
+
+class NothingAdmitted(ConstraintRefused):
+    """No text satisfies all that a constraint asks for."""
+
+    def __init__(self) -> None:
+        super().__init__("this constraint admits nothing: no text satisfies all that it asks for")
+
+
+def _resolved_rule(resolver: _Resolver, name: str, language: Language) -> Language:
+    """Raises LimitExceeded, with the name of the rule as its place."""
+    try:
+        return resolver.resolve(language)
+    except LimitExceeded as error:
+        raise LimitExceeded(error.why, where=error.where or name, keyword=error.keyword) from None
 
 
 def settled(language: Language, limits: Limits) -> Language:

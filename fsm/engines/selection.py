@@ -25,7 +25,7 @@ from ..errors import Unsupported
 from ..language import Grammar
 from ..limits import Limits
 from ..regex.parser import parse_regex
-from ..schema import SchemaOptions, compile_schema
+from ..schema import SchemaOptions, resolved_schema
 from ..tokens.constraint import Constraint, Encode, JumpCounters
 from ..tokens.masks import Masks
 from .common_syntax import in_common_syntax
@@ -139,7 +139,7 @@ def own_grammar(source: Source, limits: Limits) -> Grammar:
             grammar = Grammar(parse_regex(source.text, limits))
         case "json_schema":
             options = SchemaOptions(source.whitespace, key_order=source.key_order)
-            grammar = compile_schema(source.text, options, limits).grammar
+            return resolved_schema(source.text, options, limits).grammar
         case "lark":
             raise Unsupported(
                 "umbel's automata read no Lark grammars; write constraint_engine='llguidance'", keyword="lark"

@@ -6,6 +6,6 @@ values     schemas,     clauses:    rules: members (objects), items (arrays),
                         meet it
 """
 
-from .compiler import SchemaGrammar, SchemaOptions, compile_schema
+from .compiler import SchemaGrammar, SchemaOptions, compile_schema, resolved_schema
 
-__all__ = ["SchemaGrammar", "SchemaOptions", "compile_schema"]
+__all__ = ["SchemaGrammar", "SchemaOptions", "compile_schema", "resolved_schema"]

@@ -38,7 +38,7 @@ def exactly_one(meaning: Meaning, schema: Schema, context: Clauses) -> Clauses:
             overlapping += mine
             mine = meaning.product((mine, *_failures(meaning, beside, len(mine))), schema.path)
         found += mine
-    if not found and overlapping:
+    if overlapping and all(clause.unexpressed for clause in found):
         meaning.ledger.refuse(
             "the branches hold together, and what only one of them admits cannot be expressed; "
             "write anyOf, or tell them apart by a required member with a const",
@@ -50,7 +50,8 @@ def exactly_one(meaning: Meaning, schema: Schema, context: Clauses) -> Clauses:
 
 
 def _failures(meaning: Meaning, parts: list[Schema], count: int) -> list[Clauses]:
-    """The ways in which each of some schemas does not hold; where those multiply, only a few simple ones."""
+    """The ways in which each of some schemas does not hold; where those multiply, a few simple ones, and the others as
+    one that is not expressed."""
     groups = [meaning.failing(part) for part in parts]
     if count * prod(map(len, groups)) <= MOST_FAILURES:
         return groups
@@ -59,7 +60,7 @@ def _failures(meaning: Meaning, parts: list[Schema], count: int) -> list[Clauses
     for part, group in zip(parts, groups, strict=True):
         simple = sorted(group, key=lambda clause: _intricacy(meaning, clause))[:most]
         if len(simple) < len(group):
-            meaning.ledger.narrow(part.path, "oneOf")
+            simple.append(Clause(part.path, unexpressed=("oneOf", part.path)))
         found.append(tuple(simple))
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
 from ..language import Language
-from .clauses import NUMBER, Clause
+from .clauses import NUMBER, Clause, unexpressed
 from .decimals import Bound, Number
 from .document import Schema
 from .formats import format_language, is_format
@@ -149,10 +149,10 @@ def format_asked(schema: Schema) -> Clause:
     return Clause(schema.path)
 
 
-def not_format(schema: Schema, ledger: Ledger) -> Iterator[Clause]:
+def not_format(schema: Schema) -> Iterator[Clause]:
     """The ways to miss a format.
 
-    Strings are left out: our languages of formats are inside the standards', so that what is outside may be valid.
+    Strings are not expressed: our languages of formats are inside the standards', so that what is outside may be valid.
     """
     name = text(schema, "format")
     if name in _RANGES:
@@ -160,4 +160,4 @@ def not_format(schema: Schema, ledger: Ledger) -> Iterator[Clause]:
         yield _numeric(schema, Numbers(most=Bound(low, True)))
         yield _numeric(schema, Numbers(least=Bound(high, True)))
     elif name is not None and is_format(name):
-        ledger.narrow(at(schema, "format"), "format")
+        yield unexpressed(schema.path, "format", "string")

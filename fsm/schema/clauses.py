@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..language import Language
 from .document import Schema
@@ -98,7 +98,11 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """What is asked of a value. A part that is None asks nothing of its type; `types` None: of any type."""
+    """What is asked of a value. A part that is None asks nothing of its type; `types` None: of any type.
+
+    `unexpressed`: (keyword, place) of something that is asked besides, and that no language gives. So the clause is met
+    by all the values that are meant, and by others: whether it is met at all can be told, and nothing is written by it.
+    """
 
     where: str
     types: frozenset[str] | None = None
@@ -108,6 +112,7 @@ class Clause:
     strings: Strings | None = None
     arrays: Arrays | None = None
     objects: Objects | None = None
+    unexpressed: tuple[str, str] | None = None
 
     @property
     def asks_nothing(self) -> bool:
@@ -119,6 +124,7 @@ class Clause:
             and self.strings is None
             and self.arrays is None
             and self.objects is None
+            and self.unexpressed is None
         )
 
     @property
@@ -134,10 +140,15 @@ class Clause:
 
     @property
     def only_values(self) -> bool:
-        return self.values is not None and not (self.types or self.excluded or self.spoken_of)
+        return self.values is not None and not (self.types or self.excluded or self.spoken_of or self.unexpressed)
 
 
 Clauses = tuple[Clause, ...]  # alternatives: one of them is met
+
+
+def unexpressed(where: str, keyword: str, kind: str, **parts: Any) -> Clause:
+    """A way to miss a keyword that no language gives: some of the values of this type. `parts`: of the clause."""
+    return Clause(where, types=frozenset({kind}), unexpressed=(keyword, f"{where}/{keyword}"), **parts)
 
 
 def of_type(where: str, types: Iterable[str]) -> Clause:
@@ -184,6 +195,7 @@ def meeting(left: Clause, right: Clause) -> Clause | None:
         _strings(left.strings, right.strings),
         _arrays(left.arrays, right.arrays),
         _objects(left.objects, right.objects),
+        left.unexpressed or right.unexpressed,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal as OneOf
 
+from ..boolean.resolution import NothingAdmitted, resolve
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
 from ..language import NOTHING, Call, Grammar, Language, Literal, Union
 from ..limits import Limits
@@ -15,6 +16,7 @@ from .clauses import (
     NUMBER,
     Arrays,
     Clause,
+    Clauses,
     Demand,
     Demands,
     Objects,
@@ -32,6 +34,7 @@ from .keywords import Ledger
 from .meaning import Meaning
 from .members import Members
 from .numbers import Numbers
+from .places import nothing_left, placed
 from .source import Value, read_schema
 from .spelling import Style, Whitespace
 from .strings import Strings, quoted
@@ -101,12 +104,68 @@ def compile_schema(
         ConstraintRefused: it is no valid schema, refers to nowhere, or admits nothing.
     """
     schema = read_schema(source, limits)
-    ledger = Ledger(allow=options.allow_unenforced)
     try:
-        grammar = Compiler(Document(schema), options, limits, ledger).grammar()
+        return _compiled(schema, options, limits)
+    except NothingLeft:
+        raise _nothing_left(schema, options, limits) from None
+
+
+def resolved_schema(
+    source: str | bytes | Mapping[str, object] | bool,
+    options: SchemaOptions = SchemaOptions(),
+    limits: Limits = Limits(),  # noqa: B008
+) -> SchemaGrammar:
+    """`compile_schema`, with a grammar that is ready for an automaton. Raises as that does."""
+    compiled = compile_schema(source, options, limits)
+    try:
+        return replace(compiled, grammar=resolve(compiled.grammar, limits))
+    except NothingAdmitted:
+        raise _nothing_left(compiled.schema, options, limits) from None
+    except ConstraintRefused as error:
+        raise placed(error, compiled.schema, "#") from None
+
+
+def _compiled(schema: Value, options: SchemaOptions, limits: Limits) -> SchemaGrammar:
+    """Raises NothingLeft, besides what `compile_schema` raises."""
+    ledger = Ledger(allow=options.allow_unenforced)
+    latest = "#"
+    try:
+        compiler = Compiler(Document(schema), options, limits, ledger)
+        try:
+            grammar = compiler.grammar()
+        finally:
+            latest = compiler.meaning.latest
+    except NothingLeft:
+        if ledger.narrowed:  # values may be left that are not expressed
+            keyword, where = next(reversed(ledger.narrowed))
+            why = "what the schema leaves here cannot be expressed; write what is meant instead"
+            raise placed(Unsupported(why, where=where, keyword=keyword), schema, where) from None
+        raise
+    except ConstraintRefused as error:
+        raise placed(error, schema, latest) from None
     except RecursionError:
-        raise LimitExceeded("the schema nests or refers too deep; flatten it") from None
+        raise placed(LimitExceeded("the schema nests or refers too deep; flatten it"), schema, latest) from None
     return SchemaGrammar(grammar, schema, tuple(ledger.unenforced), tuple(ledger.narrowed))
+
+
+def _nothing_left(schema: Value, options: SchemaOptions, limits: Limits) -> ConstraintRefused:
+    def admits_nothing(value: Value) -> bool:
+        try:
+            resolve(_compiled(value, options, limits).grammar, limits)
+        except (NothingLeft, NothingAdmitted):
+            return True
+        except ConstraintRefused:
+            return True  # refused for another reason: removing the keyword does not help
+        return False
+
+    return nothing_left(schema, admits_nothing)
+
+
+class NothingLeft(ConstraintRefused):
+    """The schema admits nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("the schema admits nothing")
 
 
 class Compiler:
@@ -133,12 +192,13 @@ class Compiler:
         start = self.language((root,))
         while self._pending:
             name, part = self._pending.popleft()
+            self.meaning.latest = part.where
             if isinstance(part, Arrays):
                 self.add_rule(name, Items(self, part, name).language())
             else:
                 self.add_rule(name, Members(self, part, name, alone=id(part) not in self._alternatives).language())
         if start == NOTHING or (isinstance(start, Call) and self._rules[start.rule] == NOTHING):
-            raise ConstraintRefused("the schema admits nothing; let its bounds, types and enums overlap", where="#")
+            raise NothingLeft()
         return Grammar(start, self._rules)
 
     # Rules
@@ -168,7 +228,7 @@ class Compiler:
         """The texts of the values that meet all demands."""
         found = self._languages.get(demands)
         if found is None:
-            ways = self._ways(demands)
+            ways = self.expressed(self._ways(demands))
             if len(ways) > 1:
                 self._alternatives.update({id(way.objects): way.objects for way in ways if way.objects is not None})
             found = union([self._clause(clause) for clause in ways])
@@ -188,6 +248,14 @@ class Compiler:
                 raise
             self.ledger.narrow(failing.schema.path, "not")
             return ()
+
+    def expressed(self, clauses: Clauses) -> Clauses:
+        """Those that languages give; the others are noted."""
+        for clause in clauses:
+            if clause.unexpressed is not None:
+                keyword, where = clause.unexpressed
+                self.ledger.narrow(where, keyword)
+        return tuple(clause for clause in clauses if clause.unexpressed is None)
 
     def _clause(self, clause: Clause) -> Language:
         known = self._clauses.get(id(clause))
@@ -219,7 +287,7 @@ class Compiler:
         if types & NUMBER:
             options.append(self._number(numbers_of(clause, types), clause.where))
         if "string" in types:
-            options.append(self._string(strings_of(clause)))
+            options.append(self._string(strings_of(clause), clause.where))
         if "array" in types:
             options.append(self._array(clause))
         if "object" in types:
@@ -236,9 +304,9 @@ class Compiler:
             self.ledger.refuse(error.why, f"{where}/{error.keyword}", error.keyword)
             return Numbers(excluded=numbers.excluded, whole=numbers.whole).language()
 
-    def _string(self, strings: Strings) -> Language:
-        """One rule for all strings of whom the same is asked: formats and patterns are large, and come again."""
-        name = "any string" if strings == Strings() else "string"
+    def _string(self, strings: Strings, where: str) -> Language:
+        """One rule for all strings of which the same is asked: formats and patterns are large, and come again."""
+        name = "any string" if strings == Strings() else f"{where} string"
         return self._shared(strings, name, lambda: quoted(strings.characters()))
 
     def _shared(self, key: Hashable, name: str, build: Callable[[], Language]) -> Language:

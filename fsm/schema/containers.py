@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..errors import ConstraintRefused
 from ..language import Language
 from .assertions import Patterns, found_pattern
-from .clauses import Arrays, Clause, Contains, Demand, Objects, OtherMembers, PatternMembers
+from .clauses import Arrays, Clause, Contains, Demand, Objects, OtherMembers, PatternMembers, unexpressed
 from .document import Schema
 from .keywords import Ledger, at, branches, count, flag, mapping, names
 
@@ -73,8 +73,8 @@ def arrays_asked(schema: Schema) -> Clause:
     return Clause(schema.path, arrays=arrays)
 
 
-def not_arrays(schema: Schema, ledger: Ledger) -> Iterator[Clause]:
-    """The ways to miss what `arrays_asked` asks, but for two that are no regular language or need a far look."""
+def not_arrays(schema: Schema) -> Iterator[Clause]:
+    """The ways to miss what `arrays_asked` asks; two of them are no regular language, or need a far look."""
 
     def asked(**parts: object) -> Clause:
         return Clause(schema.path, types=frozenset({"array"}), arrays=Arrays(schema.path, **parts))  # type: ignore[arg-type]
@@ -88,7 +88,8 @@ def not_arrays(schema: Schema, ledger: Ledger) -> Iterator[Clause]:
         elif not first:
             yield asked(contains=(Contains(Demand(others, False), 1, None),))
         else:
-            ledger.narrow(at(schema, "items"), "items")
+            longer = Arrays(schema.path, least=len(first) + 1)
+            yield unexpressed(schema.path, "items", "array", arrays=longer)
     contains = _contains(schema)
     if contains is not None:
         if contains.least:
@@ -101,7 +102,7 @@ def not_arrays(schema: Schema, ledger: Ledger) -> Iterator[Clause]:
     if most is not None:
         yield asked(least=most + 1)
     if flag(schema, "uniqueItems"):
-        ledger.narrow(at(schema, "uniqueItems"), "uniqueItems")
+        yield unexpressed(schema.path, "uniqueItems", "array", arrays=Arrays(schema.path, least=2))
 
 
 def _patterns(schema: Schema, find: Patterns, ledger: Ledger) -> list[PatternMembers]:
@@ -151,7 +152,7 @@ def objects_where(where: str, **parts: object) -> Clause:
 
 
 def not_objects(schema: Schema, find: Patterns, nothing: Demand, ledger: Ledger) -> Iterator[Clause]:
-    """The ways to miss what `objects_asked` asks, but for those that speak of a member of any name."""
+    """The ways to miss what `objects_asked` asks; those that speak of a member of any name are no language."""
     value = schema.value
     for name in _required(schema):
         yield objects_where(schema.path, properties={name: (nothing,)})
@@ -170,8 +171,13 @@ def not_objects(schema: Schema, find: Patterns, nothing: Demand, ledger: Ledger)
         languages = tuple(pattern.names for pattern in patterns)
         yield objects_where(schema.path, others=(OtherMembers(frozenset(properties), languages, None),))
     elif value.get("additionalProperties", True) is not True:
-        ledger.narrow(at(schema, "additionalProperties"), "additionalProperties")
+        yield _some_member(schema, "additionalProperties")
     if any(inner is not True for inner in mapping(schema, "patternProperties").values()):
-        ledger.narrow(at(schema, "patternProperties"), "patternProperties")
+        yield _some_member(schema, "patternProperties")
     if value.get("propertyNames", True) is not True:
-        ledger.narrow(at(schema, "propertyNames"), "propertyNames")
+        yield _some_member(schema, "propertyNames")
+
+
+def _some_member(schema: Schema, keyword: str) -> Clause:
+    """Objects with a member, whichever it is, that breaks the keyword."""
+    return unexpressed(schema.path, keyword, "object", objects=Objects(schema.path, {}, least=1))

@@ -110,7 +110,7 @@ class Items:
         found: list[Value] = []
         if not self.arrays.rest:
             return None
-        for clause in self.compiler.meaning.together(self.arrays.rest):
+        for clause in self.compiler.expressed(self.compiler.meaning.together(self.arrays.rest)):
             if clause.values is not None:
                 if any(isinstance(value, list | dict) for value in clause.values):
                     return None

@@ -37,6 +37,7 @@ class Meaning:
         self._known: dict[Demand, Clauses] = {}
         self._together: dict[Demands, Clauses] = {}
         self.open: dict[Demand, None] = {}
+        self.latest = "#"  # the place that is worked on, for refusals
         self._patterns: dict[str, Language] = {}
         self.emptiness = Emptiness(self)
 
@@ -58,6 +59,7 @@ class Meaning:
         if found is not None:
             return found
         schema, holds = demand
+        self.latest = schema.path
         if demand in self.open:
             raise ConstraintRefused(
                 "the schema refers back to itself before it says anything; let it go through properties or items",

@@ -144,7 +144,7 @@ class Members:
             return True
         given = Clause(self.objects.where, values=(name,))
         ways = (meeting(clause, given) for clause in self.compiler.meaning.together(self.objects.names))
-        return any(way is not None and scalars_left(way) for way in ways)
+        return any(way is not None and way.unexpressed is None and scalars_left(way) for way in ways)
 
     # Members of other names
 
@@ -195,7 +195,7 @@ class Members:
         if not self.objects.names:
             return []
         options: list[Language] = []
-        for clause in self.compiler.meaning.together(self.objects.names):
+        for clause in self.compiler.expressed(self.compiler.meaning.together(self.objects.names)):
             if clause.types is not None and "string" not in clause.types:
                 continue
             if clause.values is not None:

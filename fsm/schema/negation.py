@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from .alternatives import conditional, merged
 from .assertions import not_format, not_numbers, not_strings
-from .clauses import EVERY_TYPE, Clause, Clauses, Demand, of_type
+from .clauses import EVERY_TYPE, Clause, Clauses, Demand, of_type, unexpressed
 from .containers import not_arrays, not_objects
 from .dependencies import not_dependencies
 from .document import Draft, Schema
 from .groups import constants, groups_of, structure
-from .keywords import at, branches
+from .keywords import branches
 from .source import Value
 
 if TYPE_CHECKING:
@@ -25,14 +25,15 @@ def failing_ways(meaning: Meaning, schema: Schema) -> Clauses:
         return () if value else (Clause(schema.path),)
     if "$ref" in value and meaning.document.draft <= Draft.DRAFT7:
         return meaning.clauses(Demand(meaning.document.target(schema, "$ref"), False))
-    before = len(meaning.ledger.narrowed)
     found = [clause for group in groups_of(value) for clause in _failing(meaning, schema, group)]
-    for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+    for keyword, kind in (("unevaluatedProperties", "object"), ("unevaluatedItems", "array")):
         if value.get(keyword, True) is not True:
-            meaning.ledger.narrow(at(schema, keyword), keyword)
-    if not found and len(meaning.ledger.narrowed) > before:
-        keyword, where = next(reversed(meaning.ledger.narrowed))
-        meaning.ledger.refuse("what does not meet this cannot be expressed; write what is meant instead", where, "not")
+            found.append(unexpressed(schema.path, keyword, kind))
+    lost = [clause.unexpressed for clause in found if clause.unexpressed is not None]
+    if lost and len(lost) == len(found):
+        keyword, where = lost[-1]
+        why = "what does not meet this cannot be expressed; write what is meant instead"
+        meaning.ledger.refuse(why, where, keyword)
         return (Clause(schema.path),)
     return merged(found)
 
@@ -44,11 +45,11 @@ def _failing(meaning: Meaning, schema: Schema, group: str) -> Iterable[Clause]:
         case "strings":
             return not_strings(schema, meaning.find, meaning.ledger)
         case "arrays":
-            return not_arrays(schema, meaning.ledger)
+            return not_arrays(schema)
         case "objects":
             return not_objects(schema, meaning.find, meaning.nothing, meaning.ledger)
         case "format":
-            return not_format(schema, meaning.ledger)
+            return not_format(schema)
         case "type":
             return (of_type(schema.path, EVERY_TYPE - meaning.types(schema)),)
         case "const" | "enum":

@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from umbel.fsm.automaton.automaton import Automaton
-from umbel.fsm.boolean.resolution import resolve
-from umbel.fsm.limits import Limits
-from umbel.fsm.schema import SchemaOptions, compile_schema
+from umbel.fsm.schema import SchemaOptions, resolved_schema
 
 SPACED = SchemaOptions()
 LITERAL = SchemaOptions(infer_types=False)  # a schema without a type admits every type, as for validators
 
 
 def automaton(schema: str | Mapping[str, Any] | bool, options: SchemaOptions = SPACED) -> Automaton:
-    limits = Limits()
-    return Automaton(resolve(compile_schema(schema, options, limits).grammar, limits))
+    return Automaton(resolved_schema(schema, options).grammar)
 
 
 def written(value: object) -> bytes:
