@@ -53,6 +53,7 @@ class Engine:
     runner: Runner
     first_token: int  # a token that may begin a text, for the warm-up
     endings: tuple[Callable[[], object], ...]  # of the threads that are its own
+    damage: Callable[[], str] = str  # what is wrong with the weights on disk, "" for nothing; takes its time
 
     def heartbeat(self) -> Heartbeat:
         """The engine's state, to be sent with the next sign of life."""
@@ -147,6 +148,7 @@ def open_engine(
     )
     endings: list[Callable[[], object]] = []
     oracle: OracleRunner | LaunchedOracle | None = None
+    damage: Callable[[], str] = str
     if options.model == ORACLE:
         tokenizer = ByteTokenizer()
         oracle = OracleRunner(
@@ -181,7 +183,7 @@ def open_engine(
             runner = ThreadedRunner(runner)
             endings.append(runner.close)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
-        open_tokens, tries = source.tokenizer, _tries_folder()
+        open_tokens, tries, damage = source.tokenizer, _tries_folder(), source.damage
     # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment. Another one
     # opens those of llguidance, which may take seconds.
     openers: list[Executor] = [
@@ -194,7 +196,7 @@ def open_engine(
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
-    return Engine(scheduler, runner, first if isinstance(first, int) else 0, tuple(endings))
+    return Engine(scheduler, runner, first if isinstance(first, int) else 0, tuple(endings), damage)
 
 
 def _constraint_shelf(

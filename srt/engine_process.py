@@ -6,6 +6,7 @@ A thread with a socket of its own sends the number of the current step twice a s
 take minutes and the process still counts as alive. The scheduler is touched by the main thread only.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -52,6 +53,7 @@ from .wire import (
 log = logging.getLogger("umbel.engine")
 
 IDLE_POLL = 1000  # milliseconds; an idle engine also honours nothing but arrivals
+LEAST_PRIORITY = 19  # of a thread
 WARM_UP = 0  # an id the gateway never uses
 
 
@@ -151,6 +153,18 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
             log.error("a request failed: %s", type(logged).__name__, exc_info=_ours_to_explain(logged))
 
 
+def compare_weights(engine: Engine) -> None:
+    """Compares the weights with what was converted, next to the first requests and behind them in priority. The process
+    ends where they differ: its texts would be another model's. The next engine finds the folder marked, and converts
+    the model again or says what to do."""
+    with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
+    damage = engine.damage()
+    if damage:
+        log.error("%s; the engine ends, and the model is converted again", damage)
+        os._exit(1)
+
+
 def _ours_to_explain(error: Exception | None) -> Exception | None:
     """A refusal explains itself to its sender; anything else is our mistake and needs its traceback."""
     return None if isinstance(error, UmbelError) else error
@@ -185,6 +199,7 @@ def main() -> None:
     pulse.start()
     runner = engine.runner
     link.send(EngineReady(runner.context_length, runner.vocab_size, runner.num_slots - 1))
+    threading.Thread(target=compare_weights, args=(engine,), name="weights", daemon=True).start()
     try:
         serve(engine, link, pulse)
     except BaseException:
