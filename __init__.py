@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.gate import Gate as Gate
     from .interpreter.backends.hosted.anthropic.backend import Anthropic as Anthropic
+    from .interpreter.backends.hosted.litellm import LiteLLM as LiteLLM
     from .interpreter.backends.hosted.openai.backend import OpenAI as OpenAI
     from .interpreter.backends.hosted.openai.profiles import Profile as Profile
     from .interpreter.backends.hosted.sglang.endpoint import RuntimeEndpoint as RuntimeEndpoint
+    from .interpreter.backends.hosted.vertexai import VertexAI as VertexAI
     from .interpreter.backends.runtime import Runtime as Runtime
     from .interpreter.batch import Failure as Failure
     from .interpreter.budgets.budget import Budget as Budget
@@ -107,9 +109,11 @@ _HOMES = {
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),
+    "interpreter.backends.hosted.litellm": ("LiteLLM",),
     "interpreter.backends.hosted.openai.backend": ("OpenAI",),
     "interpreter.backends.hosted.openai.profiles": ("Profile",),
     "interpreter.backends.hosted.sglang.endpoint": ("RuntimeEndpoint",),
+    "interpreter.backends.hosted.vertexai": ("VertexAI",),
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
     "interpreter.budgets.budget": ("Budget",),

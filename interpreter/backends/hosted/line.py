@@ -17,7 +17,21 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 # Libraries whose exceptions are about the connection or the answer. Any other exception is a mistake of ours.
-_TALKERS = ("openai", "anthropic", "httpx2", "httpcore2", "httpx", "httpcore", "anyio", "ssl", "h11", "h2")
+_TALKERS = (
+    "openai",
+    "anthropic",
+    "litellm",
+    "google",
+    "aiohttp",
+    "httpx2",
+    "httpcore2",
+    "httpx",
+    "httpcore",
+    "anyio",
+    "ssl",
+    "h11",
+    "h2",
+)
 
 
 class Line(Generic[C]):

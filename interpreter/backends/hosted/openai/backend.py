@@ -101,6 +101,12 @@ class OpenAI:
         TemplateError: the chat template does not compile.
     """
 
+    # Of classes that reach a provider by another client (`translated`): its package ("" for none), the extra that
+    # brings it, and what names of backends begin with.
+    PACKAGE = "openai"
+    EXTRA = "openai"
+    KIND = "openai"
+
     def __init__(
         self,
         model: str,
@@ -128,11 +134,13 @@ class OpenAI:
         **unknown: object,
     ) -> None:
         if unknown:
-            options = (name for name in OpenAI.__init__.__annotations__ if name not in ("unknown", "return"))
-            raise unknown_option("OpenAI()", next(iter(unknown)), options)
-        if importlib.util.find_spec("openai") is None:
-            raise MissingExtraError("openai", "openai")
-        model = checks.text("OpenAI(): model", model, MAX_MODEL_LENGTH, "the name of a model, such as 'gpt-4.1-mini'")
+            kind = type(self)
+            options = (name for name in kind.__init__.__annotations__ if name not in ("unknown", "return"))
+            raise unknown_option(f"{kind.__name__}()", next(iter(unknown)), options)
+        if not _is_installed(self.PACKAGE):
+            raise MissingExtraError(self.PACKAGE, self.EXTRA)
+        named = f"{type(self).__name__}(): model"
+        model = checks.text(named, model, MAX_MODEL_LENGTH, "the name of a model, such as 'gpt-4.1-mini'")
         checks.one_of("mode", mode, get_args(AskedMode))
         checks.instance("surroundings", surroundings, Surroundings | None)
         checks.instance("environment", environment, Mapping | None)
@@ -152,14 +160,14 @@ class OpenAI:
         )
         self._asked_mode: AskedMode = "completion" if mode == "auto" and chat_template is not None else mode
         self._extra = checked_extra(extra_body)
-        self._name = f"openai {model}"
+        self._name = f"{self.KIND} {model}"
         endpoint_ = self._endpoint
         self._provider = Provider(self._name, endpoint_.host, endpoint_.key_from, endpoint_.secrets)
         self._patience = Patience(timeout, first_byte_timeout, connect_timeout, idle_timeout)
         self._surroundings = surroundings or Surroundings()
         self._line: Line[AsyncOpenAI] = Line(
             self._provider,
-            lambda: self._open(max_concurrency),
+            lambda: self._client(max_concurrency),
             _close,
             concurrency=max_concurrency,
             retries=Retries(max_retries),
@@ -203,8 +211,9 @@ class OpenAI:
         async with self._starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if self._started:
                 return
-            await asyncio.to_thread(importlib.import_module, "openai")
-            if self._endpoint.azure is None:
+            if self.PACKAGE:
+                await asyncio.to_thread(importlib.import_module, self.PACKAGE)
+            if self.KIND == "openai" and self._endpoint.azure is None:
                 await self._ask_models()
             if self._endpoint.is_openai:
                 with contextlib.suppress(TimeoutError):  # bytes are a bound as well
@@ -265,7 +274,7 @@ class OpenAI:
                 facts = {"model": self.model, "host": self._endpoint.host, "mode": self._planner.mode}
                 retries = {f"retries_{reason}": count for reason, count in sorted(self._line.counts.items())}
                 counts = {"calls": self._calls, "calls_with_estimated_usage": self._estimated, **retries}
-                return Done("openai", {**facts, "profile": self._planner.profile.name, **counts})
+                return Done(self.KIND, {**facts, "profile": self._planner.profile.name, **counts})
             case "flush_cache":
                 raise CapabilityError(f"{self._name} cannot empty the provider's cache; it forgets by itself")
             case _:
@@ -276,7 +285,7 @@ class OpenAI:
 
     # -------------------------------------------------------------------------------- how
 
-    def _open(self, concurrency: int) -> "AsyncOpenAI":
+    def _client(self, concurrency: int) -> "AsyncOpenAI":
         import openai  # late: a program may never call
 
         from ..transport import open_client
@@ -317,6 +326,13 @@ class OpenAI:
 
 # What max_tokens=0 gives.
 _NOTHING = Completion("", (), 0, "", FinishReason.LENGTH)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return not package or importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 async def _close(client: "AsyncOpenAI") -> None:

@@ -8,6 +8,7 @@ from .....lang.errors import BackendError
 from .....lang.protocol import Chunk, GenRequest
 from ..failures import Provider
 from ..line import Line
+from ..translated import TranslatedStream, Translator
 from .answers import Answer, Given
 from .requests import Plan
 from .wire import Piece, parsed
@@ -42,10 +43,7 @@ async def _whole(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Pr
 
 async def _begin(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Provider, read: Reading) -> "Events":
     """A streamed call, until its answer begins: so far it may be tried again."""
-    from openai import AsyncStream
-
-    stream = await client.post(plan.path, cast_to=object, body=plan.body, stream=True, stream_cls=AsyncStream[object])
-    events = Events(stream, answer, provider, read)
+    events = Events(await _streamed(client, plan), answer, provider, read)
     try:
         events.check_kind()
     except BackendError:
@@ -54,10 +52,20 @@ async def _begin(client: "AsyncOpenAI", plan: Plan, answer: Answer, provider: Pr
     return events
 
 
+async def _streamed(client: "AsyncOpenAI | Translator", plan: Plan) -> "AsyncStream[object] | TranslatedStream":
+    if isinstance(client, Translator):
+        return TranslatedStream(await client.stream(plan.body))
+    from openai import AsyncStream
+
+    return await client.post(plan.path, cast_to=object, body=plan.body, stream=True, stream_cls=AsyncStream[object])
+
+
 class Events:
     """The events of a stream."""
 
-    def __init__(self, stream: "AsyncStream[object]", answer: Answer, provider: Provider, read: Reading) -> None:
+    def __init__(
+        self, stream: "AsyncStream[object] | TranslatedStream", answer: Answer, provider: Provider, read: Reading
+    ) -> None:
         self._stream, self._answer, self._provider, self._read = stream, answer, provider, read
 
     def check_kind(self) -> None:

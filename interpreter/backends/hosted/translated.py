@@ -1,0 +1,75 @@
+"""Providers whose own clients are asked in the OpenAI dialect: a translator stands where the SDK's client would.
+
+Requests come as bodies of `/chat/completions`, and answers go back as its objects, so that planning, stops,
+constraints, budgets and retries are those of `OpenAI`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from .lowered import Fields
+
+Object = dict[str, Any]  # Any: JSON
+
+
+class ProviderError(OSError):
+    """A provider refused a request, or failed. The attributes are those of an SDK's exception.
+
+    Args:
+        status: of HTTP.
+        message: in the provider's words.
+        headers: of its answer.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status_code, self.body = status, {"error": {"message": message}}
+        self.response = Response(headers or {})
+
+
+class Response:
+    """What is looked at of an HTTP response."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+
+
+class TranslatedStream:
+    """Objects of a streamed answer."""
+
+    response = Response({})
+
+    def __init__(self, objects: AsyncIterator[Object]) -> None:
+        self._objects = objects
+
+    def __aiter__(self) -> AsyncIterator[object]:
+        return self
+
+    async def __anext__(self) -> object:
+        return await anext(self._objects)
+
+    async def close(self) -> None:
+        close = getattr(self._objects, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class Translator(ABC):
+    """A client of a provider that is asked in the OpenAI dialect."""
+
+    async def post(self, path: str, *, cast_to: type[object], body: Fields) -> object:
+        """An answer at once."""
+        return await self.whole(body)
+
+    @abstractmethod
+    async def whole(self, body: Fields) -> Object:
+        """A body of `/chat/completions` → its answer. Raises ProviderError, or what the provider's client raises."""
+
+    @abstractmethod
+    async def stream(self, body: Fields) -> AsyncIterator[Object]:
+        """The same as objects of a stream, once the answer has begun."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends its connections, where they are its own."""

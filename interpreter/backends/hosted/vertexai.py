@@ -1,0 +1,224 @@
+"""Gemini models at Vertex AI, by Google's own client.
+
+model = umbel.VertexAI("gemini-2.5-flash", project="my-project", location="europe-west1")
+"""
+
+import base64
+import importlib
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from ....lang.errors import ParameterError
+from .lowered import Fields
+from .openai.backend import OpenAI
+from .openai.profiles import Profile
+from .surroundings import Surroundings
+from .translated import Object, ProviderError, Translator
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+# Of the Gemini models: which parameters they take, and that they enforce any JSON schema.
+GEMINI = Profile(
+    "gemini",
+    completion=False,
+    schemas="response_format",
+    sampling=frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed"}),
+    n=8,
+    stops=5,
+    top_logprobs=-1,
+    images=True,
+    thinking_tokens=4096,
+    max_context=1_048_576,
+)
+_DATA_URL = re.compile(r"data:(image/\w+);base64,(.*)", re.DOTALL)
+_SAME = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
+_REASONS = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others are the provider's filters
+
+
+class VertexAI(OpenAI):
+    """A backend for one Gemini model at Vertex AI, or at Google's Gemini API.
+
+    Conversations, stops, budgets and retries are as of `OpenAI`. JSON schemas are the model's to enforce; other
+    constraints are validated here, and the model is asked again.
+
+    Args:
+        model: its name.
+        project, location: at Google Cloud; None: GOOGLE_CLOUD_PROJECT, GOOGLE_CLOUD_LOCATION.
+        api_key: of the Gemini API, instead of a project.
+        safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
+        profile: what the model can do, as of `OpenAI`.
+        client: a `google.genai.Client` that is used as it is; None: one is made.
+        timeout, first_byte_timeout, idle_timeout, max_retries, max_concurrency: as of `OpenAI`.
+        surroundings: clock, sleep and chance, for tests.
+
+    Raises:
+        MissingExtraError: the `google-genai` package is not installed, and no client is given.
+        ParameterError: neither a project nor a key, or a wrong value or option.
+    """
+
+    PACKAGE = "google.genai"
+    EXTRA = "vertexai"
+    KIND = "vertexai"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        project: str | None = None,
+        location: str | None = None,
+        api_key: str | None = None,
+        safety_settings: Mapping[str, str] | None = None,
+        profile: Profile = GEMINI,
+        client: Any = None,  # Any: google.genai.Client, an optional package's
+        timeout: float = 600.0,
+        first_byte_timeout: float | None = None,
+        idle_timeout: float = 120.0,
+        max_retries: int = 3,
+        max_concurrency: int = 64,
+        surroundings: Surroundings | None = None,
+        **unknown: object,
+    ) -> None:
+        if client is not None:
+            self.PACKAGE = ""  # nothing of it is needed
+        project = project or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        if client is None and not project and not api_key:
+            raise ParameterError(
+                "VertexAI() has no project; write project='my-project', set GOOGLE_CLOUD_PROJECT, or give api_key= of "
+                "the Gemini API"
+            )
+        if safety_settings is not None and not isinstance(safety_settings, Mapping):
+            raise ParameterError("safety_settings is a dict such as {'HARM_CATEGORY_HARASSMENT': 'BLOCK_NONE'}")
+        if not isinstance(profile, Profile) or not profile.chat:
+            raise ParameterError(f"VertexAI(profile={profile!r}): write a Profile(...) of a chat model")
+        super().__init__(
+            model,
+            api_key=api_key or "none",
+            base_url="https://aiplatform.googleapis.com",
+            mode="chat",
+            profile=profile,
+            timeout=timeout,
+            first_byte_timeout=first_byte_timeout,
+            idle_timeout=idle_timeout,
+            max_retries=max_retries,
+            max_concurrency=max_concurrency,
+            surroundings=surroundings,
+            environment={},
+            **unknown,  # type: ignore[arg-type]  # it refuses them, by name
+        )
+        self._given_client = client
+        self._where: Fields = {"api_key": api_key} if api_key else {"vertexai": True, "project": project}
+        if location and not api_key:
+            self._where["location"] = location
+        self._safety = [
+            {"category": category, "threshold": threshold} for category, threshold in (safety_settings or {}).items()
+        ]
+
+    def _client(self, concurrency: int) -> "AsyncOpenAI":
+        client = self._given_client
+        if client is None:
+            client = importlib.import_module("google.genai").Client(**self._where)
+        # The line is typed by the SDK of OpenAI, of which it uses what a translator has.
+        return cast("AsyncOpenAI", _Gemini(client, self._safety))
+
+
+class _Gemini(Translator):
+    """Calls of Google's client, in the OpenAI dialect."""
+
+    def __init__(self, client: Any, safety: list[Fields]) -> None:
+        self._client, self._safety = client.aio, safety
+
+    async def whole(self, body: Fields) -> Object:
+        return _answer(await self._tried(self._client.models.generate_content(**self._asked(body))))
+
+    async def stream(self, body: Fields) -> AsyncIterator[Object]:
+        return _objects(await self._tried(self._client.models.generate_content_stream(**self._asked(body))))
+
+    async def close(self) -> None:
+        close = getattr(self._client, "aclose", None)  # newer versions have it
+        if close is not None:
+            await close()
+
+    async def _tried(self, call: Any) -> Any:
+        try:
+            return await call
+        except Exception as error:
+            status = getattr(error, "code", None)
+            if not isinstance(status, int):
+                raise
+            raise ProviderError(status, str(getattr(error, "message", None) or error)) from None
+
+    def _asked(self, body: Fields) -> Fields:
+        config: Fields = {name: body[name] for name in _SAME if name in body}
+        config["max_output_tokens"] = body["max_tokens"]
+        if "stop" in body:
+            config["stop_sequences"] = body["stop"]
+        if "n" in body:
+            config["candidate_count"] = body["n"]
+        if "response_format" in body:
+            config["response_mime_type"] = "application/json"
+            config["response_json_schema"] = body["response_format"]["json_schema"]["schema"]
+        if self._safety:
+            config["safety_settings"] = self._safety
+        said = [message for message in body["messages"] if message["role"] not in ("system", "developer")]
+        rules = [message["content"] for message in body["messages"] if message["role"] in ("system", "developer")]
+        if rules:
+            config["system_instruction"] = "\n\n".join(rules)
+        contents = [{"role": _role(each["role"]), "parts": _parts(each["content"])} for each in said]
+        return {"model": body["model"], "contents": contents, "config": config}
+
+
+def _role(role: str) -> str:
+    return "model" if role == "assistant" else role
+
+
+def _parts(content: str | list[Fields]) -> list[Fields]:
+    if isinstance(content, str):
+        return [{"text": content}]
+    return [_part(each) for each in content]
+
+
+def _part(part: Fields) -> Fields:
+    if part["type"] == "text":
+        return {"text": part["text"]}
+    found = _DATA_URL.fullmatch(part["image_url"]["url"])
+    assert found is not None, "pictures are sent as data"
+    return {"inline_data": {"mime_type": found[1], "data": base64.b64decode(found[2])}}
+
+
+async def _objects(chunks: AsyncIterator[Any]) -> AsyncGenerator[Object, None]:
+    async for chunk in chunks:
+        yield _answer(chunk)
+
+
+def _answer(answer: Any) -> Object:
+    """Google's object, whole or a piece → OpenAI's."""
+    counted = getattr(answer, "usage_metadata", None)
+    choices = [_choice(index, each) for index, each in enumerate(answer.candidates or ())]
+    feedback = getattr(answer, "prompt_feedback", None)
+    if not choices and getattr(feedback, "block_reason", None):
+        choices = [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]
+    return {"choices": choices, **({"usage": _usage(counted)} if counted is not None else {})}
+
+
+def _choice(index: int, candidate: Any) -> Object:
+    parts = (candidate.content.parts if candidate.content is not None else None) or ()
+    text = "".join(part.text or "" for part in parts if not getattr(part, "thought", False))
+    reason = getattr(candidate.finish_reason, "value", candidate.finish_reason)
+    told: Object = {"index": candidate.index if candidate.index is not None else index, "message": {"content": text}}
+    if reason and reason != "FINISH_REASON_UNSPECIFIED":
+        told["finish_reason"] = _REASONS.get(str(reason), "content_filter")
+    return told
+
+
+def _usage(counted: Any) -> Object:
+    prompt = counted.prompt_token_count or 0
+    said = (counted.candidates_token_count or 0) + (getattr(counted, "thoughts_token_count", None) or 0)
+    cached = getattr(counted, "cached_content_token_count", None) or 0
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": said,
+        "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
+    }

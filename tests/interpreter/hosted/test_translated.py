@@ -1,0 +1,281 @@
+"""Providers that are reached by clients of their own: LiteLLM, and Google's for Gemini models."""
+
+import importlib.machinery
+import importlib.util
+import json
+import sys
+from collections.abc import AsyncIterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import umbel as ul
+from umbel.interpreter.backends.hosted.translated import ProviderError
+from umbel.interpreter.fakes.server import Exchange, HttpRequest, Server
+from umbel.testing import FakeOpenAI
+
+PICTURE = b"\x89PNG\r\n\x1a\n" + b"\0" * 16
+
+
+@ul.function
+def ask(s, question):
+    s += ul.system("Be brief.") + ul.user(question)
+    s += ul.assistant(ul.gen("answer", max_tokens=8, stop="."))
+
+
+@ul.function
+def decide(s):
+    s += ul.user("Sure?") + ul.assistant(ul.select("sure", ["yes", "no"]))
+
+
+# ------------------------------------------------------------------------------------------- LiteLLM
+
+
+class Dumped:
+    """An object of LiteLLM's."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._data = data
+
+    def model_dump(self, **options: object) -> dict[str, Any]:
+        return self._data
+
+
+class FakeLibrary(ModuleType):
+    """What is used of the package. `said`: answers, or errors, in order."""
+
+    def __init__(self, said: list[str | Exception]) -> None:
+        super().__init__("litellm")
+        self.__spec__ = importlib.machinery.ModuleSpec("litellm", None)
+        self.said, self.asked = said, []
+
+    async def acompletion(self, **asked: Any) -> Any:
+        self.asked.append(asked)
+        answer = self.said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        usage = {"prompt_tokens": 5, "completion_tokens": 2}
+        if asked.get("stream"):
+            return self._pieces(answer, usage)
+        choice = {"index": 0, "message": {"content": answer}, "finish_reason": "stop"}
+        return Dumped({"choices": [choice], "usage": usage})
+
+    async def _pieces(self, answer: str, usage: dict[str, int]) -> AsyncIterator[Dumped]:
+        for word in answer.split(" "):
+            yield Dumped({"choices": [{"index": 0, "delta": {"content": word + " "}}]})
+        yield Dumped({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage})
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
+    fake = FakeLibrary([])
+    monkeypatch.setitem(sys.modules, "litellm", fake)
+    return fake
+
+
+def test_litellm_is_asked_with_messages_and_without_retries_of_its_own(library: FakeLibrary):
+    library.said[:] = ["Paris"]
+    model = ul.LiteLLM("mistral/large", api_key="key-of-mistral", extra_body={"metadata": {"a": 1}})
+    state = ask.run("Capital?", backend=model)
+    assert (state["answer"], state.usage.prompt_tokens, state.usage.completion_tokens) == ("Paris", 5, 2)
+    (asked,) = library.asked
+    assert asked["model"] == "mistral/large"
+    assert [message["role"] for message in asked["messages"]] == ["system", "user"]
+    assert (asked["num_retries"], asked["api_key"], asked["metadata"]) == (0, "key-of-mistral", {"a": 1})
+    assert (asked["max_tokens"], asked["stop"]) == (8, ["."])
+
+
+def test_litellm_streams(library: FakeLibrary):
+    library.said[:] = ["one two three"]
+    state = ask.run("Count", backend=ul.LiteLLM("x/y"), stream=True)
+    assert "".join(state.text_iter("answer")) == state["answer"] == "one two three "
+
+
+def test_constraints_at_litellm_are_validated(library: FakeLibrary):
+    library.said[:] = ["perhaps", "no"]
+    state = decide.run(backend=ul.LiteLLM("x/y"))
+    assert (state["sure"], state.get_meta_info("sure")["tries"]) == ("no", 2)
+
+
+class Refusal(Exception):
+    """An exception of the library, by shape."""
+
+    __module__ = "litellm.exceptions"
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status_code, self.body = status, {"error": {"message": said}}
+
+
+def test_errors_of_litellm_are_ours_and_hold_no_key(library: FakeLibrary):
+    library.said[:] = [Refusal(500, "down"), "up"]
+    clock = ul.LiteLLM("x/y", api_key="sk-secret-key-1")
+    assert ask.run("?", backend=clock)["answer"] == "up"
+    library.said[:] = [Refusal(401, "wrong key sk-secret-key-1")]
+    with pytest.raises(ul.RequestError, match="refused the key") as raised:
+        ask.run("?", backend=clock).sync()
+    assert "sk-secret-key-1" not in str(raised.value)
+    library.said[:] = [RuntimeError("a mistake")]
+    with pytest.raises(RuntimeError, match="a mistake"):
+        ask.run("?", backend=clock).sync()
+
+
+@pytest.mark.parametrize(
+    ("make", "extra"), [(lambda: ul.LiteLLM("a/b"), "litellm"), (lambda: ul.VertexAI("m", project="p"), "vertexai")]
+)
+def test_a_package_that_is_not_installed_is_named(make, extra, monkeypatch):
+    find = importlib.util.find_spec
+    hidden = ("litellm", "google", "google.genai")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in hidden else find(name, *more))
+    with pytest.raises(ul.MissingExtraError, match=rf"pip install 'umbel\[{extra}\]'"):
+        make()
+
+
+def test_wrong_options_are_refused(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    for make, message in (
+        (lambda: ul.LiteLLM("a/b", keys="x"), "LiteLLM\\(\\) has no option 'keys'"),
+        (lambda: ul.LiteLLM("a/b", profile="vllm"), "Profile"),
+        (lambda: ul.LiteLLM(""), "LiteLLM\\(''\\)"),
+        (lambda: ul.VertexAI("m"), "project='my-project'"),
+        (lambda: ul.VertexAI("m", client=Gemini([]), safety_settings=["x"]), "safety_settings"),
+        (lambda: ul.VertexAI("m", client=Gemini([]), projects="x"), "VertexAI\\(\\) has no option 'projects'"),
+    ):
+        with pytest.raises(ul.ParameterError, match=message):
+            make()
+
+
+def test_the_real_litellm_asks_a_server_of_the_openai_dialect():
+    pytest.importorskip("litellm", reason="litellm is not installed here")
+    with FakeOpenAI(lambda text: "Paris. It is") as server:
+        model = ul.LiteLLM("openai/gpt-4o", api_key=server.api_key, base_url=server.base_url)
+        state = ask.run("Capital?", backend=model)
+        assert (state["answer"], server.calls) == ("Paris", 1)
+        streamed = ask.run("Capital?", backend=model, stream=True)
+        assert "".join(streamed.text_iter("answer")) == "Paris"
+        wrong = ul.LiteLLM("openai/gpt-4o", api_key="sk-wrong-key-12", base_url=server.base_url, max_retries=0)
+        with pytest.raises(ul.RequestError, match="refused the key"):
+            ask.run("Capital?", backend=wrong).sync()
+
+
+# ------------------------------------------------------------------------------------------- Gemini
+
+
+class Gemini:
+    """A client of Google's, by shape. `said`: answers in order: a text, (text, reason), or an error."""
+
+    def __init__(self, said: list[Any]) -> None:
+        self.said, self.asked, self.closed = said, [], 0
+        self.aio = SimpleNamespace(models=self, aclose=self._close)
+
+    async def _close(self) -> None:
+        self.closed += 1
+
+    async def generate_content(self, **asked: Any) -> Any:
+        return self._answer(asked)
+
+    async def generate_content_stream(self, **asked: Any) -> Any:
+        whole = self._answer(asked)
+
+        async def pieces() -> AsyncIterator[Any]:
+            for word in whole.candidates[0].content.parts[0].text.split(" "):
+                yield self._object(word + " ", None)
+            yield self._object("", "STOP")
+
+        return pieces()
+
+    def _answer(self, asked: dict[str, Any]) -> Any:
+        self.asked.append(asked)
+        said = self.said.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        text, reason = said if isinstance(said, tuple) else (said, "STOP")
+        return self._object(text, reason)
+
+    def _object(self, text: str, reason: str | None) -> Any:
+        content = SimpleNamespace(parts=[SimpleNamespace(text=text, thought=False)])
+        counted = SimpleNamespace(prompt_token_count=7, candidates_token_count=3, cached_content_token_count=4)
+        candidate = SimpleNamespace(index=None, content=content, finish_reason=reason)
+        return SimpleNamespace(candidates=[candidate], usage_metadata=counted, prompt_feedback=None)
+
+
+class Failed(Exception):
+    """An error of Google's client, by shape."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+def test_gemini_gets_turns_rules_and_parameters_under_googles_names():
+    client = Gemini(["Paris"])
+    model = ul.VertexAI("gemini-2.5-flash", client=client, safety_settings={"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"})
+    state = ask.run("Capital?", backend=model, temperature=0.5, top_k=4)
+    assert (state["answer"], state.usage.prompt_tokens, state.usage.cached_tokens) == ("Paris", 7, 4)
+    (asked,) = client.asked
+    assert asked["model"] == "gemini-2.5-flash"
+    assert asked["contents"] == [{"role": "user", "parts": [{"text": "Capital?"}]}]
+    assert asked["config"] == {
+        "system_instruction": "Be brief.",
+        "temperature": 0.5,
+        "top_k": 4,
+        "max_output_tokens": 8,
+        "stop_sequences": ["."],
+        "safety_settings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
+    }
+
+
+def test_gemini_streams_sees_pictures_and_enforces_schemas():
+    @ul.function
+    def program(s):
+        s += ul.user(ul.image(PICTURE) + "How many?")
+        s += ul.assistant(ul.gen("number", json_schema={"type": "object", "properties": {"n": {"type": "integer"}}}))
+
+    client = Gemini(["one two", '{"n": 2}'])
+    model = ul.VertexAI("gemini", client=client)
+    state = ask.run("Count", backend=model, stream=True)
+    assert "".join(state.text_iter("answer")) == state["answer"] == "one two "
+    counted = program.run(backend=model)
+    assert counted.value("number") == {"n": 2}
+    assert counted.get_meta_info("number")["guarantee"] == "enforced"
+    asked = client.asked[1]
+    assert asked["contents"][0]["parts"][0] == {"inline_data": {"mime_type": "image/png", "data": PICTURE}}
+    assert asked["config"]["response_mime_type"] == "application/json"
+    assert asked["config"]["response_json_schema"]["type"] == "object"
+
+
+def test_errors_of_google_are_ours():
+    model = ul.VertexAI("gemini", client=Gemini([Failed(503, "busy"), "up", Failed(403, "no"), ("x", "SAFETY")]))
+    assert ask.run("?", backend=model)["answer"] == "up"
+    with pytest.raises(ul.RequestError, match="refused the key"):
+        ask.run("?", backend=model).sync()
+    with pytest.raises(ul.RequestError, match="content filter"):
+        ask.run("?", backend=model).sync()
+    assert ProviderError(400, "no").status_code == 400
+
+
+def test_the_real_client_of_google_asks_a_server():
+    genai = pytest.importorskip("google.genai", reason="google-genai is not installed here")
+    asked: list[dict[str, Any]] = []
+
+    async def serve(request: HttpRequest, exchange: Exchange) -> None:
+        asked.append(json.loads(request.body))
+        candidate = {"content": {"role": "model", "parts": [{"text": "Paris"}]}, "finishReason": "STOP", "index": 0}
+        told = {"candidates": [candidate], "usageMetadata": {"promptTokenCount": 7, "candidatesTokenCount": 1}}
+        streams = "streamGenerateContent" in request.path
+        body = f"data: {json.dumps(told)}\r\n\r\n" if streams else json.dumps(told)
+        kind = "text/event-stream" if streams else "application/json"
+        await exchange.respond(200, {"content-type": kind}, body.encode())
+
+    server = Server(serve, "gemini")
+    server.start()
+    try:
+        client = genai.Client(api_key="k", http_options={"base_url": f"http://127.0.0.1:{server.port}"})
+        model = ul.VertexAI("gemini-2.5-flash", client=client)
+        state = ask.run("Capital?", backend=model)
+        assert (state["answer"], state.usage.prompt_tokens) == ("Paris", 7)
+        assert ask.run("Capital?", backend=model, stream=True)["answer"] == "Paris"
+        assert asked[0]["systemInstruction"]["parts"][0]["text"] == "Be brief."
+        assert asked[0]["generationConfig"]["maxOutputTokens"] == 8
+    finally:
+        server.close()
