@@ -41,7 +41,8 @@ class Speaker(Protocol):
 class Body:
     """The user's function with what goes before the state, and its defaults. A host of batches.
 
-    `speculation`: when a run asks for none. `planner`: what all runs of the program have learned about it.
+    `speculation`: when a run asks for none. `planner`: what all runs of the program have learned about it. `state`: the
+    class of the states that a sync function gets, and that `run` returns.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Body:
     instance: tuple[object, ...] = ()  # what a method is bound to
     speculation: Setting | None = None
     planner: Planner = field(default_factory=Planner, compare=False)
+    state: type[State] = State
 
     @property
     def is_async(self) -> bool:
@@ -68,7 +70,7 @@ class Body:
         stream = Stream(run, self.options, options.sampling)
         if options.verbose:
             transcript.follow(stream, self.name)
-        return run, State(stream)
+        return run, self.state(stream)
 
     def _speculating(self, options: RunOptions) -> Speculating | None:
         setting = options.speculation or self.speculation
@@ -227,7 +229,8 @@ class Body:
     # -------------------------------------------------------------------------------- how
 
     def invoke(self, state: BaseState, call: Call) -> Any:
-        return self.function(*self.instance, state, *call.args, **call.kwargs)
+        shown = state if isinstance(state, AsyncState | self.state) else self.state(state._sink)
+        return self.function(*self.instance, shown, *call.args, **call.kwargs)
 
 
 async def _quietly(work: Coroutine[Any, Any, None]) -> None:

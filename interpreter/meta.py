@@ -48,7 +48,8 @@ def of_select(scored: Scored, op: Select, decision: Decision) -> Meta:
         "probabilities": dict(zip(op.choices, decision.probabilities, strict=True)),
         "normalized_prompt_logprobs": [sum(c.logprobs) / len(c.logprobs) for c in scored.choices],
         "input_token_logprobs": [
-            list(zip(choice.logprobs, choice.token_ids, strict=True)) for choice in scored.choices
+            [(logprob, token, None) for logprob, token in zip(choice.logprobs, choice.token_ids, strict=True)]
+            for choice in scored.choices
         ],
         "unconditional_token_logprobs": [list(choice.unconditional) for choice in scored.choices],
     }

@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from ..lang import checks
 from ..lang.errors import BudgetError, ParameterError
@@ -74,20 +74,20 @@ class Program:
     def is_async(self) -> bool:
         return self._body.is_async
 
-    def __get__(self, instance: object, owner: type | None = None) -> "Program":
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
         """As a method: `self` goes before the state."""
         if instance is None:
             return self
-        return Program(replace(self._body, instance=(instance,)), self._arguments.bound)
+        return type(self)(replace(self._body, instance=(instance,)), self._arguments.bound)
 
-    def bind(self, **arguments: Any) -> "Program":
+    def bind(self, **arguments: Any) -> Self:
         """The same program with these arguments fixed. Positional arguments of a call fill the others; a call may
         give a bound one anew by keyword.
 
         Raises:
             ParameterError: the program has no such parameter.
         """
-        return Program(self._body, {**self._arguments.bound, **arguments})
+        return type(self)(self._body, {**self._arguments.bound, **arguments})
 
     def __repr__(self) -> str:
         return f"<program {self._arguments}>"

@@ -14,7 +14,7 @@ import msgspec
 
 # Frames of these modules are ours: what the user wrote is further out. `with s.user():` goes through contextlib.
 _ROOT = __name__.partition(".")[0]
-_OURS = (f"{_ROOT}.lang.", f"{_ROOT}.interpreter.", f"{_ROOT}.compiler.", "contextlib")
+_OURS = (f"{_ROOT}.lang.", f"{_ROOT}.interpreter.", f"{_ROOT}.compiler.", f"{_ROOT}.compat.", "contextlib")
 
 
 class Place(Protocol):

@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 from ..graph import Line
 
 _PACKAGE = __name__.partition(".")[0]
-_PARTS = tuple(f"{_PACKAGE}.{part}" for part in ("compiler", "fsm", "interpreter", "lang", "srt"))
+_PARTS = tuple(f"{_PACKAGE}.{part}" for part in ("compat", "compiler", "fsm", "interpreter", "lang", "srt"))
 _STANDARD = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")})
 BOUNDARY = "record"  # the function of trace.py around a body
 _GENERATED = ("<string>", "<attrs ")

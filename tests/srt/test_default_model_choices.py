@@ -30,7 +30,7 @@ def facts(runtime: Runtime, prompt: str, choices: list[str], method: str = "exac
 def share_of_usual_tokens(meta: dict[str, Any], choice: str) -> float:
     """The probability of a choice's usual tokens, as a share of that of the choice."""
     place = list(meta["mass"]).index(choice)
-    usual = math.exp(sum(logprob for logprob, _ in meta["input_token_logprobs"][place]))
+    usual = math.exp(sum(logprob for logprob, *_ in meta["input_token_logprobs"][place]))
     return usual / meta["mass"][choice][0]
 
 

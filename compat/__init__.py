@@ -1,0 +1,1 @@
+"""Frames in which programs of other languages run: `umbel.compat.sglang`."""

@@ -1,0 +1,1 @@
+"""`sglang.lang`: the language, under SGLang's module names."""

@@ -1,0 +1,1 @@
+"""`sglang.lang.backend`: backends, under SGLang's names and parameters."""

@@ -1,0 +1,27 @@
+"""`sglang.lang.backend.litellm`: models behind LiteLLM, under SGLang's parameters."""
+
+from typing import Any
+
+from .....interpreter.backends.hosted import litellm as core
+from .....lang.chat_template import ChatTemplate
+from .....lang.errors import ParameterError
+
+
+class LiteLLM(core.LiteLLM):
+    """`umbel.LiteLLM`, whose options it takes.
+
+    Args:
+        model_name: LiteLLM's name of the model.
+        chat_template: None: providers have templates of their own.
+    """
+
+    def __init__(self, model_name: str, chat_template: object = None, **options: Any) -> None:
+        if chat_template is not None:
+            raise ParameterError("LiteLLM() takes no chat_template: providers have the model's own; leave it out")
+        super().__init__(model_name, **options)
+
+    def get_chat_template(self) -> ChatTemplate:
+        return self.chat_template
+
+
+__all__ = ["LiteLLM"]

@@ -1,0 +1,210 @@
+"""`@sgl.function`: programs under SGLang's parameters and methods."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, overload
+
+from ....compiler.graph import Graph
+from ....compiler.planning.heads import common_head
+from ....compiler.planning.pinning import Cached
+from ....compiler.running.compiled import CompiledProgram
+from ....interpreter import loop
+from ....interpreter.batch import Item
+from ....interpreter.body import Body
+from ....interpreter.default import checked, chosen_backend
+from ....interpreter.function import function as _function
+from ....interpreter.program import Program
+from ....lang.errors import ParameterError
+from ....lang.protocol import Backend, Hint, Origin
+from ....lang.state import State
+from .interpreter import ProgramState
+
+
+class SglFunction(Program):
+    """A program, with SGLang's parameters of `run` and its way to trace and compile."""
+
+    def __init__(self, body: Body, bound: Mapping[str, Any] | None = None) -> None:
+        super().__init__(body, bound)
+        self._kept: list[tuple[Backend, Cached]] = []  # by `pin`
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The user's function; its first parameter is the state."""
+        return self.body.function
+
+    @property
+    def bind_arguments(self) -> Mapping[str, Any]:
+        return self.bound
+
+    # -------------------------------------------------------------------------------- running
+
+    def run(self, *arguments: Any, **keywords: Any) -> ProgramState:
+        """As `Program.run`, and
+
+        use_thread                False: wait for all of the text, and raise its error here
+        return_text_in_logprobs   texts are always told with log-probabilities; False is refused
+        """
+        own, waits = self._mapped(keywords)
+        state = super().run(*arguments, **own)
+        if waits:
+            state.sync()
+        return _shown(state)
+
+    def run_batch(self, batch_kwargs: Iterable[Item], **options: Any) -> Any:  # type: ignore[override]  # SGLang's name
+        """As `Program.run_batch`, with SGLang's name of the arguments."""
+        own, _ = self._mapped(options)
+        items = list(batch_kwargs) if not own.get("generator_style") else batch_kwargs
+        return super().run_batch(items, **own)
+
+    def _mapped(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Keywords of `run` as ours, and whether all of the text is waited for. A program's own parameters stay."""
+        named = inspect.signature(self.func).parameters
+        own = {name: value for name, value in keywords.items() if name in named or name not in _RUN_ALONE}
+        texts = True if "return_text_in_logprobs" in named else keywords.get("return_text_in_logprobs")
+        if texts is False:
+            raise ParameterError(
+                "run() takes no return_text_in_logprobs=False: a token is told with its text; leave it out"
+            )
+        threads = True if "use_thread" in named else keywords.get("use_thread", True)
+        if not isinstance(threads, bool) or not isinstance(texts, bool | None):
+            raise ParameterError("use_thread and return_text_in_logprobs are True or False")
+        return own, not threads
+
+    # -------------------------------------------------------------------------------- compiling
+
+    @property
+    def _plain(self) -> Program:
+        """The same program with our own parameters of tracing and compiling."""
+        return Program(self.body, self.bound)
+
+    def trace(self, *, backend: Backend | None = None, **arguments: Any) -> "TracedProgram":  # type: ignore[override]  # SGLang's parameters
+        """The program as a graph; `arguments` are fixed in it.
+
+        Args:
+            backend: checked to be one. A graph is the same for all of them: it has roles, and no chat template.
+        """
+        _check_backend(backend)
+        return TracedProgram(self._plain.trace(static_args=arguments or None))
+
+    def compile(self, *, backend: Backend | None = None, **options: Any) -> "CompiledFunction":  # type: ignore[override]  # SGLang's parameters
+        """The program as its graph, ready to run.
+
+        Args:
+            backend: what it runs on where a run is given none.
+            options: of `Program.compile`.
+        """
+        _check_backend(backend)
+        return CompiledFunction(self._plain.compile(**options), backend)
+
+    def cache(self, backend: Backend | None = None, **options: Any) -> Cached | None:  # type: ignore[override]  # SGLang's result
+        """Has the backend compute what all runs of the program begin with.
+
+        On a Runtime it is kept, as of `Program.cache`. A server that only computes it is told so, and forgets it when
+        it needs the room: then the result is None.
+        """
+        chosen = chosen_backend(backend)
+        loop.streams.run(chosen.start())
+        capabilities = chosen.capabilities
+        if capabilities.pins or not capabilities.hint:
+            return self._plain.cache(chosen, **options)
+        head = common_head(self._plain.trace(), chosen.chat_template)
+        if head:
+            loop.streams.call(chosen.hint, Hint(f"head-{self.name}", tuple(head), Origin()))
+        return None
+
+    def pin(self, backend: Backend | None = None) -> None:
+        """Computes what all runs begin with, and keeps it until `unpin`."""
+        chosen = chosen_backend(backend)
+        kept = self.cache(chosen)
+        if kept is not None:
+            self._kept.append((chosen, kept))
+
+    def unpin(self, backend: Backend | None = None) -> None:
+        """Lets go of what `pin` keeps on this backend."""
+        chosen = chosen_backend(backend)
+        for _, kept in [each for each in self._kept if each[0] is chosen]:
+            kept.release()
+        self._kept = [each for each in self._kept if each[0] is not chosen]
+
+
+_RUN_ALONE = frozenset({"use_thread", "return_text_in_logprobs"})
+
+
+class TracedProgram:
+    """A graph where SGLang has a tracer."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    @property
+    def last_node(self) -> "TracedProgram":
+        """What `print_graph_dfs` is asked of."""
+        return self
+
+    def print_graph_dfs(self) -> str:
+        """The graph as text."""
+        return self.graph.text()
+
+
+class CompiledFunction:
+    """A compiled program with SGLang's parameters.
+
+    Args:
+        program: ours.
+        backend: what it runs on where a run is given none; None: the default one.
+    """
+
+    def __init__(self, program: CompiledProgram, backend: Backend | None) -> None:
+        self.program, self._backend = program, backend
+
+    @property
+    def graph(self) -> Graph:
+        return self.program.graph
+
+    def print_graph(self) -> None:
+        print(self.graph.text())
+
+    def run(self, *arguments: Any, backend: Backend | None = None, **keywords: Any) -> ProgramState:
+        return _shown(self.program.run(*arguments, backend=backend or self._backend, **keywords))
+
+    def run_batch(self, batch_kwargs: Iterable[Item], *, backend: Backend | None = None, **options: Any) -> Any:
+        return self.program.run_batch(list(batch_kwargs), backend=backend or self._backend, **options)
+
+    __call__ = run
+
+
+@overload
+def function(func: Callable[..., Any], /) -> SglFunction: ...
+
+
+@overload
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], SglFunction]: ...
+
+
+def function(
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None, **options: Any
+) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
+    """As `umbel.function`: bare, or with `num_api_spec_tokens` and sampling defaults."""
+    decorate = _function(num_api_spec_tokens=num_api_spec_tokens, **options)
+
+    def decorated(body: Callable[..., Any]) -> SglFunction:
+        program = decorate(body)
+        return SglFunction(replace(program.body, state=ProgramState), program.bound)
+
+    return decorated if func is None else decorated(func)
+
+
+def _shown(state: State) -> ProgramState:
+    if isinstance(state, ProgramState):
+        return state
+    shown = ProgramState(state._sink)
+    shown.ret_value = state.ret_value
+    return shown
+
+
+def _check_backend(backend: Backend | None) -> None:
+    if backend is not None:
+        checked(backend)
