@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,15 +18,15 @@ from ..errors import ConstraintRefused
 from ..language import Grammar
 from ..limits import Limits
 from ..regex.parser import parse_regex
-from ..schema import SchemaOptions, compile_schema
-from .compress import CompressedGraph, Exploration, ForcedShare, Graph, compress, explore, forced_share
+from ..schema import SchemaOptions, resolved_schema
+from .compress import CompressedGraph, Exploration, ForcedShare, Graph, compress, cut, explore, folded, forced_share
 from .drawing import dot, svg
 from .labels import edge_label, quoted
 
 Kind = Literal["regex", "schema"]
 
 _LISTED = 40  # compressed states that are listed without --edges
-_DRAWN = 400  # states in a picture; more are no picture
+_DRAWN = 60  # states in a picture; of more the first ones are drawn
 _LABEL = 64  # characters of a label in the list
 _SHOWN = 240  # characters of the shortest text that are printed
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_refusal(error, kind, source), file=sys.stderr)
         return 2
     print(_json(inspection) if options.json else _text(inspection, every_edge=options.edges))
-    return _draw(inspection, options.dot, options.svg)
+    return _draw(inspection, schema_options, options.dot, options.svg)
 
 
 def inspect(
@@ -74,11 +74,11 @@ def inspect(
     """Builds the automaton and walks it breadth first. Raises ConstraintRefused and its kinds."""
     unenforced: tuple[tuple[str, str], ...] = ()
     if kind == "regex":
-        grammar = Grammar(parse_regex(source, limits))
+        grammar = resolve(Grammar(parse_regex(source, limits)), limits)
     else:
-        compiled = compile_schema(source, schema_options, limits)
+        compiled = resolved_schema(source, schema_options, limits)
         grammar, unenforced = compiled.grammar, compiled.unenforced
-    automaton = Automaton(resolve(grammar, limits), limits)
+    automaton = Automaton(grammar, limits)
     shortest = forced_share(automaton)
     explored = explore(automaton, most_states)
     return Inspection(kind, source, explored, compress(explored.characters), shortest, unenforced)
@@ -245,19 +245,32 @@ def _json(inspection: Inspection) -> str:
     ).decode()
 
 
-def _draw(inspection: Inspection, dot_file: Path | None, svg_file: Path | None) -> int:
-    graph = inspection.compressed.after
-    if svg_file is not None and len(graph.states) > _DRAWN:
-        print(
-            f"umbel fsm: {len(graph.states)} states are no picture; write --states with a smaller number, or --dot",
-            file=sys.stderr,
-        )
-        return 2
+def _picture(inspection: Inspection, schema_options: SchemaOptions) -> tuple[Graph, list[str]]:
+    """What a picture has room for, and in words what it leaves out."""
+    graph, notes = inspection.compressed.after, list[str]()
+    if len(graph.states) > _DRAWN and inspection.kind == "schema" and not schema_options.closed:
+        closed = replace(schema_options, closed=True)
+        most_states = len(inspection.compressed.before.states)
+        graph = inspect("schema", inspection.source, schema_options=closed, most_states=most_states).compressed.after
+        notes.append("without the members that the schema does not name; --closed prints the same automaton")
+    smaller = folded(graph)
+    if len(smaller.states) < len(graph.states):
+        graph = smaller
+        notes.append("counted repeats are loops, drawn without their counts")
+    if len(graph.states) > _DRAWN:
+        notes.append(f"the first {_DRAWN} of {len(graph.states)} states; dashed ones go on, --dot writes all")
+        graph = cut(graph, _DRAWN)
+    return graph, notes
+
+
+def _draw(inspection: Inspection, schema_options: SchemaOptions, dot_file: Path | None, svg_file: Path | None) -> int:
     try:
         if dot_file is not None:
-            dot_file.write_text(dot(graph), encoding="utf-8")
+            dot_file.write_text(dot(inspection.compressed.after), encoding="utf-8")
         if svg_file is not None:
+            graph, notes = _picture(inspection, schema_options)
             svg_file.write_text(svg(graph, _one_line(inspection.source)), encoding="utf-8")
+            print("".join(f"picture     {note}\n" for note in notes), end="")
     except OSError as error:
         print(f"umbel fsm: {error}", file=sys.stderr)
         return 2

@@ -21,6 +21,7 @@ from ..automaton.automaton import Automaton
 from ..errors import LimitExceeded
 from ..language import Ranges
 
+_SHORTEST_FOLD = 4  # states in a row; fewer are drawn as they are
 _LEADS = ((0xC2, 0xDF, 1), (0xE0, 0xEF, 2), (0xF0, 0xF4, 3))  # first bytes, and how many bytes of the character follow
 
 
@@ -220,6 +221,57 @@ def compress(graph: Graph) -> CompressedGraph:
         edges.append(Edge(edge.source, target, edge.first, then))
     states = tuple(state for state in graph.states if state not in inside)
     return CompressedGraph(graph, Graph(graph.start, states, graph.accepting, tuple(edges), graph.open_states))
+
+
+def folded(graph: Graph) -> Graph:
+    """For pictures: states that differ in a count only become one, with a loop.
+
+    ( 1 ) -0..9-> ( 2 ) -0..9-> ( 3 ) -0..9-> ( 4 ), each with the same other edges     becomes     ( 1 ) -0..9-> ( 1 )
+    """
+    leaving: dict[int, list[Edge]] = {state: [] for state in graph.states}
+    for edge in graph.edges:
+        leaving[edge.source].append(edge)
+    arriving = Counter(edge.target for edge in graph.edges)
+    first: dict[int, int] = {state: state for state in graph.states}
+    for state in graph.states:  # in the order in which they were found: a state comes before the one that repeats it
+        for edge in leaving[state]:
+            if arriving[edge.target] == 1 and _repeats(graph, leaving, edge):
+                first[edge.target] = first[state]
+    sizes = Counter(first.values())
+    first = {state: root if sizes[root] >= _SHORTEST_FOLD else state for state, root in first.items()}
+    edges = dict.fromkeys(Edge(first[edge.source], first[edge.target], edge.first, edge.then) for edge in graph.edges)
+    states = tuple(dict.fromkeys(first.values()))
+    accepting = graph.accepting.intersection(states)
+    return Graph(graph.start, states, accepting, tuple(edges), graph.open_states.intersection(states))
+
+
+def _repeats(graph: Graph, leaving: dict[int, list[Edge]], edge: Edge) -> bool:
+    """The edge's target goes on as its source does, but for where this edge and its like lead."""
+    source, target = edge.source, edge.target
+    alike = all((source in states) == (target in states) for states in (graph.accepting, graph.open_states))
+    others = {(each.first, each.then, each.target) for each in leaving[source] if each != edge}
+    behind = {
+        (each.first, each.then, each.target)
+        for each in leaving[target]
+        if (each.first, each.then) != (edge.first, edge.then)
+    }
+    return (
+        source != target and alike and others == behind and not any(each.target == source for each in leaving[target])
+    )
+
+
+def cut(graph: Graph, most: int) -> Graph:
+    """The states that were found first; those beyond them that they lead to are left open."""
+    kept = set(graph.states[:most])
+    edges = tuple(edge for edge in graph.edges if edge.source in kept)
+    beyond = {edge.target for edge in edges} - kept
+    return Graph(
+        graph.start,
+        tuple(state for state in graph.states if state in kept | beyond),
+        graph.accepting,
+        edges,
+        graph.open_states & kept | beyond,
+    )
 
 
 def forced_share(automaton: Automaton) -> ForcedShare:
