@@ -114,7 +114,7 @@ class Llguidance:
     def __init__(self, masks: Masks, encode: Callable[[str], list[int]]) -> None:
         from umbel.fsm.engines.llguidance_tokens import LlguidanceTokens
 
-        self._tokens = LlguidanceTokens(masks.vocabulary, masks.trie, encode)
+        self._tokens = LlguidanceTokens(masks.vocabulary, masks.trie, encode, slices=None)
         self._words = masks.vocabulary.words
 
     def compile(self, item: Item) -> Callable[[], Cursor]:

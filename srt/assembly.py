@@ -7,7 +7,7 @@ only by the function that needs them, so the gateway process stays without torch
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from .batch import Launcher, Runner
 from .clock import Clock
 from .engine_protocol import Heartbeat
 from .faults import FaultHook
+from .garbage import return_freed_memory
 from .pictures.format import PictureFormat
 from .tokenizer import ByteTokenizer, Tokenizer
 
@@ -52,6 +53,7 @@ class Engine:
     scheduler: "Scheduler"
     runner: Runner
     first_token: int  # a token that may begin a text, for the warm-up
+    constraints_ready: Future[None] | None  # when they have been asked to be made ready, see `open_engine`
     endings: tuple[Callable[[], object], ...]  # of the threads that are its own
     damage: Callable[[], str] = str  # what is wrong with the weights on disk, "" for nothing; takes its time
 
@@ -89,7 +91,9 @@ def open_tokenizer(options: RuntimeOptions) -> Reading:
     if options.model == ORACLE:
         return Reading(ORACLE, ByteTokenizer(), ORACLE_PICTURES)
     source = _open_source(options)
-    return Reading(source.name, source.tokenizer(), source.picture_format)
+    tokenizer = source.tokenizer()
+    return_freed_memory()  # twice as much as it keeps
+    return Reading(source.name, tokenizer, source.picture_format)
 
 
 def open_engine(
@@ -101,10 +105,13 @@ def open_engine(
     loaded: LoadedModel | None = None,
     rendezvous: Path | None = None,
     lasting: Callable[[], object] | None = None,
+    prepare_constraints: bool = False,
 ) -> Engine:
     """Loads the model and makes its scheduler.
 
     Args:
+        prepare_constraints: makes what constraints take of the vocabulary while the model is loaded, in threads,
+            instead of at the first constraint. It may not be finished when this returns: `Engine.constraints_ready`.
         lasting: called whenever something large has been made that lasts as long as the engine. A process that ends
             with its engine freezes it there, so that no collection walks it; in any other process what is frozen
             would never be freed, for an engine is full of circles.
@@ -146,7 +153,13 @@ def open_engine(
         jump_forward=options.jump_forward,
         check_every_step=options.check_every_step,
     )
-    endings: list[Callable[[], object]] = []
+    # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment. Another one
+    # opens those of llguidance, which may take seconds.
+    openers: list[Executor] = [
+        AtOnce() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix=name)
+        for name in ("constraints", "llguidance")
+    ]
+    endings: list[Callable[[], object]] = [partial(opener.shutdown, cancel_futures=True) for opener in openers]
     oracle: OracleRunner | LaunchedOracle | None = None
     damage: Callable[[], str] = str
     if options.model == ORACLE:
@@ -178,25 +191,28 @@ def open_engine(
     else:
         source = _open_source(options)
         phase(f"loading {source.name}")
+        open_tokens, tries = partial(source.tokenizer, find_boundary=False), _tries_folder()
+        damage = source.damage
+        if prepare_constraints:
+            open_tokens = _begun(openers[0], open_tokens)
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
         if options.overlap is True and not isinstance(runner, Launcher):
             runner = ThreadedRunner(runner)
             endings.append(runner.close)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
-        open_tokens, tries, damage = source.tokenizer, _tries_folder(), source.damage
-    # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment. Another one
-    # opens those of llguidance, which may take seconds.
-    openers: list[Executor] = [
-        AtOnce() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix=name)
-        for name in ("constraints", "llguidance")
-    ]
-    endings += [partial(opener.shutdown, cancel_futures=True) for opener in openers]
     shelf = _constraint_shelf(options, runner, open_tokens, openers, tries, lasting)
     config = replace(config, overlap=options.overlap is not False and isinstance(runner, Launcher))
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
-    return Engine(scheduler, runner, first if isinstance(first, int) else 0, tuple(endings), damage)
+    ready = shelf.prepare() if prepare_constraints else None
+    return Engine(scheduler, runner, first if isinstance(first, int) else 0, ready, tuple(endings), damage)
+
+
+def _begun(executor: Executor, make: Callable[[], Tokenizer]) -> Callable[[], Tokenizer]:
+    """`make`, whose first call is under way from now on. One that fails is made again when it is asked for."""
+    begun = executor.submit(make)
+    return lambda: begun.result() if begun.exception() is None else make()
 
 
 def _constraint_shelf(
@@ -214,6 +230,7 @@ def _constraint_shelf(
         from .constraint_opener import ConstraintOpener  # constraints cost nothing before there is one
 
         opener = ConstraintOpener(open_tokens, runner.vocab_size, walk=runner.trie_walk, folder=tries)
+        return_freed_memory()  # twice as much as it keeps
         if lasting is not None:
             lasting()  # a vocabulary and its tokenizer are many objects
         return opener

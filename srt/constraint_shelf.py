@@ -39,6 +39,9 @@ class Opener(Protocol):
     def open(self, compiled: EngineConstraint) -> SharedConstraint:
         """Raises fsm's ConstraintRefused."""
 
+    def prepare(self) -> None:
+        """Makes what the first constraint of each engine would make."""
+
 
 class AtOnce(Executor):
     """Runs what it is given when it is given it: for tests and for the oracle, which are deterministic."""
@@ -107,12 +110,9 @@ class ConstraintShelf:
         return self._executors["fsm"].submit(lambda: self._loaded().trie)
 
     def prepare(self) -> Future[None]:
-        """Makes the opener before the first constraint comes. What fails here is tried again for that."""
-
-        def load() -> None:
-            self._loaded()
-
-        return self._executors["fsm"].submit(load)
+        """Makes the opener, and what the first constraints would make, before they come. What fails here is tried again
+        for them."""
+        return self._executors["llguidance"].submit(lambda: self._loaded().prepare())
 
     def _make_room(self) -> None:
         """For one more."""

@@ -125,6 +125,16 @@ def warm_up(engine: Engine) -> None:
         pass
 
 
+def await_constraints(engine: Engine) -> None:
+    """What constraints take of the vocabulary is there before anyone is told "ready": it holds the interpreter's lock
+    for long. Where it fails, the first constraint tries it again, and other requests need none of it."""
+    if engine.constraints_ready is None:
+        return
+    error = engine.constraints_ready.exception()
+    if error is not None:
+        log.warning("constraints could not be prepared; the first of them tries again", exc_info=error)
+
+
 def _drain(engine: Engine) -> list[FromEngine]:
     events = engine.scheduler.step()
     while not engine.scheduler.idle:
@@ -221,9 +231,12 @@ def _start(start: EngineStart, link: EngineLink) -> Engine:
         phase=phase,
         rendezvous=Path(start.rendezvous),
         lasting=gc.freeze,
+        prepare_constraints=True,
     )
     phase("making the first token")
     warm_up(engine)
+    phase("preparing constraints")
+    await_constraints(engine)
     return engine
 
 

@@ -221,6 +221,7 @@ class GatewayServer:
             self._core.engine_ready(self._startup.engine.context_length)
         elif self._startup.failure is not None:
             self._core.engine_given_up(self._startup.failure.message)
+        self._compiler.start()  # while the engine loads its model; the first constraint finds it ready
         self._startup.tokenizer_loaded(model, tokenizer, image_tokens)
         self._flush()
 

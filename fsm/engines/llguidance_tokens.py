@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,14 +36,25 @@ class MatcherLimits:
 
 
 class LlguidanceTokens:
-    """A vocabulary as llguidance reads it; 0.8 s for 262,144 tokens, once for all constraints.
+    """A vocabulary as llguidance reads it; half a second and 40 MB for 262,144 tokens, once for all constraints.
+
+    Args:
+        slices: expressions whose tokens get tries of their own, as the library makes them; None takes its usual ones.
+            Those make a mask inside a string 2 ms cheaper, and take twice the time and three times the memory at the
+            start of every engine.
 
     Raises:
         MissingEngine: the package is not installed.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, trie: Trie, encode: Encode | None, limits: MatcherLimits | None = None
+        self,
+        vocabulary: Vocabulary,
+        trie: Trie,
+        encode: Encode | None,
+        limits: MatcherLimits | None = None,
+        *,
+        slices: Sequence[str] | None = (),
     ) -> None:
         try:
             self._library = importlib.import_module("llguidance")
@@ -55,7 +66,9 @@ class LlguidanceTokens:
         self._encode = encode
         self._limits = self._library_limits(limits or MatcherLimits())
         self.tokenizer = self._library.LLTokenizer(
-            self._library.TokenizerWrapper(_Table(vocabulary, self.spell)), eos_token=list(vocabulary.eos_ids)
+            self._library.TokenizerWrapper(_Table(vocabulary, self.spell)),
+            eos_token=list(vocabulary.eos_ids),
+            slices=None if slices is None else list(slices),
         )
 
     @staticmethod

@@ -191,6 +191,15 @@ class Engines:
         Raises:
             ConstraintRefused: llguidance does not honour it, or is not installed.
         """
+        tokens = self._llguidance_tokens()
+        return LlguidanceConstraint(source, tokens, encode=self._encode, counters=self.counters, nbytes=nbytes)
+
+    def prepare_llguidance(self) -> None:
+        """Makes its view of the vocabulary before the first of its constraints comes, if it is installed."""
+        if LlguidanceTokens.installed():
+            self._llguidance_tokens()
+
+    def _llguidance_tokens(self) -> LlguidanceTokens:
         if self._tokens is None:
             self._tokens = LlguidanceTokens(self.masks.vocabulary, self.masks.trie, self._encode)
-        return LlguidanceConstraint(source, self._tokens, encode=self._encode, counters=self.counters, nbytes=nbytes)
+        return self._tokens

@@ -96,8 +96,8 @@ class ModelSource:
             warnings.warn(f"the vocabulary of {self.name} is not kept for the next start: {error}", stacklevel=2)
         return vocabulary
 
-    def tokenizer(self) -> HFTokenizer:
-        """The model's tokenizer with its chat template."""
+    def tokenizer(self, *, find_boundary: bool = True) -> HFTokenizer:
+        """The model's tokenizer with its chat template. `find_boundary`: see HFTokenizer."""
         content, path = self._tokenizer_content()
         config = {**read_config(self.folder / "special_tokens_map.json"), **self._tokenizer_config}
         return HFTokenizer(
@@ -108,6 +108,7 @@ class ModelSource:
             eos_ids=self.eos_ids,
             name=self.name,
             path=path,
+            find_boundary=find_boundary,
         )
 
     @cached_property

@@ -66,6 +66,14 @@ def test_a_compiler_that_hangs_and_dies_costs_no_request(runtime: Runtime) -> No
     asyncio.run(scenario())
 
 
+def test_the_compiler_is_there_before_the_first_constraint(runtime: Runtime) -> None:
+    runtime.wait_ready()
+    wait_until(lambda: len(compilers()) == 1, "no compiler was started")
+    (compiler,) = compilers()
+    asyncio.run(text_of(runtime, "first", "[ab]{3}"))
+    assert compilers() == [compiler]
+
+
 def test_an_abort_while_compiling_leaves_nothing_behind(runtime: Runtime) -> None:
     async def scenario() -> None:
         await text_of(runtime, "first", "a")

@@ -177,6 +177,9 @@ class ToyOpener:
     eos_ids = TOKENIZER.eos_ids
     jumps_cut = 0
 
+    def prepare(self) -> None:
+        pass
+
     def open(self, compiled: EngineConstraint) -> ToyConstraint:
         cost, *allowed = msgspec.msgpack.decode(compiled.data)
         return ToyConstraint(cost, allowed)
