@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..lang.errors import ParameterError, UmbelError
+from ..lang.errors import MAX_MESSAGE, ParameterError, UmbelError, shortened, shown
 from . import passes
 from .files import serialise
 from .graph import Graph
@@ -30,12 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rewritten = passes.rewrite(graph, options.passes, keep=options.keep, independent=options.independent)
         _write(rewritten, options)
     except (UmbelError, OSError) as error:
-        _show(str(error), error)
+        _show(shortened(str(error), MAX_MESSAGE), error)
         return 2
     except Exception as error:
         if not getattr(error, "__notes__", ()):  # with one it is the program's own, and the note has the line
             raise
-        _show(f"{type(error).__name__}: {error}", error)
+        _show(shortened(f"{type(error).__name__}: {error}", MAX_MESSAGE), error)
         return 2
     return 0
 
@@ -101,8 +101,8 @@ def _pair(text: str, example: str) -> tuple[str, Any]:  # Any: JSON
     name, _, value = text.partition("=")
     try:
         return name, msgspec.json.decode(value)
-    except msgspec.DecodeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=JSON; write {example}") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no NAME=JSON; write {example}") from None
 
 
 def _names(text: str) -> list[str]:

@@ -1,5 +1,6 @@
 """A user's file, run as Python runs a script for the names that it defines, without what stands under its __main__."""
 
+import os
 import runpy
 import sys
 import traceback
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..interpreter.program import Program
-from ..lang.errors import ParameterError, UmbelError
+from ..lang.errors import ParameterError, UmbelError, shown
 
 
 def program_of(path: Path, name: str | None) -> Program:
@@ -38,8 +39,8 @@ def names_of(path: Path) -> Mapping[str, Any]:
         ParameterError: there is no such file, or it fails; the message has its line.
         UmbelError: the file raises it, with a note of its line.
     """
-    if not path.is_file():
-        raise ParameterError(f"{str(path)!r} is not a file; write the path of a Python file with programs")
+    if not os.path.isfile(path):  # False also for what no file can be called
+        raise ParameterError(f"{shown(str(path))} is not a file; write the path of a Python file with programs")
     try:
         with _as_script(path):
             return runpy.run_path(str(path), run_name="__umbel__")

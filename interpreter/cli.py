@@ -2,13 +2,14 @@
 
 import argparse
 import importlib
+import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..lang.errors import MissingExtraError, ParameterError, UmbelError
+from ..lang.errors import MissingExtraError, ParameterError, UmbelError, shown
 from .backends.runtime import Runtime
 from .default import set_default_backend
 
@@ -97,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if not options.file.is_file():
-        raise ParameterError(f"{str(options.file)!r} is not a file; write the path of a Python file with programs")
+    if not os.path.isfile(options.file):  # False also for what no file can be called
+        raise ParameterError(f"{shown(str(options.file))} is not a file; write the path of a Python file with programs")
     if options.model is not None:
         set_default_backend(Runtime(options.model))
     sys.argv = [str(options.file), *options.arguments]

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..lang import checks
 from ..lang.errors import ParameterError, shown
 from ..lang.ops import Image, Video
 from ..lang.prompt import Media
@@ -24,6 +25,7 @@ def check(op: Image | Video) -> None:
         ParameterError: a URL, a path that is no file, a file or bytes over the limit, a wrong type.
     """
     kind, source = type(op).__name__.lower(), op.source
+    source = checks.plain(source) if isinstance(source, str) else source
     if isinstance(source, str) and "://" in source:
         fetched = "write image(fetch_image(url, hosts=[...])), or " if kind == "image" else ""
         raise ParameterError(

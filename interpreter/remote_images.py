@@ -93,6 +93,7 @@ def fetch_image(url: str, *, hosts: Collection[str], web: Web | None = None) -> 
         DeadlineError: the answer took too long.
     """
     allowed = _checked_hosts(hosts)
+    url = checks.plain(url) if isinstance(url, str) else url
     web = web or Web()
     ends = web.now() + web.seconds
     for _ in range(MAX_REDIRECTS + 1):

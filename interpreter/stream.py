@@ -13,7 +13,7 @@ from ..lang import sampling
 from ..lang.cache_report import CacheReport
 from ..lang.cost import Cost
 from ..lang.errors import DeadlineError
-from ..lang.ops import Op, check_name
+from ..lang.ops import Op, checked_name
 from ..lang.source import Source, SourceKind, calling_place
 from ..lang.state import JoinMode, Sink, Value
 from . import loop
@@ -237,7 +237,7 @@ class Stream(Sink):
     # -------------------------------------------------------------------------------- how reads wait
 
     def _wait(self, name: str, timeout: float | None) -> Binding:
-        check_name(name)
+        name = checked_name(name)
         limit = earliest(timeout, self.run.deadline)
         self._until(lambda: not self._may_come(name), self._naming_signals(), limit, name)
         binding = self._bound(name)
@@ -245,7 +245,7 @@ class Stream(Sink):
         return binding
 
     async def _wait_async(self, name: str, timeout: float | None) -> Binding:
-        check_name(name)
+        name = checked_name(name)
         limit = earliest(timeout, self.run.deadline)
         await self._until_async(lambda: not self._may_come(name), self._naming_signals(), limit, name)
         binding = self._bound(name)
@@ -319,7 +319,7 @@ class Stream(Sink):
         self.ask_for_pieces()
         with self.run.interruptible():
             if name is not None:
-                check_name(name)
+                name = checked_name(name)
                 self._until(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
             reader = self._reader(name)
             while True:
@@ -332,7 +332,7 @@ class Stream(Sink):
     async def iterate_async(self, name: str | None) -> AsyncIterator[Piece]:
         self.ask_for_pieces()
         if name is not None:
-            check_name(name)
+            name = checked_name(name)
             await self._until_async(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
         reader = self._reader(name)
         while True:

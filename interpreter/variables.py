@@ -70,7 +70,7 @@ class Binding:
         assert not self.done, f"variable {self.name!r} is written once"
         self._value = value
         self.meta = {} if meta is None else meta
-        first = value[0] if isinstance(value, list) and value else value
+        first = value[0] if type(value) is list and value else value  # a subclass may have an idea of its own
         if isinstance(first, str):
             last = self.meta[0] if isinstance(self.meta, list) and self.meta else self.meta
             self.feed.append(first[self.feed.length :], last if isinstance(last, dict) else {})

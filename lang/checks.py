@@ -159,7 +159,7 @@ def instance(name: str, value: object, kinds: Any) -> None:  # Any: a class, or 
 
 def function(name: str, value: object) -> None:
     """Raises ParameterError for what cannot be called."""
-    if not callable(value):
+    if not callable(value) or isinstance(value, type) or get_origin(value) is not None:
         raise ParameterError(f"{name} must be a function, got {type(value).__name__} {shown(value)}")
 
 

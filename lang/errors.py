@@ -42,7 +42,7 @@ class UmbelError(Exception):
     """
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(_shortened(each, MAX_MESSAGE) if isinstance(each, str) else each for each in arguments))
+        super().__init__(*(shortened(each, MAX_MESSAGE) if isinstance(each, str) else each for each in arguments))
 
 
 class ProgramError(UmbelError):
@@ -158,7 +158,7 @@ class _Short(reprlib.Repr):
         return repr(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
 
     def repr_instance(self, value: object, level: int) -> str:
-        return _shortened(str.__str__(repr(value)), MAX_SHOWN_OBJECT)
+        return shortened(str.__str__(repr(value)), MAX_SHOWN_OBJECT)
 
 
 _short = _Short()
@@ -170,12 +170,12 @@ def shown(value: object) -> str:
     Of an object whose own `__repr__` fails, the type is said.
     """
     try:
-        return _shortened(_short.repr(value), MAX_SHOWN_OBJECT)
+        return shortened(_short.repr(value), MAX_SHOWN_OBJECT)
     except Exception:  # of the object's own code
         return f"<{type.__getattribute__(type(value), '__name__')} that cannot be shown>"
 
 
-def _shortened(text: str, most: int) -> str:
+def shortened(text: str, most: int) -> str:
     """At most so many characters: the beginning and, where something is left out, the end."""
     if len(text) <= most:
         return text

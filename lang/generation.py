@@ -6,7 +6,7 @@ from typing import Any
 from . import checks, inline, sampling
 from .constraint import demand_of
 from .errors import ParameterError, shown, unknown_option
-from .ops import ChoicesMethod, Gen, Select, check_name, checked_tries, select
+from .ops import ChoicesMethod, Gen, Select, checked_name, checked_tries, select
 from .protocol import ConstraintEngine, JsonKeyOrder, JsonWhitespace
 
 
@@ -88,7 +88,7 @@ def gen(
             the variable raises it.
     """
     if name is not None:
-        check_name(name)
+        name = checked_name(name)
     if unknown:
         raise unknown_option("gen()", next(iter(unknown)), {*(gen.__kwdefaults__ or {}), "name", "max_tokens"})
     given = sampling.overrides(

@@ -262,7 +262,7 @@ def select(
             10, or max_tries and allow_best_effort with another method than the default one.
     """
     if name is not None:
-        check_name(name)
+        name = checked_name(name)
     owner = f"select({shown(name)})"
     if isinstance(choices, str | Mapping) or not isinstance(choices, Iterable):
         raise ParameterError(f"{owner} needs choices=[...], a list of strings; got {shown(choices)}")
@@ -420,12 +420,9 @@ def separate_reasoning(content: object, model_type: str = "qwen3") -> Op:
     return SeparateReasoning(inner, *tags)
 
 
-def check_name(name: object) -> None:
-    """Raises ParameterError for what cannot be the name of a variable."""
+def checked_name(name: object) -> str:
+    """The name of a variable. Raises ParameterError for what cannot be one."""
     if not isinstance(name, str) or not checks.plain(name):
         raise ParameterError(f"a variable name must be a non-empty string, got name={shown(name)}")
-    if len(checks.plain(name)) > MAX_NAME_LENGTH:
-        raise ParameterError(
-            f"the name of a variable has {len(checks.plain(name))} characters; write at most {MAX_NAME_LENGTH}"
-        )
     inline.refuse(name, "the name of a variable")
+    return checks.text("the name of a variable", name, MAX_NAME_LENGTH)

@@ -153,11 +153,13 @@ def overrides(options: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown_option("sampling", name, OPTIONS)
         if value is None:
             continue
-        if name == "logprob_start_len" and value == -1:  # SGLang's spelling of "no prompt log-probabilities"
+        if (
+            name == "logprob_start_len" and checks.as_integer(value) == -1
+        ):  # SGLang's spelling of "no prompt log-probabilities"
             continue
         field = ALIASES.get(name, name)
         if field in result:
-            raise ParameterError(f"{name}={value!r} is a second value of {field}; give one of them")
+            raise ParameterError(f"{name}={shown(value)} is a second value of {field}; give one of them")
         result[field] = _normalise(field, value)
     return result
 

@@ -13,7 +13,7 @@ from . import checks, inline
 from .cache_report import CacheReport
 from .cost import Cost
 from .errors import ParameterError, ProgramError, shown
-from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, check_name, expression, role
+from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, checked_name, expression, role
 from .protocol import Usage
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
@@ -162,7 +162,7 @@ class BaseState:
 
     def var_scope(self, name: str) -> Any:
         """`with s.var_scope("x"):` — variable x is the text appended inside."""
-        check_name(name)
+        name = checked_name(name)
         return self._block(VarScopeBegin(name), VarScopeEnd(name))
 
     @contextmanager
@@ -176,7 +176,7 @@ class BaseState:
     # -------------------------------------------------------------------------------- variables
 
     def __setitem__(self, name: str, value: Value) -> None:
-        check_name(name)
+        name = checked_name(name)
         inline.refuse(value, f"variable {name!r}")
         self._sink.assign(name, value)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...lang.errors import UmbelError
+from ...lang.errors import UmbelError, shown
 from .findings import Finding
 from .linting import findings_of
 from .loading import load
@@ -81,9 +81,9 @@ def _static(text: str) -> tuple[str, Any]:  # Any: JSON
     name, _, value = text.partition("=")
     try:
         return name, msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         raise argparse.ArgumentTypeError(
-            f'{text!r} is no NAME=JSON; write --static n=3, or --static \'names=["a", "b"]\''
+            f'{shown(text)} is no NAME=JSON; write --static n=3, or --static \'names=["a", "b"]\''
         ) from None
 
 

@@ -38,7 +38,7 @@ def chosen(
     Raises:
         ParameterError: a pass that does not exist, or something for a pass that is not chosen.
     """
-    wanted = _names("passes", passes) if not isinstance(passes, str) else (passes,)
+    wanted = _names("passes", passes) if not isinstance(passes, str) else (checks.plain(passes),)
     names: set[str] = set()
     for name in wanted:
         match name:
@@ -74,4 +74,4 @@ def _names(option: str, given: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             raise ParameterError(f"{option} has {shown(name)} in it; write names")
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(map(checks.plain, names)))

@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         kind, source = _read(options.constraint, options.kind)
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"umbel fsm: {options.constraint}: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:  # no such file, no text in it, or no name of one
+        print(f"umbel fsm: {options.constraint[:200]}: {str(error)[:200]}", file=sys.stderr)
         return 2
     schema_options = SchemaOptions(
         whitespace=options.whitespace, closed=options.closed, allow_unenforced=options.allow_unenforced
@@ -133,7 +133,7 @@ def _is_file(given: str) -> bool:
 def _is_object(given: str) -> bool:
     try:
         return isinstance(msgspec.json.decode(given), dict)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return False
 
 
@@ -271,8 +271,8 @@ def _draw(inspection: Inspection, schema_options: SchemaOptions, dot_file: Path 
             graph, notes = _picture(inspection, schema_options)
             svg_file.write_text(svg(graph, _one_line(inspection.source)), encoding="utf-8")
             print("".join(f"picture     {note}\n" for note in notes), end="")
-    except OSError as error:
-        print(f"umbel fsm: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"umbel fsm: {str(error)[:400]}", file=sys.stderr)
         return 2
     return 0
 

@@ -10,7 +10,7 @@ import json
 import re
 from typing import cast
 
-from ...lang.errors import ConstraintError, RequestError
+from ...lang.errors import ConstraintError, RequestError, shown
 from ...lang.protocol import ConstraintSpec
 from ..demands import expressions, schemas
 
@@ -28,39 +28,43 @@ def check(text: str, constraint: ConstraintSpec) -> None:
     match constraint.kind:
         case "regex":
             if compiled(constraint.source).fullmatch(text) is None:
-                raise RequestError(f"Echo's answer {text!r} does not match regex {constraint.source!r} as a whole")
+                raise RequestError(
+                    f"Echo's answer {shown(text)} does not match regex {shown(constraint.source)} as a whole"
+                )
         case "json_schema":
             _check_json(text, constraint.source)
         case "choices":
             if text not in json.loads(constraint.source):
-                raise RequestError(f"Echo's answer {text!r} is none of {constraint.source}")
+                raise RequestError(f"Echo's answer {shown(text)} is none of {shown(constraint.source)}")
         case "lark" | "gbnf":
             if expressions.walk(constraint.kind, constraint.source, text).accepted != len(text):
-                raise RequestError(f"Echo's answer {text!r} is no text of the grammar {constraint.source!r}")
+                raise RequestError(f"Echo's answer {shown(text)} is no text of the grammar {shown(constraint.source)}")
 
 
 def compiled(pattern: str) -> "re.Pattern[str]":
     """Raises ConstraintError for a pattern that no engine here understands."""
     try:
         return re.compile(pattern)
+    except (RecursionError, OverflowError, MemoryError):
+        raise ConstraintError(f"regex {shown(pattern)}: it is nested too deep, or repeats too often") from None
     except re.error as error:
         if importlib.util.find_spec("regex") is None:
-            raise ConstraintError(f"regex {pattern!r}: {error}") from None
+            raise ConstraintError(f"regex {shown(pattern)}: {error}") from None
     import regex  # type: ignore[import-untyped]
 
     try:
         return cast("re.Pattern[str]", regex.compile(pattern, flags=regex.VERSION0))  # it has the same methods
-    except regex.error as error:
-        raise ConstraintError(f"regex {pattern!r}: {error}") from None
+    except (regex.error, RecursionError, OverflowError, MemoryError) as error:
+        raise ConstraintError(f"regex {shown(pattern)}: {error}") from None
 
 
 def _check_json(text: str, schema: str) -> None:
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"Echo's answer {text!r} is no JSON: {error}") from None
+        raise RequestError(f"Echo's answer {shown(text)} is no JSON: {error}") from None
     if importlib.util.find_spec("jsonschema") is not None and (problems := schemas.violations(schema, text)):
-        raise RequestError(f"Echo's answer {text!r} is not of the schema: {'; '.join(problems)}")
+        raise RequestError(f"Echo's answer {shown(text)} is not of the schema: {'; '.join(problems)}")
 
 
 def first_stop(pattern: str, text: str, free: int) -> tuple[int, int] | None:
@@ -73,7 +77,7 @@ def first_stop(pattern: str, text: str, free: int) -> tuple[int, int] | None:
         ConstraintError: a pattern that is wrong, or that matches the empty text, which stands everywhere.
     """
     if compiled(pattern).fullmatch("") is not None:
-        raise ConstraintError(f"stop_regex {pattern!r} matches the empty text; write one that takes a character")
+        raise ConstraintError(f"stop_regex {shown(pattern)} matches the empty text; write one that takes a character")
     flags = _FLAGS.match(pattern)
     assert flags is not None, "it matches the empty text too"
     ending = compiled(rf"{flags[0]}(?:{pattern[flags.end() :]})\Z")

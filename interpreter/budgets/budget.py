@@ -58,12 +58,14 @@ class Budget:
         for name, most in (("tokens", MOST_TOKENS), ("calls", MOST_TOKENS)):
             value = getattr(self, name)
             if value is not None:
-                checks.integer(f"Budget: {name}", value, 1, most, f"an integer from 1 to {most}, or None for no limit")
+                remedy = f"an integer from 1 to {most}, or None for no limit"
+                object.__setattr__(self, name, checks.integer(f"Budget: {name}", value, 1, most, remedy))
         for name, largest in (("dollars", MOST_DOLLARS), ("seconds", checks.LONGEST_SECONDS)):
             value = getattr(self, name)
             if value is not None:
                 remedy = f"a number above 0 and up to {largest:g}, or None for no limit"
                 checks.seconds(f"Budget: {name}", value, 0.0, largest, remedy)
+                object.__setattr__(self, name, checks.plain_number(value))
         if self.tokens is self.calls is self.dollars is self.seconds is None:
             raise ParameterError("Budget() limits nothing; write for example Budget(tokens=10_000)")
 

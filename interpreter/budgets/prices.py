@@ -48,7 +48,7 @@ class Price:
             value = getattr(self, name)
             if value is None and name.startswith("cache"):
                 continue
-            checks.number(f"Price: {name}", value, 0, MOST_DOLLARS, _PRICE)
+            object.__setattr__(self, name, checks.number(f"Price: {name}", value, 0, MOST_DOLLARS, _PRICE))
 
     def dollars(self, usage: Usage) -> float:
         """What these tokens cost."""
@@ -83,6 +83,7 @@ class PriceTable(MutableMapping[str, Price]):
         ("gpt-4o" for "gpt-4o-2024-08-06"), else None. A model without a name runs here and costs nothing."""
         if not isinstance(model, str):
             raise ParameterError(f"prices.find({shown(model)}): model: write the name of one, such as 'my-model'")
+        model = checks.plain(model)
         if not model:
             return FREE
         exact = self._prices.get(model)
@@ -99,14 +100,14 @@ class PriceTable(MutableMapping[str, Price]):
 
     def __setitem__(self, model: str, price: Price) -> None:
         """Raises ParameterError for a name that is no text, or a price that is no Price."""
-        if not isinstance(model, str) or not model:
+        if not isinstance(model, str) or not checks.plain(model):
             raise ParameterError(f"prices[{shown(model)}]; write the name of a model, such as prices['my-model']")
         if not isinstance(price, Price):
             raise ParameterError(
                 f"prices[{shown(model)}] = {shown(price)}; write prices[{shown(model)}] = umbel.Price(input, output) "
                 "in dollars per million tokens"
             )
-        self._prices[model] = price
+        self._prices[checks.plain(model)] = price
 
     def __delitem__(self, model: str) -> None:
         del self._prices[model]

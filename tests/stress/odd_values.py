@@ -112,7 +112,7 @@ ODD: tuple[Callable[[], Any], ...] = (
     lambda: pathlib.Path("nowhere"), lambda: pathlib.Path("/"), lambda: io.StringIO("x"), lambda: ValueError("x"),
     lambda: math, lambda: Member, lambda: Member.ONE, lambda: Number.THREE, MagicMock, lambda: OddText("x"),
     lambda: OddInteger(3), lambda: OddFloat(0.5), lambda: OddList(["a"]), lambda: OddDict(a=1),
-    lambda: _broken("OddObject", object, *_TEXT, *_NUMBER, "__bool__", "__call__", "__hash__")(),
+    lambda: _broken("OddObject", object, *_TEXT, *_NUMBER, "__bool__", "__hash__")(),
     lambda: _broken("Nonsense", object, "__len__", "__iter__", "__repr__", "__eq__", "__bool__", does=_nonsense)(),
     lambda: _broken("OddIterable", object, "__iter__")(),
     lambda: _broken("OddLength", list, "__len__", does=_nonsense)(),

@@ -303,10 +303,8 @@ class Call:
     @property
     def is_one_step_off(self) -> bool:
         """Whether all but one argument are good ones."""
-        others = {name: value for name, value in self.given.items() if name not in self.odd}
-        return len(self.odd) == 1 and all(
-            self.target.valid.get(name, others) is value for name, value in others.items()
-        )
+        others = [name for name in self.given if name not in self.odd]
+        return len(self.odd) == 1 and all(self.target.valid.get(name, self) is self.given[name] for name in others)
 
     def __str__(self) -> str:
         values = {name: f"odd value {number}" for name, number in self.odd.items()}
@@ -360,7 +358,7 @@ def problem(call: Call) -> str | None:
     except odd_values.OddCall:
         return None
     except OSError as error:
-        return None if call.target.name == "load" else described(error)  # no such file, as `open` says it
+        return None if call.target.name == "load" else described(error)  # no such file: as `open` says it
     except SystemExit:
         return None if call.target.name == "main" else "SystemExit"
     except Slow as error:

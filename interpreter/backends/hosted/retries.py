@@ -52,7 +52,7 @@ class Retries:
     most: int = 3
 
     def __post_init__(self) -> None:
-        checks.integer("max_retries", self.most, 0, MOST_RETRIES)
+        object.__setattr__(self, "most", checks.integer("max_retries", self.most, 0, MOST_RETRIES))
 
     def wait(self, failed: int, retry_after: float | None, chance: float) -> float:
         """Seconds until the next try, after `failed` of them. `chance`: in [0, 1)."""

@@ -31,6 +31,15 @@ class Surroundings:
     wire: "httpx2.AsyncBaseTransport | None" = None
 
 
+# Fields of Patience, and what they are called where users give them.
+_NAMES = {
+    "whole": "timeout",
+    "first_byte": "first_byte_timeout",
+    "connect": "connect_timeout",
+    "idle": "idle_timeout",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a call may take, in seconds.
@@ -52,13 +61,9 @@ class Patience:
     idle: float = 120.0
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("timeout", self.whole),
-            ("first_byte_timeout", self.silent),
-            ("connect_timeout", self.connect),
-            ("idle_timeout", self.idle),
-        ):
-            checks.seconds(name, value)
+        for field, name in _NAMES.items():
+            if (value := getattr(self, field)) is not None or field != "first_byte":
+                object.__setattr__(self, field, checks.seconds(name, value))
         if self.silent > self.whole:
             raise ParameterError(
                 f"first_byte_timeout={self.silent} is more than timeout={self.whole}, which ends the call before; "

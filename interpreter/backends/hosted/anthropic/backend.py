@@ -31,6 +31,7 @@ from .....lang.protocol import (
     Usage,
 )
 from .....lang.runtime_options import MAX_MODEL_LENGTH
+from ..clients import MOST_AT_ONCE
 from ..conversation import template
 from ..credentials import checked_address, checked_headers, checked_key, secrets_of
 from ..failures import Provider
@@ -146,6 +147,7 @@ class Anthropic:
         self._key = key
         self._address = address
         self._headers = checked_headers(default_headers)
+        max_concurrency = checks.integer("max_concurrency", max_concurrency, 1, MOST_AT_ONCE)
         self._patience = Patience(timeout, first_byte_timeout, connect_timeout, idle_timeout)
         self._concurrency = max_concurrency
         self._surroundings = surroundings or Surroundings()

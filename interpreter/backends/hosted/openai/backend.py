@@ -36,6 +36,7 @@ from .....lang.protocol import (
 )
 from .....lang.runtime_options import MAX_MODEL_LENGTH
 from .. import continuation, token_bounds
+from ..clients import MOST_AT_ONCE
 from ..conversation import template
 from ..failures import Provider
 from ..line import Line
@@ -163,6 +164,7 @@ class OpenAI:
         self._name = f"{self.KIND} {model}"
         endpoint_ = self._endpoint
         self._provider = Provider(self._name, endpoint_.host, endpoint_.key_from, endpoint_.secrets)
+        max_concurrency = checks.integer("max_concurrency", max_concurrency, 1, MOST_AT_ONCE)
         self._patience = Patience(timeout, first_byte_timeout, connect_timeout, idle_timeout)
         self._surroundings = surroundings or Surroundings()
         self._line: Line[AsyncOpenAI] = Line(
