@@ -129,6 +129,6 @@ def _cut(part: str) -> ProgramError:
 
 
 def _label(text: str) -> str:
-    """How the first operation in the text reads."""
+    """How the first operation in the text reads; where it was cut, in general."""
     found = _LABEL.search(text)
-    return found[1] if found is not None and _WORD not in found[1] else "gen(...)"
+    return found[1] if found is not None and len(found[1]) <= _SHOWN and _WORD not in found[1] else "gen(...)"

@@ -126,6 +126,13 @@ def test_what_is_left_of_a_cut_operation_is_refused(mangle: Callable[[str], str]
         expression(mangle(f"Q: {ul.gen('x')}!"))
 
 
+def test_messages_stay_short_whatever_the_text_is() -> None:
+    for text in (f"{ul.gen('x')}"[:4] + "y" * 100_000, "y" * 100_000 + f"{ul.gen('n' * 9000)}"[9:]):
+        with pytest.raises(ProgramError) as caught:
+            expression(text)
+        assert len(str(caught.value)) < 1000
+
+
 def test_an_operation_is_said_once_and_in_its_thread() -> None:
     text = f"Q: {ul.gen('x')}"
     assert expression(text) == "Q: " + ul.gen("x")

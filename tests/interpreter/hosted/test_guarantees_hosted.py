@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pydantic
 import pytest
 import umbel as ul
+from umbel.interpreter.backends.echo_script import Script
 from umbel.interpreter.backends.hosted.anthropic.backend import Anthropic
 from umbel.interpreter.backends.hosted.openai.backend import OpenAI
 from umbel.interpreter.fakes.anthropic.bodies import AnthropicFeatures
@@ -31,7 +33,7 @@ class Shape:
 class Place:
     """A provider's model. `enforced`: the kinds that it enforces."""
 
-    serve: Callable[[list[str]], Server]
+    serve: Callable[[Script], Server]
     connect: Callable[[Server], Backend]
     enforced: tuple[str, ...] = ()
 
@@ -150,3 +152,40 @@ def test_what_never_comes_is_an_error_or_kept(name: str) -> None:
             program.run(best_effort=False, backend=backend, timeout=PATIENCE)["x"]
         state = program.run(best_effort=True, backend=backend, timeout=PATIENCE)
         assert (state["x"], state.meta("x")["guarantee"]) == ("d", "best_effort")
+
+
+class Solid(pydantic.BaseModel):
+    sides: int
+
+    @pydantic.field_validator("sides")
+    @classmethod
+    def check(cls, sides: int) -> int:
+        if sides < 3:
+            raise ValueError("a shape has three sides at least")
+        return sides
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("in_turn", [True, False], ids=["conversation", "text"])
+def test_a_validator_of_a_class_has_every_model_asked_again(place: Place, in_turn: bool) -> None:
+    @ul.function
+    def program(s: ul.State) -> None:
+        answer = ul.gen("x", dtype=Solid)
+        s += ul.user("Shape?") + ul.assistant(answer) if in_turn else "Shape: " + answer
+
+    prompts: list[str] = []
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        return '{"sides": 4}' if len(prompts) == 3 else f'{{"sides": {len(prompts)}}}'
+
+    with place.serve(script) as server:
+        backend = place.connect(server)
+        state = program.run(backend=backend, timeout=PATIENCE)
+        assert state.value("x") == Solid(sides=4)
+        facts = state.meta("x")
+        assert facts["guarantee"] == ("enforced" if "json_schema" in place.enforced else "validated")
+        assert facts["tries"] == state.usage.calls == server.calls == 3
+        assert state.usage.total_tokens == server.usage.total_tokens
+    told = in_turn or backend.capabilities.converses  # a text that is only continued is drawn anew
+    assert ["a shape has three sides at least" in prompt for prompt in prompts] == [False, told, told]
