@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from umbel.lang.errors import ModelError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Text
-from umbel.srt.hf_tokenizer import HFTokenizer
+from umbel.srt.hf_tokenizer import LONG_PIECE, HFTokenizer
 from umbel.srt.prompt_encoder import PromptEncoder
 from umbel.srt.tokenizer_file import read_tokenizer_file, token_table
 from umbel.srt.vocabulary import Vocabulary
@@ -167,9 +167,16 @@ def test_bos_is_added_when_the_configuration_or_else_the_post_processor_says_so(
     assert (tokenizer.bos_id is not None) == added
 
 
-def test_a_lone_surrogate_is_named_with_its_place() -> None:
+@pytest.mark.parametrize("behind", ["", "x" * LONG_PIECE])
+def test_a_lone_surrogate_is_named_with_its_place(behind: str) -> None:
     with pytest.raises(ParameterError, match=r"lone surrogate .* at character 2"):
-        wrapped("byte level").encode("ab\ud800", first=False)
+        wrapped("byte level").encode("ab\ud800" + behind, first=False)
+
+
+@pytest.mark.parametrize("text", ["a" * LONG_PIECE, " " * LONG_PIECE, "some words, é and 語 " * LONG_PIECE])
+def test_a_long_piece_has_the_tokens_that_the_library_gives_it(text: str) -> None:
+    tokenizer = wrapped("byte level")
+    assert tokenizer.encode(text, first=False) == tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from umbel.interpreter.backends.runtime import Runtime
+from umbel.lang.errors import RequestError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import ConstraintSpec, Final, GenRequest, ScoreRequest
 from umbel.lang.sampling import SamplingParams
@@ -72,7 +73,7 @@ def ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def serve(runtime: Runtime) -> None:
-    """Plain, long, many, constrained and scored; a schema and a regex that no other has."""
+    """Plain, many, long, too long, scored and constrained; a schema and a regex that no other has."""
 
     async def text(number: int, prompt: str, constraint: ConstraintSpec | None = None) -> None:
         sampling = SamplingParams(max_tokens=24, seed=number)
@@ -87,6 +88,8 @@ async def serve(runtime: Runtime) -> None:
     ]  # fmt: skip
     await asyncio.gather(*(text(number, f"number {number}: ") for number in range(16)))
     await text(100, long)
+    with pytest.raises(RequestError, match="tokens and the context"):
+        await text(101, "a" * 1_000_000)  # no boundary to cut it at
     await runtime.score(ScoreRequest("s", (Text("It is "),), ("good", "bad"), unconditional=True))
     for number, constraint in enumerate(constraints):
         await text(200 + number, "Answer: ", constraint)
