@@ -157,7 +157,9 @@ def _build(file: TokenizerFile, path: Path) -> Any:  # Any: tokenizers.Tokenizer
         raise MissingExtraError("tokenizers", "runtime") from error
     try:
         tokenizer = Tokenizer.from_str(msgspec.json.encode(file).decode("utf-8"))
-    except Exception as error:  # the library raises plain Exception
+    except BaseException as error:  # plain Exception, and for some files its panic, which is none
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ModelError(f"{path} is refused by the tokenizers library ({error}); download it again") from error
     tokenizer.encode_special_tokens = True  # special tokens in the text are not looked for
     return tokenizer

@@ -1,5 +1,6 @@
 """The tokenizer of a model: bytes of tokens, the first space, and text that spells control tokens."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from umbel.lang.errors import ModelError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Text
-from umbel.srt.hf_tokenizer import LONG_PIECE, HFTokenizer
+from umbel.srt.hf_tokenizer import LONG_PIECE, HFTokenizer, _build
 from umbel.srt.prompt_encoder import PromptEncoder
 from umbel.srt.tokenizer_file import read_tokenizer_file, token_table
 from umbel.srt.vocabulary import Vocabulary
@@ -264,6 +265,14 @@ def test_a_normalizer_between_others_loses_only_its_first_space() -> None:
     tokenizer = wrap(raw)
     ids = tokenizer.encode("e\u0301 a", first=False)
     assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "é a"
+
+
+def test_a_file_that_makes_the_library_panic_is_a_model_error() -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+    file = {"model": {**model, "continuing_subword_prefix": "longer than b"}}
+    read = read_tokenizer_file(json.dumps(file).encode(), Path("tokenizer.json"))
+    with pytest.raises(ModelError, match="refused by the tokenizers library"):
+        _build(read, Path("tokenizer.json"))
 
 
 @settings(max_examples=300, deadline=None)
