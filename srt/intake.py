@@ -155,6 +155,8 @@ class Intake:
     ) -> Request:
         if schedule.timeout is not None and math.isnan(schedule.timeout):
             raise RequestError("timeout is not a number; write seconds or nothing")
+        if not (isinstance(schedule.priority, int) and isinstance(schedule.ahead, int)):
+            raise RequestError(f"priority={schedule.priority!r}, ahead={schedule.ahead!r}; write integers")
         self._arrived += 1
         return Request(self._arrived, message_id, tokens, job, schedule, now, pictures)
 
