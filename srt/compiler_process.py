@@ -1,7 +1,12 @@
-"""The gateway's end of the process that compiles constraints (constraint_worker.py)."""
+"""The gateway's end of the processes that compile constraints (constraint_worker.py).
+
+quick   every constraint begins here, and may take a part of a second: real ones do
+slow    those that take longer begin anew here, so that they hold up each other only; started for the first of them
+"""
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
 from ..lang.errors import BackendError, ConstraintError, OverloadedError
@@ -10,6 +15,10 @@ from .config import CompilerLimits, WorkerLimits
 from .constraint_compiler import Answer, Compiled, Refused
 from .constraint_worker import CompileJob
 from .worker_process import Cause, Trouble, WorkerProcess
+
+_QUICK_OVERTIME = 0.1  # seconds of CPU time: a job that is ended too early is only begun anew
+
+_Given = Compiled | Refused | Trouble | None
 
 
 class CompilerProcess:
@@ -24,18 +33,26 @@ class CompilerProcess:
         self, limits: CompilerLimits, after: Callable[[], None], worker_limits: WorkerLimits | None = None
     ) -> None:
         self._limits = limits
-        self._worker: WorkerProcess[CompileJob, Compiled | Refused] = WorkerProcess(
-            "constraint_worker", "constraint", Compiled | Refused, after=after, limits=worker_limits
-        )
-        self.counters: Counter[str] = self._worker.counters
+        patience = worker_limits or WorkerLimits()
+        self._quick = _worker(after, replace(patience, overtime=min(patience.overtime, _QUICK_OVERTIME)))
+        self._slow = _worker(after, patience)
 
     @property
-    def process_id(self) -> int | None:
-        return self._worker.process_id
+    def counters(self) -> Counter[str]:
+        """Of both."""
+        found = Counter(self._quick.counters)
+        found.update(self._slow.counters)
+        return found
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of those that run, the quick one first."""
+        found = (self._quick.process_id, self._slow.process_id)
+        return [process_id for process_id in found if process_id is not None]
 
     def start(self) -> None:
         """Starts the process before the first constraint comes."""
-        self._worker.start()
+        self._quick.start()
 
     def compile(
         self,
@@ -44,20 +61,43 @@ class CompilerProcess:
         answer: Callable[[Answer | None], None],
         wanted: Callable[[], bool],
     ) -> None:
-        if self._worker.waiting >= self._limits.most_waiting:
+        if self._quick.waiting + self._slow.waiting >= self._limits.most_waiting:
             raise OverloadedError(
                 f"{self._limits.most_waiting} constraints wait to be compiled; try again when some have been"
             )
-        self._worker.submit(
-            CompileJob(spec, engine),
-            lambda given: answer(explained(given, self._limits) if isinstance(given, Trouble) else given),
-            wanted,
-            cpu_seconds=self._limits.cpu_seconds,
-        )
+        quick = CompileJob(spec, engine, min(self._limits.quick_seconds, self._limits.cpu_seconds))
+        slow = CompileJob(spec, engine, self._limits.cpu_seconds)
+
+        def hear_slow(given: _Given) -> None:
+            answer(explained(given, self._limits) if isinstance(given, Trouble) else given)
+
+        def hear_quick(given: _Given) -> None:
+            if _took_long(given) and quick != slow:
+                self._slow.submit(slow, hear_slow, wanted, cpu_seconds=slow.seconds)
+            else:
+                hear_slow(given)
+
+        self._quick.submit(quick, hear_quick, wanted, cpu_seconds=quick.seconds)
 
     async def close(self) -> None:
-        """Ends the process; what waits is never answered."""
-        await self._worker.close()
+        """Ends the processes; what waits is never answered."""
+        await self._quick.close()
+        await self._slow.close()
+
+
+def _worker(after: Callable[[], None], limits: WorkerLimits) -> WorkerProcess[CompileJob, Compiled | Refused]:
+    return WorkerProcess("constraint_worker", "constraint", Compiled | Refused, after=after, limits=limits)
+
+
+def _took_long(given: _Given) -> bool:
+    """It was not finished in its time, and might be in more."""
+    match given:
+        case Refused(lasting=lasting):
+            return not lasting
+        case Trouble(cause=cause):
+            return cause is Cause.CPU
+        case _:
+            return False
 
 
 def explained(trouble: Trouble, limits: CompilerLimits) -> ConstraintError | BackendError:

@@ -88,6 +88,7 @@ class CompilerLimits:
     """What the process that compiles constraints may take. Of 300 real schemas the slowest takes a part of a second."""
 
     cpu_seconds: float = 2.0  # of one constraint; then it is refused
+    quick_seconds: float = 0.3  # of CPU time; what takes longer begins anew in a process of its own, in nobody's way
     memory: int = 256 << 20  # bytes of address space beyond what the process has when its libraries are loaded
     niceness: int = 10  # the model goes first
     most_waiting: int = 256  # constraints; more are refused with OverloadedError

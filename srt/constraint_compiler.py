@@ -60,9 +60,11 @@ Answer = Compiled | Refused | UmbelError  # an UmbelError: the work failed, and 
 
 
 class ConstraintCompiler(Protocol):
-    """Compiles constraints, one after the other."""
+    """Compiles constraints."""
 
-    counters: Counter[str]
+    @property
+    def counters(self) -> Counter[str]:
+        """Cumulative."""
 
     def compile(
         self,

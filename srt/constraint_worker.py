@@ -9,25 +9,28 @@ from .worker_child import cpu_limit, limit_memory, run
 
 
 class CompileJob(msgspec.Struct, frozen=True, array_like=True):
+    """`seconds`: of CPU time that it may take."""
+
     spec: ConstraintSpec
     engine: ConstraintEngine
+    seconds: float
 
 
 class _LateError(Exception):
     """The time of a job is over."""
 
 
-def compile_within(job: CompileJob, seconds: float) -> Compiled | Refused:
+def compile_within(job: CompileJob) -> Compiled | Refused:
     """`compile_constraint`, refused when it takes more CPU time. The main thread's, because of the signal.
 
     Such a refusal is not lasting: the same work takes more CPU time on a machine that does much else.
     """
     try:
-        with cpu_limit(seconds, _LateError):
+        with cpu_limit(job.seconds, _LateError):
             return compile_constraint(job.spec, job.engine)
     except _LateError:
         return Refused(
-            f"the constraint is too large: compiling it was not finished within {seconds:g} s of CPU time; write a "
+            f"the constraint is too large: compiling it was not finished within {job.seconds:g} s of CPU time; write a "
             "smaller one",
             lasting=False,
         )
@@ -42,7 +45,7 @@ def main() -> None:
         compile_constraint(ConstraintSpec("lark", 'start: "a"'), "auto")  # refused where llguidance is not installed
         limit_memory(limits.memory)
 
-    run(limits.niceness, prepare, CompileJob, lambda job: compile_within(job, limits.cpu_seconds))
+    run(limits.niceness, prepare, CompileJob, compile_within)
 
 
 if __name__ == "__main__":

@@ -99,9 +99,9 @@ class GatewayServer:
         self._looks_at = 0.0  # when it will look anyway
 
     def child_process_ids(self) -> list[int]:
-        """Of the engine, the constraint compiler and the decoder of pictures, as far as they run."""
+        """Of the engine, the constraint compilers and the decoder of pictures, as far as they run."""
         engine = self._engine.process_id if self._engine is not None else None
-        found = [engine, self._compiler.process_id, self._decoder.process_id]
+        found = [engine, *self._compiler.process_ids, self._decoder.process_id]
         return [process_id for process_id in found if process_id is not None]
 
     async def run(self) -> None:

@@ -152,9 +152,9 @@ def test_nobody_waiting_means_no_work() -> None:
 
 
 def test_time_ends_a_compilation() -> None:
-    answer = compile_within(CompileJob(regex("(?=" + "[ab]*a[ab]{14}" * 3 + ")[ab]*b[ab]{15}a?"), "fsm"), 0.001)
+    answer = compile_within(CompileJob(regex("(?=" + "[ab]*a[ab]{14}" * 3 + ")[ab]*b[ab]{15}a?"), "fsm", 0.001))
     assert isinstance(answer, Refused)
-    assert compile_within(CompileJob(regex("a"), "fsm"), 2.0) == compile_constraint(regex("a"), "fsm")
+    assert compile_within(CompileJob(regex("a"), "fsm", 2.0)) == compile_constraint(regex("a"), "fsm")
 
 
 def test_time_ends_work_that_loses_the_first_error() -> None:
@@ -233,6 +233,52 @@ def test_what_llguidance_reads_too_long_is_refused_before_the_engine_hears_of_it
     asyncio.run(run())
 
 
+SLOW_WORKER = """
+import time
+from umbel.srt import constraint_worker as worker
+
+compile_within = worker.compile_within
+def slow(job):
+    if job.spec.source == "slow":
+        if job.seconds < 1: return worker.Refused("it takes long", lasting=False)
+        time.sleep(3600)
+    return compile_within(job)
+
+worker.compile_within = slow
+worker.main()
+"""
+
+
+@pytest.mark.processes
+def test_a_slow_constraint_holds_up_no_quick_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_worker(monkeypatch, SLOW_WORKER)
+
+    async def run() -> None:
+        compiler = CompilerProcess(CompilerLimits(), lambda: None, WorkerLimits(idle_seconds=3600.0))
+        slow, *quick = ask(compiler, regex("slow"), regex("a"), regex("b"))
+        assert all(isinstance(answer, Compiled) for answer in await asyncio.gather(*quick))
+        while len(compiler.process_ids) < 2:
+            await asyncio.sleep(0)
+        (later,) = await asyncio.gather(*ask(compiler, regex("c")))
+        assert isinstance(later, Compiled)
+        assert not slow.done()
+        await compiler.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.processes
+def test_a_constraint_that_takes_longer_than_quick_ones_is_compiled_all_the_same() -> None:
+    async def run() -> None:
+        compiler = CompilerProcess(CompilerLimits(quick_seconds=1e-6), lambda: None)
+        (answer,) = await asyncio.gather(*ask(compiler, regex("(?=[ab]*a[ab]{7})[ab]*b[ab]{6}a?")))
+        assert isinstance(answer, Compiled)
+        assert len(compiler.process_ids) == 2
+        await compiler.close()
+
+    asyncio.run(run())
+
+
 @needs_llguidance
 @pytest.mark.processes
 def test_what_llguidance_takes_too_much_memory_for_is_refused_before_the_engine_hears_of_it() -> None:
@@ -279,8 +325,7 @@ def test_a_killed_process_costs_no_answer() -> None:
         compiler = CompilerProcess(CompilerLimits(), lambda: None)
         await asyncio.gather(*ask(compiler, regex("a")))
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV):
-            process = compiler.process_id
-            assert process is not None
+            (process,) = compiler.process_ids
             os.kill(process, signal.SIGSTOP)  # so that it has the job when it dies
             waiting = ask(compiler, regex("b"), regex("c"))
             await asyncio.sleep(0)
@@ -297,8 +342,8 @@ def test_a_stopped_process_costs_no_answer() -> None:
     async def run() -> None:
         compiler = CompilerProcess(CompilerLimits(), lambda: None, WorkerLimits(look=0.01, idle_seconds=0.1))
         await asyncio.gather(*ask(compiler, regex("a")))
-        assert compiler.process_id is not None
-        os.kill(compiler.process_id, signal.SIGSTOP)
+        assert compiler.process_ids
+        os.kill(compiler.process_ids[0], signal.SIGSTOP)
         answers = await asyncio.gather(*ask(compiler, regex("b"), regex("c")))
         assert all(isinstance(answer, Compiled) for answer in answers)
         assert compiler.counters == {"constraint_processes": 2, "constraint_kills": 1}
@@ -315,7 +360,7 @@ from umbel.srt import constraint_worker as worker, worker_child
 def prepare():
     while time.process_time() < 0.6: pass
 
-worker_child.run(0, prepare, worker.CompileJob, lambda job: worker.compile_within(job, 2.0))
+worker_child.run(0, prepare, worker.CompileJob, worker.compile_within)
 """
 
 # Workers that end before they are ready, or with every job.
@@ -411,7 +456,7 @@ def test_what_befell_the_machine_is_not_remembered_of_a_constraint() -> None:
 
 def test_a_compilation_that_took_too_long_is_tried_again_when_it_is_asked_for_again() -> None:
     """CPU time is measured: on a busy machine the same work takes more of it."""
-    late = compile_within(CompileJob(regex("(?=" + "[ab]*a[ab]{14}" * 3 + ")[ab]*b[ab]{15}a?"), "fsm"), 0.001)
+    late = compile_within(CompileJob(regex("(?=" + "[ab]*a[ab]{14}" * 3 + ")[ab]*b[ab]{15}a?"), "fsm", 0.001))
     compiler = PatientCompiler()
     shelf = library(compiler)
     for _ in range(2):
@@ -428,10 +473,10 @@ GREEDY_WORKER = """
 from umbel.srt import constraint_worker as worker
 
 compile_within = worker.compile_within
-def greedy(job, seconds):
+def greedy(job):
     wanted = len(bytearray(int(job.spec.source) << 20))
     assert wanted, "the memory was there"
-    return compile_within(job, seconds)
+    return compile_within(job)
 
 worker.compile_within = greedy
 worker.main()
@@ -445,7 +490,7 @@ def test_a_constraint_that_wants_more_memory_than_there_is_ends_the_process() ->
         assert worker.stdin is not None
         assert worker.stdout is not None
         for megabytes in ("100", "2000"):  # the second is above the limit, whatever the interpreter has taken
-            worker.stdin.write(framed(msgspec.msgpack.encode(CompileJob(regex(megabytes), "fsm"))))
+            worker.stdin.write(framed(msgspec.msgpack.encode(CompileJob(regex(megabytes), "fsm", 2.0))))
         worker.stdin.flush()
         assert worker.stdout.read(HEADER) == bytes(HEADER), "it is ready"
         size = int.from_bytes(worker.stdout.read(HEADER), "little")
@@ -471,6 +516,7 @@ def test_the_queue_is_bounded() -> None:
 def test_the_limits_are_these() -> None:
     assert CompilerLimits() == CompilerLimits(
         cpu_seconds=2.0,
+        quick_seconds=0.3,
         memory=256 << 20,
         niceness=10,
         most_waiting=256,
