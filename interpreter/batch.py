@@ -307,7 +307,7 @@ def _too_many() -> ParameterError:
 
 
 def _checked_limit(num_threads: object) -> int:
-    if isinstance(num_threads, str) and num_threads == "auto":
+    if isinstance(num_threads, str) and checks.plain(num_threads) == "auto":
         return MAX_IN_FLIGHT
     return checks.integer("num_threads", num_threads, 1, MAX_LIMIT, f"1 to {MAX_LIMIT}, or 'auto'")
 

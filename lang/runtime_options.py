@@ -139,7 +139,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         checks.number("pin_share", self.pin_share, 0, 1, "a part of the KV pool, 0 to 1")
         for name in _SWITCHES:
             checks.switch(name, getattr(self, name))
-        if not isinstance(self.overlap, bool) and self.overlap != "auto":
+        if not isinstance(self.overlap, bool) and checks.plain_value(self.overlap) != "auto":
             raise ParameterError(f'overlap={shown(self.overlap)} is not known; write "auto", True or False')
         if self.step_delay and self.overlap is True:
             raise ParameterError(f"step_delay={self.step_delay} delays steps that wait; leave overlap=True out")

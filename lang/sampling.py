@@ -194,8 +194,8 @@ def _normalise(name: str, value: Any) -> Any:
             return checks.plain_number(value)
 
 
-def _texts(name: str, one: str, values: object, longest: int) -> None:
-    if not isinstance(values, tuple | list):
+def _texts(name: str, one: str, values: Any, longest: int) -> None:
+    if type(values) not in (tuple, list):
         raise ParameterError(f"{name} must be a tuple of strings, got {type(values).__name__} {shown(values)}")
     if len(values) > MAX_STOPS:
         raise ParameterError(f"{len(values)} {one}s given; at most {MAX_STOPS} are allowed")
@@ -206,8 +206,8 @@ def _texts(name: str, one: str, values: object, longest: int) -> None:
             raise ParameterError(f"{one} of {len(text)} characters; write 1 to {longest}")
 
 
-def _check_ids(values: object) -> None:
-    if not isinstance(values, tuple | list):
+def _check_ids(values: Any) -> None:
+    if type(values) not in (tuple, list):
         raise ParameterError(f"stop_token_ids must be {_TOKEN_IDS}, got {type(values).__name__} {shown(values)}")
     if len(values) > MAX_STOP_TOKEN_IDS:
         raise ParameterError(f"stop_token_ids has {len(values)} entries; at most {MAX_STOP_TOKEN_IDS} are allowed")
@@ -215,8 +215,8 @@ def _check_ids(values: object) -> None:
         _integer("stop_token_ids", token, 0, MAX_TOKEN_ID, _FROM_ZERO)
 
 
-def _check_biases(values: object) -> None:
-    if not isinstance(values, dict):
+def _check_biases(values: Any) -> None:
+    if type(values) is not dict:
         raise ParameterError(f"logit_bias must be {_BIASES}, got {type(values).__name__} {shown(values)}")
     if len(values) > MAX_LOGIT_BIAS:
         raise ParameterError(f"logit_bias has {len(values)} entries; at most {MAX_LOGIT_BIAS} are allowed")

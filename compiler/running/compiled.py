@@ -14,6 +14,7 @@ from ...interpreter.arguments import Arguments, RunOptions, run_options
 from ...interpreter.budgets.budget import allowance_of
 from ...interpreter.recording import recording
 from ...interpreter.speculation.settings import Setting
+from ...lang import checks
 from ...lang.errors import BudgetError, ParameterError, shown
 from ...lang.state import AsyncState, State
 from ..files import serialise
@@ -51,7 +52,7 @@ class CompiledProgram:
         server: Server = "auto",
         reordered: "tuple[Reordering, ...]" = (),
     ) -> None:
-        if not isinstance(server, bool) and not (isinstance(server, str) and server == "auto"):
+        if not isinstance(server, bool) and not (isinstance(server, str) and checks.plain(server) == "auto"):
             raise ParameterError(f"server={shown(server)}; write True, False or 'auto'")
         self.graph = graph
         self.report = report if report is not None else Report(())

@@ -52,7 +52,7 @@ def setting_of(num_api_spec_tokens: object, speculate: object) -> Setting | None
             'question; give the number of tokens, or speculate="auto"'
         )
     if num_api_spec_tokens is None:
-        if not isinstance(speculate, str) or speculate != "auto":
+        if not isinstance(speculate, str) or checks.plain(speculate) != "auto":
             raise ParameterError(
                 f'speculate={shown(speculate)}; write speculate="auto", or num_api_spec_tokens=64 for a fixed number'
             )

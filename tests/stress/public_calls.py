@@ -76,7 +76,7 @@ ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
     "dtype": ("dtype", "Annotated", "JSON"), "json_schema": ("json_schema", "JSON"),
     "ebnf": ("ebnf", "grammar", "lark"),
     "grammar": ("grammar", "lark"), "regex": ("regex",), "items": ("append", "None"), "extra": ("parameter",),
-    "arguments": ("graph", "file", "argument", "arguments"), "q": ("q", "append", "parameter"),
+    "arguments": ("graph", "file", "argument", "arguments"), "q": ("q", "append", "parameter", "content"),
     "tokens": ("tokens",), "options": ("options", "template"), "source_": ("template",),
 }  # fmt: skip
 
@@ -130,11 +130,11 @@ def saying(op: object) -> None:
         s += op
         s.sync()
 
-    say.run(append, backend=echo(), timeout=60)
+    say.run(append, backend=echo())
 
 
 def on_state(act: Callable[..., object]) -> Callable[..., object]:
-    return lambda **given: say.run(lambda s: act(s, **given), backend=echo(), timeout=60).ret_value
+    return lambda **given: say.run(lambda s: act(s, **given), backend=echo()).ret_value
 
 
 def method(name: str, *, result: Callable[[Any], object] = lambda result: result) -> Target:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 from weakref import WeakKeyDictionary
 
 from .....lang import checks
@@ -142,7 +142,7 @@ class OpenAI:
             raise MissingExtraError(self.PACKAGE, self.EXTRA)
         named = f"{type(self).__name__}(): model"
         model = checks.text(named, model, MAX_MODEL_LENGTH, "the name of a model, such as 'gpt-4.1-mini'")
-        checks.one_of("mode", mode, get_args(AskedMode))
+        mode = cast(AskedMode, checks.one_of("mode", mode, get_args(AskedMode)))
         checks.instance("surroundings", surroundings, Surroundings | None)
         checks.instance("environment", environment, Mapping | None)
         if mode == "chat" and chat_template is not None:
@@ -176,7 +176,7 @@ class OpenAI:
             patience=self._patience,
             surroundings=self._surroundings,
         )
-        detects = isinstance(profile, str) and profile == "auto"
+        detects = isinstance(profile, str) and checks.plain(profile) == "auto"
         self._detects = detects and not endpoint_.is_openai and endpoint_.azure is None
         self._given_template = _template_of(chat_template, self._name)
         self._chat = template(self._name)
@@ -297,8 +297,8 @@ class OpenAI:
     def _first_profile(self, given: str | Profile) -> Profile:
         if isinstance(given, Profile):
             return given
-        if not isinstance(given, str) or given != "auto":
-            return profiles.named(given, self.model)
+        if not isinstance(given, str) or checks.plain(given) != "auto":
+            return profiles.named(checks.plain_value(given), self.model)
         return profiles.COMPATIBLE if self._detects else profiles.of_model(self.model)
 
     async def _ask_models(self) -> None:
