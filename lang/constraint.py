@@ -24,6 +24,7 @@ INTEGER = r"(0|-?[1-9][0-9]{0,18})[ \n]?"
 NUMBER = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?[ \n]?"
 OPEN_ENDED = frozenset({INTEGER, NUMBER})
 
+MAX_DEPTH = 128  # of a schema's nesting; our own automata take less
 MAX_SOURCE = 1 << 20  # characters of a regex, schema or grammar; compilers and providers take less
 # A rule of a GBNF grammar, at the beginning of a line: `root ::= ...`. Lark's rules have one colon.
 _GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
@@ -156,6 +157,8 @@ def _checked_json(text: str) -> str:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConstraintError(f"json_schema is no JSON text: {error or 'nested too deep'}") from None
+    if isinstance(schema, dict):
+        _check_keys(schema, "#")
     if not isinstance(schema, dict | bool):
         raise ConstraintError(f"json_schema={shown(text)}; a JSON Schema is an object, true or false")
     return text
@@ -169,20 +172,24 @@ def _written(schema: bool | Mapping[Any, Any]) -> str:
         raise ConstraintError(f"json_schema cannot be written as JSON: {error}") from None
     except RecursionError:
         raise ConstraintError("json_schema is nested too deep, or contains itself") from None
+    except UmbelError:
+        raise
     except Exception as error:  # of the mapping's own code
         raise ConstraintError(f"json_schema cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _check_keys(value: object, path: str) -> None:
-    """json.dumps would turn other keys into strings and say nothing."""
+def _check_keys(value: object, path: str, depth: int = MAX_DEPTH) -> None:
+    """json.dumps would turn other keys into strings and say nothing. Compilers walk a schema level by level."""
+    if depth == 0:
+        raise ConstraintError(f"json_schema is nested more than {MAX_DEPTH} deep, or contains itself; flatten it")
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"key {shown(key)} at {path} is no string")
-            _check_keys(inner, f"{path}/{key}")
+            _check_keys(inner, f"{path}/{key}", depth - 1)
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_keys(inner, path)
+            _check_keys(inner, path, depth - 1)
 
 
 # ------------------------------------------------------------------------------------------------ types

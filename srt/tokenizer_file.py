@@ -123,7 +123,7 @@ def unknown_id(file: TokenizerFile, path: Path) -> int | None:
     """The id that stands for text the vocabulary cannot spell, if there is one."""
     try:
         unknown = msgspec.json.decode(file.model, type=_Unknown)  # passes over the vocabulary without keeping it
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path}: its model cannot be read ({error}); download it again") from error
     if unknown.unk_id is not None:
         return unknown.unk_id
@@ -133,7 +133,7 @@ def unknown_id(file: TokenizerFile, path: Path) -> int | None:
 def _model(file: TokenizerFile, path: Path) -> _Model:
     try:
         model = msgspec.json.decode(file.model, type=_Model)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path}: its model cannot be read ({error}); use a BPE or Unigram tokenizer") from error
     kind = model.type or ("BPE" if isinstance(model.vocab, dict) else "Unigram")
     if kind not in ("BPE", "Unigram") or model.continuing_subword_prefix or model.end_of_word_suffix:

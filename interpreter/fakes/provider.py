@@ -200,7 +200,7 @@ class FakeProvider(ABC):
         self._number += 1
         try:
             body = msgspec.json.decode(request.body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise Refused(400, f"The body of the request is no JSON: {error}") from None
         question: Question | Refused
         try:

@@ -3,30 +3,35 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...lang.errors import ModelError
+from ...lang.errors import ModelError, shown
 
 # Any: a configuration is parsed JSON; every value is checked when it is read.
 Config = Mapping[str, Any]
 
 
-def positive_int(config: Config, key: str, default: int | None = None) -> int:
+MOST_LAYERS = 4096  # the deepest models have some hundred; each is described before any weight is read
+_LARGEST = 2**31 - 1  # of any other size: no dimension is larger
+_LARGEST_NUMBER = 1e30  # float32 holds it
+
+
+def positive_int(config: Config, key: str, default: int | None = None, *, most: int = _LARGEST) -> int:
     value = _value(config, key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"configuration: {key}={value!r}; write a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ModelError(f"configuration: {key}={shown(value)}; write a whole number of at least 1, at most {most}")
     return value
 
 
 def positive_number(config: Config, key: str, default: float | None = None) -> float:
     value = _value(config, key, default)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ModelError(f"configuration: {key}={value!r}; write a positive number")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= _LARGEST_NUMBER:
+        raise ModelError(f"configuration: {key}={shown(value)}; write a positive number, at most {_LARGEST_NUMBER:g}")
     return float(value)
 
 
 def flag(config: Config, key: str, default: bool) -> bool:
     value = _value(config, key, default)
     if not isinstance(value, bool):
-        raise ModelError(f"configuration: {key}={value!r}; write true or false")
+        raise ModelError(f"configuration: {key}={shown(value)}; write true or false")
     return value
 
 

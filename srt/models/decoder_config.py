@@ -7,7 +7,7 @@ or 5 (`rope_parameters`). A value that the decoder does not implement is refused
 from dataclasses import dataclass
 
 from ...lang.errors import ModelError
-from .config_values import Config, flag, positive_int, positive_number
+from .config_values import MOST_LAYERS, Config, flag, positive_int, positive_number
 from .experts_config import EXPERT_FAMILIES, ExpertsConfig, read_experts
 from .layers import ACTIVATIONS
 from .rope import RopeConfig, RopeType
@@ -77,7 +77,7 @@ def read_config(config: Config) -> DecoderConfig:
     attention_bias = family not in ("mistral", "mixtral", "qwen2_moe") and flag(config, "attention_bias", False)
     qkv_bias = family == "qwen2" or (family == "qwen2_moe" and flag(config, "qkv_bias", True))
     query_scalar = positive_number(config, "query_pre_attn_scalar", 256.0) if gemma else float(head_dim)
-    layers = _read_layers(config, family, positive_int(config, "num_hidden_layers"))
+    layers = _read_layers(config, family, positive_int(config, "num_hidden_layers", most=MOST_LAYERS))
     return DecoderConfig(
         family=family,
         vocab_size=positive_int(config, "vocab_size"),

@@ -93,7 +93,7 @@ def read_manifest(folder: Path) -> Manifest | None:
                 return None
             if name != WEIGHTS and name in manifest.sha256 and file_digest(folder / name) != manifest.sha256[name]:
                 return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return manifest
 

@@ -81,7 +81,7 @@ def _sharded(folder: Path) -> dict[str, Path]:
     try:
         mapping = json.loads(index.read_bytes())["weight_map"]
         places = {str(name): str(file) for name, file in mapping.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index} is not an index of shards ({error}); download it again") from error
     held: dict[str, set[str]] = {}
     for file in sorted(set(places.values())):

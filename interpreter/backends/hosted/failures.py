@@ -142,7 +142,7 @@ class Provider:
 
     def _of_connection(self, error: Exception, answered: bool) -> UmbelError | Transient:
         names = {type(each).__name__ for each in _causes(error)}
-        if "DecodingError" in names or isinstance(error, ValueError):
+        if "DecodingError" in names or isinstance(error, ValueError | RecursionError):  # the latter of deep JSON
             return BackendError(f"{self.name}: {self.host} sent what is no answer of this API")
         if names & {"UnsupportedProtocol", "InvalidURL", "LocalProtocolError"}:
             return RequestError(f"{self.name}: no request can be sent to {self.host}; check base_url")

@@ -129,7 +129,10 @@ class Line(Generic[C]):
         except (UmbelError, Transient):
             raise
         except Exception as error:
-            if not isinstance(error, ValueError | OSError) and type(error).__module__.split(".")[0] not in _TALKERS:
+            if (
+                not isinstance(error, ValueError | OSError | RecursionError)
+                and type(error).__module__.split(".")[0] not in _TALKERS
+            ):
                 raise
             problem = self.provider.failure(error, answered=_answered(error))
         raise problem

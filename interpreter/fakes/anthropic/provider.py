@@ -202,7 +202,7 @@ class _Asking(Question):
             return {"type": "text", "text": text}
         try:
             given = json.loads(text or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             given = {}
         return {"type": "tool_use", "id": "toolu_fake", "name": self.tool, "input": given}
 

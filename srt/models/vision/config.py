@@ -9,7 +9,7 @@ from math import isqrt
 from typing import Literal
 
 from ....lang.errors import ModelError
-from ..config_values import Config, flag, positive_int, positive_number, section
+from ..config_values import MOST_LAYERS, Config, flag, positive_int, positive_number, section
 from .text_config import DECODERS, text_config
 
 Kind = Literal["clip", "siglip"]
@@ -119,7 +119,7 @@ def _read_tower(config: Config, usual: str) -> TowerConfig:
         kind=_TOWERS[name],
         hidden_size=positive_int(stated, "hidden_size", 768),
         intermediate_size=positive_int(stated, "intermediate_size", 3072),
-        layers=positive_int(stated, "num_hidden_layers", 12),
+        layers=positive_int(stated, "num_hidden_layers", 12, most=MOST_LAYERS),
         heads=positive_int(stated, "num_attention_heads", 12),
         image_size=positive_int(stated, "image_size", 224),
         patch_size=positive_int(stated, "patch_size", 32 if clip else 16),

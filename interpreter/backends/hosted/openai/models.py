@@ -64,7 +64,7 @@ async def listed(client: "AsyncOpenAI", provider: Provider) -> Models | None:
         return None
     try:
         found = msgspec.json.decode(response.content, type=_List)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = response.headers.get("content-type", "something unknown").split(";")[0]
         raise RequestError(
             f"{provider.name}: {provider.host} answers with {said} where a list of models was asked for; base_url must "

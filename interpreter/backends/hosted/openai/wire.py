@@ -84,7 +84,7 @@ def parsed(data: object, provider: Provider) -> Piece:
         )
     try:
         return msgspec.convert(data, Piece, strict=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise BackendError(f"{provider.name}: {provider.host} sent what is no answer of this API: {error}") from None
 
 
