@@ -1,7 +1,7 @@
 """Echo's answers against the constraints of the requests: a script that a real backend could not have said is reported.
 
 There is no automaton here. A regular expression is applied with `re` (or with the `regex` package, where it is
-installed and `re` does not know the syntax), JSON is parsed, and validated where `jsonschema` is installed; blanks
+installed and `re` does not know the syntax), JSON is parsed, and validated where `jsonschema-rs` is installed; blanks
 between JSON tokens are not looked at. Grammars are looked at by llguidance, where it is installed.
 """
 
@@ -63,7 +63,7 @@ def _check_json(text: str, schema: str) -> None:
         json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"Echo's answer {shown(text)} is no JSON: {error}") from None
-    if importlib.util.find_spec("jsonschema") is not None and (problems := schemas.violations(schema, text)):
+    if importlib.util.find_spec("jsonschema_rs") is not None and (problems := schemas.violations(schema, text)):
         raise RequestError(f"Echo's answer {shown(text)} is not of the schema: {'; '.join(problems)}")
 
 

@@ -93,6 +93,23 @@ def stands_in(pattern: str, text: str) -> bool:
     return found.accepted == len(text)
 
 
+def common_pattern(pattern: str) -> str:
+    """The `pattern` of a schema in a syntax without dialects, for the whole of a text.
+
+    Raises:
+        ConstraintError: the pattern is none, or one that this syntax cannot say.
+    """
+    from ...fsm.engines.common_syntax import written
+    from ...fsm.errors import ConstraintRefused
+    from ...fsm.regex.parser import search_regex
+
+    check_installed()
+    try:
+        return f"^(?:{written(search_regex(pattern))})$"
+    except ConstraintRefused as error:
+        raise ConstraintError(f"pattern {pattern!r}: {error}") from None
+
+
 def first_match(patterns: Iterable[str], text: str) -> tuple[int, int, str] | None:
     """The match of a `stop_regex` that ends first: (where it begins, where it ends, which), in characters; the longest
     of those that end together.

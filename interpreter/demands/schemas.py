@@ -1,29 +1,34 @@
 """JSON texts against JSON Schemas: for what no backend enforced of them.
 
-The validator is jsonschema's, with two differences: patterns are matched by our automata, which do not backtrack, and
-references to elsewhere are never fetched.
+The validator is jsonschema-rs: compiled, light to import, and offline. Patterns are matched by our automata, as the
+runtime matches them, so nothing backtracks: `pattern` under a keyword of our own, names of `patternProperties` in a
+syntax that the validator reads as we do.
 """
 
 import importlib.util
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 from ...lang.errors import ConstraintError, MissingExtraError
-from .expressions import stands_in
+from .expressions import common_pattern, stands_in
 
 MOST = 10  # violations that are told
 
 Json = Any  # what json.loads gives
-Validator = Any  # jsonschema has no types
+Validator = Any  # jsonschema_rs.Validator, which is one class of several
+
+_PATTERN = "umbel:pattern"  # instead of `pattern`: the validator would read it in a dialect of its own
+_DATA = ("const", "default", "enum", "examples")  # keywords whose values are no schemas
+_DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
 
 
 def check_installed() -> None:
     """Raises MissingExtraError without the package that validates."""
-    if importlib.util.find_spec("jsonschema") is None:
-        raise MissingExtraError("jsonschema", "openai")
+    if importlib.util.find_spec("jsonschema_rs") is None:
+        raise MissingExtraError("jsonschema-rs", "openai")
 
 
 def check(schema: str) -> None:
@@ -37,49 +42,7 @@ def check(schema: str) -> None:
         MissingExtraError: as `check_installed`.
     """
     check_installed()
-    _check(schema)
-
-
-@lru_cache(maxsize=256)
-def _check(schema: str) -> None:
-    """Remembered for schemas that are right: a program's are the same in every run."""
-    import jsonschema  # type: ignore[import-untyped]
-
-    parsed = json.loads(schema)
-    try:
-        # Without its formats: expressions are ours to judge, below.
-        _class_for(schema).check_schema(parsed, format_checker=jsonschema.FormatChecker(formats=()))
-    except jsonschema.SchemaError as error:
-        raise ConstraintError(f"json_schema: {error.json_path}: {_shortened(error.message)}") from None
-    except RecursionError:
-        raise ConstraintError("json_schema: it is nested too deeply; write a flatter one") from None
-    _check_references(parsed)
-    for pattern in _patterns(parsed):
-        stands_in(pattern, "")
-    if _uses(parsed, "unevaluatedProperties") and _uses(parsed, "patternProperties"):
-        raise ConstraintError(
-            "json_schema: unevaluatedProperties beside patternProperties is not looked at; write additionalProperties"
-        )
-
-
-def _check_references(parsed: Json) -> None:
-    """Raises ConstraintError for one that leads nowhere: no text would ever satisfy the schema."""
-    import referencing
-    import referencing.jsonschema
-
-    if any(keyword == "$id" for inner in _inner(parsed) for keyword, _ in _keywords(inner)):
-        return  # what a reference is relative to is not seen from here
-    known = referencing.Resource.from_contents(parsed, default_specification=referencing.jsonschema.DRAFT202012)
-    resolver = referencing.Registry().resolver_with_root(known)
-    for keyword, reference in _keywords(parsed):
-        if keyword == "$ref" and isinstance(reference, str):
-            try:
-                resolver.lookup(reference)
-            except referencing.exceptions.Unresolvable:
-                raise ConstraintError(
-                    f"json_schema: $ref {reference!r} leads to nothing in the schema, and nothing is fetched from "
-                    "elsewhere; write the definition under $defs and refer to it as '#/$defs/name'"
-                ) from None
+    _validator(schema)
 
 
 def violations(schema: str, text: str) -> list[str]:
@@ -89,109 +52,94 @@ def violations(schema: str, text: str) -> list[str]:
         schema: as JSON text.
     """
     check_installed()
-    import jsonschema
-    import referencing
-
     try:
-        instance = json.loads(text)
+        instance = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         return [f"the text is no JSON: {error}"]
-    # A registry of our own: without one the package would fetch what it does not know.
-    validator = _class_for(schema)(
-        json.loads(schema), registry=referencing.Registry(), format_checker=jsonschema.FormatChecker()
-    )
-    found = []
     try:
-        for problem in itertools.islice(validator.iter_errors(instance), MOST):
-            found.append(f"{problem.json_path}: {_shortened(problem.message)}")
-    except (referencing.exceptions.Unresolvable, RecursionError, ConstraintError) as error:
-        found.append(f"the schema cannot be applied: {error}")
+        problems = itertools.islice(_validator(schema).iter_errors(instance), MOST)
+        return [f"{_path(problem.instance_path)}: {_shortened(_told(problem.message))}" for problem in problems]
+    except (ConstraintError, RecursionError, ValueError) as error:
+        return [f"the schema cannot be applied: {error}"]
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Validator:
+    """Kept: a program's schemas are the same in every run. Raises ConstraintError."""
+    import jsonschema_rs
+
+    try:
+        parsed = _rewritten(json.loads(schema))
+        if isinstance(parsed, dict) and not any(draft in str(parsed.get("$schema", "")) for draft in _DRAFTS):
+            parsed.pop("$schema", None)  # of no draft that is known: read as the newest
+        return jsonschema_rs.validator_for(parsed, keywords={_PATTERN: _Pattern}, validate_formats=True, offline=True)
+    except RecursionError:
+        raise ConstraintError("json_schema: it is nested too deeply; write a flatter one") from None
+    except jsonschema_rs.ValidationError as error:
+        raise ConstraintError(f"json_schema: {_path(error.instance_path)}: {_reason(error.message)}") from None
+    except ValueError as error:
+        raise ConstraintError(f"json_schema: {_reason(str(error))}") from None
+
+
+def _told(message: str) -> str:
+    return message.replace("False schema does not allow", "the schema allows no such value or member:")
+
+
+def _reason(message: str) -> str:
+    if message.startswith(("Pointer ", "Resource ", "Anchor ")):
+        return (
+            f"a $ref leads to nothing in the schema, and nothing is fetched from elsewhere ({_shortened(message)}); "
+            "write the definition under $defs and refer to it as '#/$defs/name'"
+        )
+    return _shortened(message)
+
+
+def _rewritten(schema: Json) -> Json:
+    """With patterns as the validator is given them. Raises ConstraintError for one that is not honoured."""
+    if isinstance(schema, list):
+        return [_rewritten(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Json] = {}
+    for keyword, value in schema.items():
+        if keyword in _DATA:
+            found[keyword] = value
+        elif keyword == "pattern" and isinstance(value, str):
+            stands_in(value, "")
+            found[_PATTERN] = value
+        elif keyword == "patternProperties" and isinstance(value, dict):
+            found[keyword] = {common_pattern(pattern): _rewritten(inner) for pattern, inner in value.items()}
+        else:
+            found[keyword] = _rewritten(value)
     return found
 
 
-@lru_cache(maxsize=64)
-def _class_for(schema: str) -> Validator:
-    """The validator of the draft that the schema names, with our patterns."""
-    import jsonschema
+class _Pattern:
+    """The keyword `_PATTERN`, as jsonschema-rs calls it."""
 
-    known = jsonschema.validators.validator_for(json.loads(schema), default=jsonschema.Draft202012Validator)
-    ours = {
-        "pattern": _pattern,
-        "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
-    }
-    return jsonschema.validators.extend(known, ours)
+    def __init__(self, parent: Json, pattern: str, path: list[str | int]) -> None:
+        self._pattern = pattern
+
+    def validate(self, instance: Json) -> None:
+        """Raises ValueError, whose message is the violation."""
+        for problem in self.iter_errors(instance):
+            raise problem
+
+    def iter_errors(self, instance: Json) -> Iterator[ValueError]:
+        if isinstance(instance, str) and not stands_in(self._pattern, instance):
+            yield ValueError(f"{instance!r} does not match {self._pattern!r}")
+
+
+def _no_constant(name: str) -> Json:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _path(keys: list[str | int]) -> str:
+    """As JSONPath writes it: $.people[0].name"""
+    steps = (f"[{key}]" if isinstance(key, int) else f".{key}" if key.isidentifier() else f"['{key}']" for key in keys)
+    return "$" + "".join(steps)
 
 
 def _shortened(message: str) -> str:
     """A message begins with the value and ends with what is wrong with it."""
     return message if len(message) <= 200 else f"{message[:100]} … {message[-98:]}"
-
-
-# ---------------------------------------------------------------------------- keywords that hold patterns
-
-
-def _pattern(validator: Validator, pattern: str, instance: Json, schema: Json) -> Iterator[Any]:
-    if isinstance(instance, str) and not stands_in(pattern, instance):
-        yield _error(f"{instance!r} does not match {pattern!r}")
-
-
-def _pattern_properties(
-    validator: Validator, patterns: Mapping[str, Json], instance: Json, schema: Json
-) -> Iterator[Any]:
-    for key, value in instance.items() if isinstance(instance, dict) else ():
-        for pattern, inner in patterns.items():
-            if stands_in(pattern, key):
-                yield from validator.descend(value, inner, path=key, schema_path=pattern)
-
-
-def _additional_properties(validator: Validator, allowed: Json, instance: Json, schema: Json) -> Iterator[Any]:
-    if not isinstance(instance, dict):
-        return
-    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    for key, value in instance.items():
-        if key in named or any(stands_in(pattern, key) for pattern in patterns):
-            continue
-        if allowed is False:
-            yield _error(f"the key {key!r} is not allowed")
-        else:
-            yield from validator.descend(value, allowed, path=key)
-
-
-def _error(message: str) -> Exception:
-    import jsonschema
-
-    return jsonschema.ValidationError(message)  # type: ignore[no-any-return]
-
-
-# ------------------------------------------------------------------------------------ what a schema uses
-
-_DATA = ("const", "default", "enum", "examples")  # keywords whose values are no schemas
-
-
-def _patterns(schema: Json) -> Iterator[str]:
-    for keyword, value in _keywords(schema):
-        if keyword == "pattern" and isinstance(value, str):
-            yield value
-        elif keyword == "patternProperties" and isinstance(value, dict):
-            yield from value
-
-
-def _uses(schema: Json, keyword: str) -> bool:
-    return any(found == keyword for found, _ in _keywords(schema))
-
-
-def _inner(schema: Json) -> Iterator[Json]:
-    return iter(schema.values()) if isinstance(schema, dict) else iter(())
-
-
-def _keywords(schema: Json) -> Iterator[tuple[str, Json]]:
-    """(keyword, value) anywhere in a schema. A property that has the name of a keyword may be among them."""
-    if isinstance(schema, list):
-        for inner in schema:
-            yield from _keywords(inner)
-    elif isinstance(schema, dict):
-        for keyword, value in schema.items():
-            if keyword not in _DATA:
-                yield keyword, value
-                yield from _keywords(value)

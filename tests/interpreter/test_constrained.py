@@ -140,7 +140,7 @@ def ask(s, **options):
         ({"regex": "[ab]+"}, "abc", r"answer 'abc' does not match regex '\[ab\]\+' as a whole"),
         ({"dtype": int}, "about 7", "does not match"),
         ({"json_schema": Person}, "hello", "is no JSON"),
-        ({"json_schema": Person}, '{"name": "Bo", "age": "3"}', r"not of the schema: \$\.age: '3' is not of type"),
+        ({"json_schema": Person}, '{"name": "Bo", "age": "3"}', r'not of the schema: \$\.age: "3" is not of type'),
         ({"json_schema": {"enum": ["a"]}, "stop": ","}, '"a,', "is no JSON"),
     ],
 )
@@ -409,15 +409,17 @@ def test_a_violation_is_told_and_has_no_value() -> None:
     state = unenforced.run(backend=answer("[1, 1]"), timeout=PATIENCE)
     assert state["x"] == "[1, 1]"
     assert state.meta("x")["guarantee"] == "violated"
-    with pytest.raises(ul.ResultError, match=r"\$: \[1, 1\] has non-unique elements"):
+    with pytest.raises(ul.ResultError, match=r"\$: \[1,1\] has non-unique elements"):
         state.value("x")
 
 
 def test_without_the_validator_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "jsonschema" else found(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "jsonschema_rs" else found(name)
+    )
     echo = Echo(["[1]"])
-    with pytest.raises(ul.MissingExtraError, match="jsonschema"):
+    with pytest.raises(ul.MissingExtraError, match="jsonschema-rs"):
         unenforced.run(backend=echo, timeout=PATIENCE)["x"]
     assert echo.calls == 0
 
