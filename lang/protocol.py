@@ -246,7 +246,8 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `forced_tokens`: how many of `token_ids` the constraint left no choice about.
     `guarantee`: "enforced" when the text had to satisfy a constraint, else "". `unenforced`: (keyword, path) of the
-    schema's demands that were not enforced; possible only with `allow_unenforced`.
+    schema's demands that were not enforced; possible only with `allow_unenforced`. `narrowed`: (keyword, path, how)
+    where fewer texts could come than the schema admits.
     """
 
     text: str
@@ -259,6 +260,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     forced_tokens: int = 0
     guarantee: Literal["", "enforced"] = ""
     unenforced: tuple[tuple[str, str], ...] = ()
+    narrowed: tuple[tuple[str, str, str], ...] = ()
 
 
 class Final(_Wire, frozen=True):

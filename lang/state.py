@@ -261,11 +261,12 @@ class State(BaseState):
         With method="exact" also `bounds` of these, `mass` (bounds of the probability among all texts: what is missing
         from 1 is the probability of something else) and `evaluations` of the model.
 
-        Of a constrained gen also `forced_tokens`, which were not sampled, and `guarantee`: "enforced"; "incomplete"
-        for a text that a stop ended early; or, where `allow_unenforced` left something over (listed in `unenforced`),
-        "validated" or "violated" (then `violations` says how). Where a hosted model's provider does not enforce the
-        constraint: "validated", or with `allow_best_effort` "best_effort" (`violations`), as for a text that the type
-        itself refuses. `tries` is the number of calls that it took; the tokens are those of all of them.
+        Of a constrained gen also `narrowed`: (keyword, place, how) wherever fewer texts could come than its schema
+        admits (see docs/constraints.md), `forced_tokens`, which were not sampled, and `guarantee`: "enforced";
+        "incomplete" for a text that a stop ended early; or, where `allow_unenforced` left something over (listed in
+        `unenforced`), "validated" or "violated" (then `violations` says how). Where a hosted model's provider does not
+        enforce the constraint: "validated", or with `allow_best_effort` "best_effort" (`violations`), as for a text
+        that the type itself refuses. `tries` is the number of calls that it took; the tokens are those of all of them.
 
         A select on a model that scores nothing has these too, `choices_method` "generated", and no probabilities:
         reading them raises CapabilityError.

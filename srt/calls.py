@@ -238,8 +238,7 @@ class GenCall(Call):
             completion_tokens=sum(end.completion_tokens for end in ends),
             calls=1,
         )
-        unenforced = self.compiled.unenforced if self.compiled is not None else ()
-        completions = tuple(_completion(item, unenforced) for item in continuations)
+        completions = tuple(_completion(item, self.compiled) for item in continuations)
         return Final(self.label, completions, usage, tuple(self._texts(ends[0].prompt_logprobs)))
 
     def _texts(self, logprobs: Sequence[IdLogprob]) -> list[TokenLogprob]:
@@ -257,7 +256,7 @@ class GenCall(Call):
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def _completion(continuation: Continuation, unenforced: tuple[tuple[str, str], ...]) -> Completion:
+def _completion(continuation: Continuation, compiled: Compiled | None) -> Completion:
     ended = continuation.ended
     assert ended is not None
     detokenizer = continuation.detokenizer
@@ -273,7 +272,8 @@ def _completion(continuation: Continuation, unenforced: tuple[tuple[str, str], .
         logprobs=tuple(continuation.logprobs),
         forced_tokens=ended.forced_tokens,
         guarantee="enforced" if ended.enforced else "",
-        unenforced=unenforced,
+        unenforced=compiled.unenforced if compiled is not None else (),
+        narrowed=compiled.narrowed if compiled is not None else (),
     )
 
 

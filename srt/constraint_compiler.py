@@ -22,10 +22,11 @@ from .engine_protocol import EnforcedBy, EngineConstraint
 
 if TYPE_CHECKING:
     from ..fsm.engines.source import Source
-    from ..fsm.language import Grammar
     from ..fsm.limits import Limits
+    from ..fsm.schema import SchemaGrammar
 
 _NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar"}
+_LLGUIDANCE_NARROWS = ("properties", "#", "llguidance enforces it: members come in the order of the schema")
 MAX_COMPILED = 16 << 20  # bytes of a grammar; it travels with every request
 
 
@@ -33,12 +34,14 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A constraint that can be enforced.
 
     `close`: a shortest text that satisfies it; None when the engine cannot tell. Others may have fewer tokens.
-    `unenforced`: (keyword, path) of what a schema demands beyond it.
+    `unenforced`: (keyword, path) of what a schema demands beyond it. `narrowed`: (keyword, path, how) where it admits
+    less than the schema.
     """
 
     constraint: EngineConstraint
     close: str | None
     unenforced: tuple[tuple[str, str], ...] = ()
+    narrowed: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -128,9 +131,9 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     from ..fsm.limits import Limits
 
     limits = Limits()
-    unenforced: tuple[tuple[str, str], ...] = ()
-    if spec.allow_unenforced and spec.kind == "json_schema" and engine in ("auto", "fsm"):
-        grammar, unenforced = _lenient_grammar(spec, limits)
+    schema = _own_reading(spec, engine, limits)
+    if schema is not None:
+        grammar = schema.grammar
     else:
         source = Source(_kind(spec), spec.source, spec.whitespace, spec.key_order)
         answer = compile_source(source, engine, limits)
@@ -149,7 +152,10 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     data = msgspec.msgpack.encode(grammar)
     if len(data) > MAX_COMPILED:
         raise ConstraintRefused(f"it takes {len(data)} bytes compiled, more than {MAX_COMPILED}; write a smaller one")
-    return Compiled(_engine_constraint(spec, "fsm", data), close, unenforced)
+    compiled = Compiled(_engine_constraint(spec, "fsm", data), close)
+    if schema is None:
+        return compiled
+    return msgspec.structs.replace(compiled, unenforced=schema.unenforced, narrowed=schema.narrowed)
 
 
 def _rehearsed(spec: ConstraintSpec, source: Source, ours: ConstraintRefused | None) -> Compiled:
@@ -171,17 +177,28 @@ def _rehearsed(spec: ConstraintSpec, source: Source, ours: ConstraintRefused | N
         raise ours from error
     why = "" if ours is None else f"{_NAMES[source.kind]}: {ours}"
     constraint = _engine_constraint(spec, "llguidance", source.text.encode(), why)
-    return Compiled(msgspec.structs.replace(constraint, nbytes=nbytes), None)
+    narrowed = (_LLGUIDANCE_NARROWS,) if spec.kind == "json_schema" else ()
+    return Compiled(msgspec.structs.replace(constraint, nbytes=nbytes), None, narrowed=narrowed)
 
 
-def _lenient_grammar(spec: ConstraintSpec, limits: Limits) -> tuple[Grammar, tuple[tuple[str, str], ...]]:
-    """A schema without what cannot be enforced of it, and (keyword, path) of that. Raises ConstraintRefused."""
-    from ..fsm.boolean.resolution import resolve
-    from ..fsm.schema import SchemaOptions, compile_schema
+def _own_reading(spec: ConstraintSpec, engine: ConstraintEngine, limits: Limits) -> SchemaGrammar | None:
+    """A schema as our automata read it; None where they are not asked, or do not honour it.
 
-    options = SchemaOptions(spec.whitespace, allow_unenforced=True, key_order=spec.key_order)
-    compiled = compile_schema(spec.source, options, limits)
-    return resolve(compiled.grammar, limits), tuple((keyword, path) for keyword, path in compiled.unenforced)
+    Raises:
+        ConstraintRefused: it is refused, and llguidance is not asked.
+    """
+    from ..fsm.errors import Unsupported
+    from ..fsm.schema import SchemaOptions, resolved_schema
+
+    if spec.kind != "json_schema" or engine not in ("auto", "fsm"):
+        return None
+    options = SchemaOptions(spec.whitespace, allow_unenforced=spec.allow_unenforced, key_order=spec.key_order)
+    try:
+        return resolved_schema(spec.source, options, limits)
+    except Unsupported:
+        if engine == "fsm" or spec.allow_unenforced or spec.key_order == "any":
+            raise
+        return None
 
 
 def _our_refusal(source: Source, limits: Limits) -> ConstraintRefused | None:

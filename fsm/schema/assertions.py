@@ -137,7 +137,7 @@ def _textual(schema: Schema, strings: Strings) -> Clause:
     return Clause(schema.path, types=frozenset({"string"}), strings=strings)
 
 
-def format_asked(schema: Schema) -> Clause:
+def format_asked(schema: Schema, ledger: Ledger) -> Clause:
     """format. Names that no specification has are annotations, as they are for validators."""
     name = text(schema, "format")
     assert name is not None, "asked where it is"
@@ -145,6 +145,7 @@ def format_asked(schema: Schema) -> Clause:
         low, high = _RANGES[name]
         return Clause(schema.path, numbers=Numbers(Bound(low, False), Bound(high, False)))
     if is_format(name):
+        ledger.narrow(at(schema, "format"), "format", "rare spellings of the format are left out")
         return Clause(schema.path, strings=Strings(languages=(format_language(name),), narrow=True))
     return Clause(schema.path)
 

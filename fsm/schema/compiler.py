@@ -79,13 +79,13 @@ class SchemaGrammar:
     Args:
         schema: as it was read: numbers are int or Decimal.
         unenforced: (keyword, path) of what the grammar does not honour; empty unless that was allowed.
-        narrowed: (keyword, path) where some valid values are left out because no expression gives just those.
+        narrowed: (keyword, path, how) where fewer texts are admitted than the schema means.
     """
 
     grammar: Grammar
     schema: Value
     unenforced: tuple[tuple[str, str], ...] = ()
-    narrowed: tuple[tuple[str, str], ...] = ()
+    narrowed: tuple[tuple[str, str, str], ...] = ()
 
 
 def compile_schema(
@@ -136,8 +136,8 @@ def _compiled(schema: Value, options: SchemaOptions, limits: Limits) -> SchemaGr
         finally:
             latest = compiler.meaning.latest
     except NothingLeft:
-        if ledger.narrowed:  # values may be left that are not expressed
-            keyword, where = next(reversed(ledger.narrowed))
+        if ledger.lost is not None:  # values may be left that are not expressed
+            keyword, where = ledger.lost
             why = "what the schema leaves here cannot be expressed; write what is meant instead"
             raise placed(Unsupported(why, where=where, keyword=keyword), schema, where) from None
         raise
@@ -145,7 +145,11 @@ def _compiled(schema: Value, options: SchemaOptions, limits: Limits) -> SchemaGr
         raise placed(error, schema, latest) from None
     except RecursionError:
         raise placed(LimitExceeded("the schema nests or refers too deep; flatten it"), schema, latest) from None
-    return SchemaGrammar(grammar, schema, tuple(ledger.unenforced), tuple(ledger.narrowed))
+    return SchemaGrammar(grammar, schema, tuple(ledger.unenforced), _listed(ledger.narrowed))
+
+
+def _listed(narrowed: Mapping[tuple[str, str], str]) -> tuple[tuple[str, str, str], ...]:
+    return tuple((keyword, where, how) for (keyword, where), how in narrowed.items())
 
 
 def _nothing_left(schema: Value, options: SchemaOptions, limits: Limits) -> ConstraintRefused:
@@ -246,7 +250,7 @@ class Compiler:
             failing = next((demand for demand in demands if not demand.holds), None)
             if failing is None:
                 raise
-            self.ledger.narrow(failing.schema.path, "not")
+            self.ledger.lose(failing.schema.path, "not", "the ways to miss this are too many; values are left out")
             return ()
 
     def expressed(self, clauses: Clauses) -> Clauses:
@@ -254,7 +258,7 @@ class Compiler:
         for clause in clauses:
             if clause.unexpressed is not None:
                 keyword, where = clause.unexpressed
-                self.ledger.narrow(where, keyword)
+                self.ledger.lose(where, keyword, "no automaton gives what misses this; such values are left out")
         return tuple(clause for clause in clauses if clause.unexpressed is None)
 
     def _clause(self, clause: Clause) -> Language:
@@ -278,6 +282,9 @@ class Compiler:
         types = clause.types
         if types is None:
             types = (self._infer and clause.spoken_of) or EVERY_TYPE
+            if types != EVERY_TYPE:
+                kinds = ", ".join(sorted("number" if types >= NUMBER and kind in NUMBER else kind for kind in types))
+                self.ledger.narrow(clause.where, "type", f"no type is given, and its keywords speak of: {kinds}")
         return self._of_types(clause, types & self.meaning.emptiness.types_left(clause))
 
     def _of_types(self, clause: Clause, types: frozenset[str]) -> Language:
@@ -295,6 +302,9 @@ class Compiler:
         return union([option for option in options if option != NOTHING])
 
     def _number(self, numbers: Numbers, where: str) -> Language:
+        if not numbers.exact:
+            place = f"{where}/type" if where != ANY else "#"
+            self.ledger.narrow(place, "type", "numbers have a limited number of digits")
         if numbers == Numbers(whole=numbers.whole):
             name = "any integer" if numbers.whole else "any number"
             return self._shared(numbers, name, numbers.language)

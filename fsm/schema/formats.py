@@ -137,6 +137,8 @@ _PATTERNS = {
     "regex": _expression(),
 }
 
+FORMATS = frozenset(_PATTERNS)
+
 # Counters are smaller than states.
 _COUNTED = frozenset({"email", "idn-email", "hostname", "host-name", "idn-hostname"})
 
@@ -145,7 +147,7 @@ _LIMITS = Limits(pattern_bytes=1 << 20)  # these are ours, however long
 
 def is_format(name: str) -> bool:
     """Whether a name is a format of strings that means something; others are annotations, as for validators."""
-    return name in _PATTERNS
+    return name in FORMATS
 
 
 @cache

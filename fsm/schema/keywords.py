@@ -20,7 +20,8 @@ class Ledger:
     def __init__(self, *, allow: bool) -> None:
         self.allow = allow
         self.unenforced: dict[tuple[str, str], None] = {}
-        self.narrowed: dict[tuple[str, str], None] = {}
+        self.narrowed: dict[tuple[str, str], str] = {}
+        self.lost: tuple[str, str] | None = None  # the (keyword, path) of which values were left out last
 
     def refuse(self, why: str, where: str, keyword: str) -> None:
         """Raises Unsupported, or returns after a note: the caller goes on without the keyword."""
@@ -28,9 +29,14 @@ class Ledger:
             raise Unsupported(why, where=where, keyword=keyword)
         self.unenforced[keyword, where] = None
 
-    def narrow(self, where: str, keyword: str) -> None:
-        """Some values that the keyword admits cannot be expressed, and are left out."""
-        self.narrowed[keyword, where] = None
+    def narrow(self, where: str, keyword: str, how: str) -> None:
+        """The keyword is read more narrowly than it is meant; `how` says which texts are left."""
+        self.narrowed[keyword, where] = how
+
+    def lose(self, where: str, keyword: str, how: str) -> None:
+        """Some values that the keyword admits cannot be expressed, and are left out: perhaps all."""
+        self.narrow(where, keyword, how)
+        self.lost = (keyword, where)
 
 
 def at(schema: Schema, keyword: str) -> str:

@@ -119,6 +119,8 @@ class Meaning:
         ):
             if keyword in value:
                 rest = Demand(schema.child(keyword))
+                if keyword == "unevaluatedItems" and any(each.arrays and each.arrays.contains for each in found):
+                    self.ledger.narrow(at(schema, keyword), keyword, "what contains finds counts as unevaluated")
                 found = tuple(clause for old in found if (clause := evaluate(old, rest)) is not None)
         return found
 
@@ -144,7 +146,7 @@ class Meaning:
             case "objects":
                 return (objects_asked(schema, self.find, self.ledger),)
             case "format":
-                return (format_asked(schema),)
+                return (format_asked(schema, self.ledger),)
             case "type":
                 return (of_type(schema.path, self.types(schema)),)
             case "const" | "enum":

@@ -72,7 +72,8 @@ class Members:
         if any(name in objects.required for name in known):
             return Members(self.compiler, kept, self.name).language()
         if any(others.demand is None for others in kept.others) or stranger.patterns:
-            self.compiler.ledger.narrow(f"{objects.where}/additionalProperties", "additionalProperties")
+            how = "objects with a member beyond several patterns are left out"
+            self.compiler.ledger.lose(f"{objects.where}/additionalProperties", "additionalProperties", how)
             return NOTHING
         options = [
             Members(
@@ -100,6 +101,7 @@ class Members:
         other = self._others()
         if other == NOTHING and others_least:
             return NOTHING
+        self._note_narrowing(entries, other)
         least = max(objects.least, sum(entry.required for entry in entries), others_least)
         most = objects.most
         if most is not None and other == NOTHING and most >= len(entries):
@@ -111,6 +113,18 @@ class Members:
         else:
             found = self._counted(entries, objects.least, most)
         return self._whole(found, least)
+
+    def _note_narrowing(self, entries: list[Entry], other: Language) -> None:
+        objects, ledger = self.objects, self.compiler.ledger
+        keyword = "properties" if objects.properties else "required"
+        required = [index for index, entry in enumerate(entries) if entry.required]
+        ordered = len(entries) if other == NOTHING else required[-1] + 1 if required else 0
+        if self.compiler.key_order == "declared" and ordered > 1:
+            how = "members come in the order of the schema"
+            ledger.narrow(f"{objects.where}/{keyword}", keyword, how if other == NOTHING else f"required {how}")
+        if other != NOTHING and objects.least > max(1, len(required)):
+            how = "members of other names count as one"
+            ledger.narrow(f"{objects.where}/minProperties", "minProperties", how)
 
     def _whole(self, filled: Language, least: int) -> Language:
         options: list[Language] = [literal("{}")] if not least else []
@@ -170,7 +184,8 @@ class Members:
                 patterns.append(pattern)
         overlaps = len(patterns) if len(patterns) <= MOST_OVERLAPS else 1
         if len(patterns) > MOST_OVERLAPS:
-            self.compiler.ledger.narrow(f"{objects.where}/patternProperties", "patternProperties")
+            how = "names that several of more than three patterns match are left out"
+            self.compiler.ledger.lose(f"{objects.where}/patternProperties", "patternProperties", how)
         closed = self.compiler.closed and (objects.properties or patterns) and not objects.others
         for size in range(int(bool(closed)), overlaps + 1):
             for chosen in combinations(patterns, size):

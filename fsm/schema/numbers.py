@@ -47,6 +47,11 @@ class Numbers:
             return self.least.open or self.most.open
         return self.least.value > self.most.value
 
+    @property
+    def exact(self) -> bool:
+        """Whether every number that is asked for has a text here: integers between two bounds do."""
+        return self.whole is True and self.least is not None and self.most is not None
+
     def _integers(self) -> tuple[int | None, int | None]:
         """The bounds as integers, both included."""
         low = high = None

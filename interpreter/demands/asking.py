@@ -154,7 +154,7 @@ class _Judged:
         """By the constraint, then by the type."""
         if self._sent is None:
             verdict = await asyncio.to_thread(guarantees.judge, self._constraint, completion, self._request.sampling)
-            facts: Meta = {"guarantee": verdict.guarantee}
+            facts: Meta = {"guarantee": verdict.guarantee, "narrowed": []}
             whole = verdict.guarantee == "validated"
         else:
             facts = await guarantees.of_completion(self._sent, completion, self._name)

@@ -30,6 +30,7 @@ async def of_completion(constraint: ConstraintSpec, completion: Completion, back
         BackendError: the backend gave an ordinary text, and does not say that it satisfies the constraint.
     """
     facts: Meta = {"forced_tokens": completion.forced_tokens, "guarantee": "enforced"}
+    facts["narrowed"] = list(completion.narrowed)
     if not completion.guarantee and not _ended_with_its_number(constraint, completion):
         if completion.finish_reason is FinishReason.STOP and not isinstance(completion.matched_stop, str):
             raise BackendError(f"{backend} did not enforce the {constraint.kind} of gen()")

@@ -324,3 +324,12 @@ def test_such_a_token_ends_nothing_where_its_first_character_may_come() -> None:
         ]
     )
     assert only(final).text == " " * 9
+
+
+def test_what_is_read_more_narrowly_travels_with_the_text() -> None:
+    pair = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"]}
+    closed = schema_spec({**pair, "additionalProperties": False})
+    (final,) = answers([request("a", closed, max_tokens=40)])
+    assert only(final).narrowed == (("properties", "#/properties", "members come in the order of the schema"),)
+    (plain,) = answers([request("a", schema_spec({"type": "boolean"}), max_tokens=40)])
+    assert only(plain).narrowed == ()
