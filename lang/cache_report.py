@@ -7,10 +7,12 @@
 Reports are values: what runs later changes nothing in them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
+
+from .source import public_name, shown_name
 
 
 class CacheCause(StrEnum):
@@ -53,7 +55,7 @@ class SourceLine:
     what: str = "text"
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.number}" if self.file else "no line of the program"
+        where = f"{shown_name(self.file)}:{self.number}" if self.file else "no line of the program"
         return where + (f" in {self.function}" if self.function else "")
 
 
@@ -173,8 +175,8 @@ class CacheReport:
         raise KeyError(f"no call set {name!r}; those of this run set {sorted({call.name for call in self.calls})}")
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain lists, dicts, strings and numbers."""
-        return asdict(self)
+        """All of it as plain lists, dicts, strings and numbers. Files are named without the folders of this machine."""
+        return asdict(self, dict_factory=_publicly)
 
     def __str__(self) -> str:
         """For a person; see also `calls`."""
@@ -185,6 +187,10 @@ class CacheReport:
         for number, call in enumerate(self.calls, 1):
             lines += ["", *_call_lines(number, call)]
         return "\n".join(lines)
+
+
+def _publicly(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: public_name(value) if name == "file" else value for name, value in members}
 
 
 # --------------------------------------------------------------------------------------------- for a person

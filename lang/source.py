@@ -4,6 +4,7 @@ Operations are submitted far more often than anybody asks where they were writte
 and an instruction; file, line and columns are looked up when they are read.
 """
 
+import os
 import sys
 from enum import StrEnum
 from itertools import islice
@@ -54,6 +55,31 @@ class CodePlace(msgspec.Struct, frozen=True, gc=False):
         """First and last line of what is being computed there; None where Python keeps no positions."""
         found = next(islice(self.code.co_positions(), self.instruction // 2, None), None)
         return (None, None) if found is None else found[:2]
+
+
+def public_name(file: str) -> str:
+    """A source file as files that leave this machine may name it: from its outermost package on, or by its own name.
+
+    /home/me/secret/app/prompts/tip.py is "app/prompts/tip.py" where app is a package. The folders before it say who
+    somebody is and what they work on. Names that are relative, or no paths at all such as "<stdin>", stay.
+    """
+    if not os.path.isabs(file) and os.pardir not in file.split(os.sep):
+        return file
+    folder, name = os.path.split(os.path.abspath(file))
+    while folder and os.path.isfile(os.path.join(folder, "__init__.py")):
+        outer, package = os.path.split(folder)
+        if not package or outer == folder:
+            break
+        folder, name = outer, f"{package}/{name}"
+    return name
+
+
+def shown_name(file: str) -> str:
+    """A source file as a person is told of it: from the current folder on, or by its public name."""
+    if not os.path.isabs(file):
+        return file
+    below = os.path.relpath(file)
+    return public_name(file) if below.startswith(os.pardir) else below
 
 
 def calling_place() -> CodePlace | None:

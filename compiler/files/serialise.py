@@ -28,6 +28,7 @@ from pathlib import Path
 
 from ...lang import checks
 from ...lang.errors import GraphError
+from ...lang.source import public_name
 from ..checks.verify import place, verify
 from ..graph import Builder, Graph, Line, Node, Parameter
 from ..operations import Choose, Constant, Generate, Look
@@ -106,14 +107,23 @@ def digest(graph: Graph) -> str:
 
 
 class _Lines:
-    """Lines of nodes, and the files that they stand in."""
+    """Lines of nodes, and the files that they stand in. Of these only names that tell nothing of this machine."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
 
     @property
     def files(self) -> list[str]:
-        return list(self._places)
+        """Two files of one name are told apart by a number."""
+        names: list[str] = []
+        for file in self._places:
+            name = numbered = public_name(file)
+            count = 1
+            while numbered in names:
+                count += 1
+                numbered = f"{name} ({count})"
+            names.append(numbered)
+        return names
 
     def written(self, line: Line) -> Json:
         return [self._places.setdefault(line.file, len(self._places)), line.number, line.function]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ...lang.errors import UmbelError, shown
+from ...lang.source import shown_name
 from .findings import Finding
 from .linting import findings_of
 from .loading import load
@@ -121,7 +122,7 @@ def _json(found: list[Finding], file: SourceFile, counter: Counter) -> str:
     listed = [
         {
             "rule": finding.rule,
-            "file": str(file.path),
+            "file": shown_name(str(file.path)),
             "line": finding.line,
             "program": finding.program,
             "what": finding.what,

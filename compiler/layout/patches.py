@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...lang.source import shown_name
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Edit:
@@ -39,10 +41,11 @@ def _touches(edit: Edit, others: list[Edit]) -> bool:
 
 
 def unified(path: Path, text: str, edits: Iterable[Edit]) -> str:
-    """A diff that `patch -p0` applies to `path`; empty without edits."""
+    """A diff that `patch -p0` applies in the current folder, or in that of the outermost package of a file that lies
+    elsewhere; empty without edits."""
     old, new = text.splitlines(keepends=True), edited(text, edits).splitlines(keepends=True)
     lines = []
-    for line in difflib.unified_diff(old, new, str(path), str(path)):
+    for line in difflib.unified_diff(old, new, shown_name(str(path)), shown_name(str(path))):
         lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
     return "".join(lines)
 

@@ -3,8 +3,9 @@
 from typing import Any, TypedDict
 
 from umbel.compiler.files import serialise
-from umbel.compiler.graph import Builder, Graph, Line, Parameter, frozen
+from umbel.compiler.graph import Builder, Graph, Line, Node, Parameter, frozen
 from umbel.compiler.operations import Begin, Constant, Generate, Variable
+from umbel.lang.source import public_name
 
 
 class Named(TypedDict):
@@ -12,14 +13,19 @@ class Named(TypedDict):
     more: "list[Named]"
 
 
+def _line(node: Node) -> object:
+    line = node.line
+    return None if line is None else (public_name(line.file), line.number, line.function)
+
+
 def alike(first: Graph, second: Graph) -> bool:
-    """Equal in everything but identity, lines included."""
+    """Equal in everything but identity; of lines, files as graphs name them."""
 
     def told(graph: Graph) -> object:
         numbers = graph.numbers
         return (
             frozen((graph.name, graph.parameters)),
-            [(frozen(node.op), [numbers[taken] for taken in node.inputs], node.line) for node in graph.nodes],
+            [(frozen(node.op), [numbers[taken] for taken in node.inputs], _line(node)) for node in graph.nodes],
             [numbers[end] for end in graph.ends],
             [(name, numbers[value]) for name, value in graph.variables],
             numbers[graph.result],

@@ -12,6 +12,7 @@ from umbel.lang.cache_report import CacheCause
 from umbel.lang.chat_template import CHATML
 from umbel.lang.errors import ProgramError
 from umbel.lang.protocol import Backend
+from umbel.lang.source import shown_name
 from umbel.srt.local import LocalBackend
 
 from ..conftest import PATIENCE
@@ -255,7 +256,7 @@ def test_a_report_is_read_by_people_and_by_programs() -> None:
     dated.run("Why?", backend=backend, timeout=PATIENCE).sync()
     report = dated.run("Why?", backend=backend, timeout=PATIENCE).explain_cache()
     shown = str(report)
-    assert f"{__file__}:{line_of(dated, 'It is')}" in shown
+    assert f"{shown_name(__file__)}:{line_of(dated, 'It is')}" in shown
     assert 's += f"It is {now()}.\\n"' in shown
     assert "earlier  …" in shown
     told = json.loads(json.dumps(report.to_dict()))
