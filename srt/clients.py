@@ -119,8 +119,8 @@ class Clients:
         self._peers.pop(peer.identity, None)
 
     def probe(self, silence: float) -> None:
-        """Says something to those that have been silent for so many seconds: `flush` finds out who is gone. A program
-        that is stopped or busy is not."""
+        """Sends a message to clients that have been silent for so many seconds; `flush` then finds those that are gone.
+        A program that is stopped or busy is not gone."""
         now = self._clock.now()
         for peer in self._peers.values():
             if now - peer.heard > silence:

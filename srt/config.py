@@ -32,8 +32,8 @@ class Limits:
     max_priority: int = MAX_PRIORITY  # either side of 0
     # A request is given up this long after its deadline, should the engine not have ended it by itself.
     deadline_grace: float = 1.0
-    # A client that says nothing for so long is said something: where nobody is, its requests are aborted. One that is
-    # stopped, or busy with work of its own, keeps them.
+    # Seconds of silence after which the gateway sends a client something: where that cannot be delivered, the client is
+    # gone and its requests are aborted. A client that is stopped, or busy with work of its own, keeps them.
     peer_silence: float = 60.0
     max_programs: int = 256  # at once: each is some tasks of the gateway's loop; more wait at their client
     program_timeout: float = 86_400.0  # seconds; its calls end by request_timeout, each for itself

@@ -435,7 +435,9 @@ def lose_frame(harness: Harness) -> None:
 class TestAskingAgain:
     """What an engine had is lost, with the engine or with a frame of its. What was not given away is asked again."""
 
-    def test_a_text_nobody_has_seen_is_asked_again_as_it_was_asked_first(self, lose: Callable[[Harness], None]) -> None:
+    def test_a_text_that_no_client_has_seen_is_asked_again_as_it_was_asked_first(
+        self, lose: Callable[[Harness], None]
+    ) -> None:
         harness = Harness()
         harness.send(generate(timeout=9.0, temperature=0.7))  # its seed was drawn
         (first,) = harness.generates()

@@ -168,10 +168,10 @@ def test_bos_is_added_when_the_configuration_or_else_the_post_processor_says_so(
     assert (tokenizer.bos_id is not None) == added
 
 
-@pytest.mark.parametrize("behind", ["", "x" * LONG_PIECE])
-def test_a_lone_surrogate_is_named_with_its_place(behind: str) -> None:
+@pytest.mark.parametrize("rest", ["", "x" * LONG_PIECE])
+def test_a_lone_surrogate_is_named_with_its_place(rest: str) -> None:
     with pytest.raises(ParameterError, match=r"lone surrogate .* at character 2"):
-        wrapped("byte level").encode("ab\ud800" + behind, first=False)
+        wrapped("byte level").encode("ab\ud800" + rest, first=False)
 
 
 @pytest.mark.parametrize("text", ["a" * LONG_PIECE, " " * LONG_PIECE, "some words, é and 語 " * LONG_PIECE])

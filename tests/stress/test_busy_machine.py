@@ -59,11 +59,11 @@ def test_a_stopped_process_is_noticed_within_five_seconds_and_replaced(
 
 @pytest.mark.nightly
 @pytest.mark.model
-def test_twenty_of_twenty_starts_of_the_default_model_succeed_beside_twelve_spinners() -> None:
+def test_twenty_of_twenty_starts_of_the_default_model_succeed_next_to_twelve_spinners() -> None:
     check_starts("default", 20, spinners=12, seized_seconds=10.0)
 
 
 @pytest.mark.nightly
 @pytest.mark.model
-def test_four_hundred_texts_of_the_default_model_are_the_same_beside_twelve_spinners() -> None:
+def test_four_hundred_texts_of_the_default_model_are_the_same_next_to_twelve_spinners() -> None:
     check_texts("default", 200, spinners=12, seized_seconds=10.0, at_once=32)
