@@ -224,6 +224,9 @@ class OpenAI:
             self._started = True
 
     async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
+        if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs_from is not None:
+            yield await self._prompt_logprobs(request)
+            return
         if request.sampling.max_tokens == 0:
             yield Final(request.id, (_NOTHING,) * request.sampling.n, Usage())  # nothing is asked of the server
             return
@@ -286,6 +289,15 @@ class OpenAI:
         await self._line.close()
 
     # -------------------------------------------------------------------------------- how
+
+    async def _prompt_logprobs(self, request: GenRequest) -> Final:
+        """Raises CapabilityError where the server tells none."""
+        if not self._capabilities.score:
+            self._planner.plan(request)  # it says what is not taken
+        self._calls += 1
+        deadline = self._line.deadline(request.origin.timeout)
+        told, usage = await openai_scores.of_prompt(self._line, self._planner, request, deadline, self.tokens_at_most)
+        return Final(request.id, (_NOTHING,) * request.sampling.n, usage, told)
 
     def _client(self, concurrency: int) -> "AsyncOpenAI":
         import openai  # late: a program may never call

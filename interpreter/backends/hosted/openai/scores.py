@@ -11,12 +11,12 @@ on the border belongs to the choice when it holds a character of it:
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .....lang.errors import BackendError
 from .....lang.prompt import Part, Text
-from .....lang.protocol import Scored, ScoredChoice, ScoreRequest, Usage
+from .....lang.protocol import GenRequest, Scored, ScoredChoice, ScoreRequest, TokenLogprob, Usage
 from ..failures import Provider
 from ..line import Line
 from ..lowered import Fields
@@ -59,6 +59,34 @@ async def score(
     return Scored(request.id, tuple(choice for choice, _ in scores), sum((cost for _, cost in scores), Usage()))
 
 
+async def of_prompt(
+    line: "Line[AsyncOpenAI]",
+    planner: Planner,
+    request: GenRequest,
+    deadline: float,
+    tokens_at_most: Callable[[tuple[Part, ...]], int],
+) -> tuple[tuple[TokenLogprob, ...], Usage]:
+    """Log-probabilities of the prompt's tokens, from the one that the request names on; 0.0 for the first of all.
+
+    Raises:
+        CapabilityError: the prompt holds images.
+        BackendError: log-probabilities are missing, or the call failed.
+    """
+    prompt = planner.text(request.prompt)
+    body = _body(prompt, "", planner)
+    async with line.place(deadline) as client:
+        data = await line.tried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
+    piece = parsed(data, line.provider)
+    given = _told(piece, line.provider)
+    tokens = [
+        TokenLogprob(_name_of(token), token, value or 0.0)
+        for token, offset, value in _placed(given)
+        if offset < len(prompt)
+    ]
+    start = request.sampling.prompt_logprobs_from or 0
+    return tuple(tokens[start:]), _usage(piece, tokens_at_most(request.prompt))
+
+
 def _body(prompt: str, choice: str, planner: Planner) -> Fields:
     """One token is generated, as not every server can generate none; nobody looks at it."""
     asked = {"prompt": prompt + choice, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
@@ -71,16 +99,9 @@ def _scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> Score
     Raises:
         BackendError: log-probabilities are missing.
     """
-    given = piece.choices[0].logprobs if piece.choices else None
-    if not isinstance(given, Logprobs) or given.tokens is None or given.token_logprobs is None:
-        raise BackendError(
-            f"{provider.name}: {provider.host} told no log-probabilities of the prompt, which scores are; "
-            "OpenAI(..., profile=Profile(..., scores=False)) has the model choose by text"
-        )
     names: list[int] = []
     values: list[float] = []
-    offsets = given.text_offset or _offsets(given.tokens)
-    for token, offset, value in zip(given.tokens, offsets, given.token_logprobs, strict=False):
+    for token, offset, value in _placed(_told(piece, provider)):
         if offset + len(token) <= len(prompt) or offset >= len(prompt) + len(choice):
             continue
         if value is None:  # the first of all tokens: nothing stands before it
@@ -90,6 +111,22 @@ def _scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> Score
     if not values:
         raise BackendError(f"{provider.name}: {provider.host} told no log-probabilities of the choice {choice!r}")
     return ScoredChoice(tuple(names), tuple(values))
+
+
+def _told(piece: Piece, provider: Provider) -> Logprobs:
+    given = piece.choices[0].logprobs if piece.choices else None
+    if not isinstance(given, Logprobs) or given.tokens is None or given.token_logprobs is None:
+        raise BackendError(
+            f"{provider.name}: {provider.host} told no log-probabilities of the prompt, which scores are; "
+            "OpenAI(..., profile=Profile(..., scores=False)) has the model choose by text"
+        )
+    return given
+
+
+def _placed(given: Logprobs) -> Iterable[tuple[str, int, float | None]]:
+    """Tokens, the characters at which they begin, and their log-probabilities."""
+    tokens = given.tokens or []
+    return zip(tokens, given.text_offset or _offsets(tokens), given.token_logprobs or [], strict=False)
 
 
 def _name_of(token: str) -> int:
