@@ -4,6 +4,8 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -487,3 +489,19 @@ def test_an_endpoint_answers_what_programs_ask_of_it():
         assert said_by(endpoint) == " yes"
         named = sgl.RuntimeEndpoint(server.address, server.api_key, None, "chatml")
         assert named.get_chat_template().name == "chatml"
+
+
+def test_litellm_and_vertexai_have_sglangs_parameters(monkeypatch: pytest.MonkeyPatch):
+    library = ModuleType("litellm")
+    library.__spec__ = ModuleSpec("litellm", None)
+    monkeypatch.setitem(sys.modules, "litellm", library)
+    model = sgl.LiteLLM(model_name="mistral/large", organization="me", api_key="k", max_retries=1)
+    assert model.capabilities.name == "litellm mistral/large"
+    assert model.get_chat_template() is model.chat_template
+    with pytest.raises(ul.ParameterError, match="leave it out"):
+        sgl.LiteLLM("a/b", chat_template="chatml")
+    gemini = sgl.VertexAI("gemini-2.5-flash", {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}, client=object())
+    assert gemini.get_chat_template() is gemini.chat_template
+    assert gemini.capabilities.name == "vertexai gemini-2.5-flash"
+    claude = sgl.Anthropic("claude-haiku-4-5", api_key="k" * 12)
+    assert claude.get_chat_template() is claude.chat_template

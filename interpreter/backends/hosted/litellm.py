@@ -7,7 +7,7 @@ import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ....lang.errors import ParameterError
+from ....lang.errors import ParameterError, unknown_option
 from .lowered import Fields
 from .openai.backend import OpenAI
 from .openai.profiles import COMPATIBLE, Profile
@@ -60,6 +60,9 @@ class LiteLLM(OpenAI):
         surroundings: Surroundings | None = None,
         **unknown: object,
     ) -> None:
+        if unknown:
+            options = (name for name in LiteLLM.__init__.__annotations__ if name not in ("unknown", "return"))
+            raise unknown_option("LiteLLM()", next(iter(unknown)), options)
         if not isinstance(profile, Profile) or not profile.chat:
             raise ParameterError(f"LiteLLM(profile={profile!r}): write a Profile(...) of a chat model")
         super().__init__(
@@ -77,7 +80,6 @@ class LiteLLM(OpenAI):
             default_headers=default_headers,
             surroundings=surroundings,
             environment={},
-            **unknown,  # type: ignore[arg-type]  # it refuses them, by name
         )
         given: Fields = {"api_key": api_key, "base_url": base_url, "extra_headers": dict(default_headers or {})}
         self._given = {name: value for name, value in given.items() if value}

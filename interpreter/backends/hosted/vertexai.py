@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ....lang.errors import ParameterError
+from ....lang.errors import ParameterError, unknown_option
 from .lowered import Fields
 from .openai.backend import OpenAI
 from .openai.profiles import Profile
@@ -81,6 +81,9 @@ class VertexAI(OpenAI):
         surroundings: Surroundings | None = None,
         **unknown: object,
     ) -> None:
+        if unknown:
+            options = (name for name in VertexAI.__init__.__annotations__ if name not in ("unknown", "return"))
+            raise unknown_option("VertexAI()", next(iter(unknown)), options)
         if client is not None:
             self.PACKAGE = ""  # nothing of it is needed
         project = project or os.environ.get("GOOGLE_CLOUD_PROJECT")
@@ -106,7 +109,6 @@ class VertexAI(OpenAI):
             max_concurrency=max_concurrency,
             surroundings=surroundings,
             environment={},
-            **unknown,  # type: ignore[arg-type]  # it refuses them, by name
         )
         self._given_client = client
         self._where: Fields = {"api_key": api_key} if api_key else {"vertexai": True, "project": project}

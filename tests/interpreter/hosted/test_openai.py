@@ -492,3 +492,27 @@ def test_errors_of_ours_are_not_blamed_on_the_server(monkeypatch):
 def test_a_stream_of_nothing_is_an_error():
     with pytest.raises(BackendError, match="its end never came"):
         generate(backend(Wire(streamed(DONE))), asking(stream=True))
+
+
+def prompt_scored(server, **options):
+    @ul.function
+    def program(s):
+        s += "One two three"
+        s += ul.gen("nothing", max_tokens=0, return_logprob=True, logprob_start_len=1)
+
+    return program.run(backend=ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, **options))
+
+
+def test_log_probabilities_of_a_prompt_alone_are_told_where_the_server_has_them():
+    with FakeOpenAI(features=VLLM) as server:
+        state = prompt_scored(server, profile="vllm", mode="completion")
+        assert [text for *_, text in state.get_meta_info("nothing")["input_token_logprobs"]] == [" two", " three"]
+        assert state.usage.prompt_tokens == server.usage.prompt_tokens > 0
+
+
+@pytest.mark.parametrize(("profile", "mode"), [("vllm", "chat"), ("compatible", "completion"), ("openai", "chat")])
+def test_log_probabilities_of_a_prompt_alone_are_refused_elsewhere(profile, mode):
+    with FakeOpenAI(features=VLLM) as server:
+        with pytest.raises(CapabilityError, match="prompt_logprobs_from"):
+            prompt_scored(server, profile=profile, mode=mode).sync()
+        assert not server.requests

@@ -135,6 +135,8 @@ def test_wrong_options_are_refused(library: FakeLibrary, monkeypatch: pytest.Mon
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
     for make, message in (
         (lambda: ul.LiteLLM("a/b", keys="x"), "LiteLLM\\(\\) has no option 'keys'"),
+        (lambda: ul.LiteLLM("a/b", azure_endpoint="https://x"), "no option 'azure_endpoint'"),
+        (lambda: ul.VertexAI("m", client=Gemini([]), organization="x"), "no option 'organization'"),
         (lambda: ul.LiteLLM("a/b", profile="vllm"), "Profile"),
         (lambda: ul.LiteLLM(""), "LiteLLM\\(''\\)"),
         (lambda: ul.VertexAI("m"), "project='my-project'"),

@@ -13,11 +13,16 @@ class LiteLLM(core.LiteLLM):
     Args:
         model_name: LiteLLM's name of the model.
         chat_template: None: providers have templates of their own.
+        organization: at the provider, for accounting.
     """
 
-    def __init__(self, model_name: str, chat_template: object = None, **options: Any) -> None:
+    def __init__(
+        self, model_name: str, chat_template: object = None, organization: str | None = None, **options: Any
+    ) -> None:
         if chat_template is not None:
             raise ParameterError("LiteLLM() takes no chat_template: providers have the model's own; leave it out")
+        if organization is not None:
+            options["extra_body"] = {**options.get("extra_body", {}), "organization": organization}
         super().__init__(model_name, **options)
 
     def get_chat_template(self) -> ChatTemplate:

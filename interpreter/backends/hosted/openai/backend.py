@@ -135,9 +135,8 @@ class OpenAI:
         **unknown: object,
     ) -> None:
         if unknown:
-            kind = type(self)
-            options = (name for name in kind.__init__.__annotations__ if name not in ("unknown", "return"))
-            raise unknown_option(f"{kind.__name__}()", next(iter(unknown)), options)
+            options = (name for name in OpenAI.__init__.__annotations__ if name not in ("unknown", "return"))
+            raise unknown_option(f"{type(self).__name__}()", next(iter(unknown)), options)
         if not _is_installed(self.PACKAGE):
             raise MissingExtraError(self.PACKAGE, self.EXTRA)
         named = f"{type(self).__name__}(): model"
