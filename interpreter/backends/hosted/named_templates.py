@@ -94,6 +94,24 @@ def named(name: str) -> ChatTemplate:
     return ChatTemplate(_FAMILIES[name][0], name=name)
 
 
+def given(template: str | ChatTemplate | None, backend: str) -> ChatTemplate | None:
+    """What a user gives as a template: one, the name of a family, or Jinja source.
+
+    Args:
+        backend: for messages.
+
+    Raises:
+        TemplateError: none of these, or source that does not compile.
+    """
+    if template is not None and not isinstance(template, str | ChatTemplate):
+        raise TemplateError(
+            f"chat_template={str(template)[:80]!r} is none; write the name of a family, such as 'chatml'"
+        )
+    if not isinstance(template, str):
+        return template
+    return named(template) if template in _FAMILIES else ChatTemplate(template, name=backend)
+
+
 def name_of_model(model: str) -> str | None:
     """The name of the template of a model, by its path; None for a model that is not known."""
     path = model.lower()

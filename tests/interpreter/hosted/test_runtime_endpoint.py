@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import umbel as ul
@@ -84,6 +86,8 @@ def test_a_model_that_the_server_does_not_have_is_refused():
     [
         ({"server": "vllm"}, "write 'auto', 'sglang' or 'openai'"),
         ({"image_token": ""}, "image_token"),
+        ({"model": ""}, "model= is the name"),
+        ({"profile": "vlm"}, "did you mean 'vllm'"),
         ({"extra_body": {"text": "x"}}, "extra_body sets 'text'"),
         ({"extra_body": {"sampling_params": 3}}, "must be a dict"),
         ({"templates": 1}, "has no option 'templates'"),
@@ -95,7 +99,7 @@ def test_wrong_options_are_refused(options, message):
         ul.RuntimeEndpoint("http://127.0.0.1:1", **options)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:30000", "ftp://x", "", "http://me:secret@host", 3])
+@pytest.mark.parametrize("address", ["127.0.0.1:30000", "ftp://x", "", "http://me:secret@host", 3, None])
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(ul.ParameterError) as raised:
         ul.RuntimeEndpoint(address)
@@ -197,9 +201,9 @@ def test_roles_are_written_by_the_template_of_the_models_family():
     with FakeSGLang(lambda text: "yes", model="nobody/knows-it") as server, pytest.warns(ul.TemplateWarning):
         program.run(backend=endpoint(server)).sync()
     with FakeSGLang(lambda text: "yes", model="nobody/knows-it") as server:
-        template = named_templates.named("gemma-it")
-        program.run(backend=endpoint(server, chat_template=template)).sync()
-        assert server.requests[0].text == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
+        for template in (named_templates.named("gemma-it"), "gemma-it"):
+            program.run(backend=endpoint(server, chat_template=template)).sync()
+            assert server.requests[-1].text == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
 
 
 @pytest.mark.parametrize("name", [name for name in named_templates.NAMES if name != "default"])
@@ -219,6 +223,8 @@ def test_a_named_template_writes_a_conversation_piece_by_piece_as_in_one(name: s
 
 
 def test_an_unknown_template_name_is_an_error():
+    with pytest.raises(ul.TemplateError, match="write the name of a family"):
+        ul.RuntimeEndpoint("http://127.0.0.1:1", chat_template=3)
     with pytest.raises(ul.TemplateError, match="did you mean 'chatml'"):
         named_templates.named("chat-ml")
 
@@ -403,3 +409,52 @@ def test_hints_end_with_the_endpoint():
 
     with FakeSGLang(faults=[Fault.SILENCE]) as server:
         asyncio.run(run())
+
+
+class Hostile(FakeSGLang):
+    """A server that answers with something else."""
+
+    def __init__(self, listing: object = None, told: object = None) -> None:
+        super().__init__(lambda text: "x")
+        self._told_instead, self._listing_instead = told, listing
+
+    def _listing(self, path: str) -> object | None:
+        return super()._listing(path) if self._listing_instead is None else self._listing_instead
+
+    def _answered(self, question: Any, text: str) -> Any:
+        answered = super()._answered(question, text)
+        return answered if self._told_instead is None else replace(answered, whole=self._told_instead)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        [{"text": "x"}] * 3,
+        {"text": "x"},
+        {"meta_info": {"prompt_tokens": -1}},
+        {"text": "x", "meta_info": {"finish_reason": {"type": "nonsense"}}},
+        {"text": "x" * 100_000, "meta_info": {"finish_reason": {"type": "stop"}}},
+        {"error": {"message": "m" * 100_000}},
+        {"meta_info": {"input_token_logprobs": [[None, 1, "a"]] * 50, "prompt_tokens": 2}},
+        "text",
+        7,
+        [None],
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_of_ours(told: object):
+    with Hostile(told=told) as server:
+        for program in (answer, choose):
+            with pytest.raises(ul.UmbelError) as raised:
+                program.run(*(["Why?"] if program is answer else []), backend=endpoint(server)).sync()
+            assert len(str(raised.value)) < 2_000
+
+
+@pytest.mark.parametrize("listing", [{"model_path": "m" * 100_000, "context_length": True}, {"model_path": 3}, [], "x"])
+def test_facts_that_are_none_do_no_harm(listing: object):
+    with Hostile(listing=listing) as server:
+        model = endpoint(server)
+        error = answer.run("Why?", backend=model).error()  # a server without a model's path is asked by /v1
+        assert error is None or (isinstance(error, ul.UmbelError) and len(str(error)) < 2_000)
+        assert model.capabilities.max_context is None
+        assert len(model.capabilities.name) < 200

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from .....interpreter.backends.hosted import named_templates
 from .....interpreter.backends.hosted.openai import backend as core
 from .....lang.chat_template import ChatTemplate
 from .....lang.errors import ParameterError
@@ -33,7 +34,7 @@ class OpenAI(core.OpenAI):
     Args:
         model_name: of the model.
         is_chat_model: True for the chat API, False for the completion API; None: chat where the model has it.
-        chat_template: how roles are written for a completion model.
+        chat_template: how roles are written for a completion model; also the name of a family, such as "chatml".
         is_azure: an Azure resource: `azure_endpoint` and `api_version` say which, or AZURE_OPENAI_ENDPOINT and
             OPENAI_API_VERSION.
         options: of `umbel.OpenAI`.
@@ -61,7 +62,8 @@ class OpenAI(core.OpenAI):
                 )
         if is_chat_model is not None:
             options["mode"] = "chat" if is_chat_model else "completion"
-        super().__init__(model_name, chat_template=chat_template, **options)
+        template = named_templates.given(chat_template, f"openai {model_name}")
+        super().__init__(model_name, chat_template=template, **options)
         self.token_usage = TokenUsage()
 
     def get_chat_template(self) -> ChatTemplate:

@@ -29,6 +29,7 @@ from .....lang.protocol import (
 from .. import named_templates, token_bounds
 from ..failures import Provider
 from ..line import Line
+from ..openai import profiles
 from ..openai.backend import OpenAI
 from ..openai.endpoint import endpoint
 from ..openai.models import listed
@@ -45,6 +46,7 @@ Dialect = Literal["auto", "sglang", "openai"]
 
 _MOST_SECONDS_TO_ASK = 30.0  # who the server is
 _NOT_THERE = (404, 405, 501)
+_MOST_NAMED = 100  # characters of a model's path in messages
 
 
 class RuntimeEndpoint:
@@ -67,7 +69,8 @@ class RuntimeEndpoint:
         server: "sglang" or "openai"; "auto" asks the server.
         model: the name of one of the server's models; None: the first one (an SGLang server has one).
         api_key: sent as a bearer token; None sends none.
-        chat_template: Jinja source or a ChatTemplate; None: by the model's name.
+        chat_template: the name of a family ("chatml", "llama-3-instruct", ...), Jinja source, or a ChatTemplate; None:
+            by the model's name.
         profile: what a server of the OpenAI dialect can do, as of `OpenAI`.
         image_token: what stands for a picture in the model's prompts; None: by the model's name.
         timeout, first_byte_timeout, connect_timeout, idle_timeout, max_retries, max_concurrency, default_headers: as of
@@ -109,11 +112,18 @@ class RuntimeEndpoint:
             raise MissingExtraError("openai", "openai")
         if server not in ("auto", "sglang", "openai"):
             raise ParameterError(f"server={server!r}; write 'auto', 'sglang' or 'openai'")
+        if not isinstance(base_url, str):
+            given = type(base_url).__name__
+            raise ParameterError(f"RuntimeEndpoint() takes an address such as 'http://127.0.0.1:30000', got {given}")
+        if model is not None and (not isinstance(model, str) or not model):
+            raise ParameterError("model= is the name of one of the server's models; leave it out for the first one")
+        if not isinstance(profile, Profile) and profile != "auto":
+            profiles.named(profile, model or "")  # raises for a name that there is not
         if image_token is not None and (not isinstance(image_token, str) or not image_token):
             raise ParameterError(f"image_token={image_token!r}; write a text such as '<image>'")
         self._endpoint = endpoint(
             api_key=api_key,
-            base_url=base_url if not isinstance(base_url, str) else base_url.rstrip("/").removesuffix("/v1"),
+            base_url=base_url.rstrip("/").removesuffix("/v1"),
             azure_endpoint=None,
             azure_deployment=None,
             api_version=None,
@@ -124,9 +134,7 @@ class RuntimeEndpoint:
         )
         self._name = f"endpoint {self._endpoint.host}"
         self._asked, self._model, self._profile = server, model, profile
-        self._given_template = (
-            ChatTemplate(chat_template, name=self._name) if isinstance(chat_template, str) else chat_template
-        )
+        self._given_template = named_templates.given(chat_template, self._name)
         self._image_token = image_token
         self._extra = checked_extra(extra_body)
         self._provider = Provider(self._name, self._endpoint.host, "api_key=", self._endpoint.secrets)
@@ -235,7 +243,7 @@ class RuntimeEndpoint:
         self._take_model(path)
         info = await self._facts("/get_server_info") or await self._facts("/server_info")
         seeds = info.get("enable_deterministic_inference") is True
-        planner = Planner(f"sglang {path}", self._picture_token(), seeds, self._extra)
+        planner = Planner(f"sglang {path[:_MOST_NAMED]}", self._picture_token(), seeds, self._extra)
         return SGLangServer(self._line, planner, path, info)
 
     async def _openai(self) -> OpenAI:
@@ -277,9 +285,8 @@ class RuntimeEndpoint:
             RequestError: the server has another model.
         """
         if self._model is not None and model != self._model:
-            raise RequestError(
-                f"{self._name} serves {model!r}, not {self._model!r}; leave model= out, or write its own"
-            )
+            served, asked = model[:_MOST_NAMED], self._model[:_MOST_NAMED]
+            raise RequestError(f"{self._name} serves {served!r}, not {asked!r}; leave model= out, or write its own")
         self._model = model
         family = named_templates.name_of_model(model)
         if self._given_template is None and family is not None:

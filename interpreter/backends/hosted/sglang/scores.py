@@ -38,7 +38,7 @@ async def score(line: "Line[AsyncOpenAI]", planner: Planner, request: ScoreReque
     prompt = planner.prompt(request.prompt)
     if not prompt["text"]:
         raise CapabilityError(f"{planner.backend} scores choices behind a prompt only; write some text before them")
-    (head,) = await scoring.asked(prompt)
+    head = await scoring.one(prompt)
     texts = [prompt["text"], *(prompt["text"] + choice for choice in request.choices)]
     found = await scoring.choices(prompt, texts, max(0, head.prompt_tokens - _BORDER))
     if found is None:
@@ -76,6 +76,15 @@ class _Scoring:
         )
         return facts
 
+    async def one(self, prompt: Fields, **more: object) -> Meta:
+        """Facts about one text."""
+        facts = await self.asked(prompt, **more)
+        if len(facts) != 1:
+            raise BackendError(
+                f"{self._planner.backend}: the server answered {len(facts)} times where one was asked for"
+            )
+        return facts[0]
+
     async def choices(self, prompt: Fields, texts: list[str], start: int) -> list[list[Token]] | None:
         """The tokens of each choice. None: `start` is too late to see where they begin."""
         asked = {**prompt, "text": texts}
@@ -95,7 +104,7 @@ class _Scoring:
         Raises:
             CapabilityError: the model's texts have no token that they begin with.
         """
-        (probe,) = await self.asked({"text": "a"}, **_told_from(0))
+        probe = await self.one({"text": "a"}, **_told_from(0))
         begun = probe.input_token_logprobs or []
         if len(begun) != 2:
             raise CapabilityError(

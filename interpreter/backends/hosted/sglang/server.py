@@ -57,7 +57,7 @@ class SGLangServer:
             logprobs=True,
             images=True,
             image_tokens=_IMAGE_TOKENS,
-            max_context=context if isinstance(context, int) and context > 0 else None,
+            max_context=context if type(context) is int and context > 0 else None,
             constraints=("regex", "json_schema", "gbnf"),
             asks_again=True,
         )
