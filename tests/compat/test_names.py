@@ -160,6 +160,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     "OpenAI(is_chat_model=)": (lambda: sgl.OpenAI("gpt-4", is_chat_model="yes", api_key="k"), "True, False"),
     "fork(position_ids_offset=)": (lambda: forks([0, 1]), "leave it out"),
     "run(return_text_in_logprobs=)": (lambda: said(return_text_in_logprobs=False), "leave it out"),
+    "run_batch(use_thread=)": (lambda: batch(use_thread=False), "leave use_thread= out"),
     "run(use_thread=)": (lambda: said(use_thread=3), "True or False"),
     "flush_cache(empty_cache=)": (lambda: sgl.flush_cache(ul.Echo(), empty_cache=False), "leave it out"),
     "separate_reasoning()": (lambda: sgl.separate_reasoning(), "separate_reasoning"),
@@ -196,6 +197,14 @@ def said(**options: Any) -> sgl.lang.interpreter.ProgramState:
         s += "x" + sgl.gen("y", max_tokens=2)
 
     return program.run(backend=ul.Echo(lambda text: "one two three"), **options)
+
+
+def batch(**options: Any) -> object:
+    @sgl.function
+    def program(s):
+        s += "x"
+
+    return program.run_batch([{}], backend=ul.Echo(), **options)
 
 
 def forks(offsets: list[int]) -> object:

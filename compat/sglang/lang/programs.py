@@ -53,12 +53,16 @@ class SglFunction(Program):
 
     def run_batch(self, batch_kwargs: Iterable[Item], **options: Any) -> Any:  # type: ignore[override]  # SGLang's name
         """As `Program.run_batch`, with SGLang's name of the arguments."""
-        own, _ = self._mapped(options)
+        own, waits = self._mapped(options)
+        if waits:
+            raise ParameterError("run_batch() waits for all of every program as it is; leave use_thread= out")
         items = list(batch_kwargs) if not own.get("generator_style") else batch_kwargs
         return super().run_batch(items, **own)
 
     def _mapped(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """Keywords of `run` as ours, and whether all of the text is waited for. A program's own parameters stay."""
+        if not _RUN_ALONE & keywords.keys():
+            return dict(keywords), False
         named = inspect.signature(self.func).parameters
         own = {name: value for name, value in keywords.items() if name in named or name not in _RUN_ALONE}
         texts = True if "return_text_in_logprobs" in named else keywords.get("return_text_in_logprobs")
