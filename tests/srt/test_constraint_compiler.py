@@ -269,9 +269,11 @@ def test_a_slow_constraint_holds_up_no_quick_one(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.processes
 def test_a_constraint_that_takes_longer_than_quick_ones_is_compiled_all_the_same() -> None:
+    """Ten times what it is given first."""
+
     async def run() -> None:
-        compiler = CompilerProcess(CompilerLimits(quick_seconds=1e-6), lambda: None)
-        (answer,) = await asyncio.gather(*ask(compiler, regex("(?=[ab]*a[ab]{7})[ab]*b[ab]{6}a?")))
+        compiler = CompilerProcess(CompilerLimits(quick_seconds=0.01), lambda: None)
+        (answer,) = await asyncio.gather(*ask(compiler, regex("(?=[ab]*a[ab]{11})[ab]*b[ab]{10}a?")))
         assert isinstance(answer, Compiled)
         assert len(compiler.process_ids) == 2
         await compiler.close()
