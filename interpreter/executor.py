@@ -86,10 +86,13 @@ class Executor:
         self.spoken.append(self.position.say(op.text, step.source), {})
 
     def role_begin(self, op: ops.RoleBegin, step: Step) -> Awaitable[None] | None:
-        if not self._ready or self._run.backend.chat_template.is_foreign:
+        if not self._ready:
+            return self._role_begin_later(op, step)
+        template = self._run.backend.chat_template
+        if not template.opens_at_once(self.position.turns, op.role):
             return self._role_begin_later(op, step)
         self._drop_surplus()
-        self._speak(self.position.open_turn(self._run.backend.chat_template, op.role, step.source))
+        self._speak(self.position.open_turn(template, op.role, step.source))
         return None
 
     async def _role_begin_later(self, op: ops.RoleBegin, step: Step) -> None:

@@ -191,6 +191,17 @@ class ChatTemplate:
         """Whether it is rendered in another process, so that using it may wait for up to a second and more."""
         return self.source is not None and not _is_shipped(self.source)
 
+    def opens_at_once(self, turns: Sequence[Turn], role: str) -> bool:
+        """Whether opening a block waits for no other process: it is rendered here, or was opened before."""
+        if not self.is_foreign:
+            return True
+        roles, moment = _roles(turns), self._moment()
+        needed = {((*roles, role), False, moment)}
+        needed.update((before, False, moment) for before in (roles, roles[:-1]) if before)
+        if role == "assistant":
+            needed.add((roles, True, moment))
+        return self._told_apart and self._trims is not None and needed <= self._outlines.keys()
+
     async def away(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Calls what uses this template; in a thread if it may wait for another process."""
         if self.is_foreign:

@@ -187,6 +187,30 @@ def test_the_loop_stays_awake_while_a_template_is_rendered(child: TemplateChild)
     assert turns > 20
 
 
+def test_a_role_that_was_opened_before_waits_for_nobody(child: TemplateChild) -> None:
+    @ul.function
+    def talk(s: ul.State) -> None:
+        for number in range(3):
+            with s.user():
+                s += "hi"
+            with s.assistant():
+                s += ul.gen(f"x{number}", max_tokens=4)
+
+    chat = ChatTemplate(HARMLESS)
+    turns = [Turn("user", "hi"), Turn("assistant", "hi"), Turn("user", "hi")]
+    assert not chat.opens_at_once(turns, "assistant")
+    said = talk.run(backend=ul.Echo(chat_template=chat)).text()
+    assert all(chat.opens_at_once(turns[:length], role) for length, role in enumerate(["user", "assistant"] * 2))
+    child.close()
+    asked = child.started
+    for length, role in enumerate(["user", "assistant"] * 2):
+        chat.open(turns[:length], role)
+        chat.lead(turns[:length], role)
+        assert chat.trims is False
+    assert child.started == asked
+    assert talk.run(backend=ul.Echo(chat_template=chat)).text() == said
+
+
 def test_content_that_is_repeated_is_bounded(child: TemplateChild) -> None:
     chat = ChatTemplate("{% for m in messages %}{% for i in range(5000) %}{{ m.content }}{% endfor %}{% endfor %}")
     turns = [Turn("user", "x" * 100_000)]
