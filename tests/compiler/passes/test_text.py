@@ -124,7 +124,7 @@ def test_templates_see_the_same_text_in_whatever_pieces(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", TEMPLATES, ids=lambda family: family.name)
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(turns=TURNS)
 def test_templates_see_the_same_text_in_many_pieces(
     family: Family, turns: list[tuple[tuple[str, ...], tuple[str, ...]]]
