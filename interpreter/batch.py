@@ -134,6 +134,8 @@ class Job:
         self.total = _length(items)
         if self.total is not None:
             items = checks.members("run_batch(batch_arguments)", items, MAX_LISTED, "a list of dicts or tuples")
+        else:
+            items = _begun(items)
         calls = calls_of(arguments, items)
         self._known = None if self.total is None else list(calls)  # a list is checked before anything runs
         self._calls = calls if self._known is None else iter(self._known)
@@ -297,6 +299,16 @@ def _length(items: Iterable[Item]) -> int | None:
     if length is not None and length > MAX_LISTED:
         raise _too_many()
     return length
+
+
+def _begun(items: Iterable[Item]) -> Iterator[Item]:
+    """What goes wrong later, in the middle of it, is the caller's own error."""
+    try:
+        return iter(items)
+    except Exception as error:  # of the iterable's own code
+        raise ParameterError(
+            f"run_batch(batch_arguments) must be a list of dicts or tuples; reading it raised {type(error).__name__}"
+        ) from error
 
 
 def _too_many() -> ParameterError:
