@@ -336,9 +336,8 @@ def command(chance: random.Random) -> list[Any]:
     words = [chance.choice(COMMANDS)]
     for _ in range(chance.randrange(4)):
         value = odd_values.draw(chance)[1]
-        words.append(
-            value if type(value) is str else chance.choice(("--svg", "--model", "--json", "x.py:ask", "-", "--"))
-        )
+        plain = type(value) is str and not os.path.exists(value[:1000])  # nothing that is there is run
+        words.append(value if plain else chance.choice(("--model", "--json", "x.py:ask", "-", "--")))
     return [*words, "--no-such-option"] if words[0] in ("chat", "run", "models") else words
 
 
