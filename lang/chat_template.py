@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from . import checks
-from .errors import TemplateError
+from .errors import ParameterError, TemplateError
 from .prompt import Part, Text
 from .template_names import CHATML, NAMES, source_of
 
@@ -445,12 +445,13 @@ def read_chat_template(
         name: for messages.
 
     Raises:
+        ParameterError: it is neither text, nor a path, nor a ChatTemplate.
         TemplateError: it is none of them, the file cannot be read, or the source does not compile.
     """
     if isinstance(given, ChatTemplate):
         return given
     if not isinstance(given, str | PathLike):
-        raise TemplateError(
+        raise ParameterError(
             f"chat_template must be Jinja source, the name of a format, a path or a ChatTemplate, "
             f"got {type(given).__name__}"
         )

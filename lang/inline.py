@@ -12,6 +12,7 @@ its thread that has not been said yet. What is left of one that was cut or chang
 and refused.
 """
 
+import itertools
 import re
 import secrets
 import threading
@@ -29,6 +30,7 @@ _WHOLE = re.compile(f"({_MARK}[^{_MARK}]*{_MARK}{_WORD}_[0-9]+{_MARK})")
 _LABEL = re.compile(f"{_MARK}([^{_MARK}]+)")
 _SHOWN = 80  # characters of a label
 
+_numbers = itertools.count(1)  # of all threads together: a placeholder of one is none of another
 _used = threading.Event()  # set when the first placeholder is made: until then no text has to be searched
 
 
@@ -36,7 +38,6 @@ class _Waiting(threading.local):
     """Of one thread: placeholders and what they stand for, in the order in which they were made."""
 
     def __init__(self) -> None:
-        self.made = 0
         self.operations: dict[str, Any] = {}  # Any: an operation; this module is below them
 
 
@@ -46,8 +47,7 @@ _waiting = _Waiting()
 def placeholder(operation: Any, label: str) -> str:
     """A text that stands for `operation` until it is said once. `label`: how a person reads it."""
     waiting = _waiting
-    waiting.made += 1
-    text = _written(label, waiting.made)
+    text = _written(label, next(_numbers))
     waiting.operations[text] = operation
     if len(waiting.operations) > MOST_WAITING:
         del waiting.operations[next(iter(waiting.operations))]

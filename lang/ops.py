@@ -159,6 +159,12 @@ class SeparateReasoning(Op):
     close_tag: str
 
 
+class RecordedText(str):
+    """A text that stands for one that is known when a traced program runs: the recorder wants it as it is."""
+
+    __slots__ = ()
+
+
 def expression(value: object, depth: int = MAX_NESTING) -> Op:
     """What stands right of `+=` → an operation.
 
@@ -172,7 +178,7 @@ def expression(value: object, depth: int = MAX_NESTING) -> Op:
     if isinstance(value, Op):
         return value
     if isinstance(value, str):
-        text = checks.plain(value)
+        text = value if isinstance(value, RecordedText) else checks.plain(value)
         return _inlined(text) if inline.touches(text) else Text(text)
     if isinstance(value, list | tuple):
         if depth == 0:

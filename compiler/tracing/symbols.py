@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
+from ...lang.ops import RecordedText
 from ..graph import Node
 from ..text_functions import STR_METHODS
 from .lines import is_ours
@@ -36,7 +37,7 @@ class Tape(Protocol):
         """Raises TraceError: the program looked at the value with `how`."""
 
 
-class Symbol(str):
+class Symbol(RecordedText):
     """A text that is known when the program runs. Its characters are a placeholder.
 
     Looking at it raises TraceError: comparing, measuring, searching, splitting, iterating, counting with it, using it

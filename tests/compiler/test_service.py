@@ -193,7 +193,8 @@ def failed_branch(s: ul.State) -> None:
 @pytest.mark.parametrize("body", [too_short, wrong_index, failed_branch])
 def test_errors_are_those_that_it_would_have_had_here(body: Callable[[ul.State], None], backend: LocalBackend) -> None:
     program = ul.function(temperature=0)(body)
-    here, shipped = (kind_and_text(lambda server=server: once(program, backend, server=server)) for server in (0, 1))
+    ways = (False, True)
+    here, shipped = (kind_and_text(lambda server=server: once(program, backend, server=server)) for server in ways)
     assert here == shipped
     assert here[0] in (ConstraintError, IndexError)
 

@@ -336,7 +336,7 @@ def test_parameters_are_those_that_a_run_gives() -> None:
 def test_static_arguments_that_the_program_does_not_have() -> None:
     with pytest.raises(ul.ParameterError, match="no parameter 'topics'"):
         advice.trace(static_args={"topics": 1})
-    with pytest.raises(ul.ParameterError, match="write a dict"):
+    with pytest.raises(ul.ParameterError, match="static_args must be a dict"):
         advice.trace(static_args=["topic"])  # type: ignore[arg-type]
 
 

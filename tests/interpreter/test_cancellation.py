@@ -102,7 +102,7 @@ def test_a_read_with_its_own_timeout_does_not_end_the_run() -> None:
 def test_a_timeout_of_a_read_is_a_number(echo: Echo) -> None:
     state = program.run(backend=echo, timeout=PATIENCE)
     for read in (lambda: state.get_var("x", timeout="soon"), lambda: state.text(timeout="soon")):
-        with pytest.raises(ul.ParameterError, match="timeout='soon'; write seconds"):
+        with pytest.raises(ul.ParameterError, match="timeout='soon' is not a number; write seconds"):
             read()
 
 

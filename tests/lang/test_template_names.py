@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import umbel as ul
 from umbel.lang.chat_template import ChatTemplate, Turn, chat_template_by_name, read_chat_template
-from umbel.lang.errors import TemplateError
+from umbel.lang.errors import ParameterError, TemplateError
 from umbel.lang.prompt import Text
 from umbel.lang.template_names import NAMES
 
@@ -92,7 +92,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         with pytest.raises(TemplateError) as caught:
             read_chat_template(missing, name="mine")
         assert len(str(caught.value)) < 2_000
-    with pytest.raises(TemplateError, match="got int"):
+    with pytest.raises(ParameterError, match="got int"):
         read_chat_template(7, name="mine")  # type: ignore[arg-type]
 
 

@@ -34,10 +34,10 @@ def test_names_are_put_in_order() -> None:
         ({"passes": "fold_"}, r"no pass 'fold_'; did you mean 'fold'\?"),
         ({"passes": ["default", "merge_equals"]}, r"no pass 'merge_equals'; did you mean 'merge_equal'\?"),
         ({"passes": ["none", "fold"]}, '"none" stands alone'),
-        ({"passes": 3}, r"passes=3; write a list of names"),
+        ({"passes": 3}, r"passes must be a list of names, got int 3"),
         ({"passes": [3]}, r"passes has 3 in it"),
         ({"keep": ["x"]}, r"keep=\['x'\] is for the pass drop_unused; write passes=\[\"default\", \"drop_unused\"\]"),
-        ({"passes": "drop_unused", "keep": "x"}, r"keep='x'; write a list of names"),
+        ({"passes": "drop_unused", "keep": "x"}, r"keep must be a list of names, got str 'x'"),
         ({"independent": ["x"]}, "is for the pass fork_independent"),
     ],
 )

@@ -138,7 +138,7 @@ def test_wrong_options_are_refused(library: FakeLibrary, monkeypatch: pytest.Mon
         (lambda: ul.LiteLLM("a/b", azure_endpoint="https://x"), "no option 'azure_endpoint'"),
         (lambda: ul.VertexAI("m", client=Gemini([]), organization="x"), "no option 'organization'"),
         (lambda: ul.LiteLLM("a/b", profile="vllm"), "Profile"),
-        (lambda: ul.LiteLLM(""), "LiteLLM\\(''\\)"),
+        (lambda: ul.LiteLLM(""), "LiteLLM\\(\\): model=''"),
         (lambda: ul.VertexAI("m"), "project='my-project'"),
         (lambda: ul.VertexAI("m", client=Gemini([]), safety_settings=["x"]), "safety_settings"),
         (lambda: ul.VertexAI("m", client=Gemini([]), projects="x"), "VertexAI\\(\\) has no option 'projects'"),
