@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from umbel.lang.errors import EngineError
-from umbel.srt.batch import Allowed, Batch, Pick, Picks
+from umbel.srt.batch import Allowed, Batch, LogitsError, Pick, Picks
 from umbel.srt.cuda.runner import CudaRunner
 from umbel.srt.draw import draw_keys
 from umbel.srt.picks import draws_of
@@ -135,13 +134,14 @@ def test_logits_stay_while_later_steps_run(
     answer.values.add_(1)  # a sampler may write to them
 
 
-def test_logits_that_are_no_numbers_fail_the_step_that_reads_them(
+def test_logits_that_are_no_numbers_are_an_error_of_each_of_their_rows(
     model: tuple[dict[str, object], dict[str, torch.Tensor]],
 ) -> None:
     config, tensors = model
     broken = {**tensors, "model.norm.weight": torch.full_like(tensors["model.norm.weight"], float("nan"))}
-    with pytest.raises(EngineError, match="not numbers"):
-        on_host(config, broken).forward(prompts(sequences((12, 17, 9)), [Pick.BEST] * 3))
+    answer = on_host(config, broken).forward(prompts(sequences((12, 17, 9)), [Pick.BEST, Pick.ALL, Pick.BEST]))
+    assert answer.tokens.tolist() == [-1, -1, -1]
+    assert {row: type(error) for row, error in answer.errors.items()} == {0: LogitsError, 2: LogitsError}
 
 
 def test_a_step_of_any_kind_may_follow_any_other(model: tuple[dict[str, object], dict[str, torch.Tensor]]) -> None:
