@@ -129,7 +129,7 @@ class Job:
         self._host = host
         self._options = options
         self._limit = _checked_limit(num_threads)
-        self._threads = MAX_THREADS if num_threads == "auto" else self._limit
+        self._threads = MAX_THREADS if isinstance(num_threads, str) else self._limit
         self._keeps_going = on_error == "return"
         self.total = _length(items)
         if self.total is not None:

@@ -86,6 +86,8 @@ class PriceTable(MutableMapping[str, Price]):
         model = checks.plain(model)
         if not model:
             return FREE
+        if len(model) > checks.LONGEST_PATH:  # every beginning of the name is looked up below
+            return None
         exact = self._prices.get(model)
         if exact is not None:
             return exact
