@@ -50,7 +50,7 @@ def checked_headers(given: object) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str) or not _NAME.fullmatch(name):
             raise ParameterError(f"default_headers must be {wanted}; {shown(name)} names no text")
-        if len(value) > _MOST_CHARACTERS or not _VALUE.fullmatch(value):
+        if len(checks.plain(value)) > _MOST_CHARACTERS or not _VALUE.fullmatch(value):
             raise ParameterError(f"default_headers: the value of {shown(name)} is not printable ASCII")
     return {checks.plain(name): checks.plain(value) for name, value in headers.items()}
 
@@ -61,9 +61,9 @@ def checked_address(name: str, given: object, example: str) -> tuple[str, str]:
     Raises:
         ParameterError: no such address, or one that holds more: a key may be part of it, so then it is not shown.
     """
-    if not isinstance(given, str) or not _VALUE.fullmatch(given) or len(given) > _MOST_CHARACTERS:
+    address = checks.plain(given) if isinstance(given, str) else ""
+    if not _VALUE.fullmatch(address) or len(address) > _MOST_CHARACTERS:
         raise ParameterError(f"{name}={shown(given)} is no address; write one such as {example!r}")
-    address = checks.plain(given)
     if any(mark in address for mark in "@?#"):
         raise ParameterError(f"{name} must be an address alone; keys go into api_key=, all else into default_headers=")
     try:
