@@ -25,12 +25,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from .child_clock import ChildState, Condition, look_at
+from ..lang.process_life import ProcessState, Reading, read_process
 from .config import WorkerLimits, worker_environment
 from .worker_child import HEADER, OUT_OF_MEMORY
 
 log = logging.getLogger("umbel.gateway")
 
+_ASLEEP = 0.002  # of a core: what a process takes that only wakes up now and then
 _PIECE = 1 << 18  # bytes written at a time: what the pipe does not take is copied
 
 # Signals by which a process ends itself: a library that aborts (without memory, say), a stack that ran over.
@@ -79,7 +80,7 @@ class Watch:
     The time between two looks counts at most twice a usual one's: more was the parent's own absence.
 
     Args:
-        look: the child now; None where the system does not say.
+        look: the child now.
         cpu_seconds: that it may use from now on, its own timer's delay included.
         idle_seconds: that it may be stopped, or sleep, at a stretch.
         wall_seconds: that it may take, not counting those in which it waited for a core.
@@ -87,7 +88,7 @@ class Watch:
 
     def __init__(
         self,
-        look: Callable[[], ChildState | None],
+        look: Callable[[], Reading],
         limits: WorkerLimits,
         *,
         cpu_seconds: float,
@@ -99,8 +100,7 @@ class Watch:
         self._cpu_seconds = cpu_seconds
         self._wall_seconds = wall_seconds
         self._may_sleep = may_sleep
-        state = look()
-        self._begin = self._last = state.cpu_seconds if state is not None else 0.0
+        self._begin = self._last = look().computed
         self._idle = self._worked = self._starved = 0.0
 
     @property
@@ -116,28 +116,28 @@ class Watch:
     def judge(self, elapsed: float) -> Trouble | None:
         """A look, `elapsed` seconds after the last one → why the child is to be ended, or None."""
         elapsed = min(elapsed, 2 * self._limits.look)
-        state = self._look()
-        if state is None:
+        child = self._look()
+        if child.state is ProcessState.GONE:
             self._worked += elapsed
         else:
-            self._count(state, elapsed)
+            self._count(child, elapsed)
         if self.used > self._cpu_seconds:
             return self._trouble(Cause.CPU)
-        if state is not None and self._idle >= self._limits.idle_seconds:
-            stopped = state.condition is Condition.STOPPED
+        if self._idle >= self._limits.idle_seconds:
+            stopped = child.state is ProcessState.STOPPED
             return self._trouble(Cause.HUNG, "it was stopped" if stopped else "it slept and gave no answer")
         if self._worked > self._wall_seconds or self._starved > self._limits.starved_seconds:
             return self._trouble(Cause.BUSY)
         return None
 
-    def _count(self, state: ChildState, elapsed: float) -> None:
-        progress, self._last = state.cpu_seconds - self._last, max(state.cpu_seconds, self._last)
-        sleeps = state.condition is Condition.ASLEEP and not self._may_sleep
-        if progress > 0 or not (sleeps or state.condition is Condition.STOPPED):
+    def _count(self, child: Reading, elapsed: float) -> None:
+        progress, self._last = child.computed - self._last, max(child.computed, self._last)
+        sleeps = child.state is ProcessState.ASLEEP and not self._may_sleep
+        if progress > _ASLEEP * elapsed or not (sleeps or child.state is ProcessState.STOPPED):
             self._idle = 0.0
         else:
             self._idle += elapsed
-        if state.condition is Condition.RUNNABLE and 2 * progress < elapsed:
+        if child.state is ProcessState.RUNNABLE and 2 * progress < elapsed:
             self._starved += elapsed
         else:
             self._worked += elapsed
@@ -265,7 +265,7 @@ class WorkerProcess(Generic[Job, Answer]):
         assert process is not None, "it has started"
         limits = self._limits
         watch = Watch(
-            lambda: look_at(process.pid),
+            lambda: read_process(process.pid),
             limits,
             cpu_seconds=cpu_seconds + limits.overtime,
             wall_seconds=limits.wall_seconds,
@@ -289,7 +289,7 @@ class WorkerProcess(Generic[Job, Answer]):
         self.counters[self._processes] += 1
         limits = self._limits
         watch = Watch(
-            lambda: look_at(process.pid),
+            lambda: read_process(process.pid),
             limits,
             cpu_seconds=limits.start_seconds,
             wall_seconds=limits.start_seconds,
