@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...interpreter.program import Program
-from ...lang.errors import ParameterError, UmbelError, shown
+from ...lang.errors import ParameterError, UmbelError
 from ..script import names_of
 from ..tracing.effects import TraceWarning
 from ..tracing.trace import Trace, trace
@@ -32,11 +32,9 @@ def load(
     try:
         file = SourceFile.read(path)
     except OSError as error:
-        raise ParameterError(
-            f"{shown(str(path))}: {error.strerror}; write the path of a Python file with programs"
-        ) from error
+        raise ParameterError(f"{path}: {error.strerror}; write the path of a Python file with programs") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # no Python, or no name of a file
-        raise ParameterError(f"{shown(str(path))} is no Python file: {error}") from error
+        raise ParameterError(f"{path} is no Python file: {error}") from error
     wanted = [program for program in file.programs if name is None or program.function.name == name]
     if name is not None and not wanted:
         known = ", ".join(program.function.name for program in file.programs) or "none"
