@@ -18,9 +18,11 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/judge.py
 
-# Two cores take six minutes. A worker needs up to 3 GB, so more than four are not started.
+# Two cores take eight minutes. A worker needs up to 3 GB, so more than four are not started. What loads the machine on
+# purpose comes last, alone.
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --ignore=tests/stress
+	$(BIN)/python -m pytest tests/stress
 
 # What `make test` leaves out: minutes of load on purpose, 40,000 calls of a fuzz, examples that nobody has seen before.
 nightly: $(VENV)/dev.stamp

@@ -302,7 +302,7 @@ def test_a_gateway_that_is_stopped_while_it_starts_is_found(own_runtime: Runtime
 
     asyncio.run(scenario())
     assert own_runtime._process is None
-    assert own_runtime.complete("hello", {"max_tokens": 1}).completions
+    assert own_runtime.complete("hello", {"max_tokens": 1})
 
 
 def test_a_start_that_takes_too_long_says_where_it_was_and_what_it_got(monkeypatch: pytest.MonkeyPatch) -> None:

