@@ -219,8 +219,10 @@ class LocalBackend:
         self._engine = self._gateway = self._exchange = self._programs = self._loop = self._thread = None
         self._inbox.clear()
         if self.options.model != ORACLE:
-            # An engine is full of circles, which go when somebody looks for them, and who looks counts objects: a few
-            # of them may hold all of a device's memory.
+            # An engine is full of circles, which go when the collector looks for them, and it counts objects: a few of
+            # them may hold all of a device's memory. Callbacks of the steps that were waited for hold it until the
+            # loop has called them.
+            await asyncio.sleep(0)
             gc.collect()
 
     # ------------------------------------------------------------------ how

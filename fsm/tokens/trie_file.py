@@ -1,9 +1,8 @@
 """The trie of a vocabulary, kept on disk: reading it takes a quarter of the time of building it.
 
 <folder>/<digest of the vocabulary>-<format>.trie, one file for each vocabulary, about 20 MB for 262,144 tokens: the
-SHA-256 of an archive of arrays, and the archive. The
-folder is the caller's, and so is who may write there. A file that is damaged, or that cannot be written, costs the
-time and nothing else.
+SHA-256 of an archive of arrays, and the archive. The folder is the caller's, and so is who may write there. A file that
+is damaged, or that cannot be written, costs the time and nothing else.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from umbel.fsm.automaton.automaton import DEAD, Automaton
 from umbel.fsm.engines.llguidance import LlguidanceState
+from umbel.fsm.engines.llguidance_ends import Ends
 from umbel.fsm.engines.llguidance_tokens import LlguidanceTokens, MatcherLimits, rehearse
 from umbel.fsm.engines.selection import Engines, TextConstraint, TextState, compile_source
 from umbel.fsm.engines.source import Engine, KeyOrder, MissingEngine, Source
@@ -192,7 +193,9 @@ def test_a_text_that_goes_beyond_llguidances_limits_ends_with_an_error(
     engines: Engines, limits: MatcherLimits, source: Source, text: bytes
 ) -> None:
     tokens = LlguidanceTokens(VOCABULARY, engines.masks.trie, None, limits)
-    state = LlguidanceState(tokens.matcher(source), tokens, None, JumpCounters(), b"")
+    state = LlguidanceState(
+        tokens.matcher(source), tokens, Ends(VOCABULARY, engines.masks.trie), None, JumpCounters(), b""
+    )
 
     def write() -> None:
         for byte in text:

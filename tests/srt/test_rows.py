@@ -75,6 +75,7 @@ def engine(*, searches: bool = False, **settings: object) -> Engine:
         shelf = ConstraintShelf(
             lambda: ConstraintOpener(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
             AtOnce(),
+            AtOnce(),
             entries=4,
         )
     picks_tokens = bool(settings.pop("picks_tokens", False))
@@ -280,6 +281,10 @@ NOT_OF_ONE_ROW = {
     "constrained_texts:ConstrainedTexts.begin_step": "of all that are held: `_open` is that of one",
     "constrained_texts:ConstrainedTexts.ready": "within it `_spend` and `_jump` raise",
     "constraint_cursor:Boundary.begin": "within `_settle_boundary`",
+    "constraint_cursor:Cursor._close": "within `Cursor._settle`",
+    "constraint_cursor:Cursor._may_stay": "within `Cursor._settle`",
+    "constraint_cursor:Cursor._is_ending": "within `Cursor._settle`",
+    "constraint_cursor:_holds": "within `Cursor._settle`",
     "constraint_cursor:_refused": "words of an error",
     "draw:draw_key": "the definition: arithmetic of integers",
     "draw:draw_keys": "the definition: arithmetic of integers",

@@ -178,6 +178,7 @@ def test_a_search_for_choices_begins_behind_a_picture() -> None:
         constraints=ConstraintShelf(
             lambda: ConstraintOpener(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
             AtOnce(),
+            AtOnce(),
             entries=4,
         ),
         max_step_tokens=4,

@@ -226,7 +226,7 @@ def test_pictures_go_through_the_processes(runtime: Runtime) -> None:
 
 
 @pytest.mark.processes
-def test_a_decoder_that_dies_costs_its_request_only(runtime: Runtime) -> None:
+def test_a_decoder_that_dies_costs_no_request(runtime: Runtime) -> None:
     async def scenario() -> None:
         await final(runtime, "first", *asks(media(saved(noise(8, 8)))))
         before = await facts(runtime)
@@ -239,8 +239,7 @@ def test_a_decoder_that_dies_costs_its_request_only(runtime: Runtime) -> None:
         assert known.completions
         assert not stuck.done()
         decoder.kill()
-        with pytest.raises(RequestError, match="give a smaller one"):
-            await asyncio.wait_for(stuck, PATIENCE)
+        assert (await asyncio.wait_for(stuck, PATIENCE)).completions  # the next decoder was given it
         after = await asyncio.wait_for(final(runtime, "after", *asks(media(saved(noise(10, 10))))), PATIENCE)
         assert after.completions
         now = await facts(runtime)

@@ -370,7 +370,7 @@ def test_an_engine_with_damaged_weights_ends(monkeypatch: pytest.MonkeyPatch, ca
     runner = scheduler = None
     for damage in ("", "the weights are damaged"):
         engine_process.compare_weights(
-            assembly.Engine(scheduler, runner, 0, (), lambda damage=damage: damage)  # type: ignore[arg-type, misc]
+            assembly.Engine(scheduler, runner, 0, None, (), lambda damage=damage: damage)  # type: ignore[arg-type, misc]
         )
     assert ended == [1]
     assert "the weights are damaged; the engine ends" in caplog.text
