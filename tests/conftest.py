@@ -1,8 +1,11 @@
-"""Where Triton's kernels run in tests, and which examples hypothesis draws.
+"""Where Triton's kernels run in tests, which files come first, and which examples hypothesis draws.
 
 Triton's kernels are compiled where there is a GPU, and run in Triton's interpreter elsewhere. Triton
 reads TRITON_INTERPRET when it is imported, and whatever imports it first decides for the whole process: so it is set
 here, before any file of tests is read. Processes that tests start inherit it.
+
+Files that start processes or load the default model come first: they take longest, and a worker that began one of them
+last would keep the others waiting.
 
 Hypothesis draws the same examples in every run, so that a change is judged by what it changed. `make nightly` draws
 others each time (`--hypothesis-profile=nightly`); what it finds becomes an `@example`.
@@ -11,6 +14,7 @@ others each time (`--hypothesis-profile=nightly`); what it finds becomes an `@ex
 import ctypes
 import os
 
+import pytest
 from hypothesis import settings
 
 
@@ -33,3 +37,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 settings.register_profile("same-examples", derandomize=True)
 settings.register_profile("nightly", derandomize=False, print_blob=True)
 settings.load_profile("same-examples")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = {item.path for item in items if item.get_closest_marker("processes") or item.get_closest_marker("model")}
+    items.sort(key=lambda item: item.path not in slow)

@@ -235,7 +235,7 @@ def test_a_gateway_that_is_stopped_is_replaced_and_its_engine_ended(own_runtime:
     assert own_runtime._process.process_id != gateway.pid
 
 
-@pytest.mark.parametrize("act", [psutil.Process.kill, psutil.Process.suspend])
+@pytest.mark.parametrize("act", [psutil.Process.kill, pytest.param(psutil.Process.suspend, marks=pytest.mark.nightly)])
 def test_requests_that_have_given_nothing_away_are_asked_a_second_gateway(
     act: Callable[[psutil.Process], None], own_runtime: Runtime
 ) -> None:
@@ -357,6 +357,7 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not Path(line[1]).exists(), "the sockets' folder outlived the killed parent")
 
 
+@pytest.mark.nightly
 def test_ten_starts_and_stops_leave_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     process, others = psutil.Process(), set(children())
@@ -483,7 +484,7 @@ def test_no_start_of_an_engine_takes_longer_than_the_startup_timeout(monkeypatch
     ("point", "kind", "says"),
     [
         ("engine.forward:6:hang", EngineError, "no sign of life"),
-        ("gateway.send:1:hang", ConnectionLostError, "it has not answered"),
+        pytest.param(*("gateway.send:1:hang", ConnectionLostError, "it has not answered"), marks=pytest.mark.nightly),
     ],
 )
 def test_a_process_that_sleeps_with_the_interpreter_lock_is_found_and_replaced(

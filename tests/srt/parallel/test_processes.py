@@ -127,6 +127,7 @@ def test_a_rank_ends_with_its_engine(on_two: ul.Runtime) -> None:
     wait_until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE, "a rank outlived its engine")
 
 
+@pytest.mark.nightly
 def test_four_ranks_overlapped_leave_nothing_behind(tmp_path: Path) -> None:
     """Two key heads: ranks 0 and 1 hold the same one."""
     write_folder(tmp_path / "model", BY_NAME["qwen3"])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly  # compiling them takes a quarter of a minute
+
 ROOT = Path(__file__).resolve().parents[4]
 ATTENTION = ["d128 group 4 fp16"]
 EXPERTS = ["8x7B decode", "gate up 8x7B prefill", "few down 30B"]
