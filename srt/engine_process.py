@@ -169,7 +169,11 @@ def compare_weights(engine: Engine) -> None:
     the model again or says what to do."""
     with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
-    damage = engine.damage()
+    try:
+        damage = engine.damage()
+    except Exception:
+        log.exception("the weights could not be compared with what was converted")
+        return
     if damage:
         log.error("%s; the engine ends, and the model is converted again", damage)
         os._exit(1)

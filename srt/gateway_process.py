@@ -31,7 +31,7 @@ from ..lang.link import (
     Pong,
     ToGateway,
 )
-from ..lang.process_life import machine_in_words, read_process
+from ..lang.process_life import machine_in_words, read_process, read_this_thread
 from ..lang.programs import RunProgram
 from ..lang.protocol import Abort, Failure, FromBackend, Hint, Release, ToBackend
 from ..lang.runtime_options import CLIENTS_SOCKET, GatewayStart
@@ -242,6 +242,8 @@ class GatewayServer:
             self._stirred.clear()
             if self._engine is not None:
                 self._engine.look()  # what it has said counts before what the system says of it
+                await asyncio.sleep(0)
+            if self._engine is not None:
                 self._observe(self._engine)
             match self._supervisor.decide():
                 case Start() if self._startup.failure is None:
@@ -261,7 +263,7 @@ class GatewayServer:
 
     def _observe(self, engine: EngineChild) -> None:
         if self._supervisor.wants_readings and engine.process_id is not None:
-            self._supervisor.observe(read_process(engine.process_id), read_process(os.getpid()))
+            self._supervisor.observe(read_process(engine.process_id), read_this_thread())
 
     def _next_look(self) -> float:
         """At the next deadline, though not sooner than in a tick; often while an engine waits to be started again."""

@@ -240,7 +240,7 @@ class Scheduler:
             self._roster.last_failure = error
             self._counters.integrity_failures += 1
             self._forget_keys()
-            complete = False
+            complete = True  # nothing is left to check; requests that run bring the next round
         else:
             self._counters.idle_checks += complete
         self._ran = not complete

@@ -32,6 +32,7 @@ from .worker_child import HEADER, OUT_OF_MEMORY
 log = logging.getLogger("umbel.gateway")
 
 _ASLEEP = 0.002  # of a core: what a process takes that only wakes up now and then
+_NEVER_PAUSED = 1 << 30  # bytes: Python before 3.13 waits for ever for a process whose paused pipe nobody reads
 _PIECE = 1 << 18  # bytes written at a time: what the pipe does not take is copied
 
 # Signals by which a process ends itself: a library that aborts (without memory, say), a stack that ran over.
@@ -81,9 +82,10 @@ class Watch:
 
     Args:
         look: the child now.
+        limits: how long it may be stopped, or sleep, at a stretch; the time between looks.
         cpu_seconds: that it may use from now on, its own timer's delay included.
-        idle_seconds: that it may be stopped, or sleep, at a stretch.
         wall_seconds: that it may take, not counting those in which it waited for a core.
+        may_sleep: for a child that owes nothing yet: it loads, or waits for the rest of its job.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Watch:
         self._limits = limits
         self._cpu_seconds = cpu_seconds
         self._wall_seconds = wall_seconds
-        self._may_sleep = may_sleep
+        self.may_sleep = may_sleep
         self._begin = self._last = look().computed
         self._idle = self._worked = self._starved = 0.0
 
@@ -132,7 +134,7 @@ class Watch:
 
     def _count(self, child: Reading, elapsed: float) -> None:
         progress, self._last = child.computed - self._last, max(child.computed, self._last)
-        sleeps = child.state is ProcessState.ASLEEP and not self._may_sleep
+        sleeps = child.state is ProcessState.ASLEEP and not self.may_sleep
         if progress > _ASLEEP * elapsed or not (sleeps or child.state is ProcessState.STOPPED):
             self._idle = 0.0
         else:
@@ -269,8 +271,9 @@ class WorkerProcess(Generic[Job, Answer]):
             limits,
             cpu_seconds=cpu_seconds + limits.overtime,
             wall_seconds=limits.wall_seconds,
+            may_sleep=True,
         )
-        return await self._watched(self._exchange(process, content), watch)
+        return await self._watched(self._exchange(process, content, watch), watch)
 
     async def _start(self) -> Trouble | None:
         """A process that is ready, or why there is none."""
@@ -282,6 +285,7 @@ class WorkerProcess(Generic[Job, Answer]):
                 *(sys.executable, "-P", "-m", f"{__package__}.{self._module}", str(os.getpid())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                limit=_NEVER_PAUSED,
                 env=worker_environment(),
             )
         except OSError as error:
@@ -297,7 +301,8 @@ class WorkerProcess(Generic[Job, Answer]):
         )
         answer = await self._watched(self._handshake(process), watch)
         if isinstance(answer, Trouble):
-            return Trouble(Cause.NOT_STARTED, answer.how, answer.cpu_seconds, answer.wall_seconds)
+            how = answer.how or f"not ready after {answer.wall_seconds:.0f} s, {answer.cpu_seconds:.1f} s of CPU time"
+            return Trouble(Cause.NOT_STARTED, how, answer.cpu_seconds, answer.wall_seconds)
         self._ready = True
         return None
 
@@ -332,13 +337,14 @@ class WorkerProcess(Generic[Job, Answer]):
         assert process.stdout is not None, "it was made with a pipe"
         await process.stdout.readexactly(HEADER)
 
-    async def _exchange(self, process: asyncio.subprocess.Process, content: bytes) -> Answer:
+    async def _exchange(self, process: asyncio.subprocess.Process, content: bytes, watch: Watch) -> Answer:
         assert process.stdin is not None, "it was made with a pipe"
         assert process.stdout is not None, "it was made with a pipe"
         process.stdin.write(len(content).to_bytes(HEADER, "little"))
         for start in range(0, len(content), _PIECE):
             process.stdin.write(content[start : start + _PIECE])
             await process.stdin.drain()
+        watch.may_sleep = False  # the child has all of its job
         length = int.from_bytes(await process.stdout.readexactly(HEADER), "little")
         return self._decoder.decode(await process.stdout.readexactly(length))
 

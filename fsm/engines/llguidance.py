@@ -17,7 +17,7 @@ from ..errors import ConstraintRefused, LimitExceeded
 from ..tokens.constraint import Encode, JumpCounters
 from ..tokens.endings import SEPARATORS
 from ..tokens.masks import Mask
-from .llguidance_ends import Ends
+from .llguidance_ends import FIRST_TOKENS, NEXT_TOKENS, Ends
 from .llguidance_tokens import LlguidanceTokens, require_sound
 from .source import Source
 
@@ -177,7 +177,7 @@ class LlguidanceState:
         """Of an end that is quickly found; more than any `max_tokens` when none is."""
         if not self.ended and self._closing is None and not self._searched:
             self._searched = "straight"
-            self._closing = self._ends.straight(self._matcher)
+            self._closing = self._ends.straight(self._matcher, NEXT_TOKENS if self._taken else FIRST_TOKENS)
         if self.ended:
             return 0
         return NO_END if self._closing is None else len(self._closing)

@@ -18,7 +18,8 @@ from ..tokens.trie import EVERYTHING, Trie
 from ..tokens.vocabulary import Vocabulary, unpack_few
 from .llguidance_tokens import require_sound
 
-MOST_TOKENS = 1_024  # of an end
+FIRST_TOKENS = 256  # of an end that is searched for once, where a text begins
+NEXT_TOKENS = 64  # of an end that is searched for after a token: a look takes up to 0.3 ms of the step
 MOST_LOOKS = 300  # of a search among several ways; a look is a copy of the matcher and a mask: 20 µs, in free text more
 FEW = 24  # tokens that may come: all of them are tried
 
@@ -58,15 +59,15 @@ class Ends:
         """Whether this byte may come, as far as tokens of one byte tell."""
         return any(matcher.validate_tokens([token]) == 1 for token in self._single[byte])
 
-    def straight(self, matcher: Matcher) -> tuple[int, ...] | None:
-        """An end on one way. Of the bytes that may come the one that was taken least often, then the one that ends
-        most: no loop is gone through for ever. None where the way is too long, or leads nowhere."""
+    def straight(self, matcher: Matcher, most: int) -> tuple[int, ...] | None:
+        """An end of at most `most` tokens on one way. Of the bytes that may come the one taken least often goes first, then
+        the one that ends most: no loop is gone through for ever. None where the way is too long, or leads nowhere."""
         matcher, tokens = matcher.deep_copy(), list[int]()
         taken: Counter[int] = Counter()
         while not matcher.is_accepting():
             forced: Sequence[int] = matcher.compute_ff_tokens()
             token = forced[0] if forced else self._least_taken(self.allowed(matcher), taken)
-            if len(tokens) == MOST_TOKENS or token is None or not matcher.consume_token(token):
+            if len(tokens) == most or token is None or not matcher.consume_token(token):
                 return None
             tokens.append(token)
         return tuple(tokens)

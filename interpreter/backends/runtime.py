@@ -85,7 +85,8 @@ class Runtime:
         chat_template: replaces the model's own: Jinja source, the name of a format such as "chatml", the path of a file
             with Jinja source, or a ChatTemplate.
         template_options: extra variables of the template, such as `enable_thinking`.
-        startup_timeout: seconds until a start counts as failed; nothing but it and the end of a process ends a start.
+        startup_timeout: seconds until a start counts as failed; only it, and the end or
+            the stop of a process, end a start.
         progress: print the phases of a start to standard error; None does so when it is a terminal.
 
     The other parameters are those of `lang.runtime_options.RuntimeOptions`, where each is described.

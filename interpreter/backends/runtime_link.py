@@ -39,7 +39,14 @@ from ...lang.link import (
     ToGateway,
     Welcome,
 )
-from ...lang.process_life import Stay, machine_in_words, read_process, read_session, share_in_words
+from ...lang.process_life import (
+    Stay,
+    machine_in_words,
+    read_process,
+    read_session,
+    read_this_thread,
+    share_in_words,
+)
 from .runtime_process import GatewayProcess
 
 PERIOD = 0.5  # seconds between two looks at a gateway that owes an answer; a ping is sent in every other one
@@ -225,6 +232,7 @@ class Link:
         looks = 1 if self._exit_descriptor is not None else EXIT_LOOKS
         for turn in itertools.count():
             self._inlet.look()  # this program may have been away itself, and the answer has come meanwhile
+            await asyncio.sleep(0)  # it is read first
             if self._owed:
                 self._examine()
             elif turn % 2 == 1 and not self.broken:
@@ -238,7 +246,7 @@ class Link:
                 await asyncio.sleep(PERIOD / looks)
 
     def _examine(self) -> None:
-        self._stay.look(self._loop.time(), read_process(self.process.process_id), read_process(os.getpid()))
+        self._stay.look(self._loop.time(), read_process(self.process.process_id), read_this_thread())
         reason = self._trouble(self._stay)
         if reason is not None:
             self.process.end_hung(f"{reason}; {machine_in_words()}")

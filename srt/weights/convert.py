@@ -6,6 +6,7 @@ it is opened, or soon after in the case of the weights, and made again.
 
 import hashlib
 import json
+import logging
 import shutil
 import struct
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from .gguf_config import Config, architecture_of, config_of
 from .gguf_file import GgufFile
 from .gguf_tensors import Parameter, parameters_of, pieces
 from .gguf_tokenizer import Json, eos_ids, tokenizer_config, tokenizer_json
+
+log = logging.getLogger("umbel.engine")
 
 MANIFEST = "umbel.json"
 WEIGHTS = "model.safetensors"
@@ -101,14 +104,19 @@ def read_manifest(folder: Path) -> Manifest | None:
 def check_weights(folder: Path) -> str:
     """Compares the weights with their digest, which takes a second for each gigabyte → what is wrong, or "".
 
-    A folder with wrong weights is marked, so that it is converted again or refused when it is opened the next time.
+    A folder with wrong weights is marked, so that it is converted again or refused when it is opened the next time. One
+    that cannot be marked is told in the log, and used.
     """
     manifest = read_manifest(folder)
     if manifest is None or file_digest(folder / WEIGHTS) == manifest.weights_sha256:
         return ""
     why = f"{folder / WEIGHTS} is damaged: its content is not what was written when the model was converted"
     marked = msgspec.json.encode(msgspec.structs.replace(manifest, damaged=why))
-    write_atomically(folder / MANIFEST, marked)
+    try:
+        write_atomically(folder / MANIFEST, marked)
+    except OSError as error:  # the next engine would meet the same weights, and end as well
+        log.error("%s. The folder cannot be marked (%s): delete it, and open the model again", why, error.strerror)
+        return ""
     return why
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from umbel.lang.process_life import (
     machine_in_words,
     read_process,
     read_session,
+    read_this_thread,
 )
 
 PATIENCE = 60.0  # seconds until a condition that must come counts as missing
@@ -177,3 +179,22 @@ class TestWords:
         monkeypatch.setattr(os, "cpu_count", lambda: 2)
         assert busy in machine_in_words()
         assert f"load {load}" in machine_in_words()
+
+
+def test_a_signal_without_a_name_has_its_number() -> None:
+    assert exit_in_words(-40, None) == "its process was ended by signal 40"
+
+
+def test_the_time_of_other_threads_is_not_that_of_the_thread_that_looks() -> None:
+    before = read_this_thread()
+    spent = threading.Thread(target=lambda: spin(0.1))
+    spent.start()
+    spent.join()
+    after = read_this_thread()
+    assert after.computed - before.computed < 0.05
+
+
+def spin(seconds: float) -> None:
+    """Takes so much CPU time of the thread that calls it."""
+    while time.thread_time() < seconds:
+        pass

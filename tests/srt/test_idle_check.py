@@ -279,3 +279,19 @@ def test_whatever_runs_between_two_slices_nothing_sound_is_taken_for_damage(
         assert machine.count("integrity_failures") == 0
         assert all(isinstance(machine.endings[message_id], Ended) for message_id in sent)
         machine.scheduler.check()
+
+
+def test_a_contradiction_that_stays_is_checked_again_only_after_another_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = engine()
+
+    def contradiction() -> None:
+        raise IntegrityError("two requests have one slot")
+
+    monkeypatch.setattr(machine.scheduler._roster, "check", contradiction)
+    message_id = machine.generate([1, 2, 3], GREEDY)
+    while message_id not in machine.endings:
+        machine.step()
+    assert rest(machine) < 10
+    assert machine.scheduler._counters.integrity_failures == 1

@@ -110,7 +110,7 @@ def test_nothing_listens_but_on_the_loopback(on_two: ul.Runtime) -> None:
 
 def test_a_killed_rank_ends_the_engine_which_is_started_again(on_two: ul.Runtime, expected: list[str]) -> None:
     (rank,) = ranks_of(on_two)
-    state = story.run(about="all foxes", tokens=200, backend=on_two)
+    state = story.run(about="all foxes", tokens=200, backend=on_two, stream=True)  # what has begun is not asked again
     for _ in state.text_iter("text"):
         rank.kill()
         break
