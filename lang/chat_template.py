@@ -455,9 +455,10 @@ def read_chat_template(
             f"chat_template must be Jinja source, the name of a format, a path or a ChatTemplate, "
             f"got {type(given).__name__}"
         )
-    if isinstance(given, str) and (_is_jinja(given) or source_of(given) is not None):
-        return ChatTemplate(given, options=options, name=name)
-    return ChatTemplate(_file_content(given), options=options, name=name)
+    text = checks.plain(given) if isinstance(given, str) else given
+    if isinstance(text, str) and (_is_jinja(text) or source_of(text) is not None):
+        return ChatTemplate(text, options=options, name=name)
+    return ChatTemplate(_file_content(text), options=options, name=name)
 
 
 def _source(given: str) -> str:

@@ -60,8 +60,10 @@ class Ends:
         return any(matcher.validate_tokens([token]) == 1 for token in self._single[byte])
 
     def straight(self, matcher: Matcher, most: int) -> tuple[int, ...] | None:
-        """An end of at most `most` tokens on one way. Of the bytes that may come the one taken least often goes first, then
-        the one that ends most: no loop is gone through for ever. None where the way is too long, or leads nowhere."""
+        """An end of at most `most` tokens on one way; None where the way is longer, or leads nowhere.
+
+        Of the bytes that may come the one taken least often goes first, then the one that ends most: no loop is gone
+        through for ever."""
         matcher, tokens = matcher.deep_copy(), list[int]()
         taken: Counter[int] = Counter()
         while not matcher.is_accepting():
