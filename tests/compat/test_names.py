@@ -12,6 +12,7 @@ import pytest
 import umbel as ul
 import umbel.compat.sglang as sgl
 from umbel.compat.sglang.lang.backend.server_options import runtime_options
+from umbel.compat.sglang.lang.chat_template import get_chat_template
 from umbel.lang.protocol import Backend
 from umbel.testing import FakeOpenAI, FakeSGLang
 
@@ -144,7 +145,8 @@ def test_the_options_that_are_mapped_exist():
     )
     assert runtime.get_tokenizer().decode(runtime.get_tokenizer().encode("the thin é")) == "the thin é"
     assert runtime.endpoint is runtime
-    assert sgl.Runtime(model_path="oracle", chat_template="llama-3-instruct").chat_template.name == "llama-3-instruct"
+    template = sgl.Runtime(model_path="oracle", chat_template="llama-3-instruct").chat_template
+    assert template.source == get_chat_template("llama-3-instruct").source
 
 
 # ------------------------------------------------------------------------------------------- calls that are refused

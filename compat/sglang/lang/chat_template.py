@@ -10,11 +10,16 @@ def get_chat_template(name: str) -> ChatTemplate:
     """The template of that name.
 
     Raises:
+        ParameterError: the name is no string.
         TemplateError: there is none.
     """
     return named_templates.named(name)
 
 
 def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
-    """The template of a model's family; the "default" one, which warns when roles are written, for an unknown model."""
+    """The template of a model's family; the "default" one, which warns when roles are written, for an unknown model.
+
+    Raises:
+        ParameterError: the path is no string.
+    """
     return named_templates.named(named_templates.name_of_model(model_path) or "default")

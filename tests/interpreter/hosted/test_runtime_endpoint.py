@@ -2,17 +2,22 @@
 
 import asyncio
 import math
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import umbel as ul
+import umbel.compat.sglang as sgl
+from umbel.compat.sglang.lang.chat_template import get_chat_template
 from umbel.interpreter.backends.hosted import named_templates
 from umbel.interpreter.backends.hosted.failures import Provider
 from umbel.interpreter.backends.hosted.sglang.wire import Reader
-from umbel.lang.chat_template import Turn
+from umbel.lang.chat_template import CHATML, chat_template_by_name
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Hint
+from umbel.lang.template_names import NAMES
 from umbel.testing import LLAMA_CPP, VLLM, FakeOpenAI, FakeSGLang, Fault
 
 PICTURE = b"\x89PNG\r\n\x1a\n" + b"\0" * 16
@@ -206,27 +211,58 @@ def test_roles_are_written_by_the_template_of_the_models_family():
             assert server.requests[-1].text == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
 
 
-@pytest.mark.parametrize("name", [name for name in named_templates.NAMES if name != "default"])
-def test_a_named_template_writes_a_conversation_piece_by_piece_as_in_one(name: str):
-    template = named_templates.named(name)
-    said = [("system", "Be brief."), ("user", "Who?"), ("assistant", "Ada."), ("user", "When?")]
-    turns: list[Turn] = []
-    text = ""
-    for role, content in said:
-        text += "".join(part.text for part in template.open(turns, role))
-        turns.append(Turn(role, content))
-        text += content if template.shows(turns) else ""
-        text += "".join(part.text for part in template.close(turns))
-    text += "".join(part.text for part in template.open(turns, "assistant"))
-    messages = [{"role": role, "content": content} for role, content in said]
-    assert text == template.render(messages, add_generation_prompt=True)
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " Who? "},
+    {"role": "assistant", "content": "Ada."},
+    {"role": "user", "content": "When?"},
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_gives_one_prompt_and_no_process_wherever_it_is_written(name: str, monkeypatch: pytest.MonkeyPatch):
+    expected = chat_template_by_name(name).render(CONVERSATION, add_generation_prompt=True)
+    chat = "http://127.0.0.1:9"
+    made = {
+        "named": named_templates.named(name),
+        "endpoint": ul.RuntimeEndpoint(chat, chat_template=name).chat_template,
+        "openai": ul.OpenAI("m", base_url=chat, chat_template=name, mode="completion").chat_template,
+        "frame": get_chat_template(name),
+        "frame's endpoint": sgl.RuntimeEndpoint(chat, chat_template_name=name).chat_template,
+        "frame's openai": sgl.OpenAI("m", False, name, base_url=chat).chat_template,
+        "frame's runtime": sgl.Runtime(model_path="oracle", chat_template=name).chat_template,
+    }
+    monkeypatch.setattr(subprocess, "Popen", None)  # a template that is ours is rendered here
+    for where, template in made.items():
+        assert template.render(CONVERSATION, add_generation_prompt=True) == expected, where
+        assert not template.is_foreign, where
+
+
+def test_a_file_is_a_template_at_every_endpoint(tmp_path: Path):
+    file = tmp_path / "mine.jinja"
+    file.write_text(CHATML)
+    chat = "http://127.0.0.1:9"
+    for given in (file, str(file)):
+        for model in (ul.RuntimeEndpoint(chat, chat_template=given), sgl.OpenAI("m", False, given, base_url=chat)):
+            assert model.chat_template.source == CHATML
+
+
+def test_the_template_of_every_known_family_is_there():
+    for _, name in named_templates._MODELS:
+        assert name in NAMES
+    assert set(named_templates._IMAGE_TOKENS) <= set(NAMES)
 
 
 def test_an_unknown_template_name_is_an_error():
-    with pytest.raises(ul.TemplateError, match="write the name of a family"):
+    with pytest.raises(ul.ParameterError, match="got int"):
         ul.RuntimeEndpoint("http://127.0.0.1:1", chat_template=3)
-    with pytest.raises(ul.TemplateError, match="did you mean 'chatml'"):
-        named_templates.named("chat-ml")
+    for make in (named_templates.named, lambda name: ul.RuntimeEndpoint("http://127.0.0.1:1", chat_template=name)):
+        with pytest.raises(ul.TemplateError, match="did you mean 'chatml'"):
+            make("chat-ml")
+    for call in (named_templates.named, named_templates.name_of_model):
+        for wrong in (3, None, ["chatml"], "x" * 5000):
+            with pytest.raises(ul.ParameterError):
+                call(wrong)
 
 
 def test_pictures_travel_beside_the_text():

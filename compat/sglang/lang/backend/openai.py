@@ -4,9 +4,9 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
-from .....interpreter.backends.hosted import named_templates
 from .....interpreter.backends.hosted.openai import backend as core
 from .....lang.chat_template import ChatTemplate
 from .....lang.errors import ParameterError
@@ -34,7 +34,7 @@ class OpenAI(core.OpenAI):
     Args:
         model_name: of the model.
         is_chat_model: True for the chat API, False for the completion API; None: chat where the model has it.
-        chat_template: how roles are written for a completion model; also the name of a family, such as "chatml".
+        chat_template: how roles are written for a completion model, as of `umbel.OpenAI`.
         is_azure: an Azure resource: `azure_endpoint` and `api_version` say which, or AZURE_OPENAI_ENDPOINT and
             OPENAI_API_VERSION.
         options: of `umbel.OpenAI`.
@@ -47,7 +47,7 @@ class OpenAI(core.OpenAI):
         self,
         model_name: str,
         is_chat_model: bool | None = None,
-        chat_template: ChatTemplate | str | None = None,
+        chat_template: ChatTemplate | str | PathLike[str] | None = None,
         is_azure: bool = False,
         **options: Any,
     ) -> None:
@@ -62,8 +62,7 @@ class OpenAI(core.OpenAI):
                 )
         if is_chat_model is not None:
             options["mode"] = "chat" if is_chat_model else "completion"
-        template = named_templates.given(chat_template, f"openai {model_name}")
-        super().__init__(model_name, chat_template=template, **options)
+        super().__init__(model_name, chat_template=chat_template, **options)
         self.token_usage = TokenUsage()
 
     def get_chat_template(self) -> ChatTemplate:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from .....interpreter.backends.hosted import named_templates
 from .....lang.errors import ParameterError, unknown_option
 from .....lang.runtime_options import LogLevel, Policy, RuntimeOptions
 from ...refusals import check_refused
@@ -109,8 +108,6 @@ def _mapped(name: str, value: Any, given: Mapping[str, Any]) -> tuple[str, Any]:
             return "log_level", _LEVELS.get(value, value)
         case "chunked_prefill_size":
             return "chunk_size", None if value == -1 else value
-        case "chat_template":
-            return "chat_template", named_templates.named(value) if value in named_templates.NAMES else value
         case "tokenizer_path":
             if value != given.get("model_path"):
                 raise ParameterError(

@@ -9,10 +9,11 @@ import contextlib
 import importlib
 import importlib.util
 from collections.abc import AsyncIterator, Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from .....lang.chat_template import ChatTemplate
+from .....lang.chat_template import ChatTemplate, read_chat_template
 from .....lang.errors import MissingExtraError, ParameterError, RequestError, unknown_option
 from .....lang.prompt import Part
 from .....lang.protocol import (
@@ -69,8 +70,8 @@ class RuntimeEndpoint:
         server: "sglang" or "openai"; "auto" asks the server.
         model: the name of one of the server's models; None: the first one (an SGLang server has one).
         api_key: sent as a bearer token; None sends none.
-        chat_template: the name of a family ("chatml", "llama-3-instruct", ...), Jinja source, or a ChatTemplate; None:
-            by the model's name.
+        chat_template: Jinja source, the name of a format ("chatml", "llama-3-instruct", ...), the path of a file with
+            Jinja source, or a ChatTemplate; None: by the model's name.
         profile: what a server of the OpenAI dialect can do, as of `OpenAI`.
         image_token: what stands for a picture in the model's prompts; None: by the model's name.
         timeout, first_byte_timeout, connect_timeout, idle_timeout, max_retries, max_concurrency, default_headers: as of
@@ -81,7 +82,7 @@ class RuntimeEndpoint:
     Raises:
         MissingExtraError: the `openai` package, which makes the requests, is not installed.
         ParameterError: a wrong value or option.
-        TemplateError: the chat template does not compile.
+        TemplateError: the chat template is none, or does not compile.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class RuntimeEndpoint:
         server: Dialect = "auto",
         model: str | None = None,
         api_key: str | None = None,
-        chat_template: str | ChatTemplate | None = None,
+        chat_template: str | PathLike[str] | ChatTemplate | None = None,
         profile: str | Profile = "auto",
         image_token: str | None = None,
         timeout: float = 600.0,
@@ -134,7 +135,7 @@ class RuntimeEndpoint:
         )
         self._name = f"endpoint {self._endpoint.host}"
         self._asked, self._model, self._profile = server, model, profile
-        self._given_template = named_templates.given(chat_template, self._name)
+        self._given_template = None if chat_template is None else read_chat_template(chat_template, name=self._name)
         self._image_token = image_token
         self._extra = checked_extra(extra_body)
         self._provider = Provider(self._name, self._endpoint.host, "api_key=", self._endpoint.secrets)
