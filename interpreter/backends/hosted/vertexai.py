@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ....lang.errors import ParameterError, unknown_option
+from ....lang.errors import CapabilityError, ParameterError, unknown_option
 from .lowered import Fields
 from .openai.backend import OpenAI
 from .openai.profiles import Profile
@@ -42,7 +42,8 @@ class VertexAI(OpenAI):
     """A backend for one Gemini model at Vertex AI, or at Google's Gemini API.
 
     Conversations, stops, budgets and retries are as of `OpenAI`. JSON schemas are the model's to enforce; other
-    constraints are validated here, and the model is asked again.
+    constraints are validated here, and the model is asked again. System turns stand in front of a conversation, as
+    text.
 
     Args:
         model: its name.
@@ -164,12 +165,30 @@ class _Gemini(Translator):
             config["response_json_schema"] = body["response_format"]["json_schema"]["schema"]
         if self._safety:
             config["safety_settings"] = self._safety
-        said = [message for message in body["messages"] if message["role"] not in ("system", "developer")]
-        rules = [message["content"] for message in body["messages"] if message["role"] in ("system", "developer")]
+        rules, said = _divided(body["messages"], body["model"])
         if rules:
             config["system_instruction"] = "\n\n".join(rules)
         contents = [{"role": _role(each["role"]), "parts": _parts(each["content"])} for each in said]
         return {"model": body["model"], "contents": contents, "config": config}
+
+
+def _divided(messages: list[Fields], model: str) -> tuple[list[str], list[Fields]]:
+    """The texts of the system turns, which this API has in front of a conversation, and the other turns.
+
+    Raises:
+        CapabilityError: a system turn behind another one, or with an image.
+    """
+    is_rule = [message["role"] in ("system", "developer") for message in messages]
+    first = is_rule.index(False) if False in is_rule else len(messages)
+    if any(is_rule[first:]):
+        raise CapabilityError(
+            f"vertexai {model} takes system turns only in front of a conversation, and one stands behind other turns; "
+            "write it first, or as user(...)"
+        )
+    rules = [message["content"] for message in messages[:first]]
+    if not all(isinstance(rule, str) for rule in rules):
+        raise CapabilityError(f"vertexai {model} takes no images in system turns; write them in user(...)")
+    return rules, messages[first:]
 
 
 def _role(role: str) -> str:

@@ -256,6 +256,37 @@ def test_errors_of_google_are_ours():
     assert ProviderError(400, "no").status_code == 400
 
 
+def test_gemini_refuses_system_turns_that_its_api_does_not_have():
+    @ul.function
+    def later(s, role):
+        s += ul.system("Be brief.") + ul.user("Hi")
+        s += role("Be rude.") + ul.assistant(ul.gen("x"))
+
+    @ul.function
+    def seen(s, role):
+        s += role("Like this: " + ul.image(PICTURE)) + ul.user("Hi") + ul.assistant(ul.gen("x"))
+
+    client = Gemini([])
+    model = ul.VertexAI("gemini", client=client)
+    roles = (ul.system, lambda text: ul.role("developer", text))
+    for program, message in ((later, "stands behind other turns"), (seen, "no images in system turns")):
+        for role in roles:
+            for streams in (False, True):
+                with pytest.raises(ul.CapabilityError, match=message):
+                    program.run(role, backend=model, stream=streams)["x"]
+    assert not client.asked
+
+
+def test_gemini_takes_several_system_turns_in_front():
+    @ul.function
+    def program(s):
+        s += ul.system("Be brief.") + ul.system("Be kind.") + ul.user("Hi") + ul.assistant(ul.gen("x"))
+
+    client = Gemini(["yes"])
+    assert program.run(backend=ul.VertexAI("gemini", client=client))["x"] == "yes"
+    assert client.asked[0]["config"]["system_instruction"] == "Be brief.\n\nBe kind."
+
+
 def test_the_real_client_of_google_asks_a_server():
     genai = pytest.importorskip("google.genai", reason="google-genai is not installed here")
     asked: list[dict[str, Any]] = []
