@@ -10,7 +10,8 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ....lang.errors import CapabilityError, ParameterError, unknown_option
+from ....lang.errors import CapabilityError, ParameterError, RequestError, unknown_option
+from .failures import Provider
 from .lowered import Fields
 from .openai.backend import OpenAI
 from .openai.profiles import Profile
@@ -34,6 +35,7 @@ GEMINI = Profile(
     max_context=1_048_576,
 )
 _DATA_URL = re.compile(r"data:(image/\w+);base64,(.*)", re.DOTALL)
+_LOST = ("TransportError", "TimeoutError", "ResponseError")  # of Google's library of credentials: tried again
 _SAME = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 _REASONS = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others are the provider's filters
 
@@ -120,18 +122,39 @@ class VertexAI(OpenAI):
         ]
 
     def _client(self, concurrency: int) -> "AsyncOpenAI":
-        client = self._given_client
-        if client is None:
-            client = importlib.import_module("google.genai").Client(**self._where)
+        client = self._opened() if self._given_client is None else self._given_client
         # The line is typed by the SDK of OpenAI, of which it uses what a translator has.
-        return cast("AsyncOpenAI", _Gemini(client, self._safety))
+        return cast("AsyncOpenAI", _Gemini(client, self._safety, self._provider))
+
+    def _opened(self) -> Any:  # Any: google.genai.Client
+        """Raises RequestError where Google's client cannot be made: it looks for credentials first."""
+        library = importlib.import_module("google.genai")
+        try:
+            return library.Client(**self._where)
+        except Exception as error:
+            problem = _of_credentials(error, self._provider) or RequestError(
+                f"{self._name}: Google's client cannot be made ({self._provider.scrub(str(error))}); check project=, "
+                "location= and api_key="
+            )
+        raise problem
+
+
+def _of_credentials(error: Exception, provider: Provider) -> RequestError | None:
+    """What to raise where Google's library of credentials raised, unless it lost its connection."""
+    if not type(error).__module__.startswith("google.auth.") or type(error).__name__ in _LOST:
+        return None
+    return RequestError(
+        f"{provider.name}: there are no credentials of Google Cloud that can be used ({provider.scrub(str(error))}); "
+        "run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS, or write api_key= of the "
+        "Gemini API"
+    )
 
 
 class _Gemini(Translator):
     """Calls of Google's client, in the OpenAI dialect."""
 
-    def __init__(self, client: Any, safety: list[Fields]) -> None:
-        self._client, self._safety = client.aio, safety
+    def __init__(self, client: Any, safety: list[Fields], provider: Provider) -> None:
+        self._client, self._safety, self._provider = client.aio, safety, provider
 
     async def whole(self, body: Fields) -> Object:
         return _answer(await self._tried(self._client.models.generate_content(**self._asked(body))))
@@ -148,10 +171,12 @@ class _Gemini(Translator):
         try:
             return await call
         except Exception as error:
-            status = getattr(error, "code", None)
-            if not isinstance(status, int):
+            problem: Exception | None = _of_credentials(error, self._provider)
+            if problem is None and isinstance(status := getattr(error, "code", None), int):
+                problem = ProviderError(status, str(getattr(error, "message", None) or error))
+            if problem is None:
                 raise
-            raise ProviderError(status, str(getattr(error, "message", None) or error)) from None
+        raise problem
 
     def _asked(self, body: Fields) -> Fields:
         config: Fields = {name: body[name] for name in _SAME if name in body}

@@ -1,5 +1,6 @@
 """Providers that are reached by clients of their own: LiteLLM, and Google's for Gemini models."""
 
+import asyncio
 import importlib.machinery
 import importlib.util
 import json
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import umbel as ul
+from umbel.interpreter.backends.hosted.surroundings import Surroundings
 from umbel.interpreter.backends.hosted.translated import ProviderError
 from umbel.interpreter.fakes.server import Exchange, HttpRequest, Server
 from umbel.testing import FakeOpenAI
@@ -254,6 +256,51 @@ def test_errors_of_google_are_ours():
     with pytest.raises(ul.RequestError, match="content filter"):
         ask.run("?", backend=model).sync()
     assert ProviderError(400, "no").status_code == 400
+
+
+def of_google_auth(name: str) -> type[Exception]:
+    """An exception of Google's library of credentials, by shape."""
+    return type(name, (Exception,), {"__module__": "google.auth.exceptions"})
+
+
+@pytest.mark.parametrize("name", ["DefaultCredentialsError", "RefreshError", "MalformedError"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_missing_credentials_of_google_are_told_with_what_to_do(name: str, streams: bool):
+    client = Gemini([of_google_auth(name)("Your default credentials were not found.")])
+    with pytest.raises(ul.RequestError, match="gcloud auth application-default login") as raised:
+        ask.run("?", backend=ul.VertexAI("gemini", client=client), stream=streams)["answer"]
+    assert "were not found" in str(raised.value)
+    assert len(client.asked) == 1
+
+
+def test_a_connection_that_is_lost_for_credentials_is_tried_again():
+    client = Gemini([of_google_auth("TransportError")("no way there"), "up"])
+    surroundings = Surroundings(sleep=lambda seconds: asyncio.sleep(0))
+    assert ask.run("?", backend=ul.VertexAI("gemini", client=client, surroundings=surroundings))["answer"] == "up"
+    assert len(client.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (of_google_auth("DefaultCredentialsError")("none were found"), "gcloud auth application-default login"),
+        (ValueError("Missing key inputs argument! sk-secret-key-1"), "check project="),
+    ],
+)
+def test_a_client_of_google_that_cannot_be_made_is_told(error: Exception, message: str, monkeypatch):
+    library = ModuleType("google.genai")
+    library.__spec__ = importlib.machinery.ModuleSpec("google.genai", None)
+
+    def client(**where: Any) -> None:
+        raise error
+
+    library.Client = client
+    monkeypatch.setitem(sys.modules, "google", ModuleType("google"))
+    monkeypatch.setitem(sys.modules, "google.genai", library)
+    model = ul.VertexAI("gemini", project="p")
+    with pytest.raises(ul.RequestError, match=message) as raised:
+        ask.run("?", backend=model).sync()
+    assert "sk-secret-key-1" not in str(raised.value)
 
 
 def test_gemini_refuses_system_turns_that_its_api_does_not_have():
