@@ -17,6 +17,19 @@ from .translated import Object, TranslatedStream, Translator
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+# Arguments of LiteLLM that are set here, and what to write instead of them in extra_body.
+_OURS: Mapping[str, str] = {
+    "api_base": "write base_url=",
+    "api_key": "write api_key=",
+    "base_url": "write base_url=",
+    "drop_params": "leave it out: a parameter that a model does not take is refused, and never dropped",
+    "extra_headers": "write default_headers=",
+    "headers": "write default_headers=",
+    "max_retries": "write max_retries= of LiteLLM()",
+    "num_retries": "write max_retries= of LiteLLM()",
+    "timeout": "write timeout= or first_byte_timeout= of LiteLLM()",
+}
+
 
 class LiteLLM(OpenAI):
     """A backend for one model of a provider that LiteLLM knows.
@@ -31,7 +44,8 @@ class LiteLLM(OpenAI):
         base_url: another server of the provider.
         profile: what the model can do, as of `OpenAI`.
         timeout, first_byte_timeout, idle_timeout, max_retries, max_concurrency, extra_body, default_headers: as of
-            `OpenAI`; `extra_body` are further arguments of `litellm.acompletion`.
+            `OpenAI`; `extra_body` are further arguments of `litellm.acompletion`, none of those that are
+            set here.
         surroundings: clock, sleep and chance, for tests.
 
     Raises:
@@ -81,6 +95,8 @@ class LiteLLM(OpenAI):
             surroundings=surroundings,
             environment={},
         )
+        for name in sorted(self._extra.keys() & _OURS.keys()):
+            raise ParameterError(f"LiteLLM(): extra_body sets {name!r}, which is set here; {_OURS[name]}")
         given: Fields = {"api_key": api_key, "base_url": base_url, "extra_headers": dict(default_headers or {})}
         self._given = {name: value for name, value in given.items() if value}
 

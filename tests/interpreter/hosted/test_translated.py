@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import umbel as ul
+import umbel.compat.sglang as sgl
 from umbel.interpreter.backends.hosted.surroundings import Surroundings
 from umbel.interpreter.backends.hosted.translated import ProviderError
 from umbel.interpreter.fakes.server import Exchange, HttpRequest, Server
@@ -147,6 +148,37 @@ def test_wrong_options_are_refused(library: FakeLibrary, monkeypatch: pytest.Mon
     ):
         with pytest.raises(ul.ParameterError, match=message):
             make()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        *(("timeout", "first_byte_timeout="), ("num_retries", "max_retries="), ("max_retries", "max_retries=")),
+        *(
+            ("drop_params", "leave it out"),
+            ("api_key", "api_key="),
+            ("base_url", "base_url="),
+            ("api_base", "base_url="),
+        ),
+        *(("extra_headers", "default_headers="), ("headers", "default_headers=")),
+    ],
+)
+@pytest.mark.parametrize("make", [ul.LiteLLM, sgl.LiteLLM])
+def test_arguments_of_litellm_that_are_set_here_are_refused(make, name, instead, library: FakeLibrary):
+    with pytest.raises(ul.ParameterError, match=instead) as raised:
+        make("a/b", extra_body={name: "sk-secret-key-1"})
+    assert "sk-secret-key-1" not in str(raised.value)
+
+
+def test_every_argument_that_litellm_is_called_with_is_reserved(library: FakeLibrary):
+    library.said[:] = ["x", "x"]
+    model = ul.LiteLLM("a/b", api_key="k", base_url="http://127.0.0.1:9", default_headers={"x-a": "b"})
+    for streams in (False, True):
+        assert ask.run("?", backend=model, stream=streams)["answer"]
+    for body in library.asked:
+        for name in body.keys() - {"max_tokens", "max_completion_tokens", "temperature", "top_p"}:
+            with pytest.raises(ul.ParameterError):
+                ul.LiteLLM("a/b", extra_body={name: 1})
 
 
 def test_the_real_litellm_asks_a_server_of_the_openai_dialect():
