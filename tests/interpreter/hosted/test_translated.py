@@ -134,6 +134,20 @@ def test_a_package_that_is_not_installed_is_named(make, extra, monkeypatch):
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: ul.LiteLLM("a/b"), "LiteLLM"),
+        (lambda: ul.VertexAI("m", client=Gemini([])), "VertexAI"),
+        (lambda: ul.OpenAI("m", base_url="http://127.0.0.1:9"), "OpenAI"),
+        (lambda: ul.Anthropic("claude-haiku-4-5", api_key="k-1234567"), "Anthropic"),
+        (lambda: ul.RuntimeEndpoint("http://127.0.0.1:9"), "RuntimeEndpoint"),
+    ],
+)
+def test_a_backend_is_shown_under_its_own_name(make, name: str, library: FakeLibrary):
+    assert repr(make()).startswith(f"{name}(")
+
+
 def test_wrong_options_are_refused(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
     for make, message in (

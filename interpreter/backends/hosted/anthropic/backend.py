@@ -180,7 +180,7 @@ class Anthropic:
         )
 
     def __repr__(self) -> str:
-        return f"Anthropic({self.model!r}, base_url={self._address!r})"
+        return f"{type(self).__name__}({self.model!r}, base_url={self._address!r})"
 
     # -------------------------------------------------------------------------------- the Backend protocol
 

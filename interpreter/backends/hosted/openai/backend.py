@@ -187,7 +187,7 @@ class OpenAI:
         self._take(self._first_profile(profile), None)
 
     def __repr__(self) -> str:
-        return f"OpenAI({self.model!r}, host={self._endpoint.host!r}, mode={self._planner.mode!r})"
+        return f"{type(self).__name__}({self.model!r}, host={self._endpoint.host!r}, mode={self._planner.mode!r})"
 
     # -------------------------------------------------------------------------------- the Backend protocol
 

@@ -156,7 +156,7 @@ class RuntimeEndpoint:
         self._template = self._given_template or ChatTemplate(None, name=self._name)
 
     def __repr__(self) -> str:
-        return f"RuntimeEndpoint({self._endpoint.address!r}, model={self._model!r})"
+        return f"{type(self).__name__}({self._endpoint.address!r}, model={self._model!r})"
 
     @property
     def model(self) -> str | None:
