@@ -14,6 +14,8 @@ from umbel.compat.sglang.lang.chat_template import get_chat_template
 from umbel.interpreter.backends.hosted import named_templates
 from umbel.interpreter.backends.hosted.failures import Provider
 from umbel.interpreter.backends.hosted.sglang.wire import Reader
+from umbel.interpreter.backends.hosted.surroundings import Surroundings
+from umbel.interpreter.fakes.server import Exchange, HttpRequest
 from umbel.lang.chat_template import CHATML, chat_template_by_name
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Hint
@@ -56,6 +58,58 @@ def test_another_server_is_asked_by_the_openai_dialect(address: str):
         assert answer.run("Capital of France?", backend=model)["answer"] == " Paris"
         assert [asked.path for asked in server.requests] == ["/v1/completions"]
         assert model.model == "local-7b"
+
+
+class Gateway(FakeOpenAI):
+    """A server of the OpenAI dialect behind a gateway that answers all other paths with one status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(lambda text: " Paris\n", models=["local-7b"])
+        self.status, self.asked = status, list[str]()
+
+    async def _respond(self, request: HttpRequest, exchange: Exchange) -> None:
+        self.asked.append(request.path)
+        if request.path.startswith("/v1/"):
+            await super()._respond(request, exchange)
+        else:
+            await exchange.respond(self.status, {"content-type": "application/json"}, b'{"error": "who are you?"}')
+
+
+AT_ONCE = Surroundings(sleep=lambda seconds: asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 408, 410, 418, 422, 429, 500, 501, 502, 503, 504, 529])
+@pytest.mark.parametrize("named", [None, "local-7b"])
+def test_a_gateway_that_refuses_unknown_paths_is_asked_by_the_openai_dialect(status: int, named: str | None):
+    with Gateway(status) as server:
+        model = endpoint(server, model=named, surroundings=AT_ONCE)
+        assert answer.run("Capital of France?", backend=model)["answer"] == " Paris"
+        assert server.asked.count("/get_model_info") == (4 if status in (408, 429, 503, 529) else 1)
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_a_server_that_is_said_to_be_sglang_keeps_its_refusal(status: int):
+    with Gateway(status) as server, pytest.raises(ul.BackendError, match=str(status)):
+        answer.run("?", backend=endpoint(server, server="sglang", surroundings=AT_ONCE)).sync()
+
+
+def test_an_sglang_server_that_is_busy_is_not_taken_for_another():
+    class Starting(FakeSGLang):
+        async def _respond(self, request: HttpRequest, exchange: Exchange) -> None:
+            if busy:
+                await exchange.respond(busy.pop(), {}, b"{}")
+            else:
+                await super()._respond(request, exchange)
+
+    busy = [503, 429]
+    with Starting(lambda text: " Paris\n") as server:
+        assert answer.run("?", backend=endpoint(server, surroundings=AT_ONCE))["answer"] == " Paris"
+        assert [asked.path for asked in server.requests] == ["/generate"]
+
+
+def test_a_wrong_key_at_an_sglang_server_is_told():
+    with FakeSGLang() as server, pytest.raises(ul.RequestError, match="check api_key="):
+        answer.run("?", backend=ul.RuntimeEndpoint(server.address, api_key="wrong-key-1234")).sync()
 
 
 def test_an_sglang_server_may_be_asked_by_the_openai_dialect():

@@ -8,13 +8,20 @@ import asyncio
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Container, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from .....lang.chat_template import ChatTemplate, read_chat_template
-from .....lang.errors import MissingExtraError, ParameterError, RequestError, unknown_option
+from .....lang.errors import (
+    EngineError,
+    MissingExtraError,
+    OverloadedError,
+    ParameterError,
+    RequestError,
+    unknown_option,
+)
 from .....lang.prompt import Part
 from .....lang.protocol import (
     Capabilities,
@@ -47,6 +54,8 @@ Dialect = Literal["auto", "sglang", "openai"]
 
 _MOST_SECONDS_TO_ASK = 30.0  # who the server is
 _NOT_THERE = (404, 405, 501)
+_BUSY = (408, 429, 503, 529)  # tried again
+_REFUSALS = frozenset(range(400, 600)).difference(_BUSY)
 _MOST_NAMED = 100  # characters of a model's path in messages
 
 
@@ -233,7 +242,7 @@ class RuntimeEndpoint:
 
     async def _sglang(self) -> SGLangServer | None:
         """None: the server has no such API. Raises RequestError where it was asked for by name."""
-        said = await self._facts("/get_model_info") or await self._facts("/model_info")
+        said = await self._told_of_model("/get_model_info") or await self._told_of_model("/model_info")
         path = said.get("model_path")
         if not isinstance(path, str):
             if self._asked == "auto":
@@ -297,15 +306,28 @@ class RuntimeEndpoint:
         family = named_templates.name_of_model(self._model or "")
         return self._image_token or named_templates.image_token_of(family or "default")
 
-    async def _facts(self, path: str) -> Mapping[str, Any]:  # Any: JSON
-        """What the server answers there; {} where it has no such address, or no JSON there."""
+    async def _told_of_model(self, path: str) -> Mapping[str, Any]:  # Any: JSON
+        """As `_facts`. Where the server is still to be found out, a refusal of any kind is that of an address which it
+        does not have: gateways answer those with 401, 403, 400 or 500. Whether the key is right says the dialect."""
+        if self._asked != "auto":
+            return await self._facts(path)
+        with contextlib.suppress(OverloadedError, EngineError):  # also after its tries
+            return await self._facts(path, _REFUSALS)
+        return {}
+
+    async def _facts(self, path: str, absent: Container[int] = _NOT_THERE) -> Mapping[str, Any]:  # Any: JSON
+        """What the server answers there; {} where it has no such address, or no JSON there.
+
+        Args:
+            absent: statuses that say so.
+        """
         deadline = self._line.deadline(_MOST_SECONDS_TO_ASK)
 
         async def ask() -> object:
             try:
                 return await client.get(path, cast_to=object)
             except Exception as error:
-                if getattr(error, "status_code", None) not in _NOT_THERE:
+                if getattr(error, "status_code", None) not in absent:
                     raise
                 return {}
 
