@@ -13,6 +13,7 @@ import umbel as ul
 import umbel.compat.sglang as sgl
 from umbel.compat.sglang.lang.backend.server_options import runtime_options
 from umbel.compat.sglang.lang.chat_template import get_chat_template
+from umbel.interpreter import loop
 from umbel.lang.protocol import Backend
 from umbel.testing import FakeOpenAI, FakeSGLang
 
@@ -359,6 +360,73 @@ def test_pin_and_cache_compute_what_all_runs_begin_with():
         assert program.cache(endpoint) is None
         program.run("Why?", backend=endpoint).sync()
         assert server.requests[0].body["sampling_params"]["max_new_tokens"] == 0
+
+
+BEGINNING = "A beginning that all runs have, long enough to be worth it, in words that are many and that stay. " * 2
+
+
+class Desk:
+    """Whose method is a program."""
+
+    def __init__(self, rules: str) -> None:
+        self.rules = rules
+
+    @sgl.function
+    def ask(self, s, style, question):
+        s += BEGINNING + self.rules + style + question + sgl.gen("x", max_tokens=1)
+
+
+def pinned(backend: ul.Echo) -> int:
+    """How many heads are kept, once what was sent before has come."""
+
+    async def count() -> int:
+        return len(backend._cache._pins)
+
+    return loop.streams.run(count())
+
+
+def test_what_is_pinned_of_a_method_is_kept_once_and_unpinned():
+    backend, other = ul.Echo(lambda text: "a"), ul.Echo(lambda text: "a")
+    desk, second = Desk("Be brief."), Desk("Be kind.")
+    for _ in range(2):
+        desk.ask.pin(backend)
+    assert pinned(backend) == 1
+    second.ask.pin(backend)
+    desk.ask.pin(other)
+    second.ask.unpin(other)
+    assert (pinned(backend), pinned(other)) == (2, 1)
+    Desk.ask.unpin(backend)
+    assert pinned(backend) == 2
+    desk.ask.unpin(backend)
+    assert pinned(backend) == 1
+    desk.ask.unpin(backend)
+    second.ask.unpin(backend)
+    desk.ask.unpin(other)
+    assert not pinned(backend)
+    assert not pinned(other)
+    assert not Desk.ask._kept
+
+
+def test_what_is_pinned_of_a_bound_program_is_unpinned_by_the_same_one():
+    @sgl.function
+    def program(s, style, question):
+        s += BEGINNING + str(style) + question + sgl.gen("x", max_tokens=1)
+
+    backend = ul.Echo(lambda text: "a")
+    held = ["a", "list"]
+    styles = ["brief ", held]
+    for style in styles:
+        for _ in range(2):
+            program.bind(style=style).pin(backend)
+    program.pin(backend)
+    assert pinned(backend) == 3
+    program.unpin(backend)
+    program.bind(style="kind ").unpin(backend)
+    program.bind(style=list(held)).unpin(backend)
+    assert pinned(backend) == 2
+    program.bind(style="bri" + "ef ").unpin(backend)
+    program.bind(style=held).unpin(backend)
+    assert not pinned(backend)
 
 
 def test_log_probabilities_are_triples():

@@ -2,8 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from typing import Any, Self, overload
 
 from ....compiler.graph import Graph
 from ....compiler.planning.heads import common_head
@@ -21,12 +21,43 @@ from ....lang.state import State
 from .interpreter import ProgramState
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pinned:
+    """What `pin` keeps, and whose: the head of a program depends on what it is a method of, and on what is bound."""
+
+    backend: Backend
+    instance: tuple[object, ...]
+    bound: Mapping[str, Any]
+    cached: Cached
+
+    def is_of(self, program: "SglFunction", backend: Backend) -> bool:
+        instance, bound = program.body.instance, program.bound
+        return (
+            self.backend is backend
+            and len(self.instance) == len(instance)
+            and all(mine is theirs for mine, theirs in zip(self.instance, instance, strict=True))
+            and self.bound.keys() == bound.keys()
+            and all(_is_same(value, bound[name]) for name, value in self.bound.items())
+        )
+
+
 class SglFunction(Program):
     """A program, with SGLang's parameters of `run` and its way to trace and compile."""
 
     def __init__(self, body: Body, bound: Mapping[str, Any] | None = None) -> None:
         super().__init__(body, bound)
-        self._kept: list[tuple[Backend, Cached]] = []  # by `pin`
+        self._kept: list[_Pinned] = []  # by `pin`; one list of all programs of the same function
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        return self._sharing(super().__get__(instance, owner))
+
+    def bind(self, **arguments: Any) -> Self:
+        return self._sharing(super().bind(**arguments))
+
+    def _sharing(self, other: Self) -> Self:
+        """The other program, which is made anew for each use, with what `pin` keeps of this one."""
+        other._kept = self._kept
+        return other
 
     @property
     def func(self) -> Callable[..., Any]:
@@ -118,18 +149,19 @@ class SglFunction(Program):
         return None
 
     def pin(self, backend: Backend | None = None) -> None:
-        """Computes what all runs begin with, and keeps it until `unpin`."""
+        """Computes what all runs begin with, and keeps it until `unpin`. Again it is computed anew, and kept once."""
         chosen = chosen_backend(backend)
         kept = self.cache(chosen)
+        self.unpin(chosen)
         if kept is not None:
-            self._kept.append((chosen, kept))
+            self._kept.append(_Pinned(chosen, self.body.instance, self.bound, kept))
 
     def unpin(self, backend: Backend | None = None) -> None:
         """Lets go of what `pin` keeps on this backend."""
         chosen = chosen_backend(backend)
-        for _, kept in [each for each in self._kept if each[0] is chosen]:
-            kept.release()
-        self._kept = [each for each in self._kept if each[0] is not chosen]
+        for pinned in [each for each in self._kept if each.is_of(self, chosen)]:
+            self._kept.remove(pinned)
+            pinned.cached.release()
 
 
 _RUN_ALONE = frozenset({"use_thread", "return_text_in_logprobs"})
@@ -207,6 +239,14 @@ def _shown(state: State) -> ProgramState:
     shown = ProgramState(state._sink)
     shown.ret_value = state.ret_value
     return shown
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Values of other classes are compared by code of their own."""
+    return one is other or (type(one) is type(other) and type(one) in _PLAIN and one == other)
+
+
+_PLAIN = (str, bytes, int, float, bool)
 
 
 def _check_backend(backend: Backend | None) -> None:
