@@ -22,6 +22,7 @@ Validator = Any  # jsonschema_rs.Validator, which is one class of several
 
 _PATTERN = "umbel:pattern"  # instead of `pattern`: the validator would read it in a dialect of its own
 _DATA = ("const", "default", "enum", "examples")  # keywords whose values are no schemas
+_MAPS = ("properties", "$defs", "definitions", "dependentSchemas", "dependencies")  # of names, which are no keywords
 _DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
 
 
@@ -104,6 +105,8 @@ def _rewritten(schema: Json) -> Json:
     for keyword, value in schema.items():
         if keyword in _DATA:
             found[keyword] = value
+        elif keyword in _MAPS and isinstance(value, dict):
+            found[keyword] = {name: _rewritten(inner) for name, inner in value.items()}
         elif keyword == "pattern" and isinstance(value, str):
             stands_in(value, "")
             found[_PATTERN] = value

@@ -116,6 +116,30 @@ def test_data_in_a_schema_is_not_taken_for_patterns() -> None:
     validation.check(schema('{"enum": [{"pattern": "(a"}], "properties": {"pattern": {"type": "string"}}}'))
 
 
+@pytest.mark.parametrize("name", ["patternProperties", "pattern", "enum", "const", "default", "examples", "properties"])
+@pytest.mark.parametrize("place", ["properties", "$defs", "definitions", "dependentSchemas", "dependencies"])
+def test_names_in_a_schema_are_not_taken_for_keywords(place: str, name: str) -> None:
+    inner: dict[str, object] = {"type": "integer"} if place == "properties" else {"pattern": "^x+$"}
+    if place.startswith("dependen"):
+        inner = {"properties": {name: inner}}
+    written: dict[str, object] = {place: {name: inner}}
+    if place in ("$defs", "definitions"):
+        written["properties"] = {name: {"$ref": f"#/{place}/{name}"}}
+    if place == "dependencies":
+        written["$schema"] = "http://json-schema.org/draft-07/schema#"
+    constraint = schema(json.dumps(written))
+    validation.check(constraint)
+    good, bad = (7, "seven") if place == "properties" else ("xx", "y")
+    assert validation.holds(constraint, json.dumps({name: good})) == []
+    assert len(validation.holds(constraint, json.dumps({name: bad}))) == 1
+
+
+def test_patterns_below_a_name_that_is_a_keyword_are_ours() -> None:
+    source = '{"properties": {"enum": {"pattern": "(a"}}}'
+    with pytest.raises(ConstraintError, match=r"pattern '\(a': position"):
+        validation.check(schema(source))
+
+
 @pytest.mark.parametrize(
     ("constraint", "text", "end"),
     [
