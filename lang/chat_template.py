@@ -54,6 +54,10 @@ class TemplateWarning(UserWarning):
     """The template does not fit what the program does; the text says how."""
 
 
+class TemplateUnanswered(TemplateError):
+    """The process that renders templates gave no answer. That says nothing about the template, so nothing is kept."""
+
+
 class Turn:
     """One role block of a conversation: its role and, once closed, its content."""
 
@@ -224,7 +228,7 @@ class ChatTemplate:
             try:
                 self._run(None, 0)
             except TemplateError as error:
-                raise TemplateError(f"chat template of {self.name}, {error}") from error.__cause__
+                raise _said_of(error, f"chat template of {self.name}, {error}") from error.__cause__
 
     def _run(self, variables: Mapping[str, Any] | None, most: int) -> str:
         """Compile, and render with variables. Raises TemplateError with the reason, and nothing else, whatever the
@@ -260,6 +264,8 @@ class ChatTemplate:
         def shows(content: Any) -> bool:  # Any: text, or parts
             try:
                 return _MARK in self._fill([{"role": "user", "content": content}], generation=False)
+            except TemplateUnanswered:
+                raise
             except TemplateError:  # also of a template that adds text to what it is given
                 return False
 
@@ -280,12 +286,15 @@ class ChatTemplate:
         except TemplateError as error:
             roles = ", ".join([message["role"] for message in messages[-8:]])
             turns = f"… {roles}" if len(messages) > 8 else roles
-            raise TemplateError(f"chat template of {self.name} refuses the turns {turns}: {error}") from error.__cause__
+            message = f"chat template of {self.name} refuses the turns {turns}: {error}"
+            raise _said_of(error, message) from error.__cause__
 
     def _try(self, messages: list[Mapping[str, str]]) -> str | None:
         """Rendered text, or None where the template refuses (a lone system turn, say)."""
         try:
             return self._render(messages, generation=False)
+        except TemplateUnanswered:
+            raise
         except TemplateError:
             return None
 
@@ -300,6 +309,8 @@ class ChatTemplate:
                     {"role": role, "content": _PLACEHOLDER.format(index)} for index, role in enumerate(roles)
                 ]
                 known = self._render(messages, generation=generation)
+            except TemplateUnanswered:
+                raise
             except TemplateError as error:
                 known = error
             if len(self._outlines) >= _MOST_OUTLINES:
@@ -316,6 +327,8 @@ class ChatTemplate:
     def _try_outline(self, roles: tuple[str, ...]) -> str | None:
         try:
             return self._outline(roles)
+        except TemplateUnanswered:
+            raise
         except TemplateError:
             return None
 
@@ -459,6 +472,11 @@ def read_chat_template(
     if isinstance(text, str) and (_is_jinja(text) or source_of(text) is not None):
         return ChatTemplate(text, options=options, name=name)
     return ChatTemplate(_file_content(text), options=options, name=name)
+
+
+def _said_of(error: TemplateError, message: str) -> TemplateError:
+    """The same kind of error with more words."""
+    return TemplateUnanswered(message) if isinstance(error, TemplateUnanswered) else TemplateError(message)
 
 
 def _source(given: str) -> str:

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import msgspec
 
+from .chat_template import TemplateUnanswered
 from .errors import TemplateError
 from .template_child import CPU_SECONDS, HEADER, Answer, Job
 
@@ -43,7 +44,8 @@ def render_elsewhere(source: str, variables: Mapping[str, Any] | None, most: int
         most: characters of the text.
 
     Raises:
-        TemplateError: and nothing else; the message is the reason. TemplateLimit where it took too much.
+        TemplateError: and nothing else; the message is the reason. TemplateLimit where it took too much,
+            TemplateUnanswered where the child does not start, or ended twice without an answer.
     """
     return child_of(os.getpid()).ask(encoded(source, variables, most), most)
 
@@ -90,7 +92,7 @@ class TemplateChild:
                 try:
                     answer = self._ask(content, most)
                 except _NoAnswer as error:
-                    raise TemplateLimit(str(error)) from None
+                    raise TemplateUnanswered(f"{error}; try again") from None
         if answer.last:
             raise TemplateLimit(answer.reason)
         if answer.reason is not None:
@@ -108,18 +110,18 @@ class TemplateChild:
         return None if process is None else process.pid
 
     def _ask(self, content: bytes, most: int) -> Answer:
+        process = self._running()
+        assert process.stdin is not None, "it was made with a pipe"
+        assert process.stdout is not None, "it was made with a pipe"
+        end = time.monotonic() + SILENCE_SECONDS
         try:
-            process = self._running()
-            assert process.stdin is not None, "it was made with a pipe"
-            assert process.stdout is not None, "it was made with a pipe"
-            process.stdin.write(len(content).to_bytes(HEADER, "little") + content)
-            process.stdin.flush()
-            length = int.from_bytes(_read(process.stdout, HEADER), "little")
+            _write(process.stdin, len(content).to_bytes(HEADER, "little") + content, end)
+            length = int.from_bytes(_read(process.stdout, HEADER, end), "little")
             if length > most * _MOST_BYTES_OF_A_CHARACTER + 8192:
-                raise _NoAnswer(f"it writes more than {most} characters")
-            answer = msgspec.msgpack.decode(_read(process.stdout, length), type=Answer)
-        except (OSError, EOFError, TimeoutError, msgspec.DecodeError) as error:
-            status = self._end(patience=REST_SECONDS)
+                raise TemplateLimit(f"it writes more than {most} characters")
+            answer = msgspec.msgpack.decode(_read(process.stdout, length, end), type=Answer)
+        except (OSError, EOFError, msgspec.DecodeError) as error:
+            status = self._end(patience=0.0 if isinstance(error, TimeoutError) else REST_SECONDS)
             if status == -signal.SIGXCPU:
                 raise TemplateLimit(f"it takes more than {self._cpu_seconds:g} s of CPU time") from None
             raise _NoAnswer(f"the process that renders it ended (status {status}, {error})") from error
@@ -132,16 +134,25 @@ class TemplateChild:
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"{__package__}.template_child", str(self._cpu_seconds)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=_environment(),
-                process_group=0,  # not told of Ctrl-C
-            )
+            try:
+                self._process = self._start()
+            except OSError as error:  # no descriptors, memory or processes are left
+                raise _NoAnswer(f"the process that renders it does not start ({error})") from error
             self.started += 1
             atexit.register(self.close)
         return self._process
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", f"{__package__}.template_child", str(self._cpu_seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_environment(),
+            process_group=0,  # not told of Ctrl-C
+        )
+        assert process.stdin is not None, "it was made with a pipe"
+        os.set_blocking(process.stdin.fileno(), False)  # a job is longer than a pipe, and the child may be stopped
+        return process
 
     def _end(self, patience: float = 0.0) -> int | None:
         """Ends the process → its status, if it ended by itself within so many seconds."""
@@ -171,18 +182,30 @@ class _NoAnswer(Exception):
     """The child is gone; the message says what is known."""
 
 
-def _read(pipe: IO[bytes], count: int) -> bytes:
-    """Raises EOFError when the pipe ends before, TimeoutError after a long silence."""
-    descriptor, pieces, missing = pipe.fileno(), list[bytes](), count
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    end = time.monotonic() + SILENCE_SECONDS
+def _write(pipe: IO[bytes], content: bytes, end: float) -> None:
+    """Raises TimeoutError when the pipe, which does not block, takes nothing more until `end` on the monotonic clock,
+    and OSError when it is closed."""
+    left = memoryview(content)
+    while left:
+        _wait(pipe, select.POLLOUT, end)
+        left = left[os.write(pipe.fileno(), left) :]
+
+
+def _read(pipe: IO[bytes], count: int, end: float) -> bytes:
+    """Raises EOFError when the pipe ends before, TimeoutError at `end`."""
+    pieces, missing = list[bytes](), count
     while missing:
-        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
-            raise TimeoutError(f"no answer for {SILENCE_SECONDS:.0f} s")
-        piece = os.read(descriptor, min(missing, 1 << 20))
+        _wait(pipe, select.POLLIN, end)
+        piece = os.read(pipe.fileno(), min(missing, 1 << 20))
         if not piece:
             raise EOFError("its pipe is closed")
         pieces.append(piece)
         missing -= len(piece)
     return b"".join(pieces)
+
+
+def _wait(pipe: IO[bytes], for_what: int, end: float) -> None:
+    poll = select.poll()
+    poll.register(pipe.fileno(), for_what)
+    if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+        raise TimeoutError(f"no answer for {SILENCE_SECONDS:.0f} s")

@@ -1,6 +1,8 @@
 """Chat templates of others run within limits, in a process of their own, and end as TemplateError."""
 
 import asyncio
+import contextlib
+import errno
 import gc
 import os
 import resource
@@ -8,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -92,6 +94,68 @@ def test_a_killed_child_is_replaced(child: TemplateChild) -> None:
     os.kill(child.process_id, signal.SIGKILL)
     assert chat.render(MESSAGES) == "[user]hi\n[assistant]hello\n"
     assert child.started == 2
+
+
+def no_process(*_: object, **__: object) -> subprocess.Popen[bytes]:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def no_answer(*_: object, **__: object) -> bytes:
+    raise EOFError("its pipe is closed")
+
+
+USES: list[Callable[[ChatTemplate], object]] = [
+    lambda chat: chat.render(MESSAGES),
+    lambda chat: chat.open([], "user"),
+    lambda chat: chat.open([], "system"),
+    lambda chat: chat.open([Turn("user", "hi")], "assistant"),
+    lambda chat: chat.close([Turn("user", "hi")]),
+    lambda chat: chat.lead([Turn("user", "hi")], "assistant"),
+    lambda chat: chat.shows([Turn("user", "hi")]),
+    lambda chat: chat.trims,
+]
+FAULTS = [("subprocess.Popen", no_process, "does not start"), ("_read", no_answer, "ended")]
+
+
+@pytest.mark.parametrize(("where", "fault", "told"), FAULTS, ids=[where for where, _, _ in FAULTS])
+def test_a_child_that_gives_no_answer_says_nothing_of_the_template(
+    child: TemplateChild, where: str, fault: Callable[..., object], told: str
+) -> None:
+    for use in USES:
+        expected = use(ChatTemplate(HARMLESS))
+        chat = ChatTemplate(HARMLESS, checked=False)
+        child.close()
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(f"umbel.lang.template_process.{where}", fault)
+            with pytest.raises(TemplateError, match=told):
+                use(chat)
+        assert use(chat) == expected
+        assert chat.render(MESSAGES) == "[user]hi\n[assistant]hello\n"
+
+
+def test_a_child_that_was_stopped_holds_no_caller_for_ever(
+    child: TemplateChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = ChatTemplate(HARMLESS)
+    stopped = child.process_id
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    patience = template_process.SILENCE_SECONDS
+    monkeypatch.setattr(template_process, "SILENCE_SECONDS", 0.2)
+
+    def render() -> None:  # more than a pipe holds; a new child may be too slow for this little patience
+        with contextlib.suppress(TemplateError):
+            chat.render([{"role": "user", "content": "long " * 100_000}])
+
+    thread = threading.Thread(target=render, daemon=True)
+    thread.start()
+    thread.join(60.0)
+    held = thread.is_alive()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped, signal.SIGKILL)
+    assert not held
+    monkeypatch.setattr(template_process, "SILENCE_SECONDS", patience)
+    assert chat.render(MESSAGES) == "[user]hi\n[assistant]hello\n"
 
 
 def test_threads_get_their_own_answers(child: TemplateChild) -> None:
