@@ -259,10 +259,11 @@ class Object(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Foreign(Plain):
-    """A class of a library that knows its own schema and makes its own objects."""
+    """A class of a library that knows its own schema and makes its own objects. `judges`: as of `Object`."""
 
     schema: Schema
     make: Callable[[Json], Any]
+    judges: bool
 
     def read(self, value: Json, at: str) -> Any:
         """Raises the library's own errors, which are ValueErrors."""
@@ -289,8 +290,9 @@ def judges(form: Form) -> bool:
     waiting, seen = [form], set[str]()
     while waiting:
         match waiting.pop():
-            case Foreign():
-                return True
+            case Foreign(_, _, own):
+                if own:
+                    return True
             case Object(_, fields, _, own):
                 if own:
                     return True

@@ -201,7 +201,7 @@ class _Book:
             found = foreign(cls, name)
             if found is not None:
                 self.borrowed |= found.definitions
-                self.forms[name] = Foreign(found.schema, found.make)
+                self.forms[name] = Foreign(found.schema, found.make, found.judges)
             else:
                 self.forms[name] = self._object(cls)
         return Reference(self._names[cls], self.forms)

@@ -7,6 +7,7 @@ import importlib.util
 import typing
 from typing import Any, Literal
 
+import msgspec
 import pydantic
 import pytest
 import umbel as ul
@@ -215,6 +216,92 @@ class Row(typing.NamedTuple):
     x: int
 
 
+class Plain(pydantic.BaseModel):
+    """No code that refuses: limits, defaults, serializers and private attributes are none."""
+
+    kind: Literal["a", "b"] = "a"
+    type: typing.Annotated[int, pydantic.Field(ge=1)] = 1
+    values: dict[str, list[float | None]] = {}
+    rows: list[tuple[int, str]] = []
+    inner: "Plain | None" = None
+    _kept: int = 3
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def twice(self) -> int:
+        return 2 * self.type
+
+    @pydantic.field_serializer("kind")
+    def written(self, kind: str) -> str:
+        return kind
+
+
+class Holding(pydantic.BaseModel):
+    inner: list[Even]
+
+
+class Marked(pydantic.BaseModel):
+    n: typing.Annotated[int, pydantic.AfterValidator(abs)]
+
+
+class Ready(pydantic.BaseModel):
+    n: int
+    _kept: int = 3
+
+    def model_post_init(self, context: Any) -> None:
+        assert self.n % 2 == 0, "an odd number"
+
+
+class Whole(pydantic.BaseModel):
+    n: int
+
+    @pydantic.model_validator(mode="after")
+    def check(self) -> "Whole":
+        return self
+
+
+class Made(pydantic.BaseModel):
+    n: int
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+
+
+class Stripped(pydantic.BaseModel, str_strip_whitespace=True):
+    name: typing.Annotated[str, pydantic.Field(min_length=1)]
+
+
+class Dated(pydantic.BaseModel):
+    day: datetime.date
+
+
+class Keyed(pydantic.BaseModel):
+    by_number: dict[int, str]
+
+
+class Struct(msgspec.Struct):
+    kind: Literal["a"]
+    rows: list[tuple[int, str]]
+    values: dict[str, typing.Annotated[int, msgspec.Meta(ge=1)] | None]
+    inner: "Struct | None" = None
+
+
+class HalfStruct(msgspec.Struct):
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n % 2:
+            raise ValueError("an odd number")
+
+
+class HoldingStruct(msgspec.Struct):
+    inner: list[HalfStruct]
+
+
+class DatedStruct(msgspec.Struct):
+    day: datetime.date | None
+
+
 @ul.function
 def even(s: ul.State, kind: type, **options: Any) -> None:
     s += ul.user("Well?") + ul.assistant("It is " + ul.gen("x", json_schema=kind, **options))
@@ -301,12 +388,23 @@ def test_a_fault_of_the_class_is_raised_where_the_value_is_read() -> None:
     [
         (Even, True), (Half, True), (dict[str, Even], True), (tuple[int, Half], True), (datetime.date, True),
         (Person, False), (list[int], False), (int, False), (Literal["a"], False), (Row, False),
+        (Plain, False), (Struct, False), (list[Plain], False),
+        (Holding, True), (Marked, True), (Ready, True), (Whole, True), (Made, True), (Stripped, True), (Dated, True),
+        (Keyed, True), (HalfStruct, True), (HoldingStruct, True), (DatedStruct, True),
     ],
 )  # fmt: skip
 def test_only_types_with_code_of_their_own_judge_what_satisfies_their_schema(kind: Any, judges: bool) -> None:
     result = ul.gen("x", dtype=kind).result
     assert result is not None
     assert result.judges is judges
+
+
+@pytest.mark.parametrize("kind", [Plain, Struct])
+def test_a_class_without_code_streams_piece_by_piece(kind: type) -> None:
+    text = '{"kind": "a", "rows": [], "values": {}}'
+    state = even.run(kind=kind, backend=Echo([text]), stream=True, timeout=PATIENCE)
+    assert len(list(state.text_iter("x"))) > 1
+    assert isinstance(state.value("x"), kind)
 
 
 def test_an_estimate_puts_made_up_answers_to_no_class() -> None:
