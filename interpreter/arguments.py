@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..lang import checks, sampling
+from ..lang import checks, inline, sampling
 from ..lang.errors import ParameterError, remedy, shown
 from ..lang.protocol import MAX_PRIORITY, Backend
 from .budgets.budget import Budget
@@ -178,7 +178,9 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
 
     Raises:
         ParameterError: an unknown option or a wrong value.
+        ProgramError: an option holds an operation, which can only be said.
     """
+    inline.refuse(options, "an option of the run")
     inner = options.get("sampling")
     merged = {name: value for name, value in options.items() if name != "sampling"}
     if inner is not None:

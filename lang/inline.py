@@ -16,18 +16,22 @@ import itertools
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from .errors import ProgramError
 
 MOST_WAITING = 1000  # operations of a thread that are in texts nobody has said; the oldest are forgotten
 
-_MARK = chr(0x100000 + secrets.randbelow(0xFFFD))  # of a plane that no script uses
+# Three characters of a plane that no script uses: fonts have single ones, which any text may hold. They read the same
+# from behind, as what is left of an operation in a reversed text does.
+_OUTER, _INNER = (chr(0x100000 + number) for number in secrets.SystemRandom().sample(range(0xFFFD), 2))
+_MARK = _OUTER + _INNER + _OUTER
 _WORD = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(10))
 _LOWERED = _WORD.lower()
 _WHOLE = re.compile(f"({_MARK}[^{_MARK}]*{_MARK}{_WORD}_[0-9]+{_MARK})")
-_LABEL = re.compile(f"{_MARK}([^{_MARK}]+)")
+_LABEL = re.compile(f"[{_MARK}]([^{_MARK}]+)")
+_NO_MARKS = {ord(character): None for character in _MARK}
 _SHOWN = 80  # characters of a label
 
 _numbers = itertools.count(1)  # of all threads together: a placeholder of one is none of another
@@ -61,7 +65,7 @@ def misplaced(label: str) -> str:
 
 def _written(label: str, number: int) -> str:
     _used.set()
-    shown = " ".join(label.replace(_MARK, "").split())
+    shown = " ".join(label.translate(_NO_MARKS).split())
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
     return f"{_MARK}{shown}{_MARK}{_WORD}_{number}{_MARK}"
 
@@ -99,10 +103,16 @@ def refuse(value: object, what: str) -> None:
                         f"{what} holds {_label(text)}, which can only be said: s += ... ; write a text there, such as "
                         "s[name]"
                     )
-            case (list() | tuple() | Mapping()) as members if id(members) not in seen:
+            case (list() | tuple() | dict()) as members if id(members) not in seen:
                 seen.add(id(members))
-                waiting += members
-                waiting += members.values() if isinstance(members, Mapping) else ()
+                waiting += _members(members)
+
+
+def _members(found: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterator[Any]:
+    """By the methods of the base: those of a subclass are the program's own, and may raise or never end."""
+    if isinstance(found, dict):
+        return itertools.chain.from_iterable(dict.items(found))
+    return list.__iter__(found) if isinstance(found, list) else tuple.__iter__(found)
 
 
 def _taken(part: str) -> Any:

@@ -1,11 +1,13 @@
 """Operations inside of f-strings: said as if they stood in a sequence, readable elsewhere, refused when cut."""
 
 import asyncio
+import functools
+import itertools
 import json
 import os
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -164,6 +166,87 @@ def test_what_was_printed_and_comes_back_as_text_of_a_user_is_no_operation() -> 
 def test_text_without_operations_stays_as_it_is(text: str) -> None:
     str(ul.gen("x"))  # from now on texts are searched
     assert expression(text) == Text(text)
+
+
+def test_characters_that_marks_are_made_of_are_no_operation() -> None:
+    shown = f"{ul.gen('x')}"
+    secret = {character for character in shown if ord(character) > 0xFFFF}
+    assert secret
+    for character in secret:
+        assert expression(f"an icon {character} of a font") == Text(f"an icon {character} of a font")
+        assert ul.gen("y", stop=character).options["stop"]
+    with pytest.raises(ProgramError):
+        expression(shown.replace(secret.pop(), ""))
+
+
+class Raising(Mapping[str, str]):
+    """Every method of it raises."""
+
+    def __getitem__(self, key: str) -> str:
+        raise RuntimeError("code of the program")
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("code of the program")
+
+    def __len__(self) -> int:
+        raise RuntimeError("code of the program")
+
+
+class Endless(Raising):
+    def __iter__(self) -> Iterator[str]:
+        return map(str, itertools.count())
+
+
+class OwnList(list[str]):
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("code of the program")
+
+
+class OwnTuple(tuple[str, ...]):
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("code of the program")
+
+
+class OwnDict(dict[str, str]):
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("code of the program")
+
+    def items(self) -> Any:
+        raise RuntimeError("code of the program")
+
+    values = items
+
+
+def test_the_search_for_operations_runs_no_code_of_the_values() -> None:
+    str(ul.gen("x"))  # from now on texts are searched
+    for harmless in (Raising(), Endless(), OwnList("ab"), OwnTuple("ab"), OwnDict(a="b")):
+        inline.refuse(harmless, "a value")
+    for members in (OwnList([f"{ul.gen('y')}"]), OwnTuple([f"{ul.gen('y')}"]), OwnDict(a=f"{ul.gen('y')}")):
+        with pytest.raises(ProgramError, match=r"holds gen\('y'\)"):
+            inline.refuse([members], "a value")
+
+
+@pytest.mark.parametrize("run", ["run", "run_batch", "compiled", "stream"])
+def test_options_of_a_run_hold_no_operations(run: str) -> None:
+    @ul.function
+    def asking(s: ul.State, question: str) -> None:
+        s += question + ul.gen("a", max_tokens=4)
+
+    made: list[dict[str, Any]] = [
+        {"stop": f"{ul.gen('y')}"},
+        {"stop": ["a", f"{ul.gen('y')}"]},
+        {"sampling": {"stop": (f"{ul.gen('y')}",)}},
+        {"salt": f"{ul.gen('y')}"},
+    ]
+    ways: dict[str, Callable[..., object]] = {
+        "run": asking.run,
+        "stream": functools.partial(asking.run, stream=True),
+        "compiled": asking.compile().run,
+        "run_batch": lambda question, **options: asking.run_batch([{"question": question}], **options),
+    }
+    for options in made:
+        with pytest.raises(ProgramError, match=r"an option of the run holds gen\('y'\)"):
+            ways[run](question="q", backend=Echo(), **options)
 
 
 @pytest.mark.parametrize("specification", [">10", "d", " "])
