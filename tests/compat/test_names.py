@@ -1,11 +1,12 @@
 """Every name that SGLang's programs use: it is there, or it is refused with the name to write."""
 
 import importlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +112,7 @@ REFUSED = [
     ({"disable_radix_cache": 1}, "True or False"),
     ({"tp_size": 2, "tensor_parallel": 2}, "second value"),
     ({"tp_sizes": 2}, "did you mean"),
+    ({"tokenizer_path": 3, "model_path": "m"}, "write a path"),
 ]
 
 
@@ -148,6 +150,36 @@ def test_the_options_that_are_mapped_exist():
     assert runtime.endpoint is runtime
     template = sgl.Runtime(model_path="oracle", chat_template="llama-3-instruct").chat_template
     assert template.source == get_chat_template("llama-3-instruct").source
+
+
+@pytest.mark.parametrize("level", [["a"], {}, object(), 3])
+def test_a_level_that_is_no_text_is_refused(level: object):
+    with pytest.raises(ul.ParameterError, match="log_level"):
+        sgl.Runtime(model_path="oracle", log_level=level)
+
+
+@pytest.mark.parametrize("name", [["a"], 3, object(), b"chatml"])
+def test_a_name_of_a_template_that_is_no_text_is_refused(name: object):
+    for call in (get_chat_template, lambda name: sgl.RuntimeEndpoint("http://x", chat_template_name=name)):
+        with pytest.raises(ul.ParameterError, match="the name of a chat template"):
+            call(name)
+
+
+def test_what_is_no_batch_is_refused_and_an_endless_one_is_not_read_ahead():
+    @sgl.function
+    def program(s, x):
+        s += str(x) + sgl.gen("y", max_tokens=1)
+
+    backend = ul.Echo(lambda text: "a")
+    for run in (program.run_batch, program.compile().run_batch):
+        for wrong in (5, None, "ab", {"x": 1}, object()):
+            with pytest.raises(ul.ParameterError):
+                run(wrong, backend=backend)
+        states = run(({"x": number} for number in range(3)), backend=backend)
+        assert [state["y"] for state in states] == ["a"] * 3
+        endless = itertools.chain([{"x": 1}], itertools.repeat({"z": 1}))
+        with pytest.raises(ul.ParameterError):
+            run(endless, backend=backend)
 
 
 # ------------------------------------------------------------------------------------------- calls that are refused
@@ -579,7 +611,9 @@ def test_litellm_and_vertexai_have_sglangs_parameters(monkeypatch: pytest.Monkey
     assert model.get_chat_template() is model.chat_template
     with pytest.raises(ul.ParameterError, match="leave it out"):
         sgl.LiteLLM("a/b", chat_template="chatml")
-    gemini = sgl.VertexAI("gemini-2.5-flash", {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}, client=object())
+    models = SimpleNamespace(generate_content=print, generate_content_stream=print)
+    client = SimpleNamespace(aio=SimpleNamespace(models=models))
+    gemini = sgl.VertexAI("gemini-2.5-flash", {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}, client=client)
     assert gemini.get_chat_template() is gemini.chat_template
     assert gemini.capabilities.name == "vertexai gemini-2.5-flash"
     claude = sgl.Anthropic("claude-haiku-4-5", api_key="k" * 12)

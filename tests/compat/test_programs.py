@@ -204,6 +204,10 @@ def test_an_engine_answers_with_dictionaries(engine: LocalEngine):
     [
         (lambda runtime: runtime.generate(3), "a prompt is a string"),
         (lambda runtime: runtime.generate("x", {"max_tokenz": 3}), "did you mean"),
+        (lambda runtime: runtime.generate("x", "ab"), "sampling_params must be a dict"),
+        (lambda runtime: runtime.generate("x", 5), "sampling_params must be a dict"),
+        (lambda runtime: runtime.generate(["x"], ["ab"]), "sampling_params must be a dict"),
+        (lambda runtime: runtime.generate("x", {3: 4}), "no option 3"),
         (lambda runtime: runtime.generate("x", {"skip_special_tokens": False}), "always True"),
         (lambda runtime: runtime.generate("x", {}, lora_path="y"), "takes no lora_path"),
         (lambda runtime: runtime.generate(["x", "y"], [{}]), "1 sampling_params for 2 prompts"),
@@ -213,6 +217,18 @@ def test_an_engine_answers_with_dictionaries(engine: LocalEngine):
 def test_wrong_prompts_and_parameters_are_refused(serving: LocalRuntime, call: Any, message: str):
     with pytest.raises(ul.ParameterError, match=message):
         call(serving)
+
+
+def test_an_engine_refuses_options_that_there_are_not(engine: LocalEngine):
+    for streams in (False, True):
+        with pytest.raises(ul.ParameterError, match="takes no logprobs"):
+            engine.generate("x", {}, stream=streams, logprobs=1)
+        with pytest.raises(ul.ParameterError, match="takes no logprobs"):
+            loop.streams.run(engine.async_generate("x", {}, stream=streams, logprobs=1))
+    with pytest.raises(ul.ParameterError, match="stream must be"):
+        engine.generate("x", {}, stream=5)
+    with pytest.raises(ul.ParameterError, match="stream must be"):
+        loop.streams.run(engine.async_generate("x", {}, stream=5))
 
 
 @pytest.mark.parametrize("option", ["input_ids", "image_data", "lora_path", "custom_logit_processor"])

@@ -87,8 +87,7 @@ class SglFunction(Program):
         own, waits = self._mapped(options)
         if waits:
             raise ParameterError("run_batch() waits for all of every program as it is; leave use_thread= out")
-        items = list(batch_kwargs) if not own.get("generator_style") else batch_kwargs
-        return super().run_batch(items, **own)
+        return super().run_batch(batch_kwargs, **own)
 
     def _mapped(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """Keywords of `run` as ours, and whether all of the text is waited for. A program's own parameters stay."""
@@ -205,7 +204,7 @@ class CompiledFunction:
         return _shown(self.program.run(*arguments, backend=backend or self._backend, **keywords))
 
     def run_batch(self, batch_kwargs: Iterable[Item], *, backend: Backend | None = None, **options: Any) -> Any:
-        return self.program.run_batch(list(batch_kwargs), backend=backend or self._backend, **options)
+        return self.program.run_batch(batch_kwargs, backend=backend or self._backend, **options)
 
     __call__ = run
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ....lang.errors import ParameterError, unknown_option
+from .credentials import checked_key
 from .lowered import Fields
 from .openai.backend import OpenAI
 from .openai.profiles import COMPATIBLE, Profile
@@ -79,10 +80,11 @@ class LiteLLM(OpenAI):
             raise unknown_option("LiteLLM()", next(iter(unknown)), options)
         if not isinstance(profile, Profile) or not profile.chat:
             raise ParameterError(f"LiteLLM(profile={profile!r}): write a Profile(...) of a chat model")
+        api_key = checked_key("api_key", api_key)
         super().__init__(
             model,
             api_key=api_key or "none",
-            base_url=base_url or "https://litellm",
+            base_url="https://litellm" if base_url is None else base_url,
             mode="chat",
             profile=profile,
             timeout=timeout,

@@ -10,7 +10,9 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ....lang.errors import CapabilityError, ParameterError, RequestError, unknown_option
+from ....lang import checks
+from ....lang.errors import CapabilityError, ParameterError, RequestError, shown, unknown_option
+from .credentials import checked_key
 from .failures import Provider
 from .lowered import Fields
 from .openai.backend import OpenAI
@@ -89,14 +91,16 @@ class VertexAI(OpenAI):
             raise unknown_option("VertexAI()", next(iter(unknown)), options)
         if client is not None:
             self.PACKAGE = ""  # nothing of it is needed
+            _check_client(client)
+        project, location = checked_key("project", project), checked_key("location", location)
+        api_key = checked_key("api_key", api_key)
         project = project or os.environ.get("GOOGLE_CLOUD_PROJECT")
         if client is None and not project and not api_key:
             raise ParameterError(
                 "VertexAI() has no project; write project='my-project', set GOOGLE_CLOUD_PROJECT, or give api_key= of "
                 "the Gemini API"
             )
-        if safety_settings is not None and not isinstance(safety_settings, Mapping):
-            raise ParameterError("safety_settings is a dict such as {'HARM_CATEGORY_HARASSMENT': 'BLOCK_NONE'}")
+        safety = _checked_safety(safety_settings)
         if not isinstance(profile, Profile) or not profile.chat:
             raise ParameterError(f"VertexAI(profile={profile!r}): write a Profile(...) of a chat model")
         super().__init__(
@@ -114,12 +118,10 @@ class VertexAI(OpenAI):
             environment={},
         )
         self._given_client = client
+        self._safety = safety
         self._where: Fields = {"api_key": api_key} if api_key else {"vertexai": True, "project": project}
         if location and not api_key:
             self._where["location"] = location
-        self._safety = [
-            {"category": category, "threshold": threshold} for category, threshold in (safety_settings or {}).items()
-        ]
 
     def _client(self, concurrency: int) -> "AsyncOpenAI":
         client = self._opened() if self._given_client is None else self._given_client
@@ -137,6 +139,26 @@ class VertexAI(OpenAI):
                 "location= and api_key="
             )
         raise problem
+
+
+def _check_client(client: object) -> None:
+    """Raises ParameterError for what has not the methods that are called."""
+    models = getattr(getattr(client, "aio", None), "models", None)
+    if not all(callable(getattr(models, name, None)) for name in ("generate_content", "generate_content_stream")):
+        raise ParameterError(f"VertexAI(client={shown(client)}); write a google.genai.Client, or leave it out")
+
+
+def _checked_safety(given: Mapping[str, str] | None) -> list[Fields]:
+    """Raises ParameterError for what is no dict of texts."""
+    wanted = "a dict such as {'HARM_CATEGORY_HARASSMENT': 'BLOCK_NONE'}"
+    settings = {} if given is None else checks.entries("safety_settings", given, 64, wanted)
+    return [
+        {
+            "category": checks.text("a category of safety_settings", category, 256),
+            "threshold": checks.text(f"safety_settings[{shown(category)}]", threshold, 256),
+        }
+        for category, threshold in settings.items()
+    ]
 
 
 def _of_credentials(error: Exception, provider: Provider) -> RequestError | None:

@@ -143,9 +143,9 @@ def test_a_model_that_the_server_does_not_have_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"server": "vllm"}, "write 'auto', 'sglang' or 'openai'"),
+        ({"server": "vllm"}, "write one of 'auto', 'sglang', 'openai'"),
         ({"image_token": ""}, "image_token"),
-        ({"model": ""}, "model= is the name"),
+        ({"model": ""}, "the name of one of the server's models"),
         ({"profile": "vlm"}, "did you mean 'vllm'"),
         ({"extra_body": {"text": "x"}}, "extra_body sets 'text'"),
         ({"extra_body": {"sampling_params": 3}}, "must be a dict"),

@@ -3,6 +3,8 @@
 from typing import Any
 
 from .....interpreter.backends.hosted import litellm as core
+from .....interpreter.backends.hosted.credentials import checked_key
+from .....lang import checks
 from .....lang.chat_template import ChatTemplate
 from .....lang.errors import ParameterError
 
@@ -21,8 +23,10 @@ class LiteLLM(core.LiteLLM):
     ) -> None:
         if chat_template is not None:
             raise ParameterError("LiteLLM() takes no chat_template: providers have the model's own; leave it out")
-        if organization is not None:
-            options["extra_body"] = {**options.get("extra_body", {}), "organization": organization}
+        if checked_key("organization", organization):
+            given = options.get("extra_body")
+            extra = {} if given is None else checks.entries("extra_body", given, 256, "a dict of JSON values")
+            options["extra_body"] = {**extra, "organization": organization}
         super().__init__(model_name, **options)
 
     def get_chat_template(self) -> ChatTemplate:

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any
 
 from .....interpreter.backends.hosted.openai import backend as core
+from .....lang import checks
 from .....lang.chat_template import ChatTemplate
 from .....lang.errors import ParameterError
 from .....lang.protocol import Chunk, Final, GenRequest, Scored, ScoreRequest, Usage
@@ -53,7 +54,7 @@ class OpenAI(core.OpenAI):
     ) -> None:
         if not isinstance(is_chat_model, bool | None):
             raise ParameterError(f"is_chat_model={is_chat_model!r}; write True, False, or leave it out")
-        if is_azure and "azure_endpoint" not in options:
+        if checks.switch("is_azure", is_azure) and "azure_endpoint" not in options:
             options["azure_endpoint"] = options.pop("base_url", None) or os.environ.get("AZURE_OPENAI_ENDPOINT")
             if options["azure_endpoint"] is None:
                 raise ParameterError(

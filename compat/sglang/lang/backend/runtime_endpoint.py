@@ -1,7 +1,7 @@
 """`sglang.lang.backend.runtime_endpoint`: models on this machine, and behind an address."""
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
@@ -10,6 +10,7 @@ from .....interpreter.backends.hosted import named_templates
 from .....interpreter.backends.hosted.sglang import endpoint as core_endpoint
 from .....interpreter.default import flush_cache, get_server_info
 from .....interpreter.loop import streams
+from .....lang import checks
 from .....lang.chat_template import ChatTemplate
 from .....lang.errors import CapabilityError, ParameterError
 from .....lang.protocol import Backend, GenRequest
@@ -133,12 +134,7 @@ class Runtime(core.Runtime):
         return cast(Backend, self)
 
     def _answered(self, prompt: Any, sampling_params: Any, options: dict[str, Any]) -> Any:
-        known = {"return_logprob", "logprob_start_len", "top_logprobs_num"}
-        if wrong := sorted(name for name, value in options.items() if name not in known and value is not None):
-            raise ParameterError(
-                f"generate() takes no {wrong[0]}; it takes sampling_params and {', '.join(sorted(known))}"
-            )
-        told = {name: value for name, value in options.items() if name in known}
+        told = _told(options)
         if not isinstance(prompt, list):
             return streams.run(serving.answer(self._backend, serving.request_of(prompt, sampling_params, **told)))
         params = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(prompt)
@@ -155,12 +151,12 @@ class Engine(Runtime):
         """The answer as a dictionary; a list for a list of prompts; an iterator of growing answers with stream=True."""
         if isinstance(prompt, GenRequest):
             return super().generate(prompt)
-        stream = options.pop("stream", False)
+        stream = checks.switch("stream", options.pop("stream", False))
         _check_engine(options)
         if not stream:
             return self._answered(prompt, sampling_params, options)
         return _blocking(
-            serving.pieces(self._backend, serving.request_of(prompt, sampling_params, stream=True, **options))
+            serving.pieces(self._backend, serving.request_of(prompt, sampling_params, stream=True, **_told(options)))
         )
 
     async def async_generate(  # type: ignore[override]  # SGLang's engine gives an answer, its runtime pieces
@@ -168,8 +164,20 @@ class Engine(Runtime):
     ) -> dict[str, Any] | list[dict[str, Any]] | AsyncIterator[dict[str, Any]]:
         """`await` it: the answer, or with stream=True an asynchronous iterator of growing ones."""
         _check_engine(options)
-        request = serving.request_of(prompt, sampling_params, stream=stream, **options)
+        checks.switch("stream", stream)
+        request = serving.request_of(prompt, sampling_params, stream=stream, **_told(options))
         return serving.pieces(self._backend, request) if stream else await serving.answer(self._backend, request)
+
+
+_TOLD = ("logprob_start_len", "return_logprob", "top_logprobs_num")
+
+
+def _told(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What an answer is to tell beside its text. Raises ParameterError for other options of a prompt."""
+    wrong = next((name for name, value in options.items() if name not in _TOLD and value is not None), None)
+    if wrong is not None:
+        raise ParameterError(f"generate() takes no {wrong}; it takes sampling_params and {', '.join(_TOLD)}")
+    return {name: value for name, value in options.items() if name in _TOLD}
 
 
 _ENGINE_REFUSED: dict[str, tuple[object, str]] = {

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
+from .....lang import checks
 from .....lang.errors import ParameterError, unknown_option
 from .....lang.runtime_options import LogLevel, Policy, RuntimeOptions
 from ...refusals import check_refused
@@ -105,11 +106,11 @@ def _mapped(name: str, value: Any, given: Mapping[str, Any]) -> tuple[str, Any]:
         return ours, turned(name, value)
     match name:
         case "log_level":
-            return "log_level", _LEVELS.get(value, value)
+            return "log_level", _LEVELS.get(value, value) if isinstance(value, str) else value
         case "chunked_prefill_size":
-            return "chunk_size", None if value == -1 else value
+            return "chunk_size", None if checks.as_integer(value) == -1 else value
         case "tokenizer_path":
-            if value != given.get("model_path"):
+            if checks.path("tokenizer_path", value) != checks.path("model_path", given.get("model_path")):
                 raise ParameterError(
                     "Runtime() takes no tokenizer_path: the tokenizer is that of model_path; leave it out"
                 )

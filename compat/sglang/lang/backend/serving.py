@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from .....interpreter.meta import of_completion
+from .....lang import checks
 from .....lang.constraint import demand_of
 from .....lang.errors import BackendError, ParameterError
 from .....lang.prompt import Text
@@ -36,7 +37,8 @@ def request_of(
     """
     if not isinstance(prompt, str):
         raise ParameterError(f"a prompt is a string, got {type(prompt).__name__}; give texts one by one, or in a list")
-    given = dict(sampling_params or {})
+    wanted = "a dict of sampling parameters, such as {'max_new_tokens': 16}"
+    given = {} if sampling_params is None else checks.entries("sampling_params", sampling_params, 256, wanted)
     for name, usual in _ALWAYS_SO.items():
         if given.pop(name, usual) != usual:
             raise ParameterError(f"sampling_params[{name!r}] is always {usual}; leave it out")

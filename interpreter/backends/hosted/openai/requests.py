@@ -24,14 +24,14 @@ _ROLES = ("system", "developer", "user", "assistant")
 RESERVED = frozenset({"model", "messages", "prompt", "stream", "stream_options", "n", "stop", "logprobs", "echo"})
 
 
-def checked_extra(given: Mapping[str, Any] | None) -> Fields:
+def checked_extra(given: Mapping[str, Any] | None, reserved: frozenset[str] = RESERVED) -> Fields:
     """Raises ParameterError for fields that are not the user's, or are no JSON."""
     if given is None:
         return {}
     extra = checks.entries("extra_body", given, 256, "a dict of JSON values")
     for name in extra:
         checks.text("a name in extra_body", name, 256)
-        if name in RESERVED:
+        if name in reserved:
             raise ParameterError(f"extra_body sets {name!r}, which is the program's to say; leave it out of extra_body")
     try:
         json.dumps(extra, allow_nan=False).encode()

@@ -10,9 +10,10 @@ import importlib
 import importlib.util
 from collections.abc import AsyncIterator, Container, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from weakref import WeakKeyDictionary
 
+from .....lang import checks
 from .....lang.chat_template import ChatTemplate, read_chat_template
 from .....lang.errors import (
     EngineError,
@@ -34,6 +35,7 @@ from .....lang.protocol import (
     Scored,
     ScoreRequest,
 )
+from .....lang.runtime_options import MAX_MODEL_LENGTH
 from .. import named_templates, token_bounds
 from ..failures import Provider
 from ..line import Line
@@ -56,6 +58,7 @@ _MOST_SECONDS_TO_ASK = 30.0  # who the server is
 _NOT_THERE = (404, 405, 501)
 _BUSY = (408, 429, 503, 529)  # tried again
 _REFUSALS = frozenset(range(400, 600)).difference(_BUSY)
+_MOST_IMAGE_TOKEN = 1024  # characters
 _MOST_NAMED = 100  # characters of a model's path in messages
 
 
@@ -120,20 +123,21 @@ class RuntimeEndpoint:
             raise unknown_option("RuntimeEndpoint()", next(iter(unknown)), options)
         if importlib.util.find_spec("openai") is None:
             raise MissingExtraError("openai", "openai")
-        if server not in ("auto", "sglang", "openai"):
-            raise ParameterError(f"server={server!r}; write 'auto', 'sglang' or 'openai'")
+        server = cast(Dialect, checks.one_of("server", server, get_args(Dialect)))
+        checks.instance("surroundings", surroundings, Surroundings | None)
         if not isinstance(base_url, str):
             given = type(base_url).__name__
             raise ParameterError(f"RuntimeEndpoint() takes an address such as 'http://127.0.0.1:30000', got {given}")
-        if model is not None and (not isinstance(model, str) or not model):
-            raise ParameterError("model= is the name of one of the server's models; leave it out for the first one")
-        if not isinstance(profile, Profile) and profile != "auto":
+        if model is not None:
+            wanted = "the name of one of the server's models, or leave it out for the first one"
+            model = checks.text("model", model, MAX_MODEL_LENGTH, wanted)
+        if not isinstance(profile, Profile) and not (isinstance(profile, str) and checks.plain(profile) == "auto"):
             profiles.named(profile, model or "")  # raises for a name that there is not
-        if image_token is not None and (not isinstance(image_token, str) or not image_token):
-            raise ParameterError(f"image_token={image_token!r}; write a text such as '<image>'")
+        if image_token is not None:
+            image_token = checks.text("image_token", image_token, _MOST_IMAGE_TOKEN, "a text such as '<image>'")
         self._endpoint = endpoint(
             api_key=api_key,
-            base_url=base_url.rstrip("/").removesuffix("/v1"),
+            base_url=checks.plain(base_url).rstrip("/").removesuffix("/v1"),
             azure_endpoint=None,
             azure_deployment=None,
             api_version=None,

@@ -9,6 +9,7 @@ from .....lang.prompt import Media, Part
 from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
 from ..lowered import Fields
+from ..openai import requests
 from ..openai.requests import Plan
 from ..pictures import encoded, media_type
 
@@ -33,11 +34,8 @@ _RESERVED = frozenset({"text", "input_ids", "stream", "return_logprob", "return_
 
 
 def checked_extra(given: Mapping[str, Any] | None) -> Fields:
-    """Raises ParameterError for fields that are not the user's."""
-    extra = dict(given or {})
-    for name in extra:
-        if name in _RESERVED:
-            raise ParameterError(f"extra_body sets {name!r}, which is the program's to say; leave it out of extra_body")
+    """Raises ParameterError for fields that are not the user's, or are no JSON."""
+    extra = requests.checked_extra(given, _RESERVED)
     if not isinstance(extra.get("sampling_params", {}), Mapping):
         raise ParameterError("extra_body['sampling_params'] must be a dict of the server's sampling parameters")
     return extra
