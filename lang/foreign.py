@@ -146,8 +146,8 @@ def _msgspec_judges(cls: type) -> bool:
             case found if not isinstance(found, _PLAIN_OF_MSGSPEC):
                 return True
             case found:
-                inner = [getattr(found, name, ()) for name in ("item_type", "item_types", "types")]
-                waiting += [each for one in inner for each in (one if isinstance(one, tuple) else (one,))]
+                parts = [getattr(found, name, ()) for name in ("item_type", "item_types", "types")]
+                waiting += [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
     return False
 
 
