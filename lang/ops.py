@@ -4,8 +4,9 @@
 whoever runs or records the program. Operations add up: `"Q: " + gen("a") + "\\n"` is a `Sequence`.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -188,14 +189,27 @@ def expression(value: object, depth: int = MAX_NESTING) -> Op:
             )
         items = checks.members("a list that is appended", value, MAX_PIECES, "a list of strings and operations")
         return Sequence(tuple(op for item in items for op in _flatten(expression(item, depth - 1))))
-    if isinstance(value, Awaitable):
-        raise ParameterError(f"cannot append {shown(value)} to a prompt; write await in front of it")
+    refuse_awaitable(value, "cannot append {} to a prompt")
     if value is None:
         raise ParameterError("cannot append None to a prompt; did a helper forget to return its expression?")
     raise ParameterError(
         f"cannot append {type(value).__name__} to a prompt; write a string (str(value)), gen(...), select(...), "
         "image(...), a role such as user(...), or a list of these"
     )
+
+
+def refuse_awaitable(value: object, what: str) -> None:
+    """Raises ParameterError for a value that has to be waited for, and closes it, or Python would warn later.
+
+    Args:
+        what: a sentence with {} for the value.
+    """
+    if isinstance(value, Awaitable):
+        told = what.format(shown(value))
+        if isinstance(value, Coroutine):
+            with contextlib.suppress(Exception):  # one that runs, or does not want to end
+                value.close()
+        raise ParameterError(f"{told}; write await in front of it")
 
 
 def _inlined(text: str) -> Op:

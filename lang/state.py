@@ -13,7 +13,7 @@ from . import checks, inline
 from .cache_report import CacheReport
 from .cost import Cost
 from .errors import ParameterError, ProgramError, shown
-from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, checked_name, expression, role
+from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, checked_name, expression, refuse_awaitable, role
 from .protocol import Usage
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
@@ -176,8 +176,11 @@ class BaseState:
     # -------------------------------------------------------------------------------- variables
 
     def __setitem__(self, name: str, value: Value) -> None:
+        """Raises ProgramError where the value holds an operation, or has to be waited for."""
         name = checked_name(name)
         inline.refuse(value, f"variable {name!r}")
+        for each in list.__iter__(value) if isinstance(value, list) else (value,):
+            refuse_awaitable(each, "cannot assign {} to a variable")
         self._sink.assign(name, value)
 
     def set_var(self, name: str, value: Value) -> None:
@@ -262,11 +265,18 @@ class State(BaseState):
         from 1 is the probability of something else) and `evaluations` of the model.
 
         Of a constrained gen also `narrowed`: (keyword, place, how) wherever fewer texts could come than its schema
-        admits (see docs/constraints.md), `forced_tokens`, which were not sampled, and `guarantee`: "enforced";
-        "incomplete" for a text that a stop ended early; or, where `allow_unenforced` left something over (listed in
-        `unenforced`), "validated" or "violated" (then `violations` says how). Where a hosted model's provider does not
-        enforce the constraint: "validated", or with `allow_best_effort` "best_effort" (`violations`), as for a text
-        that the type itself refuses. `tries` is the number of calls that it took; the tokens are those of all of them.
+        admits (see docs/constraints.md), `forced_tokens`, which were not sampled, `tries`, the number of calls that it
+        took (the tokens are those of all of them), and `guarantee`, which is one of these:
+
+            "enforced"       nothing else could be generated
+            "incomplete"     a stop ended the text early
+            "validated"      the text was looked at afterwards, and satisfies the constraint: the provider of a hosted
+                             model does not enforce it, or `allow_unenforced` left something over
+            "violated"       the text breaks what `allow_unenforced` left over
+            "best_effort"    the text breaks the constraint or is refused by the type itself, and `allow_best_effort`
+                             keeps it
+
+        `unenforced` lists what was left over, and `violations` says what a "violated" or "best_effort" text breaks.
 
         A select on a model that scores nothing has these too, `choices_method` "generated", and no probabilities:
         reading them raises CapabilityError.

@@ -6,7 +6,8 @@ validated     what nobody enforced (all of it, or what of a schema is `unenforce
 violated      ... and does not hold; `violations` says how
 best_effort   the program allowed a text that does not hold, or that nobody looked at; `violations` says what is wrong
 
-A text that is enforced or validated is also accepted by its type, where that has code of its own (`lang.result`).
+A text that is enforced or validated was also accepted by its type, where that has code of its own (`lang.result`): what
+the type refuses is asked for again. A text that is violated may be refused by its type as well.
 """
 
 import asyncio

@@ -1,7 +1,10 @@
 """`async def` programs: on the caller's loop, by the thousand, without threads."""
 
 import asyncio
+import gc
 import threading
+import warnings
+from collections.abc import Callable
 
 import pytest
 import umbel as ul
@@ -222,6 +225,38 @@ def test_an_async_program_does_not_block_its_own_loop() -> None:
             inner.run(backend=Echo())
 
     program.run(backend=Echo(), timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_variable_is_given_no_value_that_has_to_be_waited_for(compiled: bool) -> None:
+    async def helper() -> str:
+        return "b"
+
+    assigned: list[Callable[[ul.AsyncState], None]] = [
+        lambda s: s.__setitem__("y", s["x"]),
+        lambda s: s.set_var("y", s.text()),
+        lambda s: s.__setitem__("y", ["a", s["x"]]),
+        lambda s: s.__setitem__("y", helper()),
+        lambda s: s.__iadd__(helper()),
+        lambda s: s.__iadd__(s["x"]),
+        lambda s: s.user(["a", helper()]),
+    ]
+
+    for assign in assigned:
+
+        @ul.function
+        async def program(s):
+            s += "a" + ul.gen("x", max_tokens=2)
+            assign(s)  # noqa: B023
+            s += "b"
+
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            work = program.compile if compiled else lambda: program.run(backend=Echo(), timeout=PATIENCE).sync()
+            with pytest.raises(ul.ProgramError, match="write await"):
+                work()
+            gc.collect()
+        assert not [each for each in warned if "never awaited" in str(each.message)]
 
 
 def test_methods_can_be_async(echo: Echo) -> None:
