@@ -12,7 +12,7 @@ from ..lang.errors import MAX_MESSAGE, ParameterError, UmbelError, shortened, sh
 from . import passes
 from .files import serialise
 from .graph import Graph
-from .script import program_of
+from .script import by_name, program_of
 from .tracing.trace import trace
 
 _SUFFIX = ".umbel.json"
@@ -116,7 +116,8 @@ def _passes(text: str) -> str | list[str]:
 
 
 def _graph(options: argparse.Namespace) -> Graph:
-    given = dict(options.given)
+    given = by_name("--given", options.given)
+    static = by_name("--static", options.static)
     if given and (options.output is not None or options.json):
         raise ParameterError(
             "--given is for looking at a graph, which is wrong for other answers; write --show, --svg or --dot with it"
@@ -129,7 +130,7 @@ def _graph(options: argparse.Namespace) -> Graph:
     path, colon, name = options.source.rpartition(":")
     if not colon or not name.isidentifier():
         path, name = options.source, None
-    traced = trace(program_of(Path(path), name), static_args=dict(options.static), given=given)
+    traced = trace(program_of(Path(path), name), static_args=static, given=given)
     if given:
         answers = ", ".join(f"{answer}={value!r}" for answer, value in given.items())
         print(f"umbel compile: the graph is what the program says for {answers} alone", file=sys.stderr)

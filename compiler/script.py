@@ -4,7 +4,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,18 @@ def names_of(path: Path) -> Mapping[str, Any]:
         raise ParameterError(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
     except (Exception, SystemExit) as error:
         raise ParameterError(f"{_line(path, error)}: {type(error).__name__}: {error}") from error
+
+
+def by_name(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """What an option of a command that is given several times says. Raises ParameterError for a name given twice."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ParameterError(
+                f"{option} {shown(name)} is given twice, as {shown(found[name])} and {shown(value)}; leave one out"
+            )
+        found[name] = value
+    return found
 
 
 def _line(path: Path, error: BaseException) -> str:

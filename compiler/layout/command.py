@@ -10,6 +10,7 @@ import msgspec
 
 from ...lang.errors import UmbelError, shown
 from ...lang.source import shown_name
+from ..script import by_name
 from .findings import Finding
 from .linting import findings_of
 from .loading import load
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     path, _, name = _split(options.file)
     try:
-        subjects, notes = load(Path(path), name or None, dict(options.static))
+        subjects, notes = load(Path(path), name or None, by_name("--static", options.static))
     except UmbelError as error:
         print(f"umbel lint: {error}", file=sys.stderr)
         return 2

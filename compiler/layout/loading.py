@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...interpreter.program import Program
-from ...lang.errors import ParameterError, UmbelError
+from ...lang.errors import MAX_MESSAGE, ParameterError, UmbelError, shortened, shown
 from ..script import names_of
 from ..tracing.effects import TraceWarning
 from ..tracing.trace import Trace, trace
@@ -32,9 +32,11 @@ def load(
     try:
         file = SourceFile.read(path)
     except OSError as error:
-        raise ParameterError(f"{path}: {error.strerror}; write the path of a Python file with programs") from error
+        raise ParameterError(
+            f"{shown(str(path))}: {error.strerror}; write the path of a Python file with programs"
+        ) from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # no Python, or no name of a file
-        raise ParameterError(f"{path} is no Python file: {error}") from error
+        raise ParameterError(f"{shown(str(path))} is no Python file: {error}") from error
     wanted = [program for program in file.programs if name is None or program.function.name == name]
     if name is not None and not wanted:
         known = ", ".join(program.function.name for program in file.programs) or "none"
@@ -78,3 +80,10 @@ def _traced(
             return trace(program, static_args=given), ""
     except UmbelError as error:
         return None, str(error)
+    except SystemExit as error:
+        return None, f"the program ends Python, by {shown(error)}"
+    except Exception as error:
+        notes = getattr(error, "__notes__", ())
+        if not notes:  # with one it is the program's own, and the note has the line
+            raise
+        return None, "; ".join([shortened(f"{type(error).__name__}: {error}", MAX_MESSAGE), *notes])

@@ -98,9 +98,12 @@ class Tape:
 
     def check_given(self) -> None:
         """Raises ParameterError for a value that the program has not read."""
-        for name in self._given:
-            if name not in self._read:
-                raise ParameterError(f"the program {self._program} reads no variable {name!r}; leave its value out")
+        for name in self.unread():
+            raise ParameterError(f"the program {self._program} reads no variable {name!r}; leave its value out")
+
+    def unread(self) -> list[str]:
+        """Given names that the program has not read so far."""
+        return [name for name in self._given if name not in self._read]
 
     # -------------------------------------------------------------------------------- what symbols ask
 

@@ -92,7 +92,7 @@ class _Tracer:
     def record(self) -> Trace:
         """Frames around this one are none of the program's: `lines.BOUNDARY` names it."""
         parameters, call = self._symbolic_call()
-        with recorded(self), self._explaining():
+        with recorded(self), self._naming_unread(), self._explaining():
             own = self._open(self._body, {})
             self.enter(self._body, call, own)
             returned = self._tape.value(self.body_result(own, call), "what the program returns")
@@ -128,6 +128,16 @@ class _Tracer:
         begin = self._tape.builder.node(Begin(body.name, self._runs))
         self._runs += 1
         return Recorder(self._tape, begin, body.options, run_options, self._streams)
+
+    @contextlib.contextmanager
+    def _naming_unread(self) -> Iterator[None]:
+        """An error says which given values were not read when it came: one may be misspelt."""
+        try:
+            yield
+        except Exception as error:
+            if self._tape.unread():
+                error.add_note(f"not read until then, of what is given: {', '.join(map(shown, self._tape.unread()))}")
+            raise
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

@@ -170,6 +170,24 @@ def test_an_error_of_the_program_is_shown_with_its_line(here, capsys):
     assert error.startswith("umbel compile: AttributeError: 'str' object has no attribute 'length'\n  judge.py:12, ")
 
 
+def test_given_values_that_were_not_read_are_named_with_the_error(here, capsys):
+    (here / "judge.py").write_text(LOOKS)
+    assert main(["judge.py:judge", "--given", 'relatd=" yes"', "--given", "why=7"]) == 2
+    error = capsys.readouterr().err
+    assert "== looks at variable 'related'" in error
+    assert "\n  not read until then, of what is given: 'relatd', 'why'\n" in error
+    assert main(["judge.py:judge", "--given", 'related=" yes"']) == 2
+    assert "not read" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--given", "--static"])
+def test_a_name_that_is_given_twice_is_refused(here, capsys, option):
+    (here / "judge.py").write_text(LOOKS)
+    for command in ("compile", "lint") if option == "--static" else ("compile",):
+        assert cli.main([command, "judge.py:judge", option, 'related=" no"', option, 'related=" yes"']) == 2
+        assert f"{option} 'related' is given twice, as ' no' and ' yes'; leave one out" in capsys.readouterr().err
+
+
 def test_a_graph_for_one_answer_is_not_kept(here, capsys):
     (here / "judge.py").write_text(LOOKS)
     chosen = ["judge.py:judge", "--given", 'related=" no"']

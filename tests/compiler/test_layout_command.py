@@ -72,6 +72,27 @@ def test_static_arguments_let_a_program_be_traced(file: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("question * 1.5", "TypeError: "),
+        ("question[0].nothing", "AttributeError: "),
+        ("raise KeyError(question)", "KeyError: "),
+        ("raise SystemExit(3)", "the program ends Python, by SystemExit(3)"),
+    ],
+)
+def test_a_program_that_fails_is_looked_at_by_its_source(
+    file: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    file.write_text(f"from umbel import function, gen\n\n\n@function\ndef ask(s, question):\n    {line}\n")
+    assert main(["lint", "programs.py"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("umbel lint: programs.py:5: only the source was looked at: ask: ")
+    assert told in err or "question" in err
+    assert "programs.py:6" in err or "SystemExit" in err
+
+
 def test_json_has_everything(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["lint", "--json", "programs.py:ask"])
     report = json.loads(capsys.readouterr().out)
