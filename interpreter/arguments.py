@@ -124,7 +124,9 @@ class Arguments:
                 own[name] = value
             else:
                 known = {*self._named, *RUN_OPTIONS, *sampling.OPTIONS, "sampling"}
-                raise ParameterError(f"{self} has no parameter {name!r}, and neither has run(); {remedy(name, known)}")
+                raise ParameterError(
+                    f"{self} has no parameter {shown(name)}, and neither has run(); {remedy(name, known)}"
+                )
         return own, options
 
     def unbound(self) -> list[inspect.Parameter]:

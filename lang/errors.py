@@ -153,6 +153,12 @@ class _Short(reprlib.Repr):
         self.maxlevel, self.maxstring, self.maxother = 4, MAX_SHOWN, MAX_SHOWN_OBJECT
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = self.maxdict = 8
 
+    def repr_str(self, x: str, level: int) -> str:
+        """An operation in it as the program wrote it, without the secret of the process that stands for it."""
+        from .inline import readable  # which raises our errors
+
+        return super().repr_str(readable(x), level)
+
     def repr_int(self, value: int, level: int) -> str:
         """Python refuses to write integers of more than 4,300 digits."""
         return repr(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"

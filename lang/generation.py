@@ -163,8 +163,8 @@ def gen(
                 )
         if token_healing is not None:
             raise ParameterError(
-                f"token_healing={token_healing} is for constrained text; leave it out, or end the prompt without a "
-                "blank"
+                f"token_healing={token_healing} is for constrained text; leave it out"
+                + (", or end the prompt without a blank" if token_healing else "")
             )
         return Gen(name, given, text_in_logprobs)
     if demand.stops:

@@ -92,6 +92,11 @@ def split(text: str) -> Iterator[Any]:
             yield part
 
 
+def readable(text: str) -> str:
+    """A text for a message: with the labels of the operations in it."""
+    return _WHOLE.sub(lambda found: _label(found[0]), text) if touches(text) else text
+
+
 def refuse(value: object, what: str) -> None:
     """Raises ProgramError when there is an operation in a text that is not said. `what`: the value is, for messages."""
     waiting, seen = [value] if _used.is_set() else [], set[int]()

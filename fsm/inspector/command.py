@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         kind, source = _read(options.constraint, options.kind)
     except (OSError, ValueError) as error:  # no such file, no text in it, or no name of one
-        print(f"umbel fsm: {options.constraint[:200]}: {str(error)[:200]}", file=sys.stderr)
+        reason = error.strerror if isinstance(error, OSError) else error
+        remedy = "write an expression, or the path of a file with a JSON schema"
+        print(f"umbel fsm: {options.constraint[:200]!r}: {str(reason)[:200]}; {remedy}", file=sys.stderr)
         return 2
     schema_options = SchemaOptions(
         whitespace=options.whitespace, closed=options.closed, allow_unenforced=options.allow_unenforced

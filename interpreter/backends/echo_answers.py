@@ -139,7 +139,7 @@ def checked_scores(name: str, given: object) -> dict[str, float | tuple[float, .
     wanted = "a dict of choices to log-probabilities, such as {'yes': -0.1}"
     scores = checks.entries(name, given, MAX_CHOICES, wanted)
     return {
-        checks.text(f"{name}: a choice", choice, MAX_CHOICE_LENGTH): _scores(name, each)
+        checks.text(f"{name}: a choice", choice, MAX_CHOICE_LENGTH): _scores(f"{name}[{shown(choice)}]", each)
         for choice, each in scores.items()
     }
 

@@ -314,6 +314,39 @@ def test_variables_and_arguments_of_graphs_hold_no_operations() -> None:
     assert asking.run(question=f"a{ul.gen('y')}", backend=Echo())["y"] == "a"
 
 
+def test_messages_show_operations_as_they_were_written() -> None:
+    @ul.function
+    def asking(s: ul.State) -> None:
+        s += ul.gen("a")
+
+    faults: list[Callable[[str], object]] = [
+        lambda text: ul.gen("x", dtype=text),
+        lambda text: asking.run(backend=Echo(), **{text: 1}),
+        lambda text: asking.bind(**{text: 1}),
+        lambda text: ul.gen("x", **{text: 1}),
+    ]
+    for fault in faults:
+        with pytest.raises(ProgramError, match=r"a gen\('y'\)") as caught:
+            fault(f"a {ul.gen('y')}")
+        assert not inline.touches(str(caught.value))
+        assert "\\U0010" not in str(caught.value)
+
+
+@pytest.mark.parametrize("healing", [True, False])
+def test_advice_on_token_healing_fits_what_was_given(healing: bool) -> None:
+    with pytest.raises(
+        ParameterError, match=f"token_healing={healing} is for constrained text; leave it out"
+    ) as caught:
+        ul.gen("x", token_healing=healing)
+    assert ("without a blank" in str(caught.value)) is healing
+
+
+def test_a_wrong_score_names_its_choice() -> None:
+    for wrong in (float("nan"), [float("nan")], ["x"], "x"):
+        with pytest.raises(ParameterError, match=r"scores\['yes'\]"):
+            Echo(scores={"no": -1.0, "yes": wrong})  # type: ignore[dict-item]
+
+
 def test_a_printed_operation_reads_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
     print(ul.gen("answer"), {str(ul.gen("key")): 1})
     shown = capsys.readouterr().out
