@@ -77,10 +77,10 @@ def gen(
     calls it took, `["violations"]` what a kept text breaks. White space around the text, and around JSON a code fence,
     are taken off when the rest satisfies the constraint.
 
-    A type with code of its own (a Pydantic model, a dataclass whose `__post_init__` raises ValueError) judges every
-    text that satisfies its schema, on every backend; the model is asked again with the words of what it raises. So that
-    code runs once for each try, in a thread, and pieces of the text come when it is accepted. Elsewhere, where the
-    constraint is enforced, `max_tries` and `allow_best_effort` have nothing to do.
+    A type with code of its own (a validator of Pydantic, a dataclass whose `__post_init__` raises ValueError) judges
+    every text that satisfies its schema, on every backend; the model is asked again with the words of what it raises.
+    So that code runs once for each try, in a thread, and pieces of the text come when it is accepted. Elsewhere, where
+    the constraint is enforced, `max_tries` and `allow_best_effort` have nothing to do.
 
     Raises:
         ParameterError: a wrong value, at once and not when the program has run half-way.

@@ -24,6 +24,12 @@ def test_code_blocks_run(
     assert bool(blocks) == bool(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("page", PAGES[2:], ids=NAMES[2:])
+def test_prose_has_lines_of_at_most_120_characters(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert [line for line in text.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "["))] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_files_that_are_named_exist(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
