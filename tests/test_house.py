@@ -40,7 +40,7 @@ FORBIDDEN = re.compile(
 
 
 def test_nothing_that_runs_foreign_code_is_used() -> None:
-    """R1, R3 of the reliability rules; words in comments and docstrings that forbid it are fine."""
+    """Words in comments and docstrings that forbid it are fine."""
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in tracked(".py")
@@ -54,11 +54,22 @@ def test_nothing_that_runs_foreign_code_is_used() -> None:
 
 
 def test_wall_clock_time_is_not_used_for_decisions() -> None:
-    """F7: `time.time()` jumps when someone sets the clock; `srt.clock` and `time.monotonic` do not."""
+    """`time.time()` jumps when someone sets the clock; `srt.clock` and `time.monotonic` do not."""
     found = [
         str(path.relative_to(ROOT))
         for path in tracked(".py")
         if path.relative_to(ROOT).parts[0] not in NOT_SHIPPED and "time.time()" in path.read_text()
+    ]
+    assert found == []
+
+
+def test_files_refer_to_no_numbered_notes_of_elsewhere() -> None:
+    """A reader has this repository alone."""
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()[:80]}"
+        for path in [*tracked(".py"), *tracked(".md")]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"""(\"{3}|# |\()[FNR][0-9]{1,2}(:|,|\)| of)|(reliability|review) notes?\b""", line)
     ]
     assert found == []
 

@@ -311,7 +311,7 @@ class World:
 
 
 def verify(world: World) -> Counter[str]:
-    """N1, N2 and N4 of the reliability note over the history. Returns how the requests ended, to be looked at."""
+    """Checks what has to hold over the history. Returns how the requests ended, to be looked at."""
     outcomes: Counter[str] = Counter()
     for client in world.clients:
         for label, record in client.records.items():

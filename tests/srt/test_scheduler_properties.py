@@ -132,7 +132,7 @@ def step(engine: Engine, aborts: dict[int, list[int]]) -> None:
 
 
 def judge(engine: Engine, sent: dict[int, Arrival], *, injected: bool = False) -> None:
-    """N1, N2, N4 of the reliability notes. `injected`: a fault was."""
+    """What has to hold over the history. `injected`: a fault was."""
     for message_id, arrival in sent.items():
         if arrival.kind == "hint":
             assert message_id not in engine.endings

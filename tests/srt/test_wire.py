@@ -148,7 +148,7 @@ def test_every_message_is_read_as_it_was_written(codec: type[Codec[object]], mes
 def test_fifty_thousand_damaged_frames_raise_frame_error_and_nothing_else(
     codec: type[Codec[object]], messages: list[object]
 ) -> None:
-    """A quarter of the reliability note's F8, over all four directions."""
+    """Damaged and cut messages of all four directions."""
     random_ = random.Random(1)
     subject = codec()
     whole = [subject.encode([message]) for message in messages] + [subject.encode(messages)]
