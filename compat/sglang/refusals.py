@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from ...lang.errors import CapabilityError, ParameterError
+from ...lang.errors import CapabilityError, ParameterError, shown
 
 
 def check_refused(owner: str, given: Mapping[str, Any], refusals: Mapping[str, tuple[object, str]]) -> None:
@@ -18,7 +18,7 @@ def check_refused(owner: str, given: Mapping[str, Any], refusals: Mapping[str, t
     """
     for name, value in given.items():
         if name in refusals and value is not None and value != refusals[name][0]:
-            raise ParameterError(f"{owner} takes no {name}={str(value)[:80]!r}; {refusals[name][1]}")
+            raise ParameterError(f"{owner} takes no {name}={shown(value)}; {refusals[name][1]}")
 
 
 def refused(name: str, instead: str) -> Callable[..., NoReturn]:
