@@ -116,9 +116,9 @@ def test_the_patch_applies_and_leaves_nothing_to_find(file: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("missing.py", "missing.py: No such file"),
+        ("missing.py", "'missing.py': No such file"),
         ("programs.py:other", "has no program 'other'; its programs are ask, loop, good"),
-        ("broken.py", "broken.py is no Python file"),
+        ("broken.py", "'broken.py' is no Python file"),
     ],
 )
 def test_what_cannot_be_looked_at_gives_status_2(
