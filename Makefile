@@ -24,7 +24,7 @@ test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --ignore=tests/stress
 	$(BIN)/python -m pytest tests/stress
 
-# What `make test` leaves out: minutes of load on purpose, 40,000 calls of a fuzz, examples that nobody has seen before.
+# What `make test` leaves out: minutes of load on purpose, 40,000 calls of a fuzz, new examples of hypothesis.
 nightly: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m nightly --hypothesis-profile=nightly
 
