@@ -18,8 +18,8 @@ from pathlib import Path
 import umbel as ul
 from umbel.lang.errors import UmbelError
 from umbel.lang.runtime_options import DEFAULT, RuntimeOptions
-from umbel.srt.assembly import open_tokenizer
-from umbel.srt.prompt_encoder import PromptEncoder
+from umbel.srt.launch import open_tokenizer
+from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from . import micro, plots, systems, workload
 from .configuration import FULL, Configuration, Value, available

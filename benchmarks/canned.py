@@ -26,9 +26,9 @@ from umbel.lang.protocol import (
     ScoreRequest,
     ToBackend,
 )
-from umbel.srt.clock import SystemClock
-from umbel.srt.config import Limits
-from umbel.srt.engine_protocol import (
+from umbel.srt.core.clock import SystemClock
+from umbel.srt.core.config import Limits
+from umbel.srt.core.messages import (
     Ended,
     EngineControl,
     EngineGenerate,
@@ -38,9 +38,9 @@ from umbel.srt.engine_protocol import (
     ToEngine,
     Tokens,
 )
-from umbel.srt.gateway import Gateway
-from umbel.srt.prompt_encoder import CACHE_BYTES
-from umbel.srt.tokenizer import Tokenizer
+from umbel.srt.gateway.gateway import Gateway
+from umbel.srt.tokenizer.prompt import CACHE_BYTES
+from umbel.srt.tokenizer.tokenizer import Tokenizer
 
 _PEER = b"here"
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from umbel.srt.prompt_encoder import PromptEncoder
+from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from .recorder import Call
 from .reuse import least_computed, prompt_tokens, sequences_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from umbel.lang.prompt import Text as TextPart
-from umbel.srt.prompt_encoder import PromptEncoder
+from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from .configuration import FULL, Value
 from .systems import System, Umbel, start

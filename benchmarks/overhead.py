@@ -33,7 +33,7 @@ import psutil
 import umbel as ul
 from umbel.lang.protocol import Backend
 from umbel.lang.runtime_options import ORACLE, RuntimeOptions
-from umbel.srt.assembly import open_tokenizer
+from umbel.srt.launch import open_tokenizer
 
 from .canned import Canned
 from .overhead_shapes import Make, Shape, Writer, compiled, interpreted, one_gen, shapes, shipped

@@ -19,7 +19,7 @@ import torch
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Final, GenRequest
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 from umbel.srt.weights import open_model
 
 from .workload import FOLDER, available
@@ -118,7 +118,7 @@ def main() -> int:
     options = parser.parse_args()
 
     from transformers import AutoModelForCausalLM
-    from umbel.srt.prompt_encoder import PromptEncoder
+    from umbel.srt.tokenizer.prompt import PromptEncoder
 
     source = open_model("default")
     encoder = PromptEncoder(source.tokenizer())

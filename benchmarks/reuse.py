@@ -1,6 +1,6 @@
 """The best cache hit rate that any cache and any order could reach on the tokens of a run (Theorem 3.1).
 
-`srt/optimal_reuse.py` counts it for one batch. A run has two phases: what ran before the measured one is in the cache
+`optimal_reuse.py` counts it for one batch. A run has two phases: what ran before the measured one is in the cache
 already, for the optimum as it was for the engine.
 """
 
@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from umbel.lang.prompt import Text
-from umbel.srt.optimal_reuse import optimal_cached_tokens
-from umbel.srt.prompt_encoder import PromptEncoder
+from umbel.srt.tokenizer.prompt import PromptEncoder
+
+from benchmarks.optimal_reuse import optimal_cached_tokens
 
 from .recorder import Call, Chosen, Generated
 

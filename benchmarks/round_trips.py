@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import umbel as ul
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from .virtual_time import VirtualTime
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import umbel as ul
-from umbel.srt.prompt_encoder import PromptEncoder
+from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from .configuration import FULL
 from .measure import CONCURRENCY, measure

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.batch import Batch, Logits
-from umbel.srt.clock import SystemClock
-from umbel.srt.engine_protocol import EngineGenerate
-from umbel.srt.scheduler import Scheduler, SchedulerConfig
+from umbel.srt.core.batch import Batch, Logits
+from umbel.srt.core.clock import SystemClock
+from umbel.srt.core.messages import EngineGenerate
+from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
 SYSTEM, SHOTS, END = "You are a helpful assistant. User:", "Q: 1+1 A: 2 Q: 2+2 A: 4 Q:", "<end>"
 HELLO, POEM = "Hello! Assistant:", "User: I wrote a poem about the sea. What do you think? Assistant:"

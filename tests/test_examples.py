@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import umbel as ul
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import umbel as ul
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 import umbel as ul
 from annotated_types import Ge, Le, MaxLen, MinLen
 from umbel.lang.typed import typed
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 PATIENCE = 60.0
 Short = typing.Annotated[str, MaxLen(6)]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from umbel.srt.attention.backend import AttentionGeometry
-from umbel.srt.batch import Batch
-from umbel.srt.kv_pool import KVGeometry, KVPool, movable, rounded
+from umbel.srt.cache.kv_pool import KVGeometry, KVPool, movable, rounded
+from umbel.srt.core.batch import Batch
 
 Paths = tuple[tuple[tuple[int, int, int], ...], ...]
 

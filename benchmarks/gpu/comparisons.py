@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.attention.torch_backend import TorchBackend
-from umbel.srt.batch import Batch
+from umbel.srt.cache.kv_pool import FLOAT8, KVPool
+from umbel.srt.core.batch import Batch
 from umbel.srt.kernels.triton import twins
 from umbel.srt.kernels.triton.activation import act_and_multiply
 from umbel.srt.kernels.triton.attention_backend import TritonBackend
@@ -17,7 +18,6 @@ from umbel.srt.kernels.triton.moe import fused_experts, route
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import turn_and_store
 from umbel.srt.kernels.triton.rope_table import rope_table
-from umbel.srt.kv_pool import FLOAT8, KVPool
 
 from .batches import Rows, forked_step, normal, pool_for, step_of
 from .figures import Figure, Unit

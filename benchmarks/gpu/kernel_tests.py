@@ -24,7 +24,7 @@ from .packages import ROOT, environment
 
 GROUP = "tests"
 ON_DEVICE = ("gpu", "tests/srt/kernels/triton")  # the marker, and where
-ENGINE_TESTS = "tests/srt/cuda"  # of the same marker
+ENGINE_TESTS = "tests/srt/runners/cuda"  # of the same marker
 ON_HOST = ("not gpu", "tests/srt/kernels/triton/test_norm.py")
 GRACE = 45.0  # seconds for importing, collecting, and the test that was running when the time was up
 MOST_PROCESSES = 12  # each holds a context of the device

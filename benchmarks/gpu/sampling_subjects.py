@@ -5,9 +5,10 @@ from functools import partial
 
 import numpy as np
 import torch
-from umbel.srt.draw import Draws, draw_keys
+from umbel.srt.core.batch import Draws
 from umbel.srt.kernels.triton.sampling import TritonSampling
 from umbel.srt.kernels.triton.sampling_columns import DeviceDraws
+from umbel.srt.sampling.gumbel import draw_keys
 
 from .batches import normal
 from .figures import Unit

@@ -10,7 +10,7 @@ from umbel.srt.kernels.triton.moe import fused_experts
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import turn_and_store
 from umbel.srt.kernels.triton.rope_table import rope_table
-from umbel.srt.models.rope import RopeConfig, RopeType
+from umbel.srt.layers.rope import RopeConfig, RopeType
 
 from .batches import normal, pool_for
 from .figures import Unit

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from umbel.srt.cuda.device import CudaAccelerator, HostAccelerator
+from umbel.srt.runners.cuda.device import CudaAccelerator, HostAccelerator
 
 WARM_UP = 3  # replays
 FEWEST, MOST = 10, 100  # replays that are timed

@@ -17,10 +17,10 @@ import msgspec
 import torch
 from umbel.interpreter import loop
 from umbel.lang.errors import UmbelError
-from umbel.srt.assembly import LoadedModel
-from umbel.srt.cuda.memory import StepLimits
-from umbel.srt.local import LocalBackend
-from umbel.srt.prompt_encoder import PromptEncoder
+from umbel.srt.in_process import LocalBackend
+from umbel.srt.launch import LoadedModel
+from umbel.srt.runners.cuda.memory import StepLimits
+from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from ..configuration import ALL, FULL, Configuration
 from ..machine import describe

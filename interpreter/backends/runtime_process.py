@@ -57,7 +57,7 @@ class GatewayProcess:
             lock = _hold_lock(self.folder)
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "umbel.srt.gateway_process"],
+                    [sys.executable, "-P", "-m", "umbel.srt.gateway.server"],
                     stdin=subprocess.PIPE,
                     stdout=2,  # what libraries print is no part of the program's output
                     pass_fds=(lock,),

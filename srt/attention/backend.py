@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from ..batch import Batch
-from ..kv_pool import KVPool
+from ..cache.kv_pool import KVPool
+from ..core.batch import Batch
 
 Prepared = TypeVar("Prepared")  # what a backend makes of an AttentionPlan: its tensors, on its device
 

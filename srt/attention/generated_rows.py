@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..batch import Batch
+from ..core.batch import Batch
 
 # More rows than that are a text that is computed anew (after a retraction), or a long one that is forced at once: they
 # are computed as prompts are.

@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch import Batch
+from ..core.batch import Batch
 from .generated_rows import generated_apart
 from .sharing import MERGE_KEYS, SharedRun, find_sharing, no_sharing
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch import Batch
+from ..core.batch import Batch
 
 # Merging a further part of one row costs as much as reading so many keys. Measured on Zen 3 in float32, where a shared
 # prefix is found in the L3 cache and sharing saves little: below it, sharing costs 5 to 15 percent.

@@ -8,8 +8,8 @@ page-faulted anew each time (about 7 ms per 32 MiB).
 import torch
 
 from ...lang.errors import ParameterError
-from ..batch import Batch
-from ..kv_pool import KVPool, movable
+from ..cache.kv_pool import KVPool, movable
+from ..core.batch import Batch
 from .backend import AttentionCounters, AttentionGeometry
 from .plan import Cut, make_plan
 from .torch_groups import ItemGroup, Places, TorchPlan, group_items

@@ -13,17 +13,17 @@ What comes out of attention and MLP is added up over the ranks, and everything b
 import torch
 
 from ..attention.backend import AttentionStep
-from ..kv_pool import KVGeometry
-from ..parallel.shares import portion
-from ..parallel.team import ALONE, Team
-from ..parallel.vocabulary import Embedding, TeamHead
-from .checkpoint import Checkpoint
-from .config_values import Config
+from ..cache.kv_pool import KVGeometry
+from ..distributed.communicator import ALONE, Team
+from ..layers.checkpoint import Checkpoint, Tensors
+from ..layers.config_values import Config
+from ..layers.layers import ACTIVATIONS, Head, Linear, RMSNorm
+from ..layers.rope import Rope, turn
 from .decoder_config import DecoderConfig, LayerConfig, read_config
 from .experts import Experts, expert_kernels
-from .layers import ACTIVATIONS, Head, Linear, RMSNorm
-from .model import Rows, Tensors
-from .rope import Rope, turn
+from .model import Rows
+from .sharding import portion
+from .vocab_parallel import Embedding, TeamHead
 
 MLP_ROWS = 1024  # rows of one pass through an MLP, which has by far the widest intermediates
 

@@ -7,10 +7,10 @@ or 5 (`rope_parameters`). A value that the decoder does not implement is refused
 from dataclasses import dataclass
 
 from ...lang.errors import ModelError
-from .config_values import MOST_LAYERS, Config, flag, positive_int, positive_number
+from ..layers.config_values import MOST_LAYERS, Config, flag, positive_int, positive_number
+from ..layers.layers import ACTIVATIONS
+from ..layers.rope import RopeConfig, RopeType
 from .experts_config import EXPERT_FAMILIES, ExpertsConfig, read_experts
-from .layers import ACTIVATIONS
-from .rope import RopeConfig, RopeType
 from .rope_config import read_rope, read_rope_by_layer_type
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", *EXPERT_FAMILIES)

@@ -15,9 +15,9 @@ import torch
 from torch.nn import functional
 
 from ..kernels.triton import twins
-from .checkpoint import Checkpoint
+from ..layers.checkpoint import Checkpoint
+from ..layers.layers import ACTIVATIONS
 from .experts_config import ExpertsConfig
-from .layers import ACTIVATIONS
 
 
 class ExpertKernels(Protocol):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ...lang.errors import ModelError
-from .config_values import Config, flag, positive_int
+from ..layers.config_values import Config, flag, positive_int
 
 EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 

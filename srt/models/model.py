@@ -1,24 +1,13 @@
 """The protocol of a model: rows in, logits out. Attention and its pool come with each call."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from ..attention.backend import AttentionGeometry, AttentionStep
-from ..kv_pool import KVGeometry
-
-# Hugging Face parameter name → tensor. May be lazy: a tensor is read when it is asked for.
-Tensors = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Rows whose embeddings come from elsewhere, what a tower sees in a picture: as they are, not scaled. G of them."""
-
-    rows: torch.Tensor  # int64 [G] ascending
-    values: torch.Tensor  # [G, hidden] in the model's dtype
+from ..cache.kv_pool import KVGeometry
+from ..core.model import Given
 
 
 @dataclass(frozen=True, slots=True)

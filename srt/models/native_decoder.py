@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from ..attention.backend import AttentionGeometry
+from ..cache.kv_pool import KVGeometry, KVPool
+from ..core.model import Given
 from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.decoder import DecoderKernel, DecoderLayer, DecoderShape, DecoderStep
 from ..kernels.cpu.head import Head
 from ..kernels.cpu.linear import Format, PackedMatrix
-from ..kv_pool import KVGeometry, KVPool
-from .checkpoint import Checkpoint
+from ..layers.checkpoint import Checkpoint, Tensors
+from ..layers.rope import Rope, RopeConfig
 from .decoder import landmarks
 from .decoder_config import DecoderConfig
-from .model import Given, Tensors
-from .rope import Rope, RopeConfig
 
 ACTIVATION_CODES = {
     "silu": 0,

@@ -3,12 +3,13 @@
 import torch
 
 from ...lang.errors import ModelError, ParameterError
-from ..parallel.team import ALONE, Team
-from .config_values import Config
+from ..distributed.communicator import ALONE, Team
+from ..layers.checkpoint import Tensors
+from ..layers.config_values import Config
+from ..layers.layers import can_pack
 from .decoder import build_decoder
 from .decoder_config import FAMILIES
-from .layers import can_pack
-from .model import Model, Tensors
+from .model import Model
 
 
 def build_model(

@@ -3,8 +3,8 @@
 from typing import Any
 
 from ...lang.errors import ModelError
-from .config_values import Config, flag, positive_int, positive_number, section
-from .rope import RopeConfig, RopeType, yarn_attention_factor
+from ..layers.config_values import Config, flag, positive_int, positive_number, section
+from ..layers.rope import RopeConfig, RopeType, yarn_attention_factor
 
 # Any, here and below: a section of parsed JSON, whose values are checked when they are read.
 Section = dict[str, Any]

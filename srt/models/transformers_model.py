@@ -19,10 +19,10 @@ from transformers.utils import logging
 
 from ...lang.errors import ModelError, UmbelError
 from ..attention.backend import AttentionStep
-from ..kv_pool import KVGeometry
-from .checkpoint import listing
-from .config_values import Config
-from .model import Rows, Tensors
+from ..cache.kv_pool import KVGeometry
+from ..layers.checkpoint import Tensors, listing
+from ..layers.config_values import Config
+from .model import Rows
 from .transformers_probe import AttentionRecord, Recorder, check_logits
 
 NAME = "umbel"  # of our attention function in transformers' registry

@@ -11,8 +11,8 @@ from torch.nn import functional
 from ...lang.errors import ModelError
 from ..attention.backend import AttentionStep
 from ..attention.torch_backend import TorchBackend
-from ..batch import Batch
-from ..kv_pool import KVPool
+from ..cache.kv_pool import KVPool
+from ..core.batch import Batch
 from .model import Rows, attention_geometry
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ...lang.errors import ModelError
-from .cache import write_atomically
+from ..core.cache_folder import write_atomically
 from .gguf_config import Config, architecture_of, config_of
 from .gguf_file import GgufFile
 from .gguf_tensors import Parameter, parameters_of, pieces

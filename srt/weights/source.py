@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...lang.errors import ModelError
-from ..hf_tokenizer import HFTokenizer
+from ..core.cache_folder import build_once, cache_folder, make_private, write_atomically
+from ..core.trust import read_trusted, trusted
 from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from ..models.vision.text_config import sees, text_config
-from ..pictures.format import PictureFormat
-from ..tokenizer_file import read_tokenizer_file, token_table
-from ..vocabulary import Vocabulary
-from .cache import build_once, cache_folder, make_private, write_atomically
+from ..multimodal.format import PictureFormat
+from ..tokenizer.file import read_tokenizer_file, token_table
+from ..tokenizer.hf import HFTokenizer
+from ..tokenizer.vocabulary import Vocabulary
 from .configs import chat_template_of, picture_surroundings, read_config, read_preprocessor
 from .convert import MANIFEST, check_weights, convert, read_manifest
 from .default_model import DEFAULT, DEFAULT_NAMES, FOLDER_NAME, make_default_model
 from .gguf_file import GgufFile, open_gguf
 from .progress import conversion_progress
 from .safetensors_folder import TensorFolder, open_tensors
-from .trust import read_trusted, trusted
 
 if TYPE_CHECKING:
     from torch import Tensor

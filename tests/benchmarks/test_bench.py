@@ -10,9 +10,9 @@ import umbel as ul
 from umbel.interpreter.cli import main as umbel
 from umbel.lang.errors import ParameterError
 from umbel.lang.prompt import Text as TextPart
-from umbel.srt.local import LocalBackend
-from umbel.srt.prompt_encoder import PromptEncoder
-from umbel.srt.tokenizer import ByteTokenizer
+from umbel.srt.in_process import LocalBackend
+from umbel.srt.tokenizer.prompt import PromptEncoder
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from benchmarks import bench as bench_module
 from benchmarks import micro, plots

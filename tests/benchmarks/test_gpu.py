@@ -14,10 +14,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.srt.assembly import LoadedModel
 from umbel.srt.attention.backend import AttentionGeometry
-from umbel.srt.oracle import OracleRunner
-from umbel.srt.tokenizer import ByteTokenizer
+from umbel.srt.launch import LoadedModel
+from umbel.srt.testing.oracle import OracleRunner
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from benchmarks import workload
 from benchmarks.configuration import ALL, Configuration

@@ -14,8 +14,8 @@ from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.gate import Gate
 from umbel.lang.prompt import Text as TextPart
 from umbel.lang.protocol import Chunk, Final, GenRequest
-from umbel.srt.local import LocalBackend
-from umbel.srt.tokenizer import ByteTokenizer
+from umbel.srt.in_process import LocalBackend
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from benchmarks.evaluate import evaluate, evaluate_all
 from benchmarks.program import check, play

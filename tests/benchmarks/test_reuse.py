@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import umbel as ul
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.srt.local import LocalBackend
-from umbel.srt.prompt_encoder import PromptEncoder
-from umbel.srt.tokenizer import ByteTokenizer
+from umbel.srt.in_process import LocalBackend
+from umbel.srt.tokenizer.prompt import PromptEncoder
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from benchmarks.program import play
 from benchmarks.recorder import Recorder

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from umbel.lang.errors import DeadlineError
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from benchmarks.round_trips import LATENCY, STEP, compare, interview, table, tree
 from benchmarks.virtual_time import VirtualTime

@@ -20,7 +20,7 @@ from umbel.interpreter.fakes.structured import Form
 from umbel.lang.chat_template import CHATML
 from umbel.lang.protocol import Backend, GenRequest
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 from umbel.testing import VLLM, FakeOpenAI, FakeSGLang
 
 from .shapes import SHAPES, Shape

@@ -17,7 +17,7 @@ from umbel.lang.generation import gen
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import GenRequest, Hint
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 RULES = "Answer in one word. Be brief, be kind, be right, and do not explain. " * 2
 SAMPLING: dict[str, Any] = {"temperature": 0, "ignore_eos": True}

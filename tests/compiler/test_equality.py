@@ -7,7 +7,7 @@ import pytest
 import umbel as ul
 from hypothesis import HealthCheck, Phase, given, settings
 from umbel.interpreter.backends.echo import Echo
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from .random_programs import Ask, Fork, Keep, bodies, program_of
 from .watching import Watched, known_facts, seen

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import umbel as ul
 from umbel.lang.protocol import Backend
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from ..test_examples import NAMES, load
 from .watching import Watched, seen

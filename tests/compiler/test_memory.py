@@ -16,8 +16,8 @@ from umbel.interpreter.stream import Stream
 from umbel.lang.errors import ParameterError
 from umbel.lang.generation import gen
 from umbel.lang.ops import select
-from umbel.srt.batch import Batch, Logits
-from umbel.srt.local import LocalBackend
+from umbel.srt.core.batch import Batch, Logits
+from umbel.srt.in_process import LocalBackend
 
 Spec = list[tuple[Any, ...]]  # what a program says: ("say", text), ("gen", tokens, n), ("fork", branches, join), ...
 SAMPLING = {"temperature": 0, "ignore_eos": True}

@@ -16,9 +16,9 @@ from umbel.lang.errors import CapabilityError, ParameterError
 from umbel.lang.generation import gen
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Capabilities, GenRequest, Hint
-from umbel.srt.local import LocalBackend
-from umbel.srt.prompt_encoder import PromptEncoder
-from umbel.srt.tokenizer import ByteTokenizer
+from umbel.srt.in_process import LocalBackend
+from umbel.srt.tokenizer.prompt import PromptEncoder
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from .test_heads import LONG, Chain
 

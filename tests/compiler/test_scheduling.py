@@ -13,7 +13,7 @@ from umbel.interpreter.function import function
 from umbel.lang.generation import gen
 from umbel.lang.ops import select
 from umbel.lang.protocol import GenRequest
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 SAMPLING: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 SHORT, LONG = 12, 60

@@ -32,8 +32,8 @@ from umbel.lang.errors import (
 )
 from umbel.lang.programs import ProgramEnded, RunProgram, digest_of
 from umbel.lang.protocol import Backend
-from umbel.srt.faults import FailAt
-from umbel.srt.local import LocalBackend
+from umbel.srt.core.faults import FailAt
+from umbel.srt.in_process import LocalBackend
 
 from .random_programs import bodies, program_of
 from .watching import seen

@@ -80,7 +80,7 @@ def test_an_engine_that_dies_ends_the_program_and_the_next_one_runs(runtime: ul.
     next(state.text_iter("a"))
     assert runtime._process is not None
     for process in psutil.Process(runtime._process.process_id).children():
-        if "umbel.srt.engine_process" in process.cmdline():
+        if "umbel.srt.engine.process" in process.cmdline():
             process.kill()
     with pytest.raises(EngineError, match="the engine died"):
         _ = state["b"]

@@ -7,7 +7,7 @@ from umbel.interpreter.demands import expressions
 from umbel.lang.constraint import demand_of
 from umbel.lang.errors import ConstraintError
 from umbel.lang.protocol import ConstraintSpec
-from umbel.srt.constraint_compiler import Compiled, Refused, compile_constraint
+from umbel.srt.constraints.compiler import Compiled, Refused, compile_constraint
 
 pytest.importorskip("llguidance")
 

@@ -15,7 +15,7 @@ from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.echo_tokens import prompt_text
 from umbel.interpreter.demands import schemas
 from umbel.lang.protocol import Capabilities, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from .conftest import PATIENCE
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import umbel as ul
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from ..test_examples import load
 from .shapes.checkpoint import CONTEXT, FOLDER, PATCHES, parameters

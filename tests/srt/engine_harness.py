@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.clock import VirtualClock
-from umbel.srt.constraint_shelf import ConstraintShelf
-from umbel.srt.engine_protocol import (
+from umbel.srt.constraints.matcher_cache import ConstraintShelf
+from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.faults import FaultHook, no_faults
+from umbel.srt.core.messages import (
     ControlEnded,
     Ended,
     EngineConstraint,
@@ -21,10 +22,9 @@ from umbel.srt.engine_protocol import (
     ScoreEnded,
     Tokens,
 )
-from umbel.srt.faults import FaultHook, no_faults
-from umbel.srt.launched_oracle import Computes, LaunchedOracle
-from umbel.srt.oracle import OracleRunner, Reference, reference_generate
-from umbel.srt.scheduler import Scheduler, SchedulerConfig
+from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
+from umbel.srt.testing.launched_oracle import Computes, LaunchedOracle
+from umbel.srt.testing.oracle import OracleRunner, Reference, reference_generate
 
 VOCABULARY = 24
 EOS = frozenset({0})

@@ -3,13 +3,13 @@
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import ConstraintSpec, FinishReason, FromBackend, GenRequest, Origin, ToBackend
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.clock import VirtualClock
-from umbel.srt.config import Limits
-from umbel.srt.constraint_library import ConstraintLibrary
-from umbel.srt.engine_protocol import Ended, EngineAbort, EngineGenerate, EngineScore, ToEngine
-from umbel.srt.faults import FaultHook, no_faults
-from umbel.srt.gateway import Gateway
-from umbel.srt.tokenizer import ByteTokenizer, Tokenizer
+from umbel.srt.constraints.compiled_cache import ConstraintLibrary
+from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.config import Limits
+from umbel.srt.core.faults import FaultHook, no_faults
+from umbel.srt.core.messages import Ended, EngineAbort, EngineGenerate, EngineScore, ToEngine
+from umbel.srt.gateway.gateway import Gateway
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
 PEER = b"peer"
 CONTEXT = 100

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from umbel.lang.protocol import ConstraintEngine, ConstraintSpec
-from umbel.srt.constraint_compiler import Answer, compile_constraint
+from umbel.srt.constraints.compiler import Answer, compile_constraint
 
 
 class PatientCompiler:

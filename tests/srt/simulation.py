@@ -35,18 +35,18 @@ from umbel.lang.protocol import (
 )
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.assembly import ORACLE_FAVOURITES, Engine, open_engine
-from umbel.srt.clock import VirtualClock
-from umbel.srt.config import Limits
-from umbel.srt.constraint_library import ConstraintLibrary
-from umbel.srt.engine_protocol import ToEngine
-from umbel.srt.faults import no_faults
-from umbel.srt.gateway import Gateway
-from umbel.srt.local import LocalBackend
-from umbel.srt.oracle import OracleModel, reference_generate
-from umbel.srt.prompt_encoder import PromptEncoder
-from umbel.srt.tokenizer import ByteTokenizer
-from umbel.srt.wire import EngineFrame, from_engine_codec, from_gateway_codec, to_engine_codec, to_gateway_codec
+from umbel.srt.constraints.compiled_cache import ConstraintLibrary
+from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.config import Limits
+from umbel.srt.core.faults import no_faults
+from umbel.srt.core.messages import ToEngine
+from umbel.srt.core.wire import EngineFrame, from_engine_codec, from_gateway_codec, to_engine_codec, to_gateway_codec
+from umbel.srt.gateway.gateway import Gateway
+from umbel.srt.in_process import LocalBackend
+from umbel.srt.launch import ORACLE_FAVOURITES, Engine, open_engine
+from umbel.srt.testing.oracle import OracleModel, reference_generate
+from umbel.srt.tokenizer.prompt import PromptEncoder
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from .patient_compiler import PatientCompiler
 

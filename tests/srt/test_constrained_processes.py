@@ -32,7 +32,7 @@ def compilers() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.status() != psutil.STATUS_ZOMBIE and "umbel.srt.constraint_worker" in process.cmdline()
+        if process.status() != psutil.STATUS_ZOMBIE and "umbel.srt.constraints.compiler_worker" in process.cmdline()
     ]
 
 

@@ -15,7 +15,7 @@ from umbel.lang.errors import ConstraintError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from .random_schemas import Schema, random_schema, text_of
 from .toy_constraint import encode

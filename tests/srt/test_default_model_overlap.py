@@ -3,10 +3,10 @@
 import pytest
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.assembly import open_engine
-from umbel.srt.clock import SystemClock
-from umbel.srt.engine_protocol import Ended, EngineGenerate
-from umbel.srt.faults import no_faults
+from umbel.srt.core.clock import SystemClock
+from umbel.srt.core.faults import no_faults
+from umbel.srt.core.messages import Ended, EngineGenerate
+from umbel.srt.launch import open_engine
 
 pytestmark = pytest.mark.model
 

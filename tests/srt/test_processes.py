@@ -59,7 +59,7 @@ def engine_of(runtime: Runtime) -> psutil.Process:
     found = [
         process
         for process in psutil.Process(runtime._process.process_id).children()
-        if process.is_running() and "umbel.srt.engine_process" in process.cmdline()
+        if process.is_running() and "umbel.srt.engine.process" in process.cmdline()
     ]
     assert len(found) == 1, "one engine per gateway"
     return found[0]

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded
 from umbel.fsm.tokens.masks import Mask
 from umbel.fsm.tokens.vocabulary import pack
-from umbel.srt.constraint_shelf import AtOnce, ConstraintShelf
-from umbel.srt.engine_protocol import EngineConstraint
-from umbel.srt.tokenizer import ByteTokenizer
+from umbel.srt.constraints.matcher_cache import AtOnce, ConstraintShelf
+from umbel.srt.core.messages import EngineConstraint
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 Encode = Callable[[str], list[int]]

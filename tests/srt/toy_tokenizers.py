@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from umbel.srt.hf_tokenizer import HFTokenizer
-from umbel.srt.tokenizer_file import read_tokenizer_file, token_table
-from umbel.srt.vocabulary import Vocabulary
+from umbel.srt.tokenizer.file import read_tokenizer_file, token_table
+from umbel.srt.tokenizer.hf import HFTokenizer
+from umbel.srt.tokenizer.vocabulary import Vocabulary
 
 CORPUS = [
     "The capital of France is Paris, and the capital of Japan is Tokyo.",

@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.optimal_reuse import optimal_cached_tokens
+
+from benchmarks.optimal_reuse import optimal_cached_tokens
 
 from .engine_harness import Engine
 

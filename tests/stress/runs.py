@@ -75,7 +75,7 @@ def gateway_of(runtime: Runtime) -> psutil.Process:
 
 def engine_of(runtime: Runtime) -> psutil.Process:
     (engine,) = (
-        child for child in gateway_of(runtime).children() if "umbel.srt.engine_process" in " ".join(child.cmdline())
+        child for child in gateway_of(runtime).children() if "umbel.srt.engine.process" in " ".join(child.cmdline())
     )
     return engine
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.assembly import Engine, open_engine
-from umbel.srt.clock import SystemClock
-from umbel.srt.engine_protocol import Ended, EngineGenerate
-from umbel.srt.faults import no_faults
-from umbel.srt.scheduler import Scheduler, SchedulerConfig
+from umbel.srt.core.clock import SystemClock
+from umbel.srt.core.faults import no_faults
+from umbel.srt.core.messages import Ended, EngineGenerate
+from umbel.srt.launch import Engine, open_engine
+from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
 pytestmark = [pytest.mark.nightly, pytest.mark.model]
 

@@ -15,8 +15,8 @@ from ....lang.errors import ParameterError
 from ...attention.backend import AttentionCounters, AttentionGeometry
 from ...attention.generated_rows import generated_apart
 from ...attention.plan import AttentionPlan, Cut, visible_intervals
-from ...batch import Batch
-from ...kv_pool import KVPool
+from ...cache.kv_pool import KVPool
+from ...core.batch import Batch
 from .library import load_library
 
 BLOCK_VECTORS = 96  # query vectors of one item: with a block of keys and values they fit into the L2 cache

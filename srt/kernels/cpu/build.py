@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 
 from ....lang.errors import ModelError
-from ...weights.cache import build_once, cache_folder
-from ...weights.trust import read_trusted, trusted
+from ...core.cache_folder import build_once, cache_folder
+from ...core.trust import read_trusted, trusted
 from .isa import Isa
 
 SOURCES = Path(__file__).parent / "source"

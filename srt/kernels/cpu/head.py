@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from ....lang.errors import EngineError, ParameterError
-from ...batch import Pick, Picks
-from ...draw import gumbel
+from ...core.batch import Pick, Picks
+from ...sampling.gumbel import gumbel
 from .linear import PackedMatrix
 
 

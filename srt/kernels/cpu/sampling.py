@@ -1,4 +1,4 @@
-"""Tokens and log-probabilities from full logits, in C++. The torch twin is srt/torch_sampling.py."""
+"""Tokens and log-probabilities from full logits, in C++. The torch twin is srt/sampling/torch_sampler.py."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,9 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from ....lang.errors import EngineError
-from ...batch import LogitsError
-from ...draw import Draws
-from ...torch_sampling import Summary
+from ...core.batch import Draws, LogitsError, Summary
 
 
 class CpuSampling:

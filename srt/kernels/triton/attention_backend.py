@@ -14,8 +14,8 @@ import torch
 from ....lang.errors import MissingExtraError
 from ...attention.backend import AttentionCounters, AttentionGeometry
 from ...attention.plan import ITEMS_PER_WORKER, AttentionPlan, Cut, make_plan
-from ...batch import Batch
-from ...kv_pool import FLOAT8, KVPool
+from ...cache.kv_pool import FLOAT8, KVPool
+from ...core.batch import Batch
 
 try:
     import triton

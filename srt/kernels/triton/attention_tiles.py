@@ -22,7 +22,7 @@ import torch
 
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
-from ...kv_pool import FLOAT8
+from ...cache.kv_pool import FLOAT8
 from .jit import block_of
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

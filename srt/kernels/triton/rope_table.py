@@ -2,7 +2,7 @@
 
 import torch
 
-from ...models.rope import Rope, RopeConfig
+from ...layers.rope import Rope, RopeConfig
 
 _POSITIONS_AT_ONCE = 8192  # angles are float32, and wider than what is kept of them
 

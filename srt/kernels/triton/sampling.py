@@ -1,4 +1,4 @@
-"""Logits → tokens on the device, by the definition of a draw (srt/draw.py). The twin is srt/torch_sampling.py.
+"""Logits → tokens on the device, by the definition of a draw (gumbel.py). The twin is torch_sampler.py.
 
     scan     row × chunk of the vocabulary, one read of the logits. Of each tile of 128 tokens stay its largest logit
              and, by what is drawn, a bound of its scores or its mass. The program that comes last to a row finishes a
@@ -19,9 +19,7 @@ import torch
 import triton
 from numpy.typing import NDArray
 
-from ...batch import LogitsError
-from ...draw import Draws
-from ...torch_sampling import Summary
+from ...core.batch import Draws, LogitsError, Summary
 from .early import launched_early
 from .jit import block_of
 from .sampling_columns import DeviceDraws

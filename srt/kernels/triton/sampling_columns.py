@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...draw import Draws
+from ...core.batch import Draws
 from .sampling_tiles import LINE
 
 _COLUMNS = 7

@@ -1,4 +1,4 @@
-"""The noise of srt/draw.py in Triton: exactly, in float64, and roughly, where only a few tokens can win a race."""
+"""The noise of gumbel.py in Triton: exactly, in float64, and roughly, where only a few tokens can win a race."""
 
 import triton.language as tl
 from triton import knobs

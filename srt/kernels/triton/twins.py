@@ -6,8 +6,8 @@ Nothing here imports Triton.
 import torch
 from torch.nn import functional
 
-from ...kv_pool import movable, rounded
-from ...models.layers import ACTIVATIONS, RMSNorm
+from ...cache.kv_pool import movable, rounded
+from ...layers.layers import ACTIVATIONS, RMSNorm
 from .head_norm import HeadNorm
 
 

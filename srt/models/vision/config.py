@@ -9,7 +9,7 @@ from math import isqrt
 from typing import Literal
 
 from ....lang.errors import ModelError
-from ..config_values import MOST_LAYERS, Config, flag, positive_int, positive_number, section
+from ...layers.config_values import MOST_LAYERS, Config, flag, positive_int, positive_number, section
 from .text_config import DECODERS, text_config
 
 Kind = Literal["clip", "siglip"]

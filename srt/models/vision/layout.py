@@ -6,7 +6,7 @@ the grid's tiles as one large picture    without its padding, line by line of pa
 
 import torch
 
-from ...pictures.format import anyres_tokens, unpadded
+from ...multimodal.format import anyres_tokens, unpadded
 
 
 def arrange(

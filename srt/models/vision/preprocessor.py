@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....lang.errors import ModelError
-from ...pictures.format import PictureFormat, Resample
-from ..config_values import Config, flag, positive_number, section
+from ...layers.config_values import Config, flag, positive_number, section
+from ...multimodal.format import PictureFormat, Resample
 from .config import VisionConfig, read_grids, read_vision
 
 PREPROCESSOR = "preprocessor_config"

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from ....lang.errors import ModelError
-from ..checkpoint import Checkpoint
-from ..layers import ACTIVATIONS, RMSNorm
+from ...layers.checkpoint import Checkpoint
+from ...layers.layers import ACTIVATIONS, RMSNorm
 from .config import VisionConfig
 
 _ROOT = "multi_modal_projector"

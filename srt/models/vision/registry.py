@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from ....lang.errors import ModelError
-from ..config_values import Config
-from ..model import Tensors
+from ...core.model import VisionModel
+from ...layers.checkpoint import Tensors
+from ...layers.config_values import Config
 from .config import read_vision
-from .model import VisionModel
 from .preprocessor import read_normalisation
 from .sight import Sight
 from .text_config import sees, text_config

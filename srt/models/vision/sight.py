@@ -6,11 +6,10 @@ import torch
 from msgspec.structs import replace
 
 from ....lang.errors import RequestError
-from ...engine_protocol import EnginePicture
-from ...pictures.numbers import PICTURE_BASE
-from ..checkpoint import Checkpoint
-from ..layers import can_pack
-from ..model import Tensors
+from ...core.image_token_ids import PICTURE_BASE
+from ...core.messages import EnginePicture
+from ...layers.checkpoint import Checkpoint, Tensors
+from ...layers.layers import can_pack
 from .config import VisionConfig
 from .layout import arrange, arranged_tokens
 from .preprocessor import Normalisation

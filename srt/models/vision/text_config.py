@@ -6,7 +6,7 @@ No torch: the gateway asks for the size of the vocabulary.
 from typing import Any
 
 from ....lang.errors import ModelError
-from ..config_values import Config, flag, section
+from ...layers.config_values import Config, flag, section
 
 # The defaults of transformers' configuration classes, of those fields for which our decoder has none: a text model's
 # file states them, a `text_config` need not. Any: parsed JSON.

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from ....lang.errors import ModelError
-from ..checkpoint import Checkpoint
-from ..layers import ACTIVATIONS, Linear
+from ...layers.checkpoint import Checkpoint
+from ...layers.layers import ACTIVATIONS, Linear
 from .config import TowerConfig
 
 BATCH_ROWS = 4096  # positions of one pass, of however many tiles: bounds the widest intermediate at about 64 MiB

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from umbel.compiler.operations import Choose, Generate
 from umbel.compiler.passes import rewrite
 from umbel.interpreter.backends.echo import Echo
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from ..watching import Watched
 from .running import answer, both

@@ -5,7 +5,7 @@ import umbel as ul
 from umbel.lang.cache_report import CacheCause, CallReport
 from umbel.lang.errors import CapabilityError
 from umbel.lang.protocol import Backend
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from ..conftest import PATIENCE
 

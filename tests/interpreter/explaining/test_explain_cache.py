@@ -13,7 +13,7 @@ from umbel.lang.chat_template import CHATML
 from umbel.lang.errors import ProgramError
 from umbel.lang.protocol import Backend
 from umbel.lang.source import shown_name
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from ..conftest import PATIENCE
 

@@ -29,7 +29,7 @@ import umbel as ul
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import Backend
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.local import LocalBackend
+from umbel.srt.in_process import LocalBackend
 
 from ...test_examples import load
 from .test_every_backend import EXAMPLES

@@ -17,9 +17,9 @@ from umbel.lang.chat_template import CHATML
 from umbel.lang.prompt import Part, Text
 from umbel.lang.protocol import Backend, Chunk, Completion, Final, GenRequest, Scored, ScoreRequest
 from umbel.lang.sampling import SamplingParams
-from umbel.srt import assembly
-from umbel.srt.local import LocalBackend
-from umbel.srt.tokenizer import ByteTokenizer, Tokenizer
+from umbel.srt import launch
+from umbel.srt.in_process import LocalBackend
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 from umbel.testing import VLLM, FakeAnthropic, FakeOpenAI
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Greedy(LocalBackend):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return assembly.open_tokenizer(self.options)[1]
+        return launch.open_tokenizer(self.options)[1]
 
 
 class Wordy(Greedy):
@@ -76,8 +76,8 @@ class Wordy(Greedy):
 
     def _open(self) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(assembly, "ByteTokenizer", Words)
-            patch.setattr(assembly, "ORACLE_FAVOURITES", FAVOURITES)
+            patch.setattr(launch, "ByteTokenizer", Words)
+            patch.setattr(launch, "ORACLE_FAVOURITES", FAVOURITES)
             super()._open()
 
 

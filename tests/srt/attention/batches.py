@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from hypothesis import strategies
 from umbel.srt.attention.backend import AttentionGeometry
-from umbel.srt.batch import DUMMY_SLOT, Batch
-from umbel.srt.kv_pool import KVGeometry, KVPool
+from umbel.srt.cache.kv_pool import KVGeometry, KVPool
+from umbel.srt.core.batch import DUMMY_SLOT, Batch
 
 HEADS = AttentionGeometry(heads=6, kv_heads=2, head_dim=8)
 

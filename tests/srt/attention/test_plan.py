@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.srt.attention.plan import AttentionPlan, Cut, make_plan
-from umbel.srt.batch import Batch
+from umbel.srt.core.batch import Batch
 
 from .batches import Sequence, branches, make_batch, make_tree_batch, seen, sequences, with_pictures
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from umbel.srt.attention.plan import Cut, make_plan
 from umbel.srt.attention.sharing import MERGE_KEYS, SharedRun, find_sharing
-from umbel.srt.batch import Batch
+from umbel.srt.core.batch import Batch
 
 from ..engine_harness import VOCABULARY, Engine
 from .batches import Branch, make_tree_batch

@@ -13,11 +13,11 @@ from umbel.lang.errors import ParameterError
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
 from umbel.srt.attention.plan import make_plan
 from umbel.srt.attention.torch_backend import TorchBackend
-from umbel.srt.batch import DUMMY_SLOT, Batch
+from umbel.srt.cache.kv_pool import KVGeometry, KVPool
+from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.cpu.attention import CpuBackend
 from umbel.srt.kernels.cpu.isa import Isa
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.kv_pool import KVGeometry, KVPool
 
 from ..attention.batches import (
     Branch,

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from umbel.lang.errors import ParameterError
-from umbel.srt import model_runner
 from umbel.srt.kernels.cpu import build
 from umbel.srt.kernels.cpu import library as kernel_library
 from umbel.srt.kernels.cpu.build import NoKernels, WrongKernels, find_compiler, library_path, walk_path
 from umbel.srt.kernels.cpu.isa import Isa, choose_isa, narrower, usable
 from umbel.srt.kernels.cpu.library import isa_of, load_library, load_walk
-from umbel.srt.model_runner import ModelRunner, build_runner
-from umbel.srt.native_runner import NativeRunner
+from umbel.srt.runners import torch_runner
+from umbel.srt.runners.cpu_runner import NativeRunner
+from umbel.srt.runners.torch_runner import ModelRunner, build_runner
 
 from ..models.reference import reference_model, tensors_of
 
@@ -151,7 +151,7 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise NoKernels("there is no C++ compiler; install one")
 
-    monkeypatch.setattr(model_runner, "load_library", refuse)
+    monkeypatch.setattr(torch_runner, "load_library", refuse)
 
 
 @pytest.mark.usefixtures("_no_kernels")

@@ -5,8 +5,8 @@ import ctypes
 import pytest
 import torch
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.models.layers import ACTIVATIONS, RMSNorm
-from umbel.srt.models.rope import Rope, RopeConfig, RopeType, turn
+from umbel.srt.layers.layers import ACTIVATIONS, RMSNorm
+from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, turn
 
 from .native import native_isas
 

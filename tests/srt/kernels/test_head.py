@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
-from umbel.srt.batch import Allowed, Pick, Picks
-from umbel.srt.draw import draw_key, inverse_temperature
+from umbel.srt.core.batch import Allowed, Pick, Picks
 from umbel.srt.kernels.cpu.head import Head, choose_from_logits
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
+from umbel.srt.sampling.gumbel import draw_key, inverse_temperature
 
 from .native import native_isas
 

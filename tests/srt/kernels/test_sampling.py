@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import EngineError
-from umbel.srt.draw import Draws
+from umbel.srt.core.batch import Draws
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kernels.cpu.sampling import CpuSampling
-from umbel.srt.logprobs import Wanted, describe
-from umbel.srt.torch_sampling import TorchSampling
+from umbel.srt.sampling.logprobs import Wanted, describe
+from umbel.srt.sampling.torch_sampler import TorchSampling
 
 from .native import native_isas
 

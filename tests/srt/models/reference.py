@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from umbel.srt.batch import Batch
-from umbel.srt.model_runner import ModelRunner
+from umbel.srt.core.batch import Batch
+from umbel.srt.runners.torch_runner import ModelRunner
 
 # Small, but with every dimension of its own, so that a swapped one is a shape error.
 TINY: dict[str, Any] = {

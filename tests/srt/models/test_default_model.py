@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from umbel.srt.model_runner import ModelRunner, build_runner
+from umbel.srt.runners.torch_runner import ModelRunner, build_runner
 from umbel.srt.weights import open_model
 
 from .reference import Piece, Sequences, reference_logits, relative_error, run_steps

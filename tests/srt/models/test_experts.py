@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from umbel.lang.errors import ModelError, ParameterError
-from umbel.srt.model_runner import build_runner
 from umbel.srt.models.decoder import Decoder
 from umbel.srt.models.decoder_config import read_config
-from umbel.srt.native_runner import obstacle
+from umbel.srt.runners.cpu_runner import obstacle
+from umbel.srt.runners.torch_runner import build_runner
 
 from .reference import Piece, Sequences, random_tokens, reference_logits, reference_model, relative_error, run_steps
 from .reference import tensors_of as stacked_tensors_of

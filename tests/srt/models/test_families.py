@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.lang.runtime_options import Kernels
-from umbel.srt.model_runner import ModelRunner, build_runner
+from umbel.srt.runners.torch_runner import ModelRunner, build_runner
 
 from .reference import (
     Piece,

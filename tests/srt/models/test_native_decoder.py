@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.native_runner import NativeRunner, build_native_runner
+from umbel.srt.runners.cpu_runner import NativeRunner, build_native_runner
 
 from ..kernels.native import native_isas
 from .reference import Piece, Sequences, random_tokens, reference_logits, reference_model, relative_error, tensors_of

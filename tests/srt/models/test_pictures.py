@@ -9,25 +9,25 @@ import torch
 from transformers import PreTrainedModel
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.attention.torch_backend import TorchBackend
-from umbel.srt.batch import Batch, Runner
-from umbel.srt.clock import VirtualClock
-from umbel.srt.cuda.building import build_cuda_runner
-from umbel.srt.cuda.device import HostAccelerator
-from umbel.srt.cuda.memory import StepLimits
-from umbel.srt.cuda.parts import twin_parts
-from umbel.srt.cuda.runner import CudaRunner
-from umbel.srt.engine_protocol import Ended, EngineGenerate
+from umbel.srt.core.batch import Batch, Runner
+from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.image_token_ids import PICTURE_BASE, picture_spans, picture_tokens
+from umbel.srt.core.messages import Ended, EngineGenerate
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.model_runner import ModelRunner
 from umbel.srt.models.decoder import build_decoder
 from umbel.srt.models.model import attention_geometry
-from umbel.srt.native_runner import NativeRunner, build_native_runner
-from umbel.srt.pictures.numbers import PICTURE_BASE, picture_spans, picture_tokens
-from umbel.srt.pictures.sequence import SequencePictures
-from umbel.srt.pictures.store import VisionStore
-from umbel.srt.scheduler import Scheduler, SchedulerConfig
+from umbel.srt.multimodal.sequence import SequencePictures
+from umbel.srt.multimodal.store import VisionStore
+from umbel.srt.runners.cpu_runner import NativeRunner, build_native_runner
+from umbel.srt.runners.cuda.building import build_cuda_runner
+from umbel.srt.runners.cuda.device import HostAccelerator
+from umbel.srt.runners.cuda.memory import StepLimits
+from umbel.srt.runners.cuda.parts import twin_parts
+from umbel.srt.runners.cuda.runner import CudaRunner
+from umbel.srt.runners.torch_runner import ModelRunner
+from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
-from ..pictures.toy_vision import ToyVision, picture
+from ..multimodal.toy_vision import ToyVision, picture
 from .reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
 
 NUM_SLOTS = 120

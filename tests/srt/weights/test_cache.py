@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from umbel.lang.errors import ModelError
-from umbel.srt.weights.cache import build_once, cache_folder, locked, make_private, write_atomically
+from umbel.srt.core.cache_folder import build_once, cache_folder, locked, make_private, write_atomically
 
 
 def is_whole(folder: Path) -> bool:
@@ -124,7 +124,7 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pyte
 BUILDER = """
 import sys
 from pathlib import Path
-from umbel.srt.weights.cache import build_once
+from umbel.srt.core.cache_folder import build_once
 
 def build(folder):
     with Path(sys.argv[2]).open("a") as file:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from umbel.lang.prompt import Text
-from umbel.srt.hf_tokenizer import HFTokenizer
-from umbel.srt.prompt_encoder import PromptEncoder
+from umbel.srt.tokenizer.hf import HFTokenizer
+from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.weights import ModelSource, list_models, open_model
 from umbel.srt.weights.default_model import make_default_model
 

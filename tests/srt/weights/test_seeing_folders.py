@@ -9,7 +9,7 @@ import torch
 from umbel.lang.errors import ModelError
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR
 from umbel.srt.models.vision.registry import build_vision, text_part
-from umbel.srt.pictures.format import PictureFormat
+from umbel.srt.multimodal.format import PictureFormat
 from umbel.srt.weights import ModelSource, open_model
 
 from ..models.vision.tiny import Tiny, gemma3, llava, llava_next, noise

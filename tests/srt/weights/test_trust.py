@@ -12,13 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from umbel.lang.errors import ModelError
-from umbel.srt import assembly, constraint_opener, engine_process
+from umbel.srt import launch
+from umbel.srt.constraints import opener
+from umbel.srt.core.cache_folder import make_private
+from umbel.srt.core.trust import read_trusted, trusted
+from umbel.srt.engine import process
 from umbel.srt.kernels.cpu import build
 from umbel.srt.kernels.cpu.build import LIBRARY, SEAL, NoKernels, walk_path
 from umbel.srt.weights import open_model
-from umbel.srt.weights.cache import make_private
 from umbel.srt.weights.convert import MANIFEST, WEIGHTS
-from umbel.srt.weights.trust import read_trusted, trusted
 
 from .tiny import BY_NAME, write_folder, write_gguf
 
@@ -245,8 +247,8 @@ def test_no_vocabulary_of_another_user_is_read(shared: Path) -> None:
 def test_no_trie_of_another_user_is_read(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_user(ATTACKER, lambda: plant(shared / "umbel"))
     monkeypatch.setenv("UMBEL_CACHE", str(shared / "umbel"))
-    assert as_user(VICTIM, assembly._tries_folder) == "None"
-    answer = as_user(VICTIM, lambda: constraint_opener._read_ours(shared / "umbel" / "tries" / "planted"))
+    assert as_user(VICTIM, launch._tries_folder) == "None"
+    answer = as_user(VICTIM, lambda: opener._read_ours(shared / "umbel" / "tries" / "planted"))
     assert answer.startswith("PermissionError: ")
 
 
@@ -369,8 +371,8 @@ def test_an_engine_with_damaged_weights_ends(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(os, "setpriority", lambda *_: None)
     runner = scheduler = None
     for damage in ("", "the weights are damaged"):
-        engine_process.compare_weights(
-            assembly.Engine(scheduler, runner, 0, None, (), lambda damage=damage: damage)  # type: ignore[arg-type, misc]
+        process.compare_weights(
+            launch.Engine(scheduler, runner, 0, None, (), lambda damage=damage: damage)  # type: ignore[arg-type, misc]
         )
     assert ended == [1]
     assert "the weights are damaged; the engine ends" in caplog.text

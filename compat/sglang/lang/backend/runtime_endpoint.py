@@ -20,7 +20,7 @@ from .server_options import runtime_options
 from .serving import Parameters
 
 if TYPE_CHECKING:
-    from .....srt.tokenizer import Tokenizer
+    from .....srt.tokenizer.tokenizer import Tokenizer
 
 
 class RuntimeTokenizer:
@@ -75,7 +75,7 @@ class Runtime(core.Runtime):
 
     def get_tokenizer(self) -> RuntimeTokenizer:
         """The model's tokenizer, read without starting the runtime."""
-        from .....srt.assembly import open_tokenizer  # late: it brings what reads models
+        from .....srt.launch import open_tokenizer  # late: it brings what reads models
 
         return RuntimeTokenizer(open_tokenizer(self.options).tokenizer)
 

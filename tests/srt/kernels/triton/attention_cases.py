@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.attention.torch_backend import TorchBackend
-from umbel.srt.batch import Batch
+from umbel.srt.cache.kv_pool import KVPool, rounded
+from umbel.srt.core.batch import Batch
 from umbel.srt.kernels.triton.attention_backend import TritonBackend
 from umbel.srt.kernels.triton.attention_tiles import Tile, Tiles
-from umbel.srt.kv_pool import KVPool, rounded
 
 from ...attention.batches import random_pool
 

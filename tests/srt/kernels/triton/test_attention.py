@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from umbel.lang.errors import MissingExtraError, ParameterError
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
 from umbel.srt.attention.torch_backend import TorchBackend
-from umbel.srt.batch import DUMMY_SLOT, Batch
+from umbel.srt.cache.kv_pool import FLOAT8, KVPool
+from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.triton import attention_backend
 from umbel.srt.kernels.triton.attention_backend import BLOCK_PARTS, TritonBackend
 from umbel.srt.kernels.triton.attention_tiles import tiles_for
-from umbel.srt.kv_pool import FLOAT8, KVPool
 
 from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences, with_pictures
 from .attention_cases import SCALE, normal, pool_for, tiny_backend, twin

@@ -7,7 +7,7 @@ import torch
 from umbel.srt.kernels.triton import moe, twins
 from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles, tiles_for
 from umbel.srt.kernels.triton.moe_few import are_few
-from umbel.srt.models.checkpoint import Checkpoint
+from umbel.srt.layers.checkpoint import Checkpoint
 from umbel.srt.models.experts import ExpertKernels, Experts, expert_kernels
 from umbel.srt.models.experts_config import ExpertsConfig
 

@@ -7,8 +7,8 @@ import torch
 from umbel.srt.kernels.triton import rope, twins
 from umbel.srt.kernels.triton.head_norm import HeadNorm
 from umbel.srt.kernels.triton.rope_table import rope_table
-from umbel.srt.models.layers import RMSNorm
-from umbel.srt.models.rope import Rope, RopeConfig, RopeType, turn
+from umbel.srt.layers.layers import RMSNorm
+from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, turn
 
 from .closeness import DTYPES, TOLERANCES, random, relative_error
 

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import EngineError
-from umbel.srt.draw import Draws, draw_keys
+from umbel.srt.core.batch import Draws
 from umbel.srt.kernels.triton import sampling
 from umbel.srt.kernels.triton.sampling import TritonSampling
 from umbel.srt.kernels.triton.sampling_columns import DeviceDraws
-from umbel.srt.torch_sampling import TorchSampling
+from umbel.srt.sampling.gumbel import draw_keys
+from umbel.srt.sampling.torch_sampler import TorchSampling
 
 from .closeness import random
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import umbel as ul
 from PIL import Image
-from umbel.srt.hf_tokenizer import HFTokenizer
+from umbel.srt.tokenizer.hf import HFTokenizer
 from umbel.srt.weights import ModelSource, open_model
 
 from ... import toy_tokenizers

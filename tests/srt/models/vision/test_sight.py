@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import torch
 from umbel.lang.errors import ModelError, RequestError
+from umbel.srt.core.model import VisionModel
 from umbel.srt.models.vision import towers
-from umbel.srt.models.vision.model import VisionModel
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR
 from umbel.srt.models.vision.registry import build_vision, text_part
 

@@ -21,9 +21,9 @@ from transformers import (
     SiglipImageProcessorPil,
     SiglipVisionConfig,
 )
-from umbel.srt.engine_protocol import EnginePicture
+from umbel.srt.core.messages import EnginePicture
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR, read_picture_format
-from umbel.srt.pictures.prepare import prepare
+from umbel.srt.multimodal.prepare import prepare
 
 from ..reference import TINY
 

@@ -1,0 +1,136 @@
+"""A check of the whole tree and pool, a few nodes at a time, while no request runs.
+
+    to visit ──visit──▶ visited      new nodes begin on the left, nodes that change go back there, removed ones leave
+
+Requests may run between two visits. What has been added up of the visited nodes is true of them all the time, so when
+nothing is left to visit it is true of the whole tree, and has to agree with the tree's sums and the pool's free slots.
+The next round visits every node again.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from .radix_node import RadixNode
+from .slot_allocator import IntegrityError, SlotPool
+
+_SLICE = 128  # nodes in a slice at most; about a third of a millisecond
+_SLOTS = 64  # of a long node, that count as one more
+
+
+class IdleCheck:
+    """All nodes of one tree, and how far the check has come. The tree says what happens to them; roots are left out."""
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self.visits = 0  # cumulative
+        self.forget()
+
+    def __len__(self) -> int:
+        return len(self._to_visit) + len(self._visited)
+
+    def __contains__(self, node: RadixNode) -> bool:
+        return node.id in self._to_visit or node.id in self._visited
+
+    # ------------------------------------------------------------------------------------------ the tree says
+
+    def forget(self) -> None:
+        """There are no nodes any more."""
+        self._to_visit: dict[int, RadixNode] = {}
+        self._visited: dict[int, RadixNode] = {}
+        self._begin()
+
+    def added(self, node: RadixNode) -> None:
+        self._to_visit[node.id] = node
+
+    def changes(self, node: RadixNode) -> None:
+        """Called before the node's tokens, slots or pins change."""
+        if self._visited.pop(node.id, None) is not None:
+            self._subtract(node)
+            self._to_visit[node.id] = node
+
+    def removed(self, node: RadixNode) -> None:
+        if self._to_visit.pop(node.id, None) is None:
+            del self._visited[node.id]
+            self._subtract(node)
+
+    # ------------------------------------------------------------------------------------------ the check
+
+    def visit_some(self) -> bool:
+        """Visits the nodes of one slice; no request may hold one. False: none is left.
+
+        Raises:
+            IntegrityError: naming the node.
+        """
+        work = 0
+        while self._to_visit and work < _SLICE:
+            _, node = self._to_visit.popitem()
+            self._visit(node)
+            self._visited[node.id] = node
+            work += 1 + len(node.slots) // _SLOTS
+        return bool(self._to_visit)
+
+    def end(self, *, tokens: int, held: int, pinned: int, pins: Mapping[int, int]) -> None:
+        """All nodes have been visited: ends the round, and begins the next one.
+
+        Args:
+            tokens, held, pinned: the sums of the tree.
+            pins: node id → pins that were put on it.
+
+        Raises:
+            IntegrityError: what contradicts what.
+        """
+        assert not self._to_visit, "the round is not over"
+        under_pins = sum(len(self._visited[number].tokens) for number in self._pins)
+        if (self._tokens, under_pins, under_pins) != (tokens, held, pinned):
+            raise IntegrityError(
+                f"the tree has {self._tokens} tokens, {under_pins} pinned, and nobody runs; its sums say {tokens}, "
+                f"{held} held, {pinned} pinned"
+            )
+        if self._pins != dict(pins):
+            raise IntegrityError("the tree has pins that nobody has put there, or lacks some")
+        self._pool.check_map(self._taken, self._tokens)
+        self._to_visit, self._visited = self._visited, {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._taken = np.zeros(self._pool.num_slots, dtype=np.bool_)  # slots of visited nodes
+        self._tokens = 0  # of visited nodes
+        self._pins: dict[int, int] = {}  # visited node → its pins
+
+    def _visit(self, node: RadixNode) -> None:
+        self.visits += 1
+        require_node(node)
+        if node.locks:
+            raise IntegrityError(f"node {node.id} has {node.locks} locks, and nobody runs")
+        parent = node.parent
+        if parent is None or parent.children.get(int(node.tokens[0])) is not node:
+            raise IntegrityError(f"node {node.id} is not in the tree")
+        if not (parent.is_root or parent in self) or not all(child in self for child in node.children.values()):
+            raise IntegrityError(f"node {node.id} has a parent or a child that is not in the tree")
+        if self._taken[node.slots].any() or self._pool.are_free(node.slots):
+            raise IntegrityError(f"node {node.id} has slots that are free, or another node's")
+        self._taken[node.slots] = True
+        self._tokens += len(node.tokens)
+        if node.pins:
+            self._pins[node.id] = node.pins
+
+    def _subtract(self, node: RadixNode) -> None:
+        self._taken[node.slots] = False
+        self._tokens -= len(node.tokens)
+        self._pins.pop(node.id, None)
+
+
+def require_node(node: RadixNode) -> None:
+    """What holds of any node at any time.
+
+    Raises:
+        IntegrityError: naming the node.
+    """
+    if not 0 < len(node.tokens) == len(node.slots):
+        raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens and {len(node.slots)} slots")
+    if node.evictable and not node.queued:
+        raise IntegrityError(f"leaf {node.id} can never be evicted: it is not in the queue")
+    for first, child in node.children.items():
+        if child.parent is not node or child.tokens[:1].tolist() != [first] or child.salt != node.salt:
+            raise IntegrityError(f"node {child.id} is in the wrong place under node {node.id}")

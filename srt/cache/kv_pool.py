@@ -1,0 +1,141 @@
+"""The KV pool: keys and values of every cached token, by slot. One pool for cache and running requests.
+
+Slots are handed out elsewhere; here they are only memory. Slot 0 (`batch.DUMMY_SLOT`) belongs to nobody: rows
+whose key is already in the pool write there.
+
+A pool may be narrower than the model. In float8 (e4m3: 3 bits of fraction, 2⁻⁹ to 448) it takes half of bfloat16's
+memory. There is no scale: e4m3 is as precise at 0.02 as at 400, and what is larger becomes 448, never infinite. In the
+layers of Gemma 3 270M that were looked at, keys reach 97 and values 107, and one to four of a hundred numbers lie below
+2⁻⁶, where precision fades. What it costs there, over 512 rows of two texts, measured against float32: the divergence of
+the next token's distribution (KL) is 0.019 on average, with bfloat16 computing 0.021, where bfloat16 without float8 has
+0.001; the most likely token stays in 93 and 90 of 100 rows, in bfloat16 without float8 in 96.
+"""
+
+import ctypes
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ...lang.errors import ParameterError
+from ..core.pages import zero_pages
+
+FLOAT8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """What one token costs."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def rounded_to(self, dtype: torch.dtype | None) -> "KVGeometry":
+        """The same in another dtype; None: in this one."""
+        return self if dtype is None else replace(self, dtype=dtype)
+
+
+class KVPool:
+    """`keys[layer]` and `values[layer]`, each [slots, kv_heads, head_dim]. On the CPU memory is touched when used.
+
+    Args:
+        library: the CPU kernels, if they are there: with them the pool lies in 2 MiB pages.
+        fixed: the tensors stay where they are for good; captured graphs hold their addresses.
+    """
+
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        num_slots: int,
+        device: torch.device | str,
+        *,
+        library: ctypes.CDLL | None = None,
+        fixed: bool = False,
+    ) -> None:
+        if num_slots < 2:
+            raise ParameterError(f"num_slots={num_slots}: write at least 2, the dummy slot and one token")
+        self.geometry = geometry
+        self.num_slots = num_slots
+        self.device = torch.device(device)
+        self._library = library if self.device.type == "cpu" else None
+        self._fixed = fixed
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        try:
+            self._allocate()
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise ParameterError(
+                f"a KV pool of {num_slots - 1} tokens takes {num_slots * geometry.bytes_per_slot} bytes, more than "
+                "there is; write a smaller pool_tokens or pool_memory"
+            ) from error
+
+    def clear(self) -> None:
+        """Forget everything."""
+        if self._fixed:
+            for part in (*self.keys, *self.values):
+                part.zero_()
+        else:
+            self._allocate()
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+        """Keys and values [R, kv_heads, head_dim] → slots [R] (int64), rounded to the pool's dtype."""
+        for part, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            movable(part).index_copy_(0, slots, movable(rounded(new, part.dtype)))
+
+    def _allocate(self) -> None:
+        """The old memory goes back first: two pools may not fit."""
+        self.keys.clear()
+        self.values.clear()
+        shape = (self.num_slots, self.geometry.kv_heads, self.geometry.head_dim)
+        for _ in range(self.geometry.layers):
+            self.keys.append(self._zeros(shape))
+            self.values.append(self._zeros(shape))
+
+    def _zeros(self, shape: tuple[int, int, int]) -> torch.Tensor:
+        if self._library is not None:
+            return zero_pages(self._library, shape, self.geometry.dtype)
+        return _zeros(shape, self.geometry.dtype, self.device)
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In the dtype of a pool. What is too large for float8 becomes its largest number: it has no infinity."""
+    if dtype is FLOAT8:
+        largest = torch.finfo(FLOAT8).max
+        values = values.clamp(-largest, largest)
+    return values.to(dtype)
+
+
+def movable(values: torch.Tensor) -> torch.Tensor:
+    """Float8 as bytes: torch moves those everywhere, float8 not (on the CPU it has no index_copy_)."""
+    return values.view(torch.uint8) if values.dtype is FLOAT8 else values
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. `torch.zeros` writes every page; calloc behind numpy maps them when they are first touched."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
+
+
+def slots_for_bytes(geometry: KVGeometry, budget: int, *, minimum_tokens: int = 256) -> int:
+    """The number of slots, the dummy included, that fit into `budget` bytes.
+
+    Raises:
+        ParameterError: fewer than `minimum_tokens` fit; the message says how many bytes to give.
+    """
+    slots = budget // geometry.bytes_per_slot
+    if slots < minimum_tokens + 1:
+        needed = (minimum_tokens + 1) * geometry.bytes_per_slot
+        raise ParameterError(
+            f"a KV pool of {budget} bytes holds {max(slots - 1, 0)} tokens of this model "
+            f"({geometry.bytes_per_slot} bytes each); write at least {needed} bytes for {minimum_tokens} tokens"
+        )
+    return slots

@@ -1,0 +1,383 @@
+"""Prefix cache: token sequences → KV slots, as a radix tree (the paper's section 3, RadixAttention).
+
+A node owns a run of tokens and the slots of their keys and values; children are keyed by their first token.
+Locked nodes (lock count > 0) are never evicted; a lock covers the whole path, so ancestors have at least the
+locks of their children. Pins are the same for whoever is no request, counted apart because they can be taken back
+(pins.py). Eviction takes least recently used leaves first.
+
+    root(salt) ── "You are helpful." ─┬─ "Hello" ── "Hi!"          every salt has a root of its own:
+                                      └─ "What is 2+2?"            two salts never share a node
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from .idle_check import IdleCheck, require_node
+from .radix_node import Match, RadixNode, Tokens, ascend, common_length
+from .slot_allocator import IntegrityError, SlotPool, Slots
+
+_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
+
+
+class RadixCache:
+    """The tree. It takes slots from the caller at `extend` and gives them to the pool at `evict`.
+
+    Costs: match and extend O(tokens compared + nodes on the path); lock and unlock O(nodes on the path);
+    evict O(log n) per node, by a queue whose entries are checked when they are taken (no walk of the tree).
+    """
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self.idle_check = IdleCheck(pool)
+        self._next_id = 0
+        self._time = 0  # counts uses; the order is all that matters
+        self.evicted_tokens = 0  # cumulative
+        self.splits = 0  # cumulative; each changes the paths through the node that was split
+        self.queue_operations = 0  # cumulative pushes and pops of the eviction queue
+        self.forget()
+
+    def forget(self) -> None:
+        """An empty tree. Slots are not given back: the caller clears the pool too, or has counted them."""
+        self._roots: dict[str, RadixNode] = {}
+        self._queue: list[tuple[int, int, int, RadixNode]] = []  # (priority, last use, node id, node)
+        self._tokens = 0
+        self._held_tokens = 0  # in nodes with a lock or a pin
+        self._pinned_tokens = 0
+        self.idle_check.forget()
+
+    @property
+    def total_tokens(self) -> int:
+        return self._tokens
+
+    @property
+    def evictable_tokens(self) -> int:
+        """Tokens in nodes without lock and pin: all of them can be had by evicting leaf after leaf."""
+        return self._tokens - self._held_tokens
+
+    @property
+    def pinned_tokens(self) -> int:
+        """Tokens in nodes with a pin, what pins share counted once."""
+        return self._pinned_tokens
+
+    # ------------------------------------------------------------------------------------------ find
+
+    def peek(self, tokens: Tokens, salt: str) -> int:
+        """Length of the longest cached prefix; nothing is touched."""
+        return sum(shared for _, shared in self._known(tokens, salt))
+
+    def peek_whole(self, tokens: Tokens, salt: str) -> int:
+        """Length of the longest prefix that was left as a whole sequence."""
+        length = longest = 0
+        for node, shared in self._known(tokens, salt):
+            length += shared
+            if node.whole and shared == len(node.tokens):
+                longest = length
+        return longest
+
+    def touch(self, tokens: Tokens, salt: str) -> int:
+        """As `peek`, and what was found counts as a use. A node found in part stays whole."""
+        self._time += 1
+        length = 0
+        for node, shared in self._known(tokens, salt):
+            node.last_use = self._time
+            length += shared
+        return length
+
+    def _known(self, tokens: Tokens, salt: str) -> Iterator[tuple[RadixNode, int]]:
+        """(node, tokens it shares) from the root on, the last node perhaps in part."""
+        node = self._roots.get(salt)
+        position = 0
+        while node is not None and position < len(tokens):
+            node = node.children.get(int(tokens[position]))
+            if node is None:
+                return
+            shared = common_length(node.tokens, tokens[position:])
+            yield node, shared
+            if shared < len(node.tokens):
+                return
+            position += shared
+
+    def match(self, tokens: Tokens, salt: str) -> Match:
+        """The longest cached prefix; it counts as a use. A node that is matched in part is split there."""
+        return self.advance(Match(self._root(salt), 0), tokens)
+
+    def advance(self, match: Match, tokens: Tokens) -> Match:
+        """Goes on from `match` (locked by the caller) along `tokens`, the whole sequence from its beginning."""
+        node, position = match.node, match.length
+        self._time += 1
+        for used in ascend(node):
+            used.last_use = self._time
+        while position < len(tokens):
+            child = node.children.get(int(tokens[position]))
+            if child is None:
+                break
+            shared = common_length(child.tokens, tokens[position:])
+            if shared < len(child.tokens):
+                if node is match.node and node.locks == 1 and self._may_take_from(node, child):
+                    self._move_up(node, child, shared)
+                    return Match(node, position + shared, fresh=match.fresh)
+                child = self._split(child, shared)
+            child.last_use = self._time
+            node = child
+            position += shared
+        return match if node is match.node else Match(node, position)
+
+    def whole(self, match: Match) -> Match:
+        """The longest part of `match` that was left as a whole sequence: what a table of sequences would find."""
+        end = match.length
+        for node in ascend(match.node):
+            if node.whole:
+                return Match(node, end)
+            end -= len(node.tokens)
+        return Match(self._root(match.node.salt), 0)
+
+    # ---------------------------------------------------------------------------------------- change
+
+    def mark_whole(self, match: Match) -> None:
+        """A sequence ends here: whoever computed it leaves it to the others."""
+        match.node.whole = not match.node.is_root
+
+    def extend(self, match: Match, tokens: Tokens, slots: Slots, *, priority: int = 0) -> Match:
+        """Puts `tokens` behind a match that ends where the tree does not know the next token.
+
+        The tree takes the slots over. The caller holds a lock on `match`; the result is locked in its place.
+        """
+        assert len(tokens) == len(slots) > 0, "every token has one slot"
+        node = match.node
+        assert int(tokens[0]) not in node.children, "advance the match first: the tree knows this token"
+        self._time += 1
+        if match.fresh and node.locks == 1 and not node.pins and not node.children:
+            self.idle_check.changes(node)
+            node.tokens = np.concatenate([node.tokens, tokens])
+            node.slots = np.concatenate([node.slots, slots])
+            node.last_use = self._time
+            self._tokens += len(tokens)
+            self._held_tokens += len(tokens)
+            return Match(node, match.length + len(tokens), fresh=True)
+        leaf = self._node(node.salt, node, tokens.copy(), slots.copy())
+        leaf.last_use = self._time
+        leaf.priority = priority
+        node.children[int(tokens[0])] = leaf
+        self._tokens += len(tokens)
+        self.idle_check.added(leaf)
+        leaf.locks = 1  # the caller's lock reaches one node further; the ancestors have it already
+        self._held_tokens += len(tokens)
+        return Match(leaf, match.length + len(tokens), fresh=True)
+
+    def lock(self, match: Match) -> None:
+        """Keeps the path from eviction until `unlock`."""
+        for node in ascend(match.node):
+            if not node.held:
+                self._held_tokens += len(node.tokens)
+            node.locks += 1
+        self._root(match.node.salt).locks += 1
+
+    def unlock(self, match: Match) -> None:
+        for node in ascend(match.node):
+            assert node.locks > 0, "unlock without lock"
+            node.locks -= 1
+            if not node.held:
+                self._held_tokens -= len(node.tokens)
+                self._enqueue(node)
+        root = self._root(match.node.salt)
+        assert root.locks > 0, "unlock without lock"
+        root.locks -= 1
+        self._drop_if_empty(root)
+
+    def pin(self, match: Match) -> None:
+        """Keeps the path from eviction until `unpin`."""
+        for node in ascend(match.node):
+            if not node.held:
+                self._held_tokens += len(node.tokens)
+            if not node.pins:
+                self._pinned_tokens += len(node.tokens)
+            self.idle_check.changes(node)
+            node.pins += 1
+
+    def unpin(self, match: Match) -> None:
+        for node in ascend(match.node):
+            assert node.pins > 0, "unpin without pin"
+            self.idle_check.changes(node)
+            node.pins -= 1
+            if not node.pins:
+                self._pinned_tokens -= len(node.tokens)
+            if not node.held:
+                self._held_tokens -= len(node.tokens)
+                self._enqueue(node)
+
+    def move_lock(self, held: Match, wanted: Match) -> None:
+        """The holder of `held` holds `wanted` instead; what both share stays locked throughout."""
+        if held.node is not wanted.node:
+            self.lock(wanted)
+            self.unlock(held)
+
+    def evict(self, count: int) -> int:
+        """Gives at least `count` tokens' slots to the pool if so many are not held; says how many it gave.
+
+        Whole leaves, of the lowest priority and least recently used first.
+        """
+        given = 0
+        while given < count and self._queue:
+            _, last_use, _, node = heapq.heappop(self._queue)
+            self.queue_operations += 1
+            node.queued = False
+            if not node.evictable:
+                continue  # held, grown children or gone since; it is queued again when that ends
+            if node.last_use != last_use:
+                self._enqueue(node)  # used since: at most once per use
+                continue
+            given += self._remove(node)
+        self.evicted_tokens += given
+        return given
+
+    def discard(self, match: Match) -> int:
+        """Takes the path's nodes out of the tree up to the last one that is held, with all that has been computed
+        behind them; says how many tokens that were."""
+        top: RadixNode | None = None
+        for node in ascend(match.node):
+            if node.held:
+                break
+            top = node
+        if top is None:
+            return 0
+        subtree = [top]
+        for node in subtree:
+            subtree.extend(node.children.values())
+        return sum(self._remove(node) for node in reversed(subtree))
+
+    def clear(self) -> int:
+        """Evicts all that nobody holds."""
+        return self.evict(self.evictable_tokens)
+
+    # ---------------------------------------------------------------------------------------- inside
+
+    def _node(self, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots) -> RadixNode:
+        self._next_id += 1
+        return RadixNode(self, self._next_id, salt, parent, tokens, slots)
+
+    def _root(self, salt: str) -> RadixNode:
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = self._node(salt, None, _NO_TOKENS, _NO_TOKENS)
+        return root
+
+    def _drop_if_empty(self, root: RadixNode) -> None:
+        """Salts come from callers: a root without children and holders must not stay for ever."""
+        if not root.children and not root.locks:
+            self._roots.pop(root.salt, None)
+
+    @staticmethod
+    def _may_take_from(node: RadixNode, child: RadixNode) -> bool:
+        """The boundary between them is nobody's: a text that is generated again moves it token by token."""
+        return not (node.is_root or node.pins or node.whole or child.held or len(node.children) > 1)
+
+    def _move_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
+        """The first tokens of a child become the last ones of its parent, which the caller alone holds."""
+        self.idle_check.changes(node)
+        self.idle_check.changes(child)
+        del node.children[int(child.tokens[0])]
+        node.tokens = np.concatenate([node.tokens, child.tokens[:count]])
+        node.slots = np.concatenate([node.slots, child.slots[:count]])
+        child.tokens, child.slots = child.tokens[count:], child.slots[count:]
+        node.children[int(child.tokens[0])] = child
+        self._held_tokens += count
+        self.splits += 1
+
+    def _split(self, node: RadixNode, length: int) -> RadixNode:
+        """parent ── node   becomes   parent ── upper ── node: `node` keeps its end, so matches that end there hold."""
+        assert node.parent is not None
+        self.splits += 1
+        self.idle_check.changes(node)
+        upper = self._node(node.salt, node.parent, node.tokens[:length], node.slots[:length])
+        upper.locks, upper.pins = node.locks, node.pins
+        upper.last_use, upper.priority = node.last_use, node.priority
+        upper.children[int(node.tokens[length])] = node
+        node.parent.children[int(node.tokens[0])] = upper
+        node.parent = upper
+        node.tokens, node.slots = node.tokens[length:], node.slots[length:]
+        self.idle_check.added(upper)
+        return upper
+
+    def _remove(self, leaf: RadixNode) -> int:
+        parent = leaf.parent
+        assert parent is not None, "a leaf that left the tree is never evictable"
+        assert not leaf.held, "evicting a locked node frees slots in use"
+        del parent.children[int(leaf.tokens[0])]
+        leaf.parent = None
+        self.idle_check.removed(leaf)
+        self._tokens -= len(leaf.tokens)
+        self._pool.release(leaf.slots)
+        if parent.is_root:
+            self._drop_if_empty(parent)
+        else:
+            self._enqueue(parent)
+        return len(leaf.tokens)
+
+    def _enqueue(self, node: RadixNode) -> None:
+        if node.evictable and not node.queued:
+            heapq.heappush(self._queue, (node.priority, node.last_use, node.id, node))
+            self.queue_operations += 1
+            node.queued = True
+
+    # ------------------------------------------------------------------------------------------ look
+
+    def walk(self) -> Iterator[tuple[int, RadixNode]]:
+        """(depth, node) of every node without the roots, parents before children."""
+        stack = [(0, child) for root in reversed(self._roots.values()) for child in reversed(root.children.values())]
+        while stack:
+            depth, node = stack.pop()
+            yield depth, node
+            stack.extend((depth + 1, child) for child in reversed(node.children.values()))
+
+    def check_some(self, pinned: Iterable[Match]) -> bool:
+        """A slice of `check` while nobody holds a lock; True: with it all has been checked.
+
+        Raises:
+            IntegrityError: naming the node.
+        """
+        if self.idle_check.visit_some():
+            return False
+        self.idle_check.end(
+            tokens=self._tokens, held=self._held_tokens, pinned=self._pinned_tokens, pins=_counted(pinned)
+        )
+        return True
+
+    def check(self, holders: list[Match], pinned: Iterable[Match] = ()) -> None:
+        """The tree is whole, its sums are true, and its locks and pins are exactly those of `holders` and `pinned`.
+
+        Raises:
+            IntegrityError: naming the node.
+        """
+        locks, pins = _counted(holders), _counted(pinned)
+        tokens = held = under_pins = nodes = 0
+        for _, node in self.walk():
+            tokens += len(node.tokens)
+            held += len(node.tokens) if node.held else 0
+            under_pins += len(node.tokens) if node.pins else 0
+            if node.locks != locks.pop(node.id, 0):
+                raise IntegrityError(f"node {node.id} has {node.locks} locks that its holders do not explain")
+            if node.pins != pins.pop(node.id, 0):
+                raise IntegrityError(f"node {node.id} has {node.pins} pins that nobody has put there")
+            require_node(node)
+            if node not in self.idle_check:
+                raise IntegrityError(f"node {node.id} is not known to the check of idle time")
+            nodes += 1
+        if nodes != len(self.idle_check):
+            raise IntegrityError(f"the tree has {nodes} nodes, and {len(self.idle_check)} are known to the idle check")
+        if locks or pins:
+            raise IntegrityError(f"locked or pinned nodes {sorted({*locks, *pins})} are not in the tree")
+        if (tokens, held, under_pins) != (self._tokens, self._held_tokens, self._pinned_tokens):
+            raise IntegrityError(
+                f"the tree has {tokens} tokens, {held} held, {under_pins} pinned; its sums say {self._tokens}, "
+                f"{self._held_tokens}, {self._pinned_tokens}"
+            )
+
+
+def _counted(matches: Iterable[Match]) -> dict[int, int]:
+    """Node id → how many of the matches go through the node."""
+    return Counter(node.id for match in matches for node in ascend(match.node))

@@ -1,0 +1,1 @@
+"""Compiles regular expressions and schemas in a process of its own, and matches tokens against them."""

@@ -1,0 +1,223 @@
+"""Constraints as programs write them → what the engine enforces. Who does the work is a seam: `ConstraintCompiler`.
+
+The fronts of `fsm` are pure and may take long, or want much memory, for a source that is made to: the runtime has them
+run in a process that can be killed (compiler_process.py). Tests, simulations and the embedded backend run them where
+they are called, with `InlineCompiler`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+
+from ...fsm.errors import ConstraintRefused, LimitExceeded
+from ...lang.constraint import alternatives
+from ...lang.errors import ConstraintError, UmbelError
+from ...lang.protocol import ConstraintEngine, ConstraintSpec
+from ..core.messages import EnforcedBy, EngineConstraint
+
+if TYPE_CHECKING:
+    from ...fsm.engines.source import Source
+    from ...fsm.limits import Limits
+    from ...fsm.schema import SchemaGrammar
+
+_NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar"}
+_LLGUIDANCE_NARROWS = ("properties", "#", "llguidance enforces it: members come in the order of the schema")
+MAX_COMPILED = 16 << 20  # bytes of a grammar; it travels with every request
+
+
+class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A constraint that can be enforced.
+
+    `close`: a shortest text that satisfies it; None when the engine cannot tell. Others may have fewer tokens.
+    `unenforced`: (keyword, path) of what a schema demands beyond it. `narrowed`: (keyword, path, how) where it admits
+    less than the schema.
+    """
+
+    constraint: EngineConstraint
+    close: str | None
+    unenforced: tuple[tuple[str, str], ...] = ()
+    narrowed: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """About the memory it takes to be kept."""
+        return len(self.constraint.data) + len(self.close or "") + 500
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A constraint that cannot, and why. `lasting`: the same source is refused again."""
+
+    message: str
+    lasting: bool = True
+
+    def error(self) -> ConstraintError:
+        return ConstraintError(self.message)
+
+
+Answer = Compiled | Refused | UmbelError  # an UmbelError: the work failed, and might succeed another time
+
+
+class ConstraintCompiler(Protocol):
+    """Compiles constraints."""
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Cumulative."""
+
+    def compile(
+        self,
+        spec: ConstraintSpec,
+        engine: ConstraintEngine,
+        answer: Callable[[Answer | None], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """Calls `answer` once, now or later on the caller's loop.
+
+        Args:
+            wanted: asked when the work would begin; without it the answer is None.
+
+        Raises:
+            OverloadedError: too much work is waiting.
+        """
+
+
+class InlineCompiler:
+    """Compiles where it is called, without a limit of time."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+
+    def compile(
+        self,
+        spec: ConstraintSpec,
+        engine: ConstraintEngine,
+        answer: Callable[[Answer | None], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        answer(compile_constraint(spec, engine))
+
+
+def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled | Refused:
+    """All of the work. `engine`: as the runtime's option says; the request's own choice goes before it."""
+    if spec.kind == "choices":
+        texts = msgspec.json.decode(spec.source, type=list[str])
+        spec = msgspec.structs.replace(spec, kind="regex", source=alternatives(texts))
+    try:
+        if spec.kind == "gbnf":
+            from ...fsm.engines.gbnf import lark_of_gbnf
+
+            return _compile(
+                msgspec.structs.replace(spec, kind="lark", source=lark_of_gbnf(spec.source)), spec.engine or engine
+            )
+        return _compile(spec, spec.engine or engine)
+    except ConstraintRefused as error:
+        return Refused(f"{_NAMES[spec.kind]}: {error}")
+    except RecursionError:
+        return Refused(f"{_NAMES[spec.kind]}: it is nested too deeply; write a flatter one")
+
+
+def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
+    """Raises ConstraintRefused."""
+    from ...fsm.automaton.automaton import (
+        Automaton,  # here, so that a gateway without constraints starts as fast as before
+    )
+    from ...fsm.engines.selection import compile_source
+    from ...fsm.engines.source import Source
+    from ...fsm.limits import Limits
+
+    limits = Limits()
+    schema = _own_reading(spec, engine, limits)
+    if schema is not None:
+        grammar = schema.grammar
+    else:
+        source = Source(_kind(spec), spec.source, spec.whitespace, spec.key_order)
+        answer = compile_source(source, engine, limits)
+        if isinstance(answer, Source):
+            stands_in = engine != "llguidance" and spec.kind != "lark"
+            return _rehearsed(spec, answer, _our_refusal(source, limits) if stands_in else None)
+        grammar = answer
+    automaton = Automaton(grammar, limits)
+    least = automaton.close_length(automaton.start)
+    if least > limits.shortest_bytes:
+        raise LimitExceeded(
+            f"the shortest text that satisfies it has {least} bytes, at most {limits.shortest_bytes} are allowed; "
+            "write a smaller count"
+        )
+    close = automaton.close(automaton.start).decode()
+    data = msgspec.msgpack.encode(grammar)
+    if len(data) > MAX_COMPILED:
+        raise ConstraintRefused(f"it takes {len(data)} bytes compiled, more than {MAX_COMPILED}; write a smaller one")
+    compiled = Compiled(_engine_constraint(spec, "fsm", data), close)
+    if schema is None:
+        return compiled
+    return msgspec.structs.replace(compiled, unenforced=schema.unenforced, narrowed=schema.narrowed)
+
+
+def _rehearsed(spec: ConstraintSpec, source: Source, ours: ConstraintRefused | None) -> Compiled:
+    """For llguidance, which has read it here, within this process's limits, before it does so in the engine.
+
+    Args:
+        ours: why our own automata do not honour it; None when they were not asked.
+
+    Raises:
+        ConstraintRefused: llguidance does not honour it, either.
+    """
+    from ...fsm.engines.llguidance_tokens import rehearse
+
+    try:
+        nbytes = rehearse(source)
+    except ConstraintRefused as error:
+        if ours is None:
+            raise
+        raise ours from error
+    why = "" if ours is None else f"{_NAMES[source.kind]}: {ours}"
+    constraint = _engine_constraint(spec, "llguidance", source.text.encode(), why)
+    narrowed = (_LLGUIDANCE_NARROWS,) if spec.kind == "json_schema" else ()
+    return Compiled(msgspec.structs.replace(constraint, nbytes=nbytes), None, narrowed=narrowed)
+
+
+def _own_reading(spec: ConstraintSpec, engine: ConstraintEngine, limits: Limits) -> SchemaGrammar | None:
+    """A schema as our automata read it; None where they are not asked, or do not honour it.
+
+    Raises:
+        ConstraintRefused: it is refused, and llguidance is not asked.
+    """
+    from ...fsm.errors import Unsupported
+    from ...fsm.schema import SchemaOptions, resolved_schema
+
+    if spec.kind != "json_schema" or engine not in ("auto", "fsm"):
+        return None
+    options = SchemaOptions(spec.whitespace, allow_unenforced=spec.allow_unenforced, key_order=spec.key_order)
+    try:
+        return resolved_schema(spec.source, options, limits)
+    except Unsupported:
+        if engine == "fsm" or spec.allow_unenforced or spec.key_order == "any":
+            raise
+        return None
+
+
+def _our_refusal(source: Source, limits: Limits) -> ConstraintRefused | None:
+    """Why our own automata do not honour it."""
+    from ...fsm.engines.selection import own_grammar
+
+    try:
+        own_grammar(source, limits)
+    except ConstraintRefused as error:
+        return error
+    return None
+
+
+def _engine_constraint(spec: ConstraintSpec, engine: EnforcedBy, data: bytes, why: str = "") -> EngineConstraint:
+    digest = sha256(b"\0".join((engine.encode(), spec.kind.encode(), spec.whitespace.encode(), data))).hexdigest()
+    return EngineConstraint(digest, engine, _kind(spec), data, spec.whitespace, why)
+
+
+def _kind(spec: ConstraintSpec) -> Literal["regex", "json_schema", "lark"]:
+    assert spec.kind != "choices", "they have become a regex"
+    assert spec.kind != "gbnf", "it has become a Lark grammar"
+    return spec.kind

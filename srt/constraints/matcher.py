@@ -1,0 +1,322 @@
+"""One generation's way through its constraint: which tokens may come, which must, and when to head for the end.
+
+A token is taken in one of three ways, all of them in `settle`:
+
+    sampled    under the mask of the state the text is in
+    forced     the constraint leaves no choice about the text, and the tokenizer none about its tokens
+    closing    a sampled token would leave too little of max_tokens for the shortest end: that end is taken instead; or
+               it begins a part that need not come (another member, another item), and would leave too little for that
+
+Forced and closing tokens are known beforehand; they wait in `pending`. With jump-forward they are appended without a
+step of their own, without it each takes its step and the sample is overruled: the text is the same by construction.
+
+An end may be longer than what is left of max_tokens from the first token on, because no shorter one is known. Then
+the model's tokens are taken until an end fits, or the text is cut.
+
+Where a text is complete, a sampled token that is no part of it may end it (`TextState.endings`).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...fsm.errors import ConstraintRefused
+from ...lang.errors import ConstraintError
+
+MOST_SPARE = 16  # tokens; a name and a short value
+
+Mask = NDArray[np.uint32]  # [words] bit t % 32 of word t // 32: token t may come
+
+
+class TextState(Protocol):
+    """Where one text is in its constraint: `fsm.tokens.constraint.ConstraintState`."""
+
+    @property
+    def mask(self) -> Mask:
+        """Shared; only after `prepare` has finished."""
+
+    @property
+    def few(self) -> NDArray[np.int32] | None:
+        """The allowed tokens when they are few; only after `prepare` has finished."""
+
+    @property
+    def accepting(self) -> bool: ...
+
+    @property
+    def finished(self) -> bool:
+        """Accepting, and nothing can follow."""
+
+    def prepare(self, fuel: int) -> int | None:
+        """Works on the mask → the fuel that is left, or None when it is not finished. Below 0: work that cannot be
+        interrupted took more than was given."""
+
+    def advance(self, token: int) -> None: ...
+
+    def rollback(self, tokens: int) -> None: ...
+
+    def forced_tokens(self) -> list[int]: ...
+
+    def closing_tokens(self) -> list[int] | None:
+        """Of a shortest end from here; [] where the text may end, None where no end is known."""
+
+    @property
+    def closing_bound(self) -> int:
+        """At least the number of `closing_tokens`, and cheap."""
+
+    @property
+    def endings(self) -> Mask | None:
+        """Tokens that end the text, which is complete, without being a part of it. Shared; None without any."""
+
+    @property
+    def begins_more(self) -> bool:
+        """The last token began a part that need not come."""
+
+
+class Allowed(Protocol):
+    """Tokens that may come: `fsm.tokens.masks.Mask`."""
+
+    @property
+    def bits(self) -> Mask: ...
+
+    @property
+    def few(self) -> NDArray[np.int32] | None: ...
+
+
+class Healing(Protocol):
+    """The tokens that may replace the one before the text: `fsm.tokens.healing.Healing`."""
+
+    def prepare(self, fuel: int) -> int | None:
+        """As of a TextState."""
+
+    @property
+    def possible(self) -> bool: ...
+
+    def mask(self, token: int) -> Allowed:
+        """Those tokens, and the one that may be replaced."""
+
+
+class SharedConstraint(Protocol):
+    """What all texts under one constraint share: `fsm.tokens.constraint.Constraint`."""
+
+    @property
+    def minimum_tokens(self) -> int:
+        """No text has fewer. Others may have more: the shortest text may not be found."""
+
+    @property
+    def nbytes(self) -> int:
+        """About the memory that it takes."""
+
+    def begin(self, context: bytes = b"", said: bytes = b"") -> TextState:
+        """context: what the token before the text spells; said: the part of it that belongs to the text."""
+
+    def healing(self, said: bytes) -> Healing:
+        """The tokens that may replace one that spells this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The prompt's last token, dropped to be sampled again among those that may replace it."""
+
+    token: int
+    said: bytes  # what it spells
+    allowed: Allowed
+    constraint: SharedConstraint
+    token_bytes: Callable[[int], bytes]
+
+    def begin(self, token: int) -> TextState:
+        """The text when it begins inside this token."""
+        data = self.token_bytes(token)
+        return self.constraint.begin(data, data[len(self.said) :])
+
+
+class Cursor:
+    """Owned by one generation; it moves when a token is settled, and at no other time.
+
+    Args:
+        state: at the beginning of the text.
+        eos_ids: tokens with which the model ends its text.
+        boundary: None leaves the prompt as it is.
+    """
+
+    __slots__ = (
+        "_boundary",
+        "_ensured",
+        "_spare",
+        "_state",
+        "closing",
+        "ended",
+        "eos_ids",
+        "error",
+        "forced",
+        "healed",
+        "pending",
+        "restored",
+        "was_forced",
+    )
+
+    def __init__(self, state: TextState, eos_ids: frozenset[int], boundary: Boundary | None = None) -> None:
+        self._state = state
+        self._boundary = boundary  # until the first token is settled
+        self._ensured = False  # an end fits, and so it will after every token that is taken
+        self._spare: int | None = None  # tokens that a part which need not come has for itself
+        self.eos_ids = eos_ids
+        self.pending: deque[int] = deque()
+        self.closing = False  # `pending` is the way to the end
+        self.ended = False  # an end-of-sequence token was taken
+        self.forced = 0  # tokens taken from `pending`
+        self.was_forced = False  # the last one was
+        self.healed = 0  # bytes of the first token that repeat the prompt
+        self.restored = False  # the token settled last belongs to the prompt
+        self.error: ConstraintError | None = None  # why this text cannot go on
+        if boundary is None:
+            self._look_ahead()
+
+    @property
+    def finished(self) -> bool:
+        """The text is complete, and nothing can follow it; or its shortest end has been reached."""
+        return self.ended or self._state.finished or (self.closing and not self.pending)
+
+    @property
+    def accepting(self) -> bool:
+        """The text satisfies the constraint as it is."""
+        return self.ended or self._state.accepting
+
+    @property
+    def mask(self) -> Mask:
+        return self._boundary.allowed.bits if self._boundary is not None else self._state.mask
+
+    @property
+    def few(self) -> NDArray[np.int32] | None:
+        return self._boundary.allowed.few if self._boundary is not None else self._state.few
+
+    @property
+    def endings(self) -> Mask | None:
+        """Tokens beside those of `mask` that may be sampled, and end the text."""
+        return None if self._boundary is not None or self.pending else self._state.endings
+
+    def prepare(self, fuel: int) -> int | None:
+        """Makes ready what the next sample needs → the fuel that is left, or None when more is needed.
+
+        A mask with one token leaves no choice: the token goes to `pending`.
+
+        Raises:
+            ConstraintError: the constraint is too large to go on, or the vocabulary cannot spell what must follow.
+        """
+        if self.pending or self._boundary is not None:
+            return fuel
+        try:
+            left = self._state.prepare(fuel)
+        except ConstraintRefused as error:
+            raise _refused(error) from error
+        if left is None:
+            return None
+        few = self._state.few
+        if few is not None and len(few) < 2:
+            if not len(few):
+                raise ConstraintError("no token of the model spells what the constraint asks for next; widen it")
+            self.pending.append(int(few[0]))
+        return left
+
+    def settle(self, token: int, remaining: int) -> int | None:
+        """Takes a token → the one that is taken, which is another one when `pending` or the budget says so. None: the
+        text is complete, and ends without a further token: the sampled one is none of `mask`, or leaves too little.
+
+        `error` is set instead of raised: a step has other requests.
+
+        Args:
+            token: sampled, or the first of `pending`.
+            remaining: tokens that the text may still have, this one included.
+        """
+        if self._spare is None:
+            self._spare = min(MOST_SPARE, remaining // 4)
+        try:
+            if self._boundary is not None:
+                return self._settle_boundary(self._boundary, token, remaining)
+            return self._settle(token, remaining)
+        except ConstraintRefused as error:
+            self.error = _refused(error)
+            return token
+
+    def _settle_boundary(self, boundary: Boundary, token: int, remaining: int) -> int:
+        """The first token: the prompt's own again, or one that the text begins inside of."""
+        self._boundary = None
+        if token != boundary.token:
+            before, self._state = self._state, boundary.begin(token)
+            if self._fits(remaining - 1):
+                self.healed = len(boundary.said)
+                self._look_ahead()
+                return token
+            self._state = before
+        self.restored = True
+        if not self._state.finished:
+            self._look_ahead()
+        return boundary.token
+
+    def _settle(self, token: int, remaining: int) -> int | None:
+        state = self._state
+        self.restored = False
+        if self._is_ending(token):
+            self.was_forced = False
+            return None
+        self.was_forced = bool(self.pending)
+        if self.was_forced:
+            token = self.pending.popleft()
+            self.forced += 1
+        self._ensured = self._ensured or (not self.closing and self._fits(remaining))
+        state.advance(token)
+        self.ended = token in self.eos_ids
+        if self.closing or self.ended:
+            return token
+        if self._ensured and not self._may_stay(remaining - 1):
+            state.rollback(1)
+            return self._close()
+        if not self.pending:
+            self._look_ahead()
+        return token
+
+    def _is_ending(self, token: int) -> bool:
+        endings = self.endings
+        return endings is not None and _holds(endings, token) and not _holds(self._state.mask, token)
+
+    def _close(self) -> int | None:
+        """Heads for the end → its first token; None where the text may end here."""
+        self.pending = deque(self._state.closing_tokens() or ())
+        self.closing = True
+        if not self.pending:
+            return None
+        self.forced += not self.was_forced
+        self.was_forced = True
+        token = self.pending.popleft()
+        self._state.advance(token)
+        return token
+
+    def _may_stay(self, remaining: int) -> bool:
+        """The token that was taken last leaves enough."""
+        if not self._fits(remaining):
+            return False
+        spare, state = self._spare or 0, self._state
+        return self._fits(remaining - spare) or not state.begins_more
+
+    def _fits(self, remaining: int) -> bool:
+        """An end from here is known that has at most so many tokens."""
+        state = self._state
+        if state.closing_bound <= remaining:
+            return True
+        closing = state.closing_tokens()
+        return closing is not None and len(closing) <= remaining
+
+    def _look_ahead(self) -> None:
+        if not self._state.finished:
+            self.pending.extend(self._state.forced_tokens())
+
+
+def _holds(mask: Mask, token: int) -> bool:
+    return bool(mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
+
+
+def _refused(error: ConstraintRefused) -> ConstraintError:
+    return ConstraintError(f"the constraint became too costly while the text was generated: {error}")

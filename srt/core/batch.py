@@ -1,0 +1,280 @@
+"""One forward pass, described whole: what the scheduler plans, the model runs and the oracle checks.
+
+A step is a flat list of rows (query tokens). Each sequence contributes consecutive rows:
+
+    sequence i:   slots[i] = [ ---- already in the pool ---- | --- rows of this step --- ]
+                               prefix_lengths[i] keys           query_lengths[i] keys
+
+Rows of a step may read keys that other rows of the same step write: every layer stores before it attends.
+
+Most rows whose logits are "needed" need only the token that they choose. `Picks` says so, and a runner that finds
+the token without computing 262,144 logits may answer with it; any runner may give the logits instead.
+
+A runner that does not wait for its steps is a `Launcher`: the next step is launched behind one that still runs, and
+rows whose token that one is about to choose say where it will be found (`Batch.token_sources`). overlap.py has the
+whole picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...lang.errors import EngineError
+
+if TYPE_CHECKING:  # the gateway reads this file through its configuration, and must start without torch
+    import torch
+
+    from ...fsm.tokens.trie_walk import Walk
+    from .messages import EnginePicture
+
+DUMMY_SLOT = 0  # never handed out; rows whose key is already in the pool write here
+
+
+class LogitsError(EngineError):
+    """The model's logits of a row are not numbers. The row's keys may be wrong too, and are not kept."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's logits are not numbers: no token can be chosen")
+
+
+class Pick(IntEnum):
+    """What is asked of a row of logits."""
+
+    ALL = 0  # the logits themselves
+    BEST = 1  # the most likely token, of equal ones the first
+    SAMPLE = 2  # a draw (draw.py), restricted by top_k and min_p at most
+
+
+class Allowed(NamedTuple):
+    """The tokens that a row may choose."""
+
+    few: NDArray[np.int32] | None  # ascending, when they are few
+    bits: NDArray[np.uint32] | None  # packed: bit t % 32 of word t // 32; given when they are not few
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picks:
+    """By logit row. The numbers of a row that is not SAMPLE mean nothing."""
+
+    kinds: NDArray[np.uint8]  # [L] Pick
+    inverse_temperatures: NDArray[np.float64]  # [L]
+    keys: NDArray[np.uint64]  # [L] draw.draw_key(seed, position)
+    top_k: NDArray[np.int32]  # [L] 0 = all; tokens that tie with the k-th stay
+    # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
+    min_p: NDArray[np.float64]
+    allowed: Mapping[int, Allowed] = field(default_factory=dict)  # row → its tokens; rows that are not in it: all
+    # Only batches for a Launcher have these, and there top_k may be any number.
+    top_p: NDArray[np.float64] | None = None  # [L] 1 = all, as in draw.Draws; None: all of every row
+    described: NDArray[np.bool_] | None = None  # [L] rows that get their token and their logits; None: no row
+
+    def take(self, rows: NDArray[np.integer]) -> Picks:
+        """Those of some of the logit rows."""
+        return Picks(
+            self.kinds[rows],
+            self.inverse_temperatures[rows],
+            self.keys[rows],
+            self.top_k[rows],
+            self.min_p[rows],
+            {index: self.allowed[row] for index, row in enumerate(rows.tolist()) if row in self.allowed},
+            None if self.top_p is None else self.top_p[rows],
+            None if self.described is None else self.described[rows],
+        )
+
+
+class PictureRows(NamedTuple):
+    """Rows [first, first + rows) of a step are tokens [offset, offset + rows) of a picture."""
+
+    first: int
+    rows: int
+    number: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All arrays are on the host. R rows, B sequences, L rows whose logits are needed."""
+
+    token_ids: NDArray[np.int64]  # [R]
+    positions: NDArray[np.int64]  # [R] logical position in the sequence
+    write_slots: NDArray[np.int64]  # [R] where each row's key and value go; DUMMY_SLOT = nowhere
+    query_lengths: NDArray[np.int32]  # [B] rows of each sequence, at least 1
+    prefix_lengths: NDArray[np.int32]  # [B] keys before its first row
+    slots: tuple[NDArray[np.int32], ...]  # B arrays [prefix + query]: physical slots in logical order
+    logit_rows: NDArray[np.int64]  # [L] ascending rows of which the logits are needed
+    # Radix path of each sequence, root first: (node id, first position, length). Empty: no grouping.
+    paths: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    picks: Picks | None = None  # None: all logits of every logit row
+    # [B] rows at the end of each sequence that were generated: their attention is computed row by row, so that a forced
+    # token's keys are those that it would have in a step of its own. None: no row.
+    generated: NDArray[np.int32] | None = None
+    pictures: tuple[PictureRows, ...] = ()  # in the order of their rows; their token ids are those of pictures
+    # Of each sequence the positions [start, end) whose rows see each other, whatever the order: pictures of models that
+    # look at them in both directions. Empty: none of any sequence.
+    spans: tuple[tuple[tuple[int, int], ...], ...] = ()
+    # [R] for a row whose token is still being chosen: by which of the logit rows [L] of the step launched before this
+    # one; −1: token_ids has the token, and 0 in its place otherwise. None: token_ids has all.
+    token_sources: NDArray[np.int64] | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logits:
+    """What a forward pass answers, valid until the next one. A row has its logits, or its token, or both, or the error
+    for which no token could be chosen: that error ends the row's request and no other. A launched step's answer is
+    valid longer (`Pending`).
+
+    Build it with `complete` where all rows have their logits.
+    """
+
+    values: torch.Tensor  # float32 [F, vocab] of the rows that have all their logits; a sampler may write to it
+    places: NDArray[np.int64]  # [L] index into `values`, −1 = none
+    tokens: NDArray[np.int64]  # [L] the token that was picked, −1 = none; never of an ALL row
+    errors: Mapping[int, Exception] = field(default_factory=dict)  # logit row → why it has no token
+
+    @classmethod
+    def complete(cls, values: torch.Tensor) -> Logits:
+        rows = len(values)
+        return cls(values, np.arange(rows, dtype=np.int64), np.full(rows, -1, dtype=np.int64))
+
+
+class PictureStore(Protocol):
+    """The pictures that requests may hold, by number."""
+
+    both_ways: bool  # rows of a picture see all of it; else only what is before them
+
+    def put(self, picture: EnginePicture) -> None:
+        """Raises RequestError for one that does not fit the model."""
+
+    def forget(self, number: int) -> None:
+        """One that is not known is no mistake."""
+
+    def tokens(self, number: int) -> int | None:
+        """How many tokens it has; None when it is not known."""
+
+    def hold(self, number: int) -> object:
+        """Rows of a known picture can be computed, also when it is forgotten, as long as this object is there."""
+
+
+class Runner(Protocol):
+    """A model and its KV pool. The fake is `oracle.OracleRunner`."""
+
+    vocab_size: int
+    context_length: int
+    num_slots: int  # including DUMMY_SLOT
+
+    @property
+    def pictures(self) -> PictureStore | None:
+        """None: the model reads text only."""
+
+    @property
+    def chooser(self) -> Chooser | None:
+        """Chooses tokens from the logits of a step; None leaves it to torch."""
+
+    @property
+    def trie_walk(self) -> Walk | None:
+        """Walks tries of tokens for masks; None leaves it to numpy."""
+
+    def forward(self, batch: Batch) -> Logits:
+        """Runs one step. Rows with Pick.ALL get their logits; of the others each gets its token, its logits, or the
+        error for which it has no token, such as LogitsError.
+
+        Raises:
+            Exception: the forward pass failed. The pool is not to be trusted then.
+        """
+
+    def facts(self) -> Mapping[str, str | int | float]:
+        """What computes, and cumulative counters of what its optimisations have saved."""
+
+    def clear(self) -> None:
+        """Forget the KV pool's content (after a failed step or a flush)."""
+
+
+class Pending(Protocol):
+    """A step that was launched, and may still run."""
+
+    def result(self) -> Logits:
+        """Waits until the step has run; called once. What it gives is valid until the second step after this one is
+        launched: it is read while the next one runs.
+
+        Raises:
+            Exception: whatever made the step fail, as `Runner.forward`. The pool is not to be trusted then. A step that
+                was launched behind it is waited for as well, and its answer thrown away.
+        """
+
+
+@runtime_checkable
+class Launcher(Runner, Protocol):
+    """A runner that does not wait for its steps. The fake is `launched_oracle.LaunchedOracle`.
+
+    Steps run one after the other in the order in which they were launched. So a step reads the keys of those before it,
+    and a slot that a running step reads or writes may be given away: who gets it writes there later.
+    """
+
+    def launch(self, batch: Batch) -> Pending:
+        """Begins a step. When it returns, the arrays of the batch have been read or copied.
+
+        Rows with a pick are answered with their token, for the next batch may refer to it by `token_sources`; only
+        those with `Picks.allowed` may be answered with logits instead. `Picks.described` rows get both. A row of the
+        next batch that refers to a row with an error reads any token: its text ends when the error is read.
+
+        Raises:
+            Exception: the step cannot be computed; nothing of it runs any more.
+        """
+
+
+class Chooser(Protocol):
+    """Who computes: `TorchSampling` anywhere, `kernels.cpu.sampling.CpuSampling` for logits on the CPU."""
+
+    def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
+        """One token for each draw. logits: float32 [_, vocab].
+
+        Raises:
+            LogitsError: the logits of a row are not numbers, or none of those that may come is finite.
+        """
+
+    def summarise(self, logits: torch.Tensor, rows: NDArray[np.int64], top: int) -> Summary:
+        """Log-normalisers of rows and their `top` largest logits.
+
+        Raises:
+            LogitsError: the logits of a row are not numbers.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """Of n rows: the log of the sum of exponentials, and the largest logits, best first, ties by token."""
+
+    normalisers: NDArray[np.float64]  # [n]
+    top_tokens: NDArray[np.int32]  # [n, top]
+    top_logits: NDArray[np.float32]  # [n, top]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """Tokens to choose together, column by column: what is left of a Draw when its logits are adjusted.
+
+    top_k first, then top_p (mass among what top_k kept), then min_p (relative to the best token). What ties with the
+    last one kept is kept too. A token stays by min_p with (logit − best) / temperature ≥ log(min_p), in float64; a
+    nucleus is full when its mass reaches top_p up to the rounding of float32 sums, a millionth.
+    """
+
+    rows: NDArray[np.int64]  # [n] of the logits
+    inverse_temperatures: NDArray[np.float64]  # [n] 0 = the most likely token, and no other number counts
+    keys: NDArray[np.uint64]  # [n] draw_key
+    top_k: NDArray[np.int32]  # [n] 0 = all
+    top_p: NDArray[np.float64]  # [n] 1 = all
+    min_p: NDArray[np.float64]  # [n] 0 = all
+    # [n] packed bits: bit t % 32 of word t // 32 says that token t may be chosen; None = all may
+    masks: Sequence[NDArray[np.uint32] | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)

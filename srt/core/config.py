@@ -1,0 +1,173 @@
+"""Limits of the runtime, in one place, each with its reason; and the only reader of the environment here.
+
+Every number is pinned by tests/srt/gateway and tests/srt/multimodal/test_decode.py: changing one is a decision, not an
+accident.
+"""
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+
+from ...lang.ops import MAX_CHOICE_LENGTH, MAX_CHOICES
+from ...lang.programs import MAX_GRAPH_BYTES
+from ...lang.protocol import MAX_PRIORITY
+from .faults import FaultHook, no_faults
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one gateway accepts, and how long it waits."""
+
+    request_timeout: float = 600.0  # seconds; no request outlives it
+    max_queue: int = 1024  # calls in flight; the next one is refused at once
+    max_choices: int = MAX_CHOICES
+    max_choice_length: int = MAX_CHOICE_LENGTH  # characters
+    max_prompt_parts: int = 100_000
+    max_peers: int = 1024  # client sockets
+    max_pins: int = 1024  # of all clients together; a hint beyond them pins nothing
+    longest_pin: float = 86_400.0  # seconds
+    max_label_length: int = 256  # characters of ids, programs and fork groups
+    max_salt_length: int = 128
+    max_priority: int = MAX_PRIORITY  # either side of 0
+    # A request is given up this long after its deadline, should the engine not have ended it by itself.
+    deadline_grace: float = 1.0
+    # Seconds of silence after which the gateway sends a client something: where that cannot be delivered, the client is
+    # gone and its requests are aborted. A client that is stopped, or busy with work of its own, keeps them.
+    peer_silence: float = 60.0
+    max_programs: int = 256  # at once: each is some tasks of the gateway's loop; more wait at their client
+    program_timeout: float = 86_400.0  # seconds; its calls end by request_timeout, each for itself
+    # Of the places in max_queue, this part is for the calls of programs: they never shut out those of clients.
+    program_share: float = 0.5
+    max_argument_bytes: int = 256 << 20  # of all programs in flight; one frame holds at most 32 MiB
+    max_graph_bytes: int = MAX_GRAPH_BYTES
+    kept_graphs: int = 128  # read, checked and planned; the least recently used goes first
+    kept_graph_bytes: int = 32 << 20  # of their files; in memory a graph takes some ten times as much
+    long_graph: int = 8_192  # bytes; reading more takes above 5 ms, so a thread does it
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionLimits:
+    """When an engine counts as dead, and how it is brought back."""
+
+    heartbeat_period: float = 0.5  # seconds between signs of life; after two the system is asked about the process
+    # Seconds without a sign of life in which the process could have given one: see `lang.process_life.Stay`. Health
+    # must be right within 5 s.
+    heartbeat_silence: float = 2.5
+    longest_stop: float = 1.5  # seconds of a process that is stopped: no load of the machine does that
+    longest_step: float = 300.0  # seconds of computing in one step: hung. A long prefill is none
+    longest_idle_step: float = 120.0  # seconds of one step without computing: a deadlock. The oracle may sleep for 60
+    longest_disk_wait: float = 300.0  # seconds of one step: pages of a model on a slow disk
+    start_timeout: float = 900.0  # seconds of wall time; the gateway's is the startup_timeout of its runtime
+    back_off: tuple[float, ...] = (0.0, 0.5, 2.0)  # seconds before the 1st, 2nd, 3rd restart in a row
+    stable_life: float = 60.0  # seconds; who lived so long starts again without waiting
+    max_start_failures: int = 3  # in a row; then the cause is told and nothing more is tried
+    tick: float = 0.05  # seconds between looks at deadlines that pass
+    look: float = 0.5  # seconds between looks when nothing is due
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """When a process that works for the gateway counts as lost. What its jobs take is limited in CPU time and memory.
+
+    On a busy machine a process waits for a core for seconds: such time ends no job. A process that sleeps or is stopped
+    uses no CPU time however long it is given.
+    """
+
+    look: float = 0.25  # seconds between looks at a process that owes an answer
+    idle_seconds: float = 4.0  # at a stretch, stopped or asleep without an answer; then the job is tried again
+    overtime: float = 0.5  # seconds of CPU time beyond a job's own limit, for libraries that do not hear its timer
+    wall_seconds: float = 120.0  # of one job, without the time in which it waited for a core
+    starved_seconds: float = 600.0  # in which it waited for a core: as long as any request lives
+    start_seconds: float = 300.0  # of its own start, which counts against no job
+    more_tries: int = 1  # after a process that was killed, stopped or did not start
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerLimits:
+    """What the process that compiles constraints may take. Of 300 real schemas the slowest takes a part of a second."""
+
+    cpu_seconds: float = 2.0  # of one constraint; then it is refused
+    quick_seconds: float = 0.3  # of CPU time; what takes longer begins anew in a process of its own, in nobody's way
+    memory: int = 256 << 20  # bytes of address space beyond what the process has when its libraries are loaded
+    niceness: int = 10  # the model goes first
+    most_waiting: int = 256  # constraints; more are refused with OverloadedError
+    kept_bytes: int = 64 << 20  # of compiled constraints, see ConstraintLibrary
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLimits:
+    """What pictures and clips of prompts may take. What can be is checked before anything is decoded.
+
+    A picture of 16.8 megapixels has 67 MB decoded, and is in memory twice while it is turned or its alpha taken away.
+    """
+
+    most_media: int = 8  # pictures and clips of one prompt
+    most_bytes: int = 20 << 20  # of all media of one prompt, as they are sent; a frame from a client holds 32 MiB
+    most_pixels: int = 16_800_000  # of one picture
+    clip_pixels: int = 6_000_000  # of a frame of a clip, whose decoder keeps up to sixteen of them
+    longest_ratio: int = 200  # of a picture's sides; a strip that is longer shows a model nothing
+    most_frames: int = 64  # of all clips of one prompt
+    frame_bytes: int = 40 << 20  # of those frames as the model sees them: they are decoded into memory together
+    most_packets: int = 1 << 17  # frames that a clip may have: more than an hour
+    picture_seconds: float = 5.0  # of CPU time; a photo of 16.8 megapixels takes a part of a second
+    clip_seconds: float = 20.0  # of CPU time
+    library_seconds: float = 5.0  # of CPU time in which the library for clips is loaded, for the first of them
+    memory: int = 176 << 20  # bytes of address space beyond what the process has when its libraries are loaded
+    niceness: int = 10  # the model goes first
+    waiting_bytes: int = 512 << 20  # of media that wait to be decoded, all clients together
+    shelf_bytes: int = 64 << 20  # of decoded pictures that the gateway keeps
+    shelf_sources: int = 4096  # pictures and clips whose bytes are known again, also where they were refused
+    shelf_numbers: int = 1 << 16  # pictures whose number is known again, so that their keys are found
+    held_bytes: int = 1 << 30  # of decoded pictures that requests in flight hold, here or at the engine
+
+
+MAX_ENGINE_FRAME = 256 * 2**20  # bytes; a select repeats its prompt for every choice
+MAX_PULSE_FRAME = 2**20  # bytes; a sign of life holds some counters
+
+
+def engine_environment() -> dict[str, str]:
+    """The environment of an engine process.
+
+    OpenMP threads that wait by spinning starve each other as soon as the cores are shared with anybody, the gateway
+    and the program among them: a decode step of the default model took 1,350 ms instead of 78 ms on two busy cores.
+    Sleeping costs little on idle ones. What the user has set stays.
+
+    The ranks of tensor_parallel are on this machine, and their transports listen on its loopback only, whatever the
+    user has set for programs on several machines.
+    """
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    transports = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **transports}
+
+
+def worker_environment() -> dict[str, str]:
+    """Of processes whose memory is limited: libraries reserve some for every thread they might use."""
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def fault_hook() -> FaultHook:
+    """The fault point named by UMBEL_FAULT as `point:k`: the process dies at the k-th visit, as if killed.
+
+    As `point:k:hang` it sleeps there for ever, and keeps the interpreter lock. For tests of supervision: they wait for
+    the point, not for time.
+    """
+    text = os.environ.get("UMBEL_FAULT", "")
+    if not text:
+        return no_faults
+    point, _, rest = text.partition(":")
+    count, _, action = rest.partition(":")
+    wanted = int(count or "1")
+    visits = 0
+
+    def fail(visited: str) -> None:
+        nonlocal visits
+        if visited != point:
+            return
+        visits += 1
+        if visits == wanted:
+            if action == "hang":
+                ctypes.PyDLL(None).pause()  # until a signal
+            os._exit(70)
+
+    return fail

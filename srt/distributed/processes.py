@@ -1,0 +1,144 @@
+"""The processes of the other ranks, as rank 0 starts and watches them.
+
+The death of a rank is the death of the engine: who waits for it in an exchange may wait for ever. Whatever ends rank 0
+ends the others: their standard input closes, and the system tells them, see lifeline.py.
+"""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ...lang.errors import WIRE_ERRORS, EngineError
+from ...lang.runtime_options import RuntimeOptions
+from .messages import RankFailed, RankReady, RankStart, ToRank, encode, from_rank
+
+log = logging.getLogger("umbel.engine")
+
+MODULE = "umbel.srt.engine.rank_process"
+NOTICE = 60.0  # seconds that rank 0 has to hear why another cannot start: it cannot while it waits for it
+SAYING = 1.0  # seconds that the words of one that is gone may still take
+
+
+class RankProcess:
+    """One of them. Its pair of sockets has no name, so nobody else can speak to it.
+
+    Raises:
+        OSError: no process can be made.
+    """
+
+    def __init__(self, rank: int, options: RuntimeOptions, rendezvous: Path) -> None:
+        self.rank = rank
+        self.said = threading.Event()  # that it is ready, or why not, or nothing any more
+        self.ready: RankReady | None = None
+        self.failure: RankFailed | None = None
+        self._end, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE],
+                stdin=subprocess.PIPE,
+                stdout=2,  # what libraries print is no part of the program's output
+                pass_fds=[theirs.fileno()],
+            )
+            start = RankStart(os.getpid(), rank, str(rendezvous), theirs.fileno(), options)
+            assert self._process.stdin is not None
+            self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+            self._process.stdin.flush()
+
+    def tell(self, content: bytes) -> None:
+        self._end.sendall(content)
+
+    def listen(self) -> None:
+        """Until it is gone."""
+        try:
+            for message in from_rank(self._end):
+                match message:
+                    case RankReady():
+                        self.ready = message
+                    case RankFailed():
+                        self.failure = message
+                self.said.set()
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            log.debug("rank %d is as good as gone: %s", self.rank, error)
+        self.said.set()
+
+    def end(self) -> None:
+        """Kills it, and waits for that."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._end.close()
+
+
+class Crew:
+    """All ranks but this one. An `others` of leading.py.
+
+    Started in a main thread, for its death is what ends them. They read the model while this process does.
+
+    Args:
+        rendezvous: see team.Ranks.
+        lost: is called, by a thread, when one of them is gone that was not ended here.
+    """
+
+    def __init__(self, options: RuntimeOptions, rendezvous: Path, *, lost: Callable[[str], None]) -> None:
+        self.ranks = options.tensor_parallel
+        self._lost = lost
+        self._ending = False
+        self._noticed = threading.Event()
+        self._processes: list[RankProcess] = []
+        for rank in range(1, self.ranks):
+            self._processes.append(RankProcess(rank, options, rendezvous))
+        for process in self._processes:
+            threading.Thread(target=self._watch, args=(process,), name=f"rank {process.rank}", daemon=True).start()
+
+    def tell(self, message: ToRank) -> None:
+        """In the order of the calls, to all of them. Raises OSError when one is gone."""
+        content = encode(message)
+        for process in self._processes:
+            process.tell(content)
+
+    def require_ready(self, num_slots: int) -> None:
+        """Waits until all have loaded their part.
+
+        Raises:
+            UmbelError: one of them cannot; the message says which, and why.
+        """
+        for process in self._processes:
+            process.said.wait()
+            if process.ready is None:
+                self.explain()
+                raise EngineError(f"rank {process.rank} ended while it started")
+            assert process.ready.num_slots == num_slots, "ranks that were told the same have pools of one size"
+
+    def explain(self) -> None:
+        """After an error of this process that may be the consequence of another's.
+
+        Raises:
+            UmbelError: what another says why it cannot start, if it does.
+        """
+        for process in self._processes:
+            process.said.wait(SAYING)
+            if process.failure is not None:
+                self._noticed.set()
+                error = WIRE_ERRORS.get(process.failure.kind, EngineError)
+                raise error(f"rank {process.rank}: {process.failure.message}")
+
+    def end(self) -> None:
+        """Returns when they are gone."""
+        self._ending = True
+        for process in self._processes:
+            process.end()
+
+    def _watch(self, process: RankProcess) -> None:
+        process.listen()
+        if process.failure is not None:
+            self._noticed.wait(NOTICE)
+        if not (self._ending or self._noticed.is_set()):
+            self._lost(f"rank {process.rank} is gone")

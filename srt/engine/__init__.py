@@ -1,0 +1,1 @@
+"""The engine process: receives messages, steps the scheduler, sends results."""

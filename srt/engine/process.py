@@ -1,0 +1,247 @@
+"""The engine process: a loop around a scheduler, a socket, and a sign of life.
+
+    read requests → scheduler.step() → write events        blocks, with a timeout, when there is nothing to do
+
+A thread with a socket of its own sends the number of the current step twice a second, so a step may
+take minutes and the process still counts as alive. The scheduler is touched by the main thread only.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ...lang.errors import EngineError, UmbelError
+from ...lang.inlet import prepare
+from ...lang.link import FrameError, Inbound, Outbound
+from ...lang.sampling import SamplingParams
+from ..constraints.matcher_cache import OPENING_POLL
+from ..core.clock import SystemClock
+from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, SupervisionLimits, fault_hook
+from ..core.messages import Ended, EngineControl, EngineFailed, EngineGenerate, FromEngine, Heartbeat, ToEngine
+from ..core.wire import (
+    EngineFrame,
+    EnginePhase,
+    EngineReady,
+    EngineStart,
+    EngineStartFailed,
+    from_engine_codec,
+    to_engine_codec,
+    too_large_for_gateway,
+)
+from ..launch import Engine, open_engine
+from ..processes import lifeline
+from .garbage import StepCollector
+
+log = logging.getLogger("umbel.engine")
+
+IDLE_POLL = 1000  # milliseconds; an idle engine also honours nothing but arrivals
+LEAST_PRIORITY = 19  # of a thread
+WARM_UP = 0  # an id the gateway never uses
+
+
+class EngineLink:
+    """The engine's end of the sockets; used by the main thread."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self._socket = prepare(context.socket(zmq.PAIR), MAX_ENGINE_FRAME)
+        self._socket.connect(address)
+        self.counters: Counter[str] = Counter()
+        self._inbound: Inbound[ToEngine] = Inbound(to_engine_codec(), self.counters)
+        self._outbound: Outbound[EngineFrame] = Outbound(from_engine_codec(), too_large_for_gateway)
+
+    def send(self, *messages: EngineFrame) -> None:
+        for frames in self._outbound.write_all(messages):
+            self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
+
+    def receive(self, timeout: int) -> list[ToEngine]:
+        """What has come; waits up to `timeout` milliseconds for the first of it."""
+        messages: list[ToEngine] = []
+        while self._socket.poll(timeout):
+            timeout = 0
+            try:
+                messages += self._inbound.read(self._socket.recv_multipart(flags=zmq.NOBLOCK))
+            except FrameError as error:
+                log.error("a frame could not be read: %s", error)
+        return messages
+
+
+class Pulse:
+    """Signs of life from a thread. The main thread replaces `beat`, the thread sends the latest one."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, period: float) -> None:
+        self.beat = Heartbeat(0, 0, 0)
+        self._context = context
+        self._address = address
+        self._period = period
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def _run(self) -> None:
+        socket = prepare(self._context.socket(zmq.PUSH), MAX_PULSE_FRAME)
+        socket.connect(self._address)
+        outbound: Outbound[EngineFrame] = Outbound(from_engine_codec())
+        wait = threading.Event().wait
+        while True:
+            socket.send_multipart(outbound.write([self.beat]))
+            wait(self._period)
+
+
+def warm_up(engine: Engine) -> None:
+    """One real token: the model, the kernels and the sampler have run before anyone is told "ready".
+
+    Raises EngineError when no token comes.
+    """
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0)
+    engine.scheduler.submit(EngineGenerate(WARM_UP, [engine.first_token], sampling, False))
+    for event in _drain(engine):
+        match event:
+            case EngineFailed(message=message):
+                raise EngineError(f"the model could not make its first token: {message}")
+            case Ended(completion_tokens=1):
+                break
+    else:
+        raise EngineError("the model made no first token")
+    engine.scheduler.submit(EngineControl(WARM_UP, "flush_cache"))
+    for _ in _drain(engine):
+        pass
+
+
+def await_constraints(engine: Engine) -> None:
+    """What constraints take of the vocabulary is there before anyone is told "ready": it holds the interpreter's lock
+    for long. Where it fails, the first constraint tries it again, and other requests need none of it."""
+    if engine.constraints_ready is None:
+        return
+    error = engine.constraints_ready.exception()
+    if error is not None:
+        log.warning("constraints could not be prepared; the first of them tries again", exc_info=error)
+
+
+def _drain(engine: Engine) -> list[FromEngine]:
+    events = engine.scheduler.step()
+    while not engine.scheduler.idle:
+        events += engine.scheduler.step()
+    return events
+
+
+def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
+    """Runs until the process ends. An exception in here is none of a request's business: the process ends with it."""
+    scheduler = engine.scheduler
+    logged: Exception | None = None
+    collector = StepCollector()
+    collector.begin()
+    while True:
+        resting = scheduler.idle and not scheduler.unchecked
+        patience = IDLE_POLL if resting else round(1000 * OPENING_POLL) if scheduler.opening else 0
+        for message in link.receive(patience):
+            scheduler.submit(message)
+        pulse.beat = engine.heartbeat()  # before the step: a long one shows as busy
+        events = scheduler.step()
+        if events:
+            link.send(*events)
+        collector.after_step(idle=scheduler.idle)
+        if scheduler.last_failure is not logged:
+            logged = scheduler.last_failure
+            log.error("a request failed: %s", type(logged).__name__, exc_info=_ours_to_explain(logged))
+
+
+def compare_weights(engine: Engine) -> None:
+    """Compares the weights with what was converted, next to the first requests and behind them in priority. The process
+    ends where they differ: its texts would be another model's. The next engine finds the folder marked, and converts
+    the model again or says what to do."""
+    with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
+    try:
+        damage = engine.damage()
+    except Exception:
+        log.exception("the weights could not be compared with what was converted")
+        return
+    if damage:
+        log.error("%s; the engine ends, and the model is converted again", damage)
+        os._exit(1)
+
+
+def _ours_to_explain(error: Exception | None) -> Exception | None:
+    """A refusal explains itself to its sender; anything else is our mistake and needs its traceback."""
+    return None if isinstance(error, UmbelError) else error
+
+
+def main() -> None:
+    start = msgspec.json.decode(lifeline.read_line(), type=EngineStart)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
+    lifeline.die_with_parent_thread(start.parent)
+    lifeline.watch(start.parent, lambda: None)
+    logging.basicConfig(
+        level=start.options.log_level.upper(),
+        stream=sys.stderr,
+        format="umbel engine[%(process)d] %(levelname)s %(message)s",
+    )
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    link = EngineLink(context, start.events)
+    try:
+        engine = _start(start, link)
+    except UmbelError as error:
+        _report_and_wait(link, EngineStartFailed(type(error).__name__, str(error)))
+        return
+    except Exception as error:
+        log.exception("the engine could not start")
+        message = f"the engine could not start: {type(error).__name__}: {str(error)[:500]}"
+        _report_and_wait(link, EngineStartFailed(EngineError.__name__, message))
+        return
+    except BaseException:  # ranks that wait for each other: no way to end but this
+        log.exception("the engine ends while it starts")
+        os._exit(1)
+    pulse = Pulse(context, start.pulse, SupervisionLimits().heartbeat_period)
+    pulse.start()
+    runner = engine.runner
+    link.send(EngineReady(runner.context_length, runner.vocab_size, runner.num_slots - 1))
+    threading.Thread(target=compare_weights, args=(engine,), name="weights", daemon=True).start()
+    try:
+        serve(engine, link, pulse)
+    except BaseException:
+        log.exception("the engine ends")
+        os._exit(1)  # at once: the gateway sees the exit and tells every request
+
+
+def _start(start: EngineStart, link: EngineLink) -> Engine:
+    faults = fault_hook()
+    faults("engine.start")
+
+    def phase(text: str) -> None:
+        link.send(EnginePhase(text))
+
+    engine = open_engine(
+        start.options,
+        clock=SystemClock(),
+        faults=faults,
+        phase=phase,
+        rendezvous=Path(start.rendezvous),
+        lasting=gc.freeze,
+        prepare_constraints=True,
+    )
+    phase("making the first token")
+    warm_up(engine)
+    phase("preparing constraints")
+    await_constraints(engine)
+    return engine
+
+
+def _report_and_wait(link: EngineLink, failure: EngineStartFailed) -> None:
+    """The gateway ends us when it has read this: a last frame before an exit might be lost."""
+    link.send(failure)
+    patience: Callable[[float], bool] = threading.Event().wait
+    patience(30.0)
+
+
+if __name__ == "__main__":
+    main()

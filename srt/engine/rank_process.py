@@ -1,0 +1,58 @@
+"""The process of a rank other than 0: loads its part of the model, and computes what it is told."""
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ...lang.errors import EngineError, UmbelError
+from ..distributed.follower import follow
+from ..distributed.messages import RankFailed, RankReady, RankStart, encode, to_rank
+from ..launch import open_rank
+from ..processes import lifeline
+
+log = logging.getLogger("umbel.engine")
+
+
+def main() -> None:
+    start = msgspec.json.decode(lifeline.read_line(), type=RankStart)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
+    lifeline.die_with_parent_thread(start.parent)
+    lifeline.watch(start.parent, lambda: None)
+    logging.basicConfig(
+        level=start.options.log_level.upper(),
+        stream=sys.stderr,
+        format=f"umbel engine[%(process)d] rank {start.rank} %(levelname)s %(message)s",
+    )
+    end = socket.socket(fileno=start.socket)
+    try:
+        _serve(start, end)
+    except OSError:
+        log.debug("rank 0 is gone")
+    except BaseException:
+        log.exception("the rank ends")
+    os._exit(1)  # at once: rank 0 sees it, and ends as well
+
+
+def _serve(start: RankStart, end: socket.socket) -> None:
+    try:
+        runner = open_rank(start.options, start.rank, Path(start.rendezvous))
+    except UmbelError as error:
+        end.sendall(encode(RankFailed(type(error).__name__, str(error))))
+        return
+    except Exception as error:
+        log.exception("the rank could not start")
+        end.sendall(encode(RankFailed(EngineError.__name__, f"{type(error).__name__}: {str(error)[:500]}")))
+        return
+    gc.freeze()  # what is loaded stays: collections that walk it stop the step for tens of milliseconds
+    end.sendall(encode(RankReady(runner.num_slots)))
+    follow(runner, to_rank(end))
+
+
+if __name__ == "__main__":
+    main()

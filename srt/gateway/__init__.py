@@ -1,0 +1,1 @@
+"""The gateway process: sockets, validation, tokenization, supervision of engines."""

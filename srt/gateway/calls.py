@@ -1,0 +1,339 @@
+"""Calls: what the gateway remembers of a request until it ends.
+
+A call owns one or more engine requests (`n` continuations; a score and its unconditional twin), turns
+the engine's events into messages for the program, and knows when the last of them has ended. It sends
+nothing itself.
+
+    HELD        the engine is starting, a constraint is being compiled, or pictures are being decoded: it waits here
+    DISPATCHED  the engine has them; HELD again, once, when the engine is lost and nothing was given away
+    (gone)      ended; the gateway forgets the call, late events find nobody
+
+Sampling is keyed by seed and position, so what is asked a second time is answered as the first time.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import msgspec
+
+from ...fsm.stops import Stops
+from ...lang.errors import UmbelError
+from ...lang.protocol import (
+    Chunk,
+    Completion,
+    ConstraintSpec,
+    Done,
+    Facts,
+    Failure,
+    Final,
+    FinishReason,
+    FromBackend,
+    Scored,
+    ScoredChoice,
+    TokenLogprob,
+    Usage,
+)
+from ..constraints.compiled_cache import Inquiry
+from ..constraints.compiler import Compiled
+from ..core.messages import (
+    ChooseEnded,
+    ControlEnded,
+    Ended,
+    EngineChoose,
+    EngineControl,
+    EngineGenerate,
+    EngineScore,
+    FromEngine,
+    IdLogprob,
+    ScoreEnded,
+    Tokens,
+)
+from ..multimodal.cache import Picture
+from ..tokenizer.detokenizer import Detokenizer
+
+Bounded = EngineGenerate | EngineScore | EngineChoose | EngineControl  # the engine messages that have an ending
+TokenBytes = Callable[[int], bytes]
+
+
+class Phase(Enum):
+    HELD = auto()
+    DISPATCHED = auto()
+
+
+class ProtocolBreach(Exception):
+    """The engine answered with something this call did not ask for: our mistake, and this call's end."""
+
+
+@dataclass(slots=True, eq=False)
+class Call(ABC):
+    """One request of one peer."""
+
+    peer: bytes
+    label: str  # the peer's id for it; means nothing but to the peer
+    messages: tuple[Bounded, ...]  # what the engine is asked
+    deadline: float  # on the gateway's clock
+    open: set[int] = field(init=False)  # ids of engine requests without an ending
+    phase: Phase = field(default=Phase.HELD, init=False)
+    pictures: tuple[Picture, ...] = field(default=(), init=False)  # which the shelf holds for it
+    losses: list[str] = field(default_factory=list, init=False)  # why what the engine had of it was lost
+    aborted: bool = field(default=False, init=False)  # its peer wants it no more; the engine was told
+
+    def __post_init__(self) -> None:
+        self.open = {message.id for message in self.messages}
+
+    @property
+    def waits_for(self) -> str:
+        """What has to be done before the engine can have it; "" when nothing has."""
+        return ""
+
+    def failure(self, error: UmbelError) -> FromBackend | None:
+        """What its peer is told when it cannot be served."""
+        return Failure(self.label, type(error).__name__, str(error))
+
+    def outgoing(self, now: float) -> tuple[Bounded, ...]:
+        """The engine messages without an ending, with the time that is left, for sending now."""
+        waiting = (message for message in self.messages if message.id in self.open)
+        return tuple(_with_timeout(message, self.deadline - now) for message in waiting)
+
+    @property
+    def repeatable(self) -> bool:
+        """Its peer has been told nothing of what has no ending, so another engine may be asked that."""
+        return True
+
+    def repeat(self, ids: Iterator[int]) -> None:
+        """What has no ending is to be asked again, under new ids."""
+        self.messages = tuple(self._renewed(message, next(ids)) for message in self.messages)
+        self.phase = Phase.HELD
+
+    def _renewed(self, message: Bounded, id: int) -> Bounded:
+        if message.id not in self.open:
+            return message
+        self.open.remove(message.id)
+        self.open.add(id)
+        return msgspec.structs.replace(message, id=id)
+
+    @abstractmethod
+    def accept(self, event: FromEngine) -> list[FromBackend]:
+        """One event of one of this call's engine requests → what the peer is told."""
+
+
+def _with_timeout(message: Bounded, seconds: float) -> Bounded:
+    if isinstance(message, EngineControl):
+        return message
+    schedule = msgspec.structs.replace(message.schedule, timeout=max(seconds, 0.0))
+    return msgspec.structs.replace(message, schedule=schedule)
+
+
+# ------------------------------------------------------------------------------------------ generate
+
+
+@dataclass(slots=True, eq=False)
+class Continuation:
+    """One of the `n` texts of a GenRequest while it grows."""
+
+    index: int
+    detokenizer: Detokenizer
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    told: int = 0  # tokens that chunks have carried
+    told_logprobs: int = 0
+    ended: Ended | None = None
+
+
+@dataclass(slots=True, eq=False)
+class GenCall(Call):
+    """A GenRequest: chunks as they come, then a Final with all continuations."""
+
+    stream: bool
+    token_bytes: TokenBytes
+    stops: Stops | None
+    spec: ConstraintSpec | None = None
+    compiled: Compiled | None = field(default=None, init=False)
+    inquiry: Inquiry | None = field(default=None, init=False)  # while the constraint is being compiled
+    continuations: dict[int, Continuation] = field(init=False)
+
+    def __post_init__(self) -> None:
+        Call.__post_init__(self)
+        self.continuations = {
+            message.id: Continuation(index, Detokenizer(self.token_bytes, self.stops))
+            for index, message in enumerate(self.messages)
+        }
+
+    @property
+    def waits_for(self) -> str:
+        return "its constraint to be compiled" if self.spec is not None and self.compiled is None else ""
+
+    @property
+    def repeatable(self) -> bool:
+        return not any(self.continuations[id].told for id in self.open)
+
+    def _renewed(self, message: Bounded, id: int) -> Bounded:
+        if message.id in self.open:
+            old = self.continuations.pop(message.id)
+            self.continuations[id] = Continuation(old.index, Detokenizer(self.token_bytes, self.stops))
+        return Call._renewed(self, message, id)
+
+    def constrain(self, compiled: Compiled) -> None:
+        """Its texts have to satisfy this."""
+        self.compiled, self.inquiry = compiled, None
+        self.messages = tuple(
+            msgspec.structs.replace(message, constraint=compiled.constraint)
+            if isinstance(message, EngineGenerate)
+            else message
+            for message in self.messages
+        )
+
+    def accept(self, event: FromEngine) -> list[FromBackend]:
+        match event:
+            case Tokens():
+                return self._grow(event)
+            case Ended():
+                return self._end(event)
+            case _:
+                raise ProtocolBreach(f"a {type(event).__name__} for a generate request")
+
+    def _grow(self, event: Tokens) -> list[FromBackend]:
+        continuation = self.continuations[event.id]
+        continuation.logprobs += self._texts(event.logprobs)
+        continuation.detokenizer.skip(event.healed)
+        text = continuation.detokenizer.feed(event.token_ids)
+        return self._chunk(continuation, text) if self.stream else []
+
+    def _end(self, event: Ended) -> list[FromBackend]:
+        continuation = self.continuations[event.id]
+        continuation.logprobs += self._texts(event.logprobs)
+        continuation.detokenizer.skip(event.healed)
+        text = continuation.detokenizer.finish(event.token_ids, event.text_bytes)
+        continuation.ended = event
+        self.open.discard(event.id)
+        out = self._chunk(continuation, text) if self.stream else []
+        if not self.open:
+            out.append(self._final())
+        return out
+
+    def _chunk(self, continuation: Continuation, text: str) -> list[FromBackend]:
+        if not text:
+            return []
+        token_ids = continuation.detokenizer.token_ids
+        chunk = Chunk(
+            self.label,
+            continuation.index,
+            text,
+            tuple(token_ids[continuation.told :]),
+            tuple(continuation.logprobs[continuation.told_logprobs :]),
+        )
+        continuation.told = len(token_ids)
+        continuation.told_logprobs = len(continuation.logprobs)
+        return [chunk]
+
+    def _final(self) -> Final:
+        continuations = sorted(self.continuations.values(), key=lambda item: item.index)
+        ends = [item.ended for item in continuations if item.ended is not None]
+        assert len(ends) == len(continuations), "a call ends when its last continuation has"
+        usage = Usage(
+            prompt_tokens=ends[0].prompt_tokens,
+            # Continuations share one prompt: what had to be computed for the first of them was not cached.
+            cached_tokens=min(end.cached_tokens for end in ends),
+            completion_tokens=sum(end.completion_tokens for end in ends),
+            calls=1,
+        )
+        completions = tuple(_completion(item, self.compiled) for item in continuations)
+        return Final(self.label, completions, usage, tuple(self._texts(ends[0].prompt_logprobs)))
+
+    def _texts(self, logprobs: Sequence[IdLogprob]) -> list[TokenLogprob]:
+        return [
+            TokenLogprob(
+                item.token_id,
+                self._text(item.token_id),
+                item.logprob,
+                tuple((token_id, self._text(token_id), logprob) for token_id, logprob in item.top),
+            )
+            for item in logprobs
+        ]
+
+    def _text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def _completion(continuation: Continuation, compiled: Compiled | None) -> Completion:
+    ended = continuation.ended
+    assert ended is not None
+    detokenizer = continuation.detokenizer
+    stopped = ended.finish_reason is FinishReason.STOP and isinstance(ended.matched_stop, int)
+    kept = detokenizer.kept(ended.text_bytes, ends_with_stop_token=stopped)
+    return Completion(
+        text=detokenizer.text,
+        token_ids=tuple(detokenizer.token_ids),
+        kept=kept.count,
+        tail=kept.tail,
+        finish_reason=ended.finish_reason,
+        matched_stop=ended.matched_stop,
+        logprobs=tuple(continuation.logprobs),
+        forced_tokens=ended.forced_tokens,
+        guarantee="enforced" if ended.enforced else "",
+        unenforced=compiled.unenforced if compiled is not None else (),
+        narrowed=compiled.narrowed if compiled is not None else (),
+    )
+
+
+# --------------------------------------------------------------------------------------------- score
+
+
+@dataclass(slots=True, eq=False)
+class ScoreCall(Call):
+    """A ScoreRequest: the score of the choices or a search for them, and perhaps a score without the prompt."""
+
+    choices: tuple[tuple[int, ...], ...]  # tokens of each choice behind what all share with the prompt
+    answers: dict[int, ScoreEnded | ChooseEnded] = field(default_factory=dict, init=False)
+
+    def accept(self, event: FromEngine) -> list[FromBackend]:
+        if not isinstance(event, ScoreEnded | ChooseEnded):
+            raise ProtocolBreach(f"a {type(event).__name__} for a score request")
+        if [len(row) for row in event.logprobs] != [len(choice) for choice in self.choices]:
+            raise ProtocolBreach("the log-probabilities do not fit the choices")
+        self.answers[event.id] = event
+        self.open.discard(event.id)
+        return [] if self.open else [self._scored()]
+
+    def _scored(self) -> Scored:
+        answers = [self.answers[message.id] for message in self.messages]
+        given = answers[0]
+        unconditional = answers[1].logprobs if len(answers) > 1 else [[] for _ in self.choices]
+        nothing: list[float | None] = [None] * len(self.choices)
+        found = given if isinstance(given, ChooseEnded) else None
+        lower, upper = (found.lower, found.upper or nothing) if found is not None else (nothing, nothing)
+        rows = zip(self.choices, given.logprobs, unconditional, lower, upper, strict=True)
+        return Scored(
+            self.label,
+            tuple(
+                ScoredChoice(ids, tuple(logprobs), tuple(alone), least, most)
+                for ids, logprobs, alone, least, most in rows
+            ),
+            Usage(
+                prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+                cached_tokens=sum(answer.cached_tokens for answer in answers),
+                calls=1,
+            ),
+            found.evaluations if found is not None else 0,
+        )
+
+
+# ------------------------------------------------------------------------------------------- control
+
+
+@dataclass(slots=True, eq=False)
+class ControlCall(Call):
+    """A Control: the engine's answer, and the gateway's own facts next to it.
+
+    Attributes:
+        alone: of `info` the gateway's facts, which are the answer where there is no engine.
+    """
+
+    alone: Callable[[], Facts] | None
+
+    def accept(self, event: FromEngine) -> list[FromBackend]:
+        if not isinstance(event, ControlEnded):
+            raise ProtocolBreach(f"a {type(event).__name__} for a control request")
+        self.open.discard(event.id)
+        return [Done(self.label, {**(self.alone() if self.alone is not None else {}), **event.result})]

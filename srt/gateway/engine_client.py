@@ -1,0 +1,130 @@
+"""One life of the engine as the gateway sees it: a process, two sockets, numbered frames."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ...lang.inlet import Inlet, prepare
+from ...lang.link import FrameError, Inbound, Outbound
+from ...lang.process_life import exit_in_words, memory_kills
+from ...lang.runtime_options import RuntimeOptions
+from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, engine_environment
+from ..core.messages import ToEngine
+from ..core.wire import EngineFrame, EngineStart, from_engine_codec, to_engine_codec
+
+
+class EngineChild:
+    """Started once, closed once, on one loop. A restart is another object with other addresses.
+
+    Args:
+        hear: is given what the engine says; unreadable frames are counted.
+        feel: is given its signs of life.
+        failed: is given an exception of reading, or of one of these two.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        folder: Path,
+        generation: int,
+        *,
+        hear: Callable[["EngineChild", list[EngineFrame]], None],
+        feel: Callable[["EngineChild", list[EngineFrame]], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._lost = 0
+        self._paths = folder / f"engine-{generation}", folder / f"pulse-{generation}"
+        self._rendezvous = folder / f"ranks-{generation}"
+        self._events = prepare(context.socket(zmq.PAIR), MAX_ENGINE_FRAME)
+        self._pulse = prepare(context.socket(zmq.PULL), MAX_PULSE_FRAME)
+        for socket, path in zip((self._events, self._pulse), self._paths, strict=True):
+            socket.bind(f"ipc://{path}")
+        inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), self.counters)
+        pulse_inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), Counter())  # a lost beat is none
+        self._outbound: Outbound[ToEngine] = Outbound(to_engine_codec())
+        self._outbox: list[ToEngine] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._memory_kills = memory_kills()
+        self._inlets = (
+            Inlet(self._events, lambda messages: hear(self, _read(messages, inbound)), failed),
+            Inlet(self._pulse, lambda messages: feel(self, _read(messages, pulse_inbound)), failed),
+        )
+
+    async def start(self, options: RuntimeOptions) -> None:
+        """Raises OSError when no process can be made."""
+        events, pulse = (f"ipc://{path}" for path in self._paths)
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "umbel.srt.engine.process"),
+            stdin=asyncio.subprocess.PIPE,
+            env=engine_environment(),
+            stdout=2,  # what libraries print is no part of the program's output
+        )
+        assert self._process.stdin is not None
+        start = EngineStart(os.getpid(), events, pulse, str(self._rendezvous), options)
+        self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+
+    @property
+    def process_id(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def exit_reason(self) -> str:
+        """Waits for the exit → what it was, in words."""
+        assert self._process is not None, "waiting for a process that was not started"
+        return exit_in_words(await self._process.wait(), self._memory_kills)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    # ------------------------------------------------------------------ messages
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message; `flush` sends what is queued as one frame."""
+        self._outbox.append(message)
+
+    def flush(self) -> None:
+        if self._outbox:
+            messages, self._outbox = self._outbox, []
+            for frames in self._outbound.write_all(messages):
+                try:
+                    self._events.send_multipart(frames, flags=zmq.NOBLOCK)  # no high-water mark: it never waits
+                except zmq.Again:
+                    # Nobody is at the other end any more: the engine is dead, and its exit, which ends what it was
+                    # asked, is on its way to us.
+                    break
+            self._inlets[0].look()
+
+    def look(self) -> None:
+        """For safety: whatever has come is read, had its arrival been missed."""
+        for inlet in self._inlets:
+            inlet.look()
+
+    def lost(self) -> int:
+        """Frames that did not arrive, since this was asked last."""
+        before, self._lost = self._lost, self.counters["lost"]
+        return self._lost - before
+
+    def close(self) -> None:
+        for inlet in self._inlets:
+            inlet.close()
+        for socket in (self._events, self._pulse):
+            socket.close(linger=0)
+        for path in (*self._paths, self._rendezvous):
+            path.unlink(missing_ok=True)
+
+
+def _read(frames: list[list[bytes]], inbound: Inbound[EngineFrame]) -> list[EngineFrame]:
+    messages: list[EngineFrame] = []
+    for pair in frames:
+        with contextlib.suppress(FrameError):  # counted by the reader
+            messages += inbound.read(pair)
+    return messages

@@ -1,0 +1,537 @@
+"""The gateway without its sockets: text in, text out; tokens down to the engine, tokens back up.
+
+It owns every call from its arrival to its one ending, and lets go of it in exactly one place (`_end`).
+Who carries its messages, and what time it is, are arguments, so the same code runs behind ZeroMQ, in
+the user's process, and under a virtual clock in a simulation. It is used from one thread.
+"""
+
+import itertools
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import assert_never
+
+from ...lang.errors import (
+    WIRE_ERRORS,
+    BackendError,
+    CancelledError,
+    DeadlineError,
+    EngineError,
+    OverloadedError,
+    ParameterError,
+    UmbelError,
+)
+from ...lang.prompt import Media
+from ...lang.protocol import (
+    Abort,
+    ConstraintSpec,
+    Control,
+    Done,
+    Facts,
+    Failure,
+    FromBackend,
+    GenRequest,
+    Hint,
+    Locate,
+    Located,
+    Release,
+    ScoreRequest,
+    ToBackend,
+)
+from ..constraints.compiled_cache import ConstraintLibrary
+from ..constraints.compiler import Answer, Compiled, InlineCompiler, Refused
+from ..core.clock import Clock
+from ..core.config import CompilerLimits, Limits
+from ..core.faults import FaultHook, no_faults
+from ..core.messages import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
+from ..multimodal.cache import PictureShelf
+from ..multimodal.prompts import Showable
+from ..tokenizer.prompt import CACHE_BYTES, PromptEncoder
+from ..tokenizer.tokenizer import Tokenizer
+from .call_table import CallTable
+from .calls import Call, ControlCall, GenCall, Phase, ScoreCall
+from .hints import HintDesk
+from .images import PictureDesk
+from .pending_images import PictureCall
+from .validation import Admission
+
+log = logging.getLogger("umbel.gateway")
+
+VERBS = ("flush_cache", "info")
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"  # calls are held
+    READY = "ready"
+    FAILED = "failed"  # given up: calls fail at once, with the cause
+
+
+class Gateway:
+    """Calls of all peers, and the engine they are sent to.
+
+    Args:
+        tokenizer: of the model the engine runs.
+        model: its name, for messages.
+        to_engine: carries a message to the engine. May raise; that call then fails.
+        to_peer: carries a message to a peer; must not raise (a peer that is gone is reported by `peer_lost`).
+        seed: of the generator of seeds for requests that name none; None takes the system's entropy.
+        token_cache_bytes: of memory for the tokens of earlier texts; 0 encodes every text whole and anew.
+        constraints: compiles those of requests; None compiles them where they arrive.
+        pictures: decodes and keeps those of requests; None for a model that reads text only.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        model: str,
+        to_engine: Callable[[ToEngine], None],
+        to_peer: Callable[[bytes, FromBackend], None],
+        clock: Clock,
+        limits: Limits,
+        faults: FaultHook = no_faults,
+        seed: int | None = None,
+        token_cache_bytes: int = CACHE_BYTES,
+        constraints: ConstraintLibrary | None = None,
+        pictures: PictureShelf | None = None,
+    ) -> None:
+        self._model = model
+        self._to_engine = to_engine
+        self._to_peer = to_peer
+        self._clock = clock
+        self._limits = limits
+        self._faults = faults
+        seeds = random.Random(seed)
+        self._ids: Iterator[int] = itertools.count(1)
+        self._pictures = PictureDesk(pictures, to_engine)
+        form = None if pictures is None else pictures.form
+        self.encoder = PromptEncoder(tokenizer, cache_bytes=token_cache_bytes, pictures=form)
+        self._admission = Admission(
+            self.encoder,
+            limits,
+            ids=self._ids,
+            draw_seed=lambda: seeds.getrandbits(63),
+            pictures=None if pictures is None else (pictures.form, pictures.limits),
+        )
+        self._constraints = constraints or ConstraintLibrary(
+            InlineCompiler(), "auto", entries=256, most_bytes=CompilerLimits().kept_bytes
+        )
+        self._calls = CallTable()
+        self._state = EngineState.STARTING
+        self._cause = ""
+        self._context_length: int | None = None
+        self._heartbeat: Heartbeat | None = None
+        self.counters: Counter[str] = Counter()
+        self._hints = HintDesk(
+            self._admission,
+            most_pins=limits.max_pins,
+            to_engine=to_engine,
+            bring=self._pictures.bring,
+            clock=clock,
+            faults=faults,
+            counters=self.counters,
+        )
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def in_flight(self) -> int:
+        """Calls without an ending."""
+        return len(self._calls)
+
+    # ------------------------------------------------------------------ from peers
+
+    def receive(self, peer: bytes, message: ToBackend) -> None:
+        """One message of one peer. Whatever it holds, it ends with an answer, not with an exception."""
+        if isinstance(message, GenRequest | ScoreRequest | Control):
+            self.counters["requests"] += 1
+        if media := self._pictures.media(message):
+            assert isinstance(message, Showable), "it shows media"
+            self._show(peer, message, media)
+        else:
+            self._take(peer, message)
+
+    def _take(self, peer: bytes, message: ToBackend) -> None:
+        """Its media, if it has any, are pictures."""
+        match message:
+            case GenRequest() | ScoreRequest() | Control():
+                self._accept(peer, message)
+            case Locate():
+                self._locate(peer, message)
+            case Hint():
+                if self._state is EngineState.READY:
+                    self._hints.take(peer, message, self._context_length)
+                else:
+                    self._hints.unused()
+            case Release(label):
+                self._release(peer, label)
+            case Abort(label):
+                for call in self._calls.of_label(peer, label):
+                    self._abort(call)
+            case _:
+                assert_never(message)
+
+    def is_long(self, message: ToBackend) -> bool:
+        """Whether its new text is better tokenized beside the loop first (see arrivals.py)."""
+        if not isinstance(message, GenRequest | ScoreRequest | Hint | Locate):
+            return False
+        try:
+            return self.encoder.salted(message.origin.salt).is_long(message.prompt)
+        except UmbelError:  # it will be refused, which takes no time
+            return False
+
+    def peer_lost(self, peer: bytes) -> None:
+        """Nobody hears this peer's answers any more: stop computing them."""
+        for call in self._calls.of_peer(peer):
+            self._abort_engine_requests(call)
+            self._end(call, None)
+            self.counters["orphaned"] += 1
+        self._hints.peer_lost(peer)
+
+    # ------------------------------------------------------------------ from the engine
+
+    def engine_ready(self, context_length: int) -> None:
+        """The engine takes requests from now on; those that waited for it go out in the order they came."""
+        self._context_length = context_length
+        self._state = EngineState.READY
+        for call in self._calls:
+            if call.phase is Phase.HELD and not call.waits_for:
+                self._dispatch(call)
+
+    def engine_event(self, event: FromEngine) -> None:
+        """One event of the engine. An event that makes no sense ends its own call only."""
+        if isinstance(event, Heartbeat):
+            self._heartbeat = event
+            return
+        call = self._calls.of_request(event.id)
+        if call is None:
+            self.counters["late_events"] += 1
+            return
+        if isinstance(event, EngineFailed):
+            call.open.discard(event.id)
+            self._abort_engine_requests(call)
+            self._pictures.failed(call)
+            kind = event.kind if event.kind in WIRE_ERRORS else EngineError.__name__
+            self._end(call, Failure(call.label, kind, event.message))
+            return
+        try:
+            messages = call.accept(event)
+        except Exception:
+            self._internal(call, "reading the engine's answer")
+            return
+        if event.id not in call.open:
+            self._calls.request_ended(event.id)
+        if call.open:
+            for message in messages:
+                self._to_peer(call.peer, message)
+            return
+        *chunks, ending = messages
+        for message in chunks:
+            self._to_peer(call.peer, message)
+        self._end(call, ending)
+
+    def engine_lost(self, reason: str) -> None:
+        """The engine died: what its peers have seen a part of ends now, all else waits for the next engine."""
+        self._state = EngineState.STARTING
+        self._heartbeat = None
+        self._hints.engine_lost()
+        self._pictures.engine_lost()
+        self.counters["engine_losses"] += 1
+        for call in self._calls:
+            if call.phase is Phase.DISPATCHED:
+                self._repeat(call, f"the engine died while the request was running: {reason}")
+
+    def events_lost(self, frames: int) -> None:
+        """Frames of the engine did not arrive. Nobody knows whose tokens they held, and a gap in a text would be a
+        lie: everything the engine has is aborted, and asked again or ended with an error."""
+        self.counters["lost_frames"] += frames
+        for call in self._calls:
+            if call.phase is Phase.DISPATCHED:
+                self._abort_engine_requests(call)
+                self._repeat(call, "a message of the engine was lost")
+                if call in self._calls:
+                    self._dispatch(call)
+
+    def _repeat(self, call: Call, reason: str) -> None:
+        """What the engine had of a call is lost: the call is held to be asked again, or it ends."""
+        call.losses.append(reason)
+        if isinstance(call, ControlCall) and call.alone is not None:
+            self._end(call, Done(call.label, call.alone()))
+        elif call.aborted:
+            self._fail(call, CancelledError(f"the request was cancelled; {reason}"))
+        elif len(call.losses) > 1:
+            first, second = call.losses
+            self._fail(call, EngineError(f"{first}; it was asked again, and once more {second}; it may be the cause"))
+        elif call.repeatable:
+            self.counters["retried_requests"] += 1
+            self._calls.repeat(call, self._ids)
+        else:
+            self._fail(call, EngineError(f"{reason}; a part of the text was delivered before, so run it again"))
+
+    def engine_given_up(self, cause: str) -> None:
+        """The engine cannot be brought back: nothing waits for it any more."""
+        self._state = EngineState.FAILED
+        self._cause = cause
+        for call in self._calls:
+            self._fail(call, self._dead())
+
+    # ------------------------------------------------------------------ time
+
+    @property
+    def next_deadline(self) -> float:
+        """On the clock: nothing is due before. Infinite when nothing is in flight."""
+        return self._calls.next_due
+
+    def tick(self) -> None:
+        """Ends calls whose deadline has passed and that the engine did not end by itself."""
+        now = self._clock.now()
+        for call in self._calls.due(now):
+            due = call.deadline + (self._limits.deadline_grace if call.phase is Phase.DISPATCHED else 0.0)
+            if due > now:
+                self._calls.watch(call, due)
+                continue
+            self._abort_engine_requests(call)
+            self._fail(call, DeadlineError(f"the deadline passed {_waiting_for(call)}"))
+
+    def info(self) -> Facts:
+        """Facts of the gateway, and the engine's counters from its last sign of life."""
+        facts: Facts = {
+            "model": self._model,
+            "engine": self._state.value,
+            "engine_cause": self._cause,
+            "context_length": self._context_length,
+            "in_flight": self.in_flight,
+        }
+        parts = (self.counters, self.encoder.counters, self._constraints.counters, self._pictures.counters)
+        counters = {name: count for part in parts for name, count in part.items()}
+        facts |= {f"gateway_{name}": count for name, count in sorted(counters.items())}
+        if self._heartbeat is not None:
+            facts |= {"running": self._heartbeat.running, "waiting": self._heartbeat.waiting}
+            facts |= self._heartbeat.counters
+        return facts
+
+    # ------------------------------------------------------------------ arrival
+
+    def _accept(self, peer: bytes, message: GenRequest | ScoreRequest | Control) -> None:
+        try:
+            self._check_open(message)
+            call = self._admit(peer, message)
+        except UmbelError as error:
+            self._refuse(peer, message.id, error)
+            return
+        except Exception:
+            log.exception("a request could not be admitted")
+            self.counters["internal_errors"] += 1
+            self._to_peer(
+                peer, _failure(message.id, BackendError("internal error while reading the request; see the log"))
+            )
+            return
+        if call is None:
+            self._to_peer(peer, Done(message.id, self.info()))
+            return
+        self._calls.add(call)
+        if isinstance(message, GenRequest | ScoreRequest):
+            self._pictures.hold(call, message)
+        if isinstance(message, GenRequest) and isinstance(call, GenCall) and call.spec is not None:
+            self._compile(call, call.spec, message.origin.salt)
+        elif self._state is EngineState.READY:
+            self._dispatch(call)
+
+    def _compile(self, call: GenCall, spec: ConstraintSpec, salt: str) -> None:
+        """The call is held until its constraint is compiled; the engine computes its prompt meanwhile."""
+        try:
+            self._faults("gateway.compile")
+            call.inquiry = self._constraints.find(spec, salt, lambda answer: self._compiled(call, answer))
+            if call.waits_for and call in self._calls and self._state is EngineState.READY:
+                self._pictures.bring(call.pictures)
+                self._to_engine(self._admission.prefill(call))
+        except UmbelError as error:
+            self._fail(call, error)
+        except Exception:
+            self._internal(call, "compiling the request's constraint")
+
+    def _compiled(self, call: GenCall, answer: Answer) -> None:
+        try:
+            match answer:
+                case Compiled():
+                    call.constrain(answer)
+                case Refused():
+                    raise answer.error()
+                case _:
+                    raise answer
+        except UmbelError as error:
+            self._fail(call, error)
+            return
+        if self._state is EngineState.READY:
+            self._dispatch(call)
+
+    def _check_open(self, message: Showable | Control) -> None:
+        if self._state is EngineState.FAILED and not isinstance(message, Control):
+            raise self._dead()
+        if self.in_flight >= self._limits.max_queue:
+            raise OverloadedError(
+                f"{self._limits.max_queue} requests are in flight, the most this runtime holds; "
+                "try again when some have ended, or raise max_queue"
+            )
+
+    def _admit(self, peer: bytes, message: GenRequest | ScoreRequest | Control) -> Call | None:
+        """A call, or None for a question that the gateway answers alone."""
+        self._faults("gateway.tokenize")
+        now = self._clock.now()
+        match message:
+            case GenRequest():
+                call: Call = self._admission.generate(message, peer=peer, now=now)
+            case ScoreRequest():
+                call = self._admission.score(message, peer=peer, now=now)
+            case Control(label, verb):
+                if verb not in VERBS:
+                    raise ParameterError(f"unknown control verb {verb!r}; write one of {', '.join(VERBS)}")
+                if self._state is not EngineState.READY:
+                    if verb == "info":
+                        return None
+                    if self._state is EngineState.FAILED:
+                        raise self._dead()
+                question = EngineControl(next(self._ids), verb)
+                alone = self.info if verb == "info" else None
+                call = ControlCall(peer, label, (question,), now + self._limits.request_timeout, alone)
+            case _:
+                assert_never(message)
+        self._check_length(call)
+        return call
+
+    def _check_length(self, call: Call) -> None:
+        if self._context_length is not None and isinstance(call, GenCall | ScoreCall):
+            self._admission.check_length(call, self._context_length, self._model)
+
+    def _release(self, peer: bytes, label: str) -> None:
+        for call in self._calls.of_label(peer, label):
+            if isinstance(call, PictureCall) and isinstance(call.message, Hint):
+                self._end(call, None)
+        self._hints.release(peer, label)
+
+    def _locate(self, peer: bytes, question: Locate) -> None:
+        """Answered at once: the tokenizer knows it, and no call depends on it."""
+        try:
+            answer: Located | Failure = self._admission.locate(question)
+        except UmbelError as error:
+            answer = _failure(question.id, error)
+        except Exception:
+            log.exception("tokens could not be located")
+            self.counters["internal_errors"] += 1
+            answer = _failure(question.id, BackendError("internal error while locating tokens; see the log"))
+        self._to_peer(peer, answer)
+
+    # ------------------------------------------------------------------ pictures
+
+    def _show(self, peer: bytes, message: Showable, media: Sequence[Media]) -> None:
+        """The message is held until its media are pictures, which may be at once."""
+        hint = isinstance(message, Hint)
+        if hint and self._state is not EngineState.READY:
+            self._hints.unused()
+            return
+        try:
+            self._check_open(message)
+            deadline = self._admission.show(message, now=self._clock.now())
+        except UmbelError as error:
+            if hint:
+                self._hints.unused()
+            else:
+                self._refuse(peer, message.id, error)
+            return
+        call = self._pictures.wait(peer, message, media, deadline)
+        self._calls.add(call)
+        call.showing.begin(lambda error: self._shown(call, error))
+
+    def _shown(self, call: PictureCall, error: UmbelError | None) -> None:
+        try:
+            if error is not None:
+                self._fail(call, error)
+                return
+            self._calls.remove(call)
+            try:
+                self._take(call.peer, call.shown(self._clock.now()))
+            finally:
+                self._pictures.settle(call)
+        except Exception:
+            log.exception("a message with pictures could not be received")
+            self.counters["internal_errors"] += 1
+
+    # ------------------------------------------------------------------ on the way and at the end
+
+    def _dispatch(self, call: Call) -> None:
+        try:
+            self._check_length(call)  # the context was not known while the first engine started
+            self._pictures.bring(call.pictures)
+            call.phase = Phase.DISPATCHED
+            for message in call.outgoing(self._clock.now()):
+                self._faults("gateway.send")
+                self._to_engine(message)
+        except UmbelError as error:
+            self._abort_engine_requests(call)
+            self._fail(call, error)
+        except Exception:
+            self._internal(call, "sending the request to the engine")
+
+    def _abort(self, call: Call) -> None:
+        """A call the engine has is ended by the engine, with what it has so far; another ends here."""
+        self.counters["aborts"] += 1
+        if call.phase is Phase.HELD:
+            self._fail(call, CancelledError("the request was cancelled before the engine had it"))
+        else:
+            call.aborted = True
+            self._abort_engine_requests(call)
+
+    def _abort_engine_requests(self, call: Call) -> None:
+        if call.phase is Phase.HELD:
+            return
+        for id in call.open:
+            try:
+                self._to_engine(EngineAbort(id))
+            except Exception:
+                log.exception("abort of engine request %d could not be sent", id)
+
+    def _internal(self, call: Call, doing: str) -> None:
+        """Our mistake: it ends this call, and only this call."""
+        log.exception("internal error while %s", doing)
+        self.counters["internal_errors"] += 1
+        self._abort_engine_requests(call)
+        self._fail(call, BackendError(f"internal error while {doing}; see the log"))
+
+    def _refuse(self, peer: bytes, label: str, error: UmbelError) -> None:
+        self.counters["refused"] += 1
+        self._to_peer(peer, _failure(label, error))
+
+    def _fail(self, call: Call, error: UmbelError) -> None:
+        self._end(call, call.failure(error))
+
+    def _end(self, call: Call, ending: FromBackend | None) -> None:
+        """The one place where a call is let go. Its peer hears the ending, unless the peer is gone."""
+        self._calls.remove(call)
+        if isinstance(call, GenCall) and call.inquiry is not None:
+            call.inquiry.forget()
+        if isinstance(call, PictureCall):
+            self._pictures.settle(call)
+            if isinstance(call.message, Hint):
+                self._hints.unused()
+        self._pictures.let_go(call)
+        if ending is None:
+            return
+        self.counters["failed" if isinstance(ending, Failure) else "finished"] += 1
+        self._to_peer(call.peer, ending)
+
+    def _dead(self) -> EngineError:
+        return EngineError(f"the engine could not be restarted: {self._cause}; make a new Runtime")
+
+
+def _waiting_for(call: Call) -> str:
+    if call.phase is not Phase.HELD:
+        return "before the answer was complete"
+    return f"waiting for {call.waits_for or 'the engine to start'}"
+
+
+def _failure(label: str, error: UmbelError) -> Failure:
+    return Failure(label, type(error).__name__, str(error))

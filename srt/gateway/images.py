@@ -1,0 +1,84 @@
+"""What a gateway does about pictures: who waits for them, who holds them, and what the engine is told of them."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from ...lang.prompt import Media
+from ...lang.protocol import GenRequest, ScoreRequest, ToBackend
+from ..core.messages import ToEngine
+from ..multimodal.cache import Picture, PictureShelf
+from ..multimodal.prompts import Showable, Showing, media_of, pictures_of, without_bytes
+from .calls import Call
+from .pending_images import PictureCall
+
+log = logging.getLogger("umbel.gateway")
+
+
+class PictureDesk:
+    """Of one gateway.
+
+    Args:
+        shelf: None for a model that reads text only. Then nothing is done here: the encoder refuses media.
+    """
+
+    def __init__(self, shelf: PictureShelf | None, to_engine: Callable[[ToEngine], None]) -> None:
+        self._shelf = shelf
+        self._to_engine = to_engine
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {} if self._shelf is None else self._shelf.counters
+
+    # ------------------------------------------------------------------ messages that show media
+
+    def media(self, message: ToBackend) -> list[Media]:
+        """What a message shows and nobody has decoded for it."""
+        return media_of(message) if self._shelf is not None and isinstance(message, Showable) else []
+
+    def wait(self, peer: bytes, message: Showable, media: Sequence[Media], deadline: float) -> PictureCall:
+        """A call that is held until these are pictures, from when its `showing` begins."""
+        assert self._shelf is not None, "it has media"
+        showing = Showing(self._shelf, media, message.origin.salt)
+        return PictureCall(peer, message.id, (), deadline, without_bytes(message), showing)
+
+    def settle(self, call: PictureCall) -> None:
+        """It waits no more. Who needs its pictures holds them by now."""
+        call.showing.close()
+        self._forget()
+
+    # ------------------------------------------------------------------ calls that hold pictures
+
+    def hold(self, call: Call, message: GenRequest | ScoreRequest) -> None:
+        """Until the call is let go."""
+        if self._shelf is not None:
+            call.pictures = pictures_of(message.prompt)
+            self._shelf.hold(call.pictures)
+
+    def let_go(self, call: Call) -> None:
+        if self._shelf is not None:
+            self._shelf.let_go(call.pictures)
+            self._forget()
+
+    # ------------------------------------------------------------------ the engine
+
+    def bring(self, pictures: Sequence[Picture]) -> None:
+        """Before the engine gets a message that holds them. Raises EngineError when they are gone."""
+        if self._shelf is not None:
+            self._shelf.bring(pictures, self._to_engine)
+
+    def failed(self, call: Call) -> None:
+        """By the engine, which perhaps has not got its pictures."""
+        if self._shelf is not None:
+            self._shelf.doubt(call.pictures)
+
+    def engine_lost(self) -> None:
+        if self._shelf is not None:
+            self._shelf.engine_lost()
+
+    def _forget(self) -> None:
+        """What could not be sent is sent the next time."""
+        assert self._shelf is not None, "somebody has held one"
+        try:
+            self._shelf.send_forgotten(self._to_engine)
+        except Exception:
+            log.exception("that pictures are not needed could not be sent")

@@ -1,0 +1,239 @@
+"""Programs that clients ship: they run here, next to the engine, and their variables stream back.
+
+    client ── RunProgram ──▶ Programs ──▶ GraphShelf                    read, checked, planned; once per graph
+                                 └──────▶ a task: compiler/running ─▶ ProgramBackend ─▶ Exchange ─▶ Gateway ─▶ engine
+           ◀── variables ────────────────────────┘
+
+The compiler and the interpreter are loaded when the first program comes. Every program ends exactly once, unless its
+client is gone; then it just ends.
+"""
+
+import asyncio
+import importlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...lang.chat_template import ChatTemplate
+from ...lang.errors import BackendError, CancelledError, DeadlineError, OverloadedError, ParameterError, UmbelError
+from ...lang.exchange import Exchange, Outgoing
+from ...lang.programs import FromPrograms, GraphWanted, ProgramEvent, RunProgram, trouble_of
+from ...lang.protocol import Capabilities, Failure, FromBackend, ToBackend
+from ..core.config import Limits
+from .graph_cache import GraphShelf
+from .program_backend import ProgramBackend
+
+if TYPE_CHECKING:
+    from ...compiler.running.service import Shipped
+
+log = logging.getLogger("umbel.gateway")
+
+_SERVICE = f"{__package__.rpartition('.')[0]}.compiler.running.service"
+
+
+class Programs:
+    """Programs of all peers, on one loop.
+
+    Args:
+        capabilities: of the runtime, as its clients see them.
+        make_template: its chat template, made when it is first needed.
+        to_gateway: carries a message of `PROGRAMS_PEER` to the gateway; what that one says to it goes to `deliver`.
+        to_peer: carries a message to a peer; must not raise.
+        after: called when programs have said something, so that it is sent.
+        counters: what is counted goes there.
+    """
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        make_template: Callable[[], ChatTemplate],
+        *,
+        to_gateway: Callable[[ToBackend], None],
+        to_peer: Callable[[bytes, FromPrograms], None],
+        limits: Limits,
+        after: Callable[[], None],
+        counters: Counter[str],
+    ) -> None:
+        self._to_gateway = to_gateway
+        self._to_peer = to_peer
+        self._limits = limits
+        self._after = after
+        self.counters = counters
+        window = max(1, int(limits.max_queue * limits.program_share))
+        self._exchange = Exchange(self._ask, window=window, longest=limits.request_timeout)
+        self._backend = ProgramBackend(self._exchange, capabilities, make_template)
+        self._shelf: GraphShelf[Shipped] | None = None  # from the first program on
+        self._opening = asyncio.Lock()
+        self._running: dict[tuple[bytes, str], _Running] = {}
+        self._argument_bytes = 0
+        self._stirred = False  # `after` will be called in this turn of the loop
+
+    @property
+    def in_flight(self) -> int:
+        """Programs without an ending."""
+        return len(self._running)
+
+    # ------------------------------------------------------------------ from peers
+
+    def receive(self, peer: bytes, request: RunProgram) -> None:
+        """Whatever it holds, it ends with an answer, not with an exception."""
+        self.counters["programs"] += 1
+        try:
+            self._check(peer, request)
+        except UmbelError as error:
+            self.counters["programs_refused"] += 1
+            self._to_peer(peer, _failure(request.id, error))
+            return
+        running = _Running(request)
+        self._running[peer, request.id] = running
+        self._argument_bytes += len(request.arguments)
+        running.task = asyncio.get_running_loop().create_task(self._serve(peer, running), name="a shipped program")
+        running.task.add_done_callback(lambda task: self._done(peer, running, task))
+
+    def abort(self, peer: bytes, label: str) -> bool:
+        """Whether the peer has such a program, which ends now."""
+        running = self._running.get((peer, label))
+        if running is None:
+            return False
+        running.stop(CancelledError("the program was cancelled"))
+        return True
+
+    def peer_lost(self, peer: bytes) -> None:
+        """Nobody hears this peer's variables any more: stop computing them."""
+        for (owner, _), running in tuple(self._running.items()):
+            if owner == peer:
+                running.stop(None)
+                self.counters["programs_orphaned"] += 1
+
+    # ------------------------------------------------------------------ from the gateway
+
+    def deliver(self, message: FromBackend) -> None:
+        """What the gateway says to `PROGRAMS_PEER`."""
+        self._exchange.deliver(message)
+
+    # ------------------------------------------------------------------ how
+
+    def _check(self, peer: bytes, request: RunProgram) -> None:
+        limits = self._limits
+        if len(request.id) > limits.max_label_length:
+            raise ParameterError(f"id has {len(request.id)} characters; write at most {limits.max_label_length}")
+        if (peer, request.id) in self._running:
+            raise ParameterError(f"program id {request.id!r} is in use; give every program its own id")
+        timeout = request.origin.timeout
+        if timeout is not None and not 0 <= timeout < float("inf"):
+            raise ParameterError(f"timeout={timeout} is not a number of seconds; write at least 0, or None")
+        if len(self._running) >= limits.max_programs:
+            raise OverloadedError(
+                f"{limits.max_programs} programs are running, the most this runtime runs; try again when some end"
+            )
+        if self._argument_bytes + len(request.arguments) > limits.max_argument_bytes:
+            raise OverloadedError(
+                f"the arguments of the programs that run have {self._argument_bytes} bytes, and with these more than "
+                f"the {limits.max_argument_bytes} that this runtime holds; try again when some have ended"
+            )
+
+    async def _serve(self, peer: bytes, running: "_Running") -> None:
+        """Tells the ending itself, except when it is cancelled."""
+        request = running.request
+        try:
+            ending = await self._run(peer, running)
+        except TimeoutError:
+            ending = _failure(request.id, DeadlineError("the deadline passed before the program was complete"))
+        except UmbelError as error:
+            ending = _failure(request.id, error)
+        except Exception as error:
+            log.exception("internal error while running a program")
+            self.counters["internal_errors"] += 1
+            ending = _failure(request.id, error)
+        self._end(peer, running, ending)
+
+    async def _run(self, peer: bytes, running: "_Running") -> FromPrograms:
+        """Raises TimeoutError when the time of the program is over."""
+        request = running.request
+
+        def tell(event: ProgramEvent) -> None:
+            if running.told:
+                self._say(peer, event)
+
+        longest = self._limits.program_timeout
+        seconds = longest if request.origin.timeout is None else min(request.origin.timeout, longest)
+        async with asyncio.timeout(seconds):
+            shelf = await self._opened()
+            shipped = await shelf.find(request.digest, request.graph)
+            if shipped is None:
+                return GraphWanted(request.id)
+            from ...compiler.running.service import execute
+
+            return await execute(shipped, request, self._backend, seconds, tell)
+
+    async def _opened(self) -> "GraphShelf[Shipped]":
+        """The shelf, and with it all that runs programs. Loading that takes 0.1 s, in which others are served."""
+        async with self._opening:
+            if self._shelf is None:
+                if _SERVICE not in sys.modules:
+                    await asyncio.to_thread(importlib.import_module, _SERVICE)
+                from ...compiler.running.service import read
+
+                self._shelf = GraphShelf(self._limits, read, self.counters)
+        return self._shelf
+
+    def _end(self, peer: bytes, running: "_Running", ending: FromPrograms | None) -> None:
+        """The one place where a program is let go."""
+        request = running.request
+        running.told = False
+        if self._running.get((peer, request.id)) is not running:
+            return
+        del self._running[peer, request.id]
+        self._argument_bytes -= len(request.arguments)
+        if ending is not None:
+            self._say(peer, ending)
+
+    def _done(self, peer: bytes, running: "_Running", task: "asyncio.Task[None]") -> None:
+        """Of a task that was cancelled, or has failed where it must not."""
+        error: UmbelError | None = running.reason
+        if not task.cancelled() and (failed := task.exception()) is not None:
+            log.critical("a program's task failed", exc_info=failed)
+            error = BackendError("internal error while running the program; see the log")
+        self._end(peer, running, None if error is None else _failure(running.request.id, error))
+
+    def _ask(self, message: Outgoing) -> None:
+        assert not isinstance(message, RunProgram), "programs ship no programs"
+        self._to_gateway(message)
+        self._will_stir()
+
+    def _say(self, peer: bytes, message: FromPrograms) -> None:
+        self._to_peer(peer, message)
+        self._will_stir()
+
+    def _will_stir(self) -> None:
+        if not self._stirred:
+            self._stirred = True
+            asyncio.get_running_loop().call_soon(self._stir)
+
+    def _stir(self) -> None:
+        self._stirred = False
+        self._after()
+
+
+class _Running:
+    """One program of one peer."""
+
+    __slots__ = ("reason", "request", "task", "told")
+
+    def __init__(self, request: RunProgram) -> None:
+        self.request = request
+        self.task: asyncio.Task[None] | None = None
+        self.reason: UmbelError | None = None  # what its client is told when it is cancelled; None: nobody hears
+        self.told = True  # its client hears of its variables
+
+    def stop(self, reason: UmbelError | None) -> None:
+        if self.task is not None and not self.task.done():
+            self.reason, self.told = reason, False
+            self.task.cancel()
+
+
+def _failure(label: str, error: BaseException) -> Failure:
+    trouble = trouble_of(error)
+    return Failure(label, trouble.kind, trouble.message)

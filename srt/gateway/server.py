@@ -1,0 +1,391 @@
+"""The gateway process: sockets, the tokenizer, and the engine's supervision around a `Gateway`.
+
+    program ── DEALER ──▶ ROUTER ┐                     ┌ PAIR ◀─▶ PAIR ── engine process
+    program ── DEALER ──▶        ├─ Gateway (one loop) ┤
+                                 ┘                     └ PULL ◀── PUSH    its signs of life
+
+Everything runs on one event loop, so the `Gateway` is touched by one thread. Nothing is asked in a circle: sockets
+call when something has come, and the supervision sleeps until the next deadline. The process ends when its standard
+input is closed, that is, when its parent closes it or dies; the folder of the sockets goes with it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ...lang.chat_template import ChatTemplate
+from ...lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
+from ...lang.link import Bye, FrameError, Hello, Ping, Pong, ToGateway
+from ...lang.process_life import machine_in_words, read_process, read_this_thread
+from ...lang.programs import RunProgram
+from ...lang.protocol import Abort, Failure, FromBackend, Hint, Release, ToBackend
+from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart
+from ..constraints.compiled_cache import ConstraintLibrary
+from ..constraints.compiler_process import CompilerProcess
+from ..core.clock import SystemClock
+from ..core.config import CompilerLimits, Limits, PictureLimits, SupervisionLimits, fault_hook
+from ..core.messages import Heartbeat, ToEngine
+from ..core.wire import EngineFrame, EnginePhase, EngineReady, EngineStartFailed
+from ..launch import open_tokenizer
+from ..multimodal.budget import most_tokens
+from ..multimodal.cache import PictureShelf
+from ..multimodal.decode_process import DecoderProcess
+from ..multimodal.digests import ThreadedDigests
+from ..multimodal.format import PictureFormat
+from ..processes import lifeline
+from ..tokenizer.prompt import CACHE_BYTES
+from .arrivals import Arrivals
+from .clients import Clients, Heard, Peer
+from .engine_client import EngineChild
+from .gateway import Gateway
+from .program_backend import PROGRAMS_PEER, capabilities_of
+from .programs import Programs
+from .startup import Startup
+from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
+
+log = logging.getLogger("umbel.gateway")
+
+
+class GatewayServer:
+    """One gateway: its clients, its engine, and what it says while both come up. Made on a running loop."""
+
+    def __init__(self, start: GatewayStart) -> None:
+        self._options = start.options
+        self._folder = Path(start.folder)
+        self._clock = SystemClock()
+        self._limits = Limits(max_queue=start.options.max_queue, request_timeout=start.options.request_timeout)
+        self._supervision = SupervisionLimits(start_timeout=start.startup_timeout)
+        self._supervisor = Supervisor(self._clock, self._supervision)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._clients = Clients(
+            self._context,
+            self._folder / CLIENTS_SOCKET,
+            self._limits.max_peers,
+            clock=self._clock,
+            hear=self._hear_clients,
+            failed=_end_process,
+        )
+        self._core: Gateway | None = None  # from when the tokenizer is known
+        self._arrivals: Arrivals | None = None  # with the core
+        self._programs: Programs | None = None  # with the core
+        self._compiler = CompilerProcess(CompilerLimits(), self._flush)
+        self._decoder = DecoderProcess(PictureLimits(), self._flush)
+        self._startup = Startup(self._clients, self._limits)
+        self._engine: EngineChild | None = None
+        self._generation = 0
+        self._ended_because: str | None = None  # when it was us
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stirred = asyncio.Event()  # the supervision has something to look at now
+        self._looks_at = 0.0  # when it will look anyway
+
+    def child_process_ids(self) -> list[int]:
+        """Of the engine, the constraint compilers and the decoder of pictures, as far as they run."""
+        engine = self._engine.process_id if self._engine is not None else None
+        found = [engine, *self._compiler.process_ids, self._decoder.process_id]
+        return [process_id for process_id in found if process_id is not None]
+
+    async def run(self) -> None:
+        """Until the process ends. A task that fails takes the process with it: its parent sees that at once."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._load_tokenizer())
+            group.create_task(self._supervise())
+
+    # ------------------------------------------------------------------ clients
+
+    def _hear_clients(self, frames: list[Heard]) -> None:
+        for heard in frames:
+            if heard.error is not None:
+                self._refuse(heard.peer, heard.error)
+            for message in heard.messages:
+                self._receive(heard.peer, message)
+        self._flush()
+
+    def _refuse(self, peer: Peer, error: FrameError) -> None:
+        """A frame that could not be read: the requests in it, as far as their names can be read, end here."""
+        log.warning("a frame of a client could not be read")
+        for label in error.labels:
+            self._clients.say(
+                peer.identity, Failure(label, ParameterError.__name__, f"the request could not be read: {error}")
+            )
+
+    def _receive(self, peer: Peer, message: ToGateway) -> None:
+        match message:
+            case Ping():
+                self._clients.say(peer.identity, Pong())
+            case Hello():
+                self._startup.greet(peer)
+            case Bye():
+                self._lose(peer)
+            case RunProgram() if self._programs is not None:
+                self._programs.receive(peer.identity, message)
+            case Abort(label) if self._programs is not None and self._programs.abort(peer.identity, label):
+                pass
+            case _ if self._arrivals is not None and not isinstance(message, RunProgram):
+                self._arrivals.receive(peer.identity, message)
+            case Hint() | Release() | Abort():
+                pass  # a hint is optional, and there is nothing yet to let go of or to abort
+            case _:
+                reason = "the runtime is starting; send the request again when it is ready"
+                self._clients.say(peer.identity, Failure(message.id, OverloadedError.__name__, reason))
+
+    def _hear_programs(self, message: ToBackend) -> None:
+        assert self._arrivals is not None, "programs come with the core"
+        self._arrivals.receive(PROGRAMS_PEER, message)
+
+    def _to_peer(self, peer: bytes, message: FromBackend) -> None:
+        if peer == PROGRAMS_PEER:
+            assert self._programs is not None, "only programs have asked as it"
+            self._programs.deliver(message)
+        else:
+            self._clients.say(peer, message)
+
+    def _flush(self) -> None:
+        """Everything that was said to anyone since the last time, one frame each."""
+        for peer in self._clients.flush():
+            log.info("a client is gone; its requests are aborted")
+            self._lose(peer)
+        if self._engine is not None:
+            self._engine.flush()
+        if self._core is not None and self._core.next_deadline < self._looks_at:
+            self._stirred.set()
+
+    def _lose(self, peer: Peer) -> None:
+        self._clients.forget(peer)
+        if self._arrivals is not None and self._programs is not None:
+            self._arrivals.peer_lost(peer.identity)
+            self._programs.peer_lost(peer.identity)
+
+    # ------------------------------------------------------------------ the start
+
+    async def _load_tokenizer(self) -> None:
+        try:
+            model, tokenizer, form = await asyncio.to_thread(open_tokenizer, self._options)
+        except UmbelError as error:
+            self._give_up(StartFailure(type(error).__name__, str(error)))
+            return
+        except Exception as error:
+            log.exception("the tokenizer could not be loaded")
+            what = f"the tokenizer could not be loaded: {type(error).__name__}: {str(error)[:500]}"
+            self._give_up(StartFailure(EngineError.__name__, what))
+            return
+        self._core = Gateway(
+            tokenizer,
+            model=model,
+            to_engine=self._to_engine,
+            to_peer=self._to_peer,
+            clock=self._clock,
+            limits=self._limits,
+            faults=fault_hook(),
+            seed=self._options.seed,
+            token_cache_bytes=CACHE_BYTES if self._options.incremental_tokenization else 0,
+            constraints=ConstraintLibrary(
+                self._compiler,
+                self._options.constraint_engine,
+                entries=self._options.constraint_cache,
+                most_bytes=CompilerLimits().kept_bytes,
+            ),
+            pictures=None if form is None else self._shelf(form),
+        )
+        image_tokens = 0 if form is None else most_tokens(form)
+        self._arrivals = Arrivals(self._core, after=self._flush)
+        self._programs = Programs(
+            capabilities_of(f"runtime {model}", image_tokens),
+            lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model, checked=False),
+            to_gateway=self._hear_programs,
+            to_peer=self._clients.say,
+            limits=self._limits,
+            after=self._flush,
+            counters=self._core.counters,
+        )
+        if self._startup.engine is not None:
+            self._core.engine_ready(self._startup.engine.context_length)
+        elif self._startup.failure is not None:
+            self._core.engine_given_up(self._startup.failure.message)
+        self._compiler.start()  # while the engine loads its model; the first constraint finds it ready
+        self._startup.tokenizer_loaded(model, tokenizer, image_tokens)
+        self._flush()
+
+    def _shelf(self, form: PictureFormat) -> PictureShelf:
+        return PictureShelf(form, self._decoder, ThreadedDigests(self._flush), PictureLimits())
+
+    def _give_up(self, failure: StartFailure) -> None:
+        if self._core is not None:
+            self._core.engine_given_up(failure.message)
+        self._startup.fail(failure)
+        self._flush()
+
+    # ------------------------------------------------------------------ the engine
+
+    async def _supervise(self) -> None:
+        """Looks at the engine's life and at deadlines: when one passes, when it is stirred, and now and then."""
+        while True:
+            self._stirred.clear()
+            if self._engine is not None:
+                self._engine.look()  # what it has said counts before what the system says of it
+                await asyncio.sleep(0)
+            if self._engine is not None:
+                self._observe(self._engine)
+            match self._supervisor.decide():
+                case Start() if self._startup.failure is None:
+                    await self._start_engine()
+                case Kill(reason):
+                    self._end_engine(reason)
+                case Start() | None:
+                    pass
+            if self._core is not None:
+                self._core.tick()
+            self._clients.probe(self._limits.peer_silence)
+            self._clients.look()
+            self._looks_at = self._next_look()
+            self._flush()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), max(0.0, self._looks_at - self._clock.now()))
+
+    def _observe(self, engine: EngineChild) -> None:
+        if self._supervisor.wants_readings and engine.process_id is not None:
+            self._supervisor.observe(read_process(engine.process_id), read_this_thread())
+
+    def _next_look(self) -> float:
+        """At the next deadline, though not sooner than in a tick; often while an engine waits to be started again."""
+        now = self._clock.now()
+        if self._supervisor.life is EngineLife.DOWN:
+            return now + self._supervision.tick
+        deadline = self._core.next_deadline if self._core is not None else float("inf")
+        return min(now + self._supervision.look, max(deadline, now + self._supervision.tick))
+
+    def _end_engine(self, reason: str) -> None:
+        assert self._engine is not None, "an engine that is up has a process"
+        self._ended_because = f"{reason}; {machine_in_words()}"
+        self._engine.kill()
+
+    async def _start_engine(self) -> None:
+        self._generation += 1
+        self._ended_because = None
+        self._engine = EngineChild(
+            self._context,
+            self._folder,
+            self._generation,
+            hear=self._hear_events,
+            feel=self._feel_beats,
+            failed=_end_process,
+        )
+        self._supervisor.started()
+        try:
+            await self._engine.start(self._options)
+        except OSError as error:
+            self._engine_gone(self._engine, f"no process could be made: {error.strerror}")
+            return
+        task = asyncio.create_task(self._wait_for_exit(self._engine))
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _end_process(error)
+
+    def _hear_events(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
+        if self._engine is not engine:
+            return
+        if (lost := engine.lost()) and self._core is not None:
+            self._core.events_lost(lost)
+        for message in messages:
+            self._hear_engine(message)
+        self._flush()
+
+    def _feel_beats(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
+        if self._engine is not engine:
+            return
+        for message in messages:
+            if isinstance(message, Heartbeat):
+                self._supervisor.heartbeat(message.step, busy=message.running + message.waiting > 0)
+                if self._core is not None:
+                    self._core.engine_event(message)
+
+    def _hear_engine(self, message: EngineFrame) -> None:
+        match message:
+            case EnginePhase(phase):
+                self._startup.enter(phase)
+            case EngineReady():
+                self._supervisor.ready()
+                if self._core is not None:
+                    self._core.engine_ready(message.context_length)
+                self._startup.engine_ready(message)
+            case EngineStartFailed(kind, text):
+                self._supervisor.start_failed(StartFailure(kind, text))
+            case _ if self._core is not None:
+                self._core.engine_event(message)
+            case _:
+                pass  # an event of an engine that nobody has asked anything
+
+    def _to_engine(self, message: ToEngine) -> None:
+        assert self._engine is not None, "the core sends only while an engine is ready"
+        self._engine.send(message)
+
+    async def _wait_for_exit(self, engine: EngineChild) -> None:
+        reason = await engine.exit_reason()
+        self._engine_gone(engine, self._ended_because or reason)
+        self._flush()
+
+    def _engine_gone(self, engine: EngineChild, reason: str) -> None:
+        level = logging.INFO if self._supervisor.start_explained else logging.ERROR  # every client is told then
+        log.log(level, "the engine is gone: %s", reason)
+        was_ready = self._supervisor.life is EngineLife.READY
+        self._engine = None
+        engine.close()
+        self._startup.engine_gone()
+        self._supervisor.exited(reason)
+        if was_ready and self._core is not None:
+            self._core.engine_lost(reason)
+        if self._supervisor.failure is not None:
+            self._give_up(self._supervisor.failure)
+        self._stirred.set()
+
+
+def _end_process(error: BaseException) -> None:
+    """Nobody would be answered any more: our parent sees the exit at once."""
+    log.critical("the gateway ends", exc_info=error)
+    os._exit(1)
+
+
+def main() -> None:
+    start = msgspec.json.decode(lifeline.read_line(), type=GatewayStart)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
+    os.umask(0o077)
+    logging.basicConfig(
+        level=start.options.log_level.upper(),
+        stream=sys.stderr,
+        format="umbel gateway[%(process)d] %(levelname)s %(message)s",
+    )
+    server: list[GatewayServer] = []
+
+    def before_exit() -> None:
+        for process in server[0].child_process_ids() if server else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        shutil.rmtree(start.folder, ignore_errors=True)
+
+    lifeline.watch(start.parent, before_exit)
+
+    async def serve() -> None:
+        server.append(GatewayServer(start))
+        await server[0].run()
+
+    try:
+        asyncio.run(serve())
+    finally:
+        before_exit()
+        os._exit(1)  # `run` returns only by an error, which has been printed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Whether the engine lives, and when to start it again: decisions, no processes.
+
+        STARTING ──ready──▶ READY ──exit, silence, endless step──▶ DOWN ──back-off──▶ STARTING …
+            └── fails `max_start_failures` times in a row ──▶ GIVEN_UP, with the cause
+
+A thread of the engine sends the number of the current step now and then. While that is missing, or a step is long,
+the system is asked what the process does: one that computes or waits for a core is alive, however busy the machine is;
+one that is stopped, or sleeps while an answer is due, is not. The caller looks regularly and carries out what is
+decided.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from ...lang.process_life import Reading, Stay, share_in_words
+from ..core.clock import Clock
+from ..core.config import SupervisionLimits
+
+
+class EngineLife(Enum):
+    DOWN = auto()
+    STARTING = auto()
+    READY = auto()
+    GIVEN_UP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start an engine process now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End the engine process now; report its exit as usual."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Why an engine could not start: a class of lang.errors by name, and its message."""
+
+    kind: str
+    message: str
+
+
+class Supervisor:
+    """The engine's life as far as decisions go. A fresh one wants a start at once."""
+
+    def __init__(self, clock: Clock, limits: SupervisionLimits) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._life = EngineLife.DOWN
+        self._since = clock.now()  # of this state
+        self._restart_at = clock.now()
+        self._failures = 0  # starts in a row that did not become ready
+        self._troubles = 0  # deaths in a row, whether ready or not
+        self._heard = clock.now()
+        self._step = -1
+        self._step_since = clock.now()
+        self._silence = Stay()  # since the last sign of life
+        self._stepping = Stay()  # in this step; before the engine is ready: in the start
+        self._reading: Reading | None = None  # the last one of this process
+        self._killing = False
+        self._told: StartFailure | None = None
+        self.failure: StartFailure | None = None  # set with GIVEN_UP
+
+    @property
+    def life(self) -> EngineLife:
+        return self._life
+
+    @property
+    def start_explained(self) -> bool:
+        """The engine that starts has said why it cannot."""
+        return self._told is not None
+
+    @property
+    def wants_readings(self) -> bool:
+        """Whether the system is to be asked what the process does: it starts, owes a sign of life or is in one step."""
+        now, patience = self._clock.now(), 2 * self._limits.heartbeat_period
+        match self._life:
+            case EngineLife.STARTING:
+                return True
+            case EngineLife.READY:
+                return now - self._heard > patience or now - self._step_since > patience
+            case EngineLife.DOWN | EngineLife.GIVEN_UP:
+                return False
+
+    # ------------------------------------------------------------------ what happened
+
+    def started(self) -> None:
+        """A process has been started."""
+        self._enter(EngineLife.STARTING)
+        self._told = None
+        self._killing = False
+        self._reading = None
+        self._silence.begin()
+        self._stepping.begin()
+
+    def start_failed(self, failure: StartFailure) -> None:
+        """The engine says why it cannot start; its exit follows."""
+        self._told = failure
+
+    def ready(self) -> None:
+        """The engine has made a token."""
+        self._enter(EngineLife.READY)
+        self._failures = 0
+        self._heard = self._clock.now()
+        self._begin_step(-1)
+
+    def heartbeat(self, step: int, *, busy: bool) -> None:
+        """A sign of life in the middle of step `step`; an idle engine makes none."""
+        self._heard = self._clock.now()
+        self._silence.begin()
+        if step != self._step or not busy:
+            self._begin_step(step)
+
+    def observe(self, engine: Reading, observer: Reading) -> None:
+        """What the system says of the engine's process and of ours, now. To be told while `wants_readings`."""
+        self._reading = engine
+        for stay in (self._silence, self._stepping):
+            stay.look(self._clock.now(), engine, observer)
+
+    def exited(self, reason: str) -> None:
+        """The process is gone."""
+        now = self._clock.now()
+        if self._life is EngineLife.STARTING:
+            self._failures += 1
+            # A typed cause (an unknown model, a broken file) will not go away by trying again.
+            if self._told is not None or self._failures >= self._limits.max_start_failures:
+                self.failure = self._told or StartFailure("EngineError", f"the engine ended while it started: {reason}")
+                self._enter(EngineLife.GIVEN_UP)
+                return
+        elif now - self._since > self._limits.stable_life:
+            self._troubles = 0
+        self._restart_at = now + self._limits.back_off[min(self._troubles, len(self._limits.back_off) - 1)]
+        self._troubles += 1
+        self._enter(EngineLife.DOWN)
+
+    # ------------------------------------------------------------------ what to do
+
+    def decide(self) -> Start | Kill | None:
+        """What has to be done now; asked for again and again."""
+        now = self._clock.now()
+        match self._life:
+            case EngineLife.DOWN:
+                return Start() if now >= self._restart_at else None
+            case EngineLife.STARTING:
+                reason = self._start_trouble(now)
+            case EngineLife.READY:
+                reason = self._trouble()
+            case EngineLife.GIVEN_UP:
+                return None
+        if reason is None or self._killing:
+            return None
+        self._killing = True
+        return Kill(reason)
+
+    def _start_trouble(self, now: float) -> str | None:
+        """Silence is none: libraries that load hold the interpreter lock for seconds."""
+        if self._told is not None:
+            return "its start failed"
+        if self._stepping.stopped > self._limits.longest_stop:
+            return _stopped(self._stepping)
+        seconds = self._limits.start_timeout
+        if now - self._since <= seconds:
+            return None
+        spent = "" if self._reading is None else f"; it {share_in_words(self._reading)}"
+        return f"it did not become ready within the startup_timeout of {seconds:g} s{spent}"
+
+    def _trouble(self) -> str | None:
+        limits, silence, stepping = self._limits, self._silence, self._stepping
+        if silence.stopped > limits.longest_stop:
+            return _stopped(silence)
+        if silence.idle > limits.heartbeat_silence:
+            return f"no sign of life for {silence.idle:.1f} s, in which it neither computed nor waited for a core"
+        if stepping.computed > limits.longest_step:
+            return f"step {self._step} has taken {stepping.computed:.0f} s of computing"
+        if stepping.idle > limits.longest_idle_step:
+            return f"step {self._step} has waited for {stepping.idle:.0f} s without computing"
+        if stepping.on_disk > limits.longest_disk_wait:
+            return f"step {self._step} has waited for a disk for {stepping.on_disk:.0f} s"
+        return None
+
+    def _begin_step(self, step: int) -> None:
+        self._step, self._step_since = step, self._clock.now()
+        self._stepping.begin()
+
+    def _enter(self, life: EngineLife) -> None:
+        self._life = life
+        self._since = self._clock.now()
+
+
+def _stopped(stay: Stay) -> str:
+    return f"its process was stopped for {stay.stopped:.1f} s (SIGSTOP, or a debugger)"

@@ -1,0 +1,325 @@
+"""Admission: a request from outside → checked engine messages, or an error that says what to write.
+
+Everything a caller can get wrong is found here, before any work: numbers that index something are
+compared with what they index, texts are tokenized, the prompt is measured against the context.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from ...lang.errors import CapabilityError, ParameterError, RequestError
+from ...lang.prompt import Generated, Media, Part, Text
+from ...lang.protocol import GenRequest, Hint, Locate, Located, Origin, ScoreRequest
+from ...lang.sampling import SamplingParams
+from ..core.config import MAX_ENGINE_FRAME, Limits, PictureLimits
+from ..core.image_token_ids import PICTURE_BASE
+from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
+from ..multimodal.budget import check_media
+from ..multimodal.format import PictureFormat
+from ..multimodal.prompts import Showable, prompts_of
+from ..scheduler.stops import StopShelf
+from ..tokenizer.offsets import media_places, text_of, token_places
+from ..tokenizer.prompt import PromptEncoder
+from ..tokenizer.tokenizer import Tokenizer
+from .calls import GenCall, ScoreCall
+
+_SALT = re.compile(r"[A-Za-z0-9_-]*")
+_SEEDS = 2**63
+# Texts that models without BOS were trained to see between documents: the nearest thing to a beginning.
+_DOCUMENT_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
+
+
+MOST_SCORED = MAX_ENGINE_FRAME // 6  # tokens of the sequences of one request: each has 5 bytes at most in a frame
+
+
+class Admission:
+    """Checks and tokenizes requests for one tokenizer.
+
+    Args:
+        ids: numbers for engine requests, never the same twice.
+        draw_seed: a fresh seed for a request that names none.
+        pictures: how the model takes them, and how many; None when it reads text only.
+    """
+
+    def __init__(
+        self,
+        encoder: PromptEncoder,
+        limits: Limits,
+        *,
+        ids: Iterator[int],
+        draw_seed: Callable[[], int],
+        pictures: tuple[PictureFormat, PictureLimits] | None = None,
+    ) -> None:
+        self._encoder = encoder
+        self._tokenizer = tokenizer = encoder.tokenizer
+        self._limits = limits
+        self._ids = ids
+        self._draw_seed = draw_seed
+        self._pictures = pictures
+        self._start = _start_token(tokenizer)
+        self._stops = StopShelf()
+
+    def show(self, message: Showable, *, now: float) -> float:
+        """Checks a message before its media are decoded → its deadline. Raises an UmbelError."""
+        assert self._pictures is not None, "a model that reads text only is shown nothing"
+        for prompt in prompts_of(message):
+            self._check(message.id, message.origin, prompt)
+            check_media([part for part in prompt if isinstance(part, Media)], *self._pictures)
+        return self._deadline(message.origin, now)
+
+    # ------------------------------------------------------------------ the three kinds of requests
+
+    def generate(self, request: GenRequest, *, peer: bytes, now: float) -> GenCall:
+        """Raises an UmbelError that says what is wrong with the request."""
+        self._check(request.id, request.origin, request.prompt)
+        self._check_sampling(request.sampling)
+        heal = self._heals(request)
+        token_ids = self._encode(request.prompt, request.origin)
+        _check_prompt_logprobs(request.sampling.prompt_logprobs_from, token_ids)
+        first = request.sampling.seed
+        seed = self._draw_seed() if first is None else first
+        schedule = _schedule(request.origin)
+        return GenCall(
+            peer,
+            request.id,
+            tuple(
+                EngineGenerate(
+                    next(self._ids),
+                    token_ids,
+                    msgspec.structs.replace(request.sampling, n=1, seed=(seed + index) % _SEEDS),
+                    request.stream,
+                    schedule,
+                    heal=heal,
+                )
+                for index in range(request.sampling.n)
+            ),
+            self._deadline(request.origin, now),
+            request.stream,
+            self.token_bytes,
+            self._stops.of(request.sampling),
+            request.constraint,
+        )
+
+    def prefill(self, call: GenCall) -> EnginePrefill:
+        """A hint that the engine can work on while the call waits for its constraint."""
+        message = call.messages[0]
+        assert isinstance(message, EngineGenerate), "a GenCall asks for nothing else"
+        return EnginePrefill(next(self._ids), message.token_ids, message.schedule)
+
+    def score(self, request: ScoreRequest, *, peer: bytes, now: float) -> ScoreCall:
+        """Raises an UmbelError that says what is wrong with the request."""
+        self._check(request.id, request.origin, request.prompt)
+        self._check_choices(request.choices)
+        alone, sequences, start = self._choice_tokens(request)
+        choices = tuple(tuple(sequence[start:]) for sequence in sequences)
+        schedule = _schedule(request.origin)
+        messages: list[EngineScore | EngineChoose] = []
+        if request.probability:
+            heal, search = _is_plain_text(request.prompt), request.probability == "exact"
+            ids = list(map(list, choices))
+            messages.append(EngineChoose(next(self._ids), alone, ids, start, heal, search, schedule))
+        else:
+            messages.append(EngineScore(next(self._ids), sequences, start, schedule))
+        if request.unconditional:
+            beginning = self._beginning("the unconditional log-probability of a choice")
+            without = [[beginning, *choice] for choice in choices]
+            messages.append(EngineScore(next(self._ids), without, 1, schedule))
+        return ScoreCall(peer, request.id, tuple(messages), self._deadline(request.origin, now), choices)
+
+    def hint(self, hint: Hint) -> EnginePrefill:
+        """Raises an UmbelError when the prefix can never be used."""
+        self._check(hint.id, hint.origin, hint.prompt)
+        if hint.pin is not None and not 0 < hint.pin <= self._limits.longest_pin:
+            raise ParameterError(f"pin={hint.pin} is out of range; write seconds, up to {self._limits.longest_pin:g}")
+        return EnginePrefill(next(self._ids), self._encode(hint.prompt, hint.origin), _schedule(hint.origin), hint.pin)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Models may have more rows than their tokenizer has tokens; the rest stand for nothing."""
+        return self._tokenizer.token_bytes(token_id) if token_id < self._tokenizer.vocab_size else b""
+
+    def check_length(self, call: GenCall | ScoreCall, context_length: int, model: str) -> None:
+        """Raises RequestError when a prompt, and one token when one is asked for, do not fit the context."""
+        for message in call.messages:
+            if isinstance(message, EngineGenerate):
+                length, room = len(message.token_ids), min(1, message.sampling.max_tokens)
+                what = "the prompt"
+            elif isinstance(message, EngineChoose):
+                length, room = message.start + max(map(len, message.choices)), 0
+                what = "the prompt with its longest choice"
+            else:
+                assert isinstance(message, EngineScore)
+                length, room = max(map(len, message.sequences)), 0
+                what = "the prompt with its longest choice"
+            if length + room > context_length:
+                raise RequestError(
+                    f"{what} has {length} tokens and the context of {model} holds {context_length}; "
+                    f"shorten it to at most {context_length - room} tokens or load a model with a longer context"
+                )
+
+    def locate(self, question: Locate) -> Located:
+        """Raises as `generate`; ParameterError for a token index below 0."""
+        prompts = (question.prompt, *question.beside)
+        for prompt in prompts:
+            self._check(question.id, question.origin, prompt)
+        if min(question.tokens, default=0) < 0:
+            raise ParameterError(f"tokens={question.tokens} holds {min(question.tokens)}; tokens are counted from 0")
+        token_ids, *others = (self._encode(prompt, question.origin) for prompt in prompts)
+        text, media = text_of(question.prompt), media_places(question.prompt)
+        places = token_places(self._tokenizer, text, token_ids, question.tokens, media)
+        shared = tuple(_common(token_ids, other) for other in others)
+        return Located(question.id, tuple(places), len(token_ids), shared)
+
+    # ------------------------------------------------------------------ tokens
+
+    def _encode(self, prompt: Sequence[Part], origin: Origin) -> list[int]:
+        return self._encoder.salted(origin.salt).encode(prompt) or [self._beginning("an empty prompt")]
+
+    def _choice_tokens(self, request: ScoreRequest) -> tuple[list[int], list[list[int]], int]:
+        """Each choice appended as the program would append it → tokens of the prompt alone, token sequences, and where
+        they are scored from.
+
+        prompt            | B O S | T h e | ca |
+        prompt + "t"      | B O S | T h e | cat |          the boundary may merge: scoring starts
+        prompt + "bin"    | B O S | T h e | ca | bin |     behind what prompt and all choices share
+                                          ^ start
+        """
+        alone, sequences = self._encoder.salted(request.origin.salt).encode_endings(request.prompt, request.choices)
+        if sum(map(len, sequences)) > MOST_SCORED:
+            raise RequestError(
+                f"{len(sequences)} choices behind a prompt of {len(alone)} tokens are more than {MOST_SCORED} tokens "
+                "in all; ask for fewer choices at once"
+            )
+        start = min(_common(alone, sequence) for sequence in sequences)
+        if start == 0:  # no BOS, and nothing before the choices that they leave alone
+            beginning = self._beginning("a choice at the very beginning of a prompt")
+            return [beginning, *alone], [[beginning, *sequence] for sequence in sequences], 1
+        return alone, sequences, start
+
+    def _beginning(self, what: str) -> int:
+        if self._start is None:
+            raise CapabilityError(
+                f"{what} needs a token that begins a text, and {self._tokenizer.name} has none; "
+                "begin the prompt with some text"
+            )
+        return self._start
+
+    # ------------------------------------------------------------------ checks
+
+    def _check(self, label: str, origin: Origin, prompt: Sequence[Part]) -> None:
+        limits = self._limits
+        for name, text in (("id", label), ("program_id", origin.program_id), ("fork_group", origin.fork_group)):
+            if len(text) > limits.max_label_length:
+                raise ParameterError(f"{name} has {len(text)} characters; write at most {limits.max_label_length}")
+        if len(origin.salt) > limits.max_salt_length or not _SALT.fullmatch(origin.salt):
+            raise ParameterError(
+                f"salt {origin.salt[:40]!r} is not allowed; write at most {limits.max_salt_length} "
+                "letters, digits, - or _"
+            )
+        if abs(origin.priority) > limits.max_priority:
+            raise ParameterError(
+                f"priority={origin.priority} is out of range; write -{limits.max_priority} to {limits.max_priority}"
+            )
+        timeout = origin.timeout
+        if timeout is not None and not 0 <= timeout < float("inf"):
+            raise ParameterError(f"timeout={timeout} is not a number of seconds; write at least 0, or None")
+        if len(prompt) > limits.max_prompt_parts:
+            raise RequestError(f"the prompt has {len(prompt)} parts; at most {limits.max_prompt_parts} are accepted")
+        for part in prompt:
+            if isinstance(part, Text):
+                _check_text("the prompt", part.text)
+            elif isinstance(part, Generated):
+                self._check_tokens("a generated token", part.token_ids)
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        self._check_tokens("logit_bias token", sampling.logit_bias)
+        self._check_tokens("stop_token_ids token", sampling.stop_token_ids)
+
+    def _heals(self, request: GenRequest) -> bool:
+        """Whether the end of the prompt is text whose last token may grow. The boundary behind a template's
+        scaffolding, or behind what the model said, is where the model expects it."""
+        if request.token_healing and request.constraint is None:
+            raise ParameterError(
+                "token_healing=True is for constraints (regex, json_schema, grammar); leave it out, or end the prompt "
+                "without a space"
+            )
+        wanted = request.constraint is not None and request.token_healing is not False
+        return wanted and _is_plain_text(request.prompt)
+
+    def _check_tokens(self, what: str, token_ids: Sequence[int] | dict[int, float]) -> None:
+        if not token_ids:
+            return
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self._tokenizer.vocab_size:
+            wrong = low if low < 0 else high
+            raise ParameterError(
+                f"{what} {wrong} is outside the vocabulary; write 0 to {self._tokenizer.vocab_size - 1}"
+            )
+
+    def _check_choices(self, choices: Sequence[str]) -> None:
+        limits = self._limits
+        if not choices or not all(choices):
+            raise ParameterError("choices must be non-empty strings; give at least one")
+        if len(choices) > limits.max_choices:
+            raise RequestError(f"{len(choices)} choices given; at most {limits.max_choices} are accepted")
+        longest = max(map(len, choices))
+        if longest > limits.max_choice_length:
+            raise RequestError(f"a choice has {longest} characters; write at most {limits.max_choice_length}")
+        for choice in choices:
+            _check_text("a choice", choice)
+
+    def _deadline(self, origin: Origin, now: float) -> float:
+        longest = self._limits.request_timeout
+        return now + (longest if origin.timeout is None else min(origin.timeout, longest))
+
+
+def _start_token(tokenizer: Tokenizer) -> int | None:
+    """BOS, or what stands between documents where the model was trained without BOS."""
+    if tokenizer.bos_id is not None:
+        return tokenizer.bos_id
+    for text in _DOCUMENT_SEPARATORS:
+        if text in tokenizer.special_ids:
+            return tokenizer.special_ids[text]
+    return min(tokenizer.eos_ids, default=None)
+
+
+def _check_text(what: str, text: str) -> None:
+    """Halves of surrogate pairs have no bytes, and no tokenizer takes them."""
+    if text.isascii():  # known without a look at the characters
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(
+            f"{what} holds {text[error.start]!r} at position {error.start}, which is no character; "
+            "decode the input with errors='replace'"
+        ) from None
+
+
+def _check_prompt_logprobs(start: int | None, token_ids: Sequence[int]) -> None:
+    """A picture's tokens are no words that the model might have said."""
+    if start is None:
+        return
+    for index in range(len(token_ids) - 1, max(start, 1) - 1, -1):
+        if token_ids[index] >= PICTURE_BASE:
+            raise RequestError(
+                f"prompt_logprobs_from={start} (logprob_start_len): there is a picture behind it, whose tokens have no "
+                f"log-probabilities; write {index + 1} or more"
+            )
+
+
+def _schedule(origin: Origin) -> Schedule:
+    """Without the timeout: it is filled in when the message is sent, with the time left then."""
+    return Schedule(origin.program_id, origin.fork_group, origin.salt, origin.priority, ahead=origin.ahead)
+
+
+def _is_plain_text(prompt: Sequence[Part]) -> bool:
+    """The end of the prompt is text of the program, whose last token may have been another one."""
+    last = prompt[-1] if prompt else None
+    return isinstance(last, Text) and bool(last.text) and not last.control
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

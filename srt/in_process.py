@@ -1,0 +1,328 @@
+"""The whole runtime in the caller's process: gateway and scheduler on one event loop, no sockets.
+
+For tests, simulations and tiny uses. By default it runs the oracle model, which fails loudly when the
+engine reuses a wrong key. Steps of a real model run in a thread, so that the loop stays awake; steps of
+the oracle run on the loop, so that a test is deterministic.
+"""
+
+import asyncio
+import gc
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import get_args
+
+from ..lang.chat_template import ChatTemplate
+from ..lang.errors import BackendError, EngineError
+from ..lang.exchange import Exchange, Outgoing
+from ..lang.programs import FromPrograms, ProgramEvent, RunProgram
+from ..lang.prompt import Part, tokens_at_most
+from ..lang.protocol import (
+    Abort,
+    Capabilities,
+    Chunk,
+    ConstraintKind,
+    Done,
+    Final,
+    FromBackend,
+    GenRequest,
+    Hint,
+    Locate,
+    Located,
+    Scored,
+    ScoreRequest,
+)
+from ..lang.runtime_options import ORACLE, RuntimeOptions
+from .constraints.compiled_cache import ConstraintLibrary
+from .constraints.compiler import InlineCompiler
+from .constraints.matcher_cache import OPENING_POLL
+from .core.clock import Clock, SystemClock
+from .core.config import CompilerLimits, Limits, PictureLimits
+from .core.faults import FaultHook, no_faults
+from .core.messages import ToEngine
+from .engine.thread import EngineThread
+from .gateway.gateway import Gateway
+from .gateway.program_backend import PROGRAMS_PEER, capabilities_of
+from .gateway.programs import Programs
+from .launch import Engine, LoadedModel, Reading, open_engine, open_tokenizer
+from .multimodal.budget import most_tokens
+from .multimodal.cache import PictureShelf
+from .multimodal.decode import InlineDecoder
+from .multimodal.digests import InlineDigests
+from .testing.delay import Delay
+from .tokenizer.prompt import CACHE_BYTES
+
+_PEER = b"local"
+
+
+class LocalBackend:
+    """A `protocol.Backend` without processes.
+
+    Args:
+        model: as for `Runtime`; "oracle" by default.
+        chat_template: Jinja source, or the name of a format, that replaces the model's own.
+        clock, faults: for tests.
+        latency: seconds that a message takes between caller and gateway, each way.
+        loaded: a model that is in memory already, in place of `model`. It is this backend's alone.
+        step_seconds: of the loop's time that a step of the oracle takes; with a loop whose time is virtual, a
+            simulation of a slow model far away.
+        options: those of `RuntimeOptions`. With the oracle every step is checked unless said otherwise.
+    """
+
+    def __init__(
+        self,
+        model: str = ORACLE,
+        *,
+        chat_template: str | None = None,
+        loaded: LoadedModel | None = None,
+        clock: Clock | None = None,
+        faults: FaultHook = no_faults,
+        latency: float = 0.0,
+        step_seconds: float = 0.0,
+        **options: object,
+    ) -> None:
+        if loaded is not None:
+            model = loaded.name
+        if model == ORACLE:
+            options.setdefault("check_every_step", True)
+        self.options = RuntimeOptions(model=model, **options)  # type: ignore[arg-type]  # checked by RuntimeOptions
+        self._limits = Limits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout)
+        self._clock = clock or SystemClock()
+        self._faults = faults
+        self._step_seconds = step_seconds
+        self.down: Delay[Outgoing] = Delay(latency, self._receive)
+        self.up: Delay[FromBackend | FromPrograms] = Delay(latency, self._deliver)
+        self._given_template = chat_template
+        self._loaded = loaded
+        self._template: ChatTemplate | None = None
+        self._name = model
+        self._image_tokens = 0  # of a picture at most; 0: the model reads text only, or is not open yet
+        self._engine: Engine | None = None
+        self._thread: EngineThread | None = None  # with the engine
+        self._gateway: Gateway | None = None
+        self._exchange: Exchange | None = None
+        self._programs: Programs | None = None  # with the exchange
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: deque[ToEngine] = deque()
+        self._pump: asyncio.Task[None] | None = None
+        self._opening: asyncio.Future[None] | None = None
+
+    # ------------------------------------------------------------------ Backend
+
+    @property
+    def capabilities(self) -> Capabilities:
+        context = self._engine.runner.context_length if self._engine is not None else None
+        return Capabilities(
+            name=f"local {self._name}",
+            score=True,
+            hint=True,
+            pins=self.options.radix_cache,
+            token_ids=True,
+            prefix_cache=self.options.radix_cache,
+            logprobs=True,
+            max_context=context,
+            constraints=get_args(ConstraintKind),
+            probability=True,
+            stop_regex=True,
+            programs=True,
+            images=self._image_tokens > 0,
+            image_tokens=self._image_tokens,
+        )
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise BackendError("the backend has not started; await backend.start() first")
+        return self._template
+
+    @property
+    def engine(self) -> Engine:
+        """The scheduler and its model, for tests that look inside."""
+        if self._engine is None:
+            raise BackendError("the backend has not started; await backend.start() first")
+        return self._engine
+
+    async def start(self) -> None:
+        if self._engine is None:
+            if self.options.model == ORACLE:
+                self._open()
+            else:
+                if self._opening is None or self._opening.done():  # the first of several callers opens for all
+                    self._opening = asyncio.ensure_future(asyncio.to_thread(self._open))
+                await asyncio.shield(self._opening)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # a new loop, such as the next asyncio.run of a test
+            assert self._gateway is not None
+            self._gateway.peer_lost(_PEER)
+            self._gateway.peer_lost(PROGRAMS_PEER)
+            self._loop, self._pump = loop, None
+            self._exchange = Exchange(
+                self.down.put,
+                window=self.options.max_queue,
+                programs=self._limits.max_programs,
+                longest=self.options.request_timeout,
+            )
+            self._programs = self._new_programs(self._gateway)
+
+    async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
+        await self.start()
+        async with aclosing(self._calls.generate(request)) as events:
+            async for event in events:
+                yield event
+
+    async def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
+        await self.start()
+        async with aclosing(self._calls.program(request)) as events:
+            async for event in events:
+                yield event
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        await self.start()
+        return await self._calls.score(request)
+
+    def hint(self, hint: Hint) -> None:
+        if self._exchange is not None:
+            self._exchange.hint(hint)
+
+    def release(self, pinned: str) -> None:
+        if self._exchange is not None:
+            self._exchange.release(pinned)
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return tokens_at_most(prompt, self._image_tokens)
+
+    async def locate(self, question: Locate) -> Located:
+        await self.start()
+        return await self._calls.locate(question)
+
+    async def control(self, verb: str) -> Done:
+        await self.start()
+        return await self._calls.control(verb)
+
+    async def close(self) -> None:
+        """Ends what is running, and gives the model's memory back unless it was `loaded`; the next `start` begins
+        anew."""
+        if self._gateway is not None and self._programs is not None:
+            self._gateway.peer_lost(_PEER)
+            self._programs.peer_lost(_PEER)
+        if self._exchange is not None:
+            self._exchange.fail(lambda: BackendError("the backend was closed"))
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+        del pump  # what ended it may hold the engine
+        if self._engine is not None:
+            self._engine.close()
+        if self._thread is not None:
+            self._thread.close()
+        self._engine = self._gateway = self._exchange = self._programs = self._loop = self._thread = None
+        self._inbox.clear()
+        if self.options.model != ORACLE:
+            # An engine is full of circles, which go when the collector looks for them, and it counts objects: a few of
+            # them may hold all of a device's memory. Callbacks of the steps that were waited for hold it until the
+            # loop has called them.
+            await asyncio.sleep(0)
+            gc.collect()
+
+    # ------------------------------------------------------------------ how
+
+    @property
+    def _calls(self) -> Exchange:
+        assert self._exchange is not None, "start() made it"
+        return self._exchange
+
+    def _open(self) -> None:
+        loaded = self._loaded
+        reading = open_tokenizer(self.options) if loaded is None else Reading(loaded.name, loaded.tokenizer, None)
+        self._name, tokenizer, form = reading
+        self._image_tokens = 0 if form is None else most_tokens(form)
+        engine = open_engine(self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded)
+        source = self._given_template if self._given_template is not None else tokenizer.chat_template
+        self._thread = EngineThread(engine.scheduler, lambda: bool(self._inbox))
+        self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name, checked=False)
+        self._gateway = Gateway(
+            tokenizer,
+            model=self._name,
+            to_engine=self._to_engine,
+            to_peer=self._to_peer,
+            clock=self._clock,
+            limits=self._limits,
+            faults=self._faults,
+            seed=self.options.seed,
+            token_cache_bytes=CACHE_BYTES if self.options.incremental_tokenization else 0,
+            constraints=ConstraintLibrary(
+                InlineCompiler(),
+                self.options.constraint_engine,
+                entries=self.options.constraint_cache,
+                most_bytes=CompilerLimits().kept_bytes,
+            ),
+            pictures=None if form is None else PictureShelf(form, InlineDecoder(), InlineDigests(), PictureLimits()),
+        )
+        self._gateway.engine_ready(engine.runner.context_length)
+        self._engine = engine  # last: `start` in other tasks takes it for the sign that all of this is there
+
+    def _new_programs(self, gateway: Gateway) -> Programs:
+        return Programs(
+            capabilities_of(self.capabilities.name, self._image_tokens),
+            lambda: self.chat_template,
+            to_gateway=lambda message: gateway.receive(PROGRAMS_PEER, message),
+            to_peer=lambda _, message: self.up.put(message),
+            limits=self._limits,
+            after=lambda: None,
+            counters=gateway.counters,
+        )
+
+    def _receive(self, message: Outgoing) -> None:
+        gateway, programs = self._gateway, self._programs
+        if gateway is None or programs is None:  # closed while the message was on its way
+            return
+        match message:
+            case RunProgram():
+                programs.receive(_PEER, message)
+            case Abort(label) if programs.abort(_PEER, label):
+                pass
+            case _:
+                gateway.receive(_PEER, message)
+
+    def _to_peer(self, peer: bytes, message: FromBackend) -> None:
+        if peer != PROGRAMS_PEER:
+            self.up.put(message)
+        elif self._programs is not None:
+            self._programs.deliver(message)
+
+    def _deliver(self, message: FromBackend | FromPrograms) -> None:
+        if self._exchange is not None:
+            self._exchange.deliver(message)
+
+    def _to_engine(self, message: ToEngine) -> None:
+        self._inbox.append(message)
+        if self._loop is not None and (self._pump is None or self._pump.done()):
+            self._pump = self._loop.create_task(self._run(), name="local engine")
+
+    async def _run(self) -> None:
+        """Steps until nothing is left to do. Gateway and scheduler are never touched by two threads at once."""
+        engine, gateway, thread = self._engine, self._gateway, self._thread
+        assert engine is not None, "start() made it"
+        assert gateway is not None, "start() made it"
+        assert thread is not None, "start() made it"
+        scheduler = engine.scheduler
+        try:
+            while self._inbox or not scheduler.idle or scheduler.unchecked:
+                while self._inbox:
+                    scheduler.submit(self._inbox.popleft())
+                if self.options.model == ORACLE:
+                    resting = scheduler.idle
+                    events = scheduler.step()
+                    await asyncio.sleep(0 if resting else self._step_seconds)  # others run between two steps
+                else:
+                    events = await thread.advance()
+                    if scheduler.opening:
+                        await asyncio.sleep(OPENING_POLL)
+                for event in events:
+                    gateway.engine_event(event)
+                gateway.tick()
+        except Exception as error:  # outside a request's business: the engine is gone, as a process would be
+            gateway.engine_lost(f"{type(error).__name__}: {error}")
+            gateway.engine_given_up(f"{type(error).__name__}: {error}")
+            raise EngineError("the local engine ended") from error

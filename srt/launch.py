@@ -1,0 +1,354 @@
+"""Options → a tokenizer for the gateway, a scheduler with its model for the engine.
+
+The one place that knows which classes make up a runtime. torch and the tokenizers library are imported
+only by the function that needs them, so the gateway process stays without torch.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..lang.errors import MissingExtraError, ModelError, ParameterError
+from ..lang.runtime_options import ORACLE, RuntimeOptions
+from .core.batch import Launcher, Runner
+from .core.clock import Clock
+from .core.faults import FaultHook
+from .core.messages import Heartbeat
+from .multimodal.format import PictureFormat
+from .tokenizer.tokenizer import ByteTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from .constraints.matcher_cache import ConstraintShelf
+    from .distributed.communicator import Team
+    from .scheduler.scheduler import Scheduler
+    from .weights import ModelSource
+
+
+def return_freed_memory() -> None:
+    """Gives pages that were freed back to the system, where its allocator keeps them (glibc). Reading a tokenizer of
+    262,144 tokens frees 270 MB that it would keep, and leaves 100 MB in use."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+# Of hints, tokens: computing so many takes about as long as a step that does nothing else.
+LEAST_AHEAD = 256
+ORACLE_CONTEXT = 4096
+ORACLE_POOL = 1 << 16
+ORACLE_PICTURES = PictureFormat("fixed", 16, 16, tile_tokens=4, patch_size=8, resize=(16, 16))
+# Letters and spaces: the oracle's texts can be printed. They seldom end by themselves.
+ORACLE_FAVOURITES = (*range(ord("a"), ord("z") + 1), ord(" "))
+CPU_POOL_BYTES = 2 << 30  # at most, unless asked for: the machine is somebody's
+CPU_POOL_SHARE = 0.25  # of the free memory
+WHOLE_PROMPT = 8192  # tokens that memory is laid out for where prompts are not cut into chunks
+MOST_LOGITS = 256  # rows of one step with logits, or max_running where that is more
+
+Phase = Callable[[str], None]
+
+log = logging.getLogger("umbel.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A scheduler and what it runs."""
+
+    scheduler: "Scheduler"
+    runner: Runner
+    first_token: int  # a token that may begin a text, for the warm-up
+    constraints_ready: Future[None] | None  # when they have been asked to be made ready, see `open_engine`
+    endings: tuple[Callable[[], object], ...]  # of the threads that are its own
+    damage: Callable[[], str] = str  # what is wrong with the weights on disk, "" for nothing; takes its time
+
+    def heartbeat(self) -> Heartbeat:
+        """The engine's state, to be sent with the next sign of life."""
+        scheduler = self.scheduler
+        counters = scheduler.counters
+        return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters)
+
+    def close(self) -> None:
+        """Ends its threads, for a thread holds what it has run last. No step is begun afterwards."""
+        for end in self.endings:
+            end()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is in memory already, and runs in place of the one that options name."""
+
+    name: str
+    tokenizer: Tokenizer  # its tokens are all that the runner's vocabulary has
+    runner: Runner
+
+
+class Reading(NamedTuple):
+    """What the gateway has to know of a model. `pictures`: how it takes them; None for one that reads text only."""
+
+    name: str
+    tokenizer: Tokenizer
+    pictures: PictureFormat | None
+
+
+def open_tokenizer(options: RuntimeOptions) -> Reading:
+    """Raises ModelError or MissingExtraError."""
+    if options.model == ORACLE:
+        return Reading(ORACLE, ByteTokenizer(), ORACLE_PICTURES)
+    source = _open_source(options)
+    tokenizer = source.tokenizer()
+    return_freed_memory()  # twice as much as it keeps
+    return Reading(source.name, tokenizer, source.picture_format)
+
+
+def open_engine(
+    options: RuntimeOptions,
+    *,
+    clock: Clock,
+    faults: FaultHook,
+    phase: Phase,
+    loaded: LoadedModel | None = None,
+    rendezvous: Path | None = None,
+    lasting: Callable[[], object] | None = None,
+    prepare_constraints: bool = False,
+) -> Engine:
+    """Loads the model and makes its scheduler.
+
+    Args:
+        prepare_constraints: makes what constraints take of the vocabulary while the model is loaded, in threads,
+            instead of at the first constraint. It may not be finished when this returns: `Engine.constraints_ready`.
+        lasting: called whenever something large has been made that lasts as long as the engine. A process that ends
+            with its engine freezes it there, so that no collection walks it; in any other process what is frozen
+            would never be freed, for an engine is full of circles.
+        rendezvous: where the ranks of tensor_parallel meet, see parallel/team.py. None: this process is not to have
+            others, and there can be one rank only.
+        loaded: takes the model's place. No other engine runs it meanwhile.
+
+    Raises:
+        ModelError: the model cannot be used.
+        ParameterError: options that do not fit it or this machine.
+        MissingExtraError: a package is not installed.
+    """
+    from .constraints.matcher_cache import AtOnce
+    from .runners.threaded_runner import ThreadedRunner
+    from .scheduler.config import PolicyName, SchedulerConfig
+    from .scheduler.scheduler import Scheduler
+    from .testing.launched_oracle import LaunchedOracle
+    from .testing.oracle import OracleRunner
+    from .testing.slow import Slowed
+
+    config = SchedulerConfig(
+        max_running=options.max_running,
+        max_step_tokens=options.chunk_size,
+        max_step_logits=max(MOST_LOGITS, options.max_running),
+        policy=PolicyName(options.policy),
+        policy_seed=options.seed or 0,
+        radix_cache=options.radix_cache,
+        in_step_sharing=options.in_step_sharing,
+        partial_match=options.partial_match,
+        fork_hints=options.fork_hints,
+        least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
+        fairness=options.fairness,
+        critical_path=options.critical_path,
+        deadline_pressure=options.deadline_pressure,
+        protect_waiting=options.protect_waiting,
+        pin_share=options.pin_share,
+        max_wait=options.max_wait,
+        foresight=options.foresight,
+        jump_forward=options.jump_forward,
+        check_every_step=options.check_every_step,
+    )
+    # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment. Another one
+    # opens those of llguidance, which may take seconds.
+    openers: list[Executor] = [
+        AtOnce() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix=name)
+        for name in ("constraints", "llguidance")
+    ]
+    endings: list[Callable[[], object]] = [partial(opener.shutdown, cancel_futures=True) for opener in openers]
+    oracle: OracleRunner | LaunchedOracle | None = None
+    damage: Callable[[], str] = str
+    if options.model == ORACLE:
+        tokenizer = ByteTokenizer()
+        oracle = OracleRunner(
+            tokenizer.vocab_size,
+            options.context_length or ORACLE_CONTEXT,
+            (options.pool_tokens or ORACLE_POOL) + 1,
+            favourites=ORACLE_FAVOURITES,
+        )
+        if options.overlap is True:
+            oracle = LaunchedOracle(oracle)
+        runner: Runner = Slowed(oracle, options.step_delay) if options.step_delay else oracle
+        vocabulary, eos_ids, first = tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.bos_id
+
+        tries: Path | None = None
+
+        def open_tokens() -> Tokenizer:
+            return tokenizer
+
+    elif loaded is not None:
+        given = loaded.tokenizer
+        runner, tries = loaded.runner, None
+        vocabulary, eos_ids, first = given.token_bytes, given.eos_ids, given.bos_id
+
+        def open_tokens() -> Tokenizer:
+            return given
+
+    else:
+        source = _open_source(options)
+        phase(f"loading {source.name}")
+        open_tokens, tries = partial(source.tokenizer, find_boundary=False), _tries_folder()
+        damage = source.damage
+        if prepare_constraints:
+            open_tokens = _begun(openers[0], open_tokens)
+        runner = _runner_of_all_ranks(options, source, rendezvous, phase)
+        if options.overlap is True and not isinstance(runner, Launcher):
+            runner = ThreadedRunner(runner)
+            endings.append(runner.close)
+        vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
+    shelf = _constraint_shelf(options, runner, open_tokens, openers, tries, lasting)
+    config = replace(config, overlap=options.overlap is not False and isinstance(runner, Launcher))
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
+    if oracle is not None:
+        oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
+    ready = shelf.prepare() if prepare_constraints else None
+    return Engine(scheduler, runner, first if isinstance(first, int) else 0, ready, tuple(endings), damage)
+
+
+def _begun(executor: Executor, make: Callable[[], Tokenizer]) -> Callable[[], Tokenizer]:
+    """`make`, whose first call is under way from now on. One that fails is made again when it is asked for."""
+    begun = executor.submit(make)
+    return lambda: begun.result() if begun.exception() is None else make()
+
+
+def _constraint_shelf(
+    options: RuntimeOptions,
+    runner: Runner,
+    open_tokens: Callable[[], Tokenizer],
+    openers: list[Executor],
+    tries: Path | None,
+    lasting: Callable[[], object] | None,
+) -> "ConstraintShelf":
+    """tries: folder that keeps the vocabulary's trie."""
+    from .constraints.matcher_cache import ConstraintShelf, Opener
+
+    def load() -> Opener:
+        from .constraints.opener import ConstraintOpener  # constraints cost nothing before there is one
+
+        opener = ConstraintOpener(open_tokens, runner.vocab_size, walk=runner.trie_walk, folder=tries)
+        return_freed_memory()  # twice as much as it keeps
+        if lasting is not None:
+            lasting()  # a vocabulary and its tokenizer are many objects
+        return opener
+
+    return ConstraintShelf(load, *openers, entries=options.constraint_cache)
+
+
+def _tries_folder() -> Path | None:
+    """None where other users could write to it: then the trie is made anew each time."""
+    from .core.cache_folder import cache_folder, make_private
+
+    try:
+        return make_private(cache_folder() / "tries")
+    except ModelError as error:
+        log.warning("the trie of the vocabulary is not kept for the next start: %s", error)
+        return None
+
+
+def _open_source(options: RuntimeOptions) -> "ModelSource":
+    try:
+        from .weights import open_model
+    except ImportError as error:
+        raise MissingExtraError(error.name or "torch", "runtime") from error
+    return open_model(options.model)
+
+
+def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path) -> Runner:
+    """The part of a rank other than 0. Raises as `open_engine`."""
+    from .distributed.communicator import Ranks
+    from .distributed.launch import device_of
+
+    # First of all: rank 0 waits for it, and cannot be told before that something else has failed.
+    team = Ranks(rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank))
+    return _model_runner(options, _open_source(options), team)
+
+
+def _runner_of_all_ranks(
+    options: RuntimeOptions, source: "ModelSource", rendezvous: Path | None, phase: Phase
+) -> Runner:
+    from .distributed.communicator import ALONE
+    from .distributed.launch import open_ranks
+    from .models.sharding import require_shares
+    from .models.vision.text_config import sees, text_config
+
+    ranks = options.tensor_parallel
+    if ranks == 1:
+        return _model_runner(options, source, ALONE)
+    if rendezvous is None:
+        raise ParameterError(f"tensor_parallel={ranks}: ranks are processes, which only umbel.Runtime starts; write 1")
+    require_shares(text_config(source.config) if sees(source.config) else source.config, ranks)
+    phase(f"loading {source.name} on {ranks} ranks")
+    return open_ranks(options, rendezvous, lambda team: _model_runner(options, source, team))
+
+
+def _model_runner(options: RuntimeOptions, source: "ModelSource", team: "Team") -> Runner:
+    """The part of a rank."""
+    import torch
+
+    from .distributed.launch import device_of
+    from .runners.cuda.memory import StepLimits
+    from .runners.torch_runner import build_runner, resolve_device
+
+    if options.threads is not None or team.ranks > 1:  # ranks on the CPU share its cores
+        torch.set_num_threads(max(1, (options.threads or torch.get_num_threads()) // team.ranks))
+    device: str = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    if team.ranks > 1:
+        device = str(device_of(options, team.rank))
+    resolve_device(device)  # refused here, before its memory is asked about
+    slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
+    pool_memory = options.pool_memory
+    if slots is None and pool_memory is None and device == "cpu":  # a GPU's is laid out when the weights are there
+        pool_memory = team.least(min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())) // team.ranks)
+    runner = build_runner(
+        source.config,
+        source.tensors,
+        num_slots=slots,
+        kv_bytes=pool_memory,
+        dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        device=device,
+        cuda_graphs=options.cuda_graphs,
+        limits=StepLimits(
+            rows=(options.chunk_size or WHOLE_PROMPT) + options.max_running,
+            sequences=options.max_running,
+            logits=max(MOST_LOGITS, options.max_running),
+        ),
+        kernels=options.kernels,
+        weights=options.weights,
+        tree_attention=options.tree_attention,
+        screened_head=options.screened_head,
+        team=team,
+    )
+    if options.context_length is not None:
+        if options.context_length > runner.context_length:
+            raise ParameterError(
+                f"context_length={options.context_length} is more than the {runner.context_length} tokens "
+                f"{source.name} was made for; write at most that"
+            )
+        runner.context_length = options.context_length
+    return runner
+
+
+def _free_memory() -> int:
+    """Bytes that can be had without swapping; half of all where the system does not tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

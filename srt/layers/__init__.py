@@ -1,0 +1,1 @@
+"""Building blocks of models: linear layers, norms, rotary positions, and the tensors of a checkpoint."""

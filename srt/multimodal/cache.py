@@ -1,0 +1,312 @@
+"""The gateway's pictures: decoded once however many requests show them, numbered, and brought to the engine.
+
+    bytes ──SHA-256──▶ source ──decoder──▶ keys ──▶ pictures ──▶ the engine, before the first message that holds one
+      (salt, kind, frames, digest)      (salt, key) → number
+
+What bytes decode to is remembered under a digest that is computed here. A picture's number belongs to its decoded
+pixels, so two files of equal pixels have one number, and no number is given twice. Nothing is shared between salts.
+
+A picture is there as long as its raster lies here or at the engine. The least recently used rasters go first. A picture
+that no request in flight holds is then forgotten at the engine too; one that is held, and that the engine has, is
+forgotten when it is let go.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ...lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
+from ...lang.prompt import Media
+from ..core.config import PictureLimits
+from ..core.image_token_ids import PICTURE_BASE
+from ..core.messages import EngineForget, EnginePicture
+from .decode import Answer, Decoded, DecodedPicture, DecodeJob, PictureDecoder, Refused
+from .digests import Digests
+from .format import PictureFormat, Raster
+
+_Source = tuple[str, str, int, bytes]  # salt, kind, frames, SHA-256 of the bytes
+_Identity = tuple[str, bytes]  # salt, key
+
+
+@dataclass(slots=True, eq=False)
+class Picture:
+    """A picture that prompts may show. It is the shelf's: others read `number` and `tokens`."""
+
+    identity: _Identity
+    number: int
+    tokens: int
+    size: int  # bytes of its raster
+    raster: Raster | None  # None: only the engine has it
+    holders: int = 0  # requests in flight
+    at_engine: bool = False
+    doubtful: bool = False  # whether it is there
+
+
+@dataclass(slots=True, eq=False)
+class Inquiry:
+    """Somebody who waits for pictures. `forget` when he does not any more."""
+
+    tell: Callable[[tuple[Picture, ...] | UmbelError], None]
+    wanted: bool = True
+
+    def forget(self) -> None:
+        self.wanted = False
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    size: int  # bytes that wait
+    inquiries: list[Inquiry] = field(default_factory=list)
+
+    def wanted(self) -> bool:
+        return any(inquiry.wanted for inquiry in self.inquiries)
+
+
+class PictureShelf:
+    """Used from one thread.
+
+    Args:
+        form: how the model takes pictures.
+        decoder: does the work.
+        digests: identify what is to be decoded.
+    """
+
+    def __init__(self, form: PictureFormat, decoder: PictureDecoder, digests: Digests, limits: PictureLimits) -> None:
+        self.form = form
+        self._digests = digests
+        self.limits = limits
+        self._decoder = decoder
+        self._sources: OrderedDict[_Source, tuple[_Identity, ...] | Refused] = OrderedDict()
+        self._pictures: OrderedDict[_Identity, Picture] = OrderedDict()  # those that are there
+        self._numbers: OrderedDict[_Identity, int] = OrderedDict()
+        self._next_number = 0
+        self._works: dict[_Source, _Work] = {}
+        self._waiting_bytes = 0  # of media that are being decoded, or will be
+        self._bytes = 0  # of rasters
+        self._held_bytes = 0
+        self._forgotten: deque[int] = deque()  # numbers; the engine has not been told
+        self._counters: Counter[str] = Counter(
+            dict.fromkeys(("pictures_decoded", "picture_hits", "pictures_refused", "pictures_sent"), 0)
+        )
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {**self._counters, **self._decoder.counters}
+
+    # ------------------------------------------------------------------ from media to pictures
+
+    def find(self, media: Media, salt: str, tell: Callable[[tuple[Picture, ...] | UmbelError], None]) -> Inquiry:
+        """The picture, or the frames of the clip. Calls `tell` once, now or later, unless the inquiry is forgotten
+        before: with ParameterError when the digest is not that of the bytes, with OverloadedError when too much waits.
+        """
+        inquiry = Inquiry(tell)
+        size = len(media.data)
+        if self._waiting_bytes + size > self.limits.waiting_bytes:
+            tell(
+                OverloadedError(
+                    f"pictures and clips of {self._waiting_bytes} bytes wait to be decoded, and with this one they are "
+                    f"more than {self.limits.waiting_bytes}; try again when some have been"
+                )
+            )
+            return inquiry
+        self._waiting_bytes += size
+        self._digests.compute(media.data, lambda digest: self._identify(media, salt, digest, inquiry))
+        return inquiry
+
+    def _identify(self, media: Media, salt: str, digest: bytes, inquiry: Inquiry) -> None:
+        self._waiting_bytes -= len(media.data)
+        if not inquiry.wanted:
+            return
+        if digest.hex() != media.digest:
+            inquiry.tell(
+                ParameterError(
+                    f"{media.kind}() of {len(media.data)} bytes says that its digest is {media.digest[:16]}…, and it "
+                    f"is {digest.hex()[:16]}…; send the SHA-256 of the bytes"
+                )
+            )
+            return
+        source = (salt, media.kind, media.num_frames, digest)
+        known = self._known(source)
+        if known is not None:
+            self._counters["picture_hits"] += 1
+            inquiry.tell(known)
+        elif (work := self._works.get(source)) is not None and work.wanted():
+            self._counters["picture_hits"] += 1
+            work.inquiries.append(inquiry)
+        else:
+            self._begin(source, media, inquiry)
+
+    def _known(self, source: _Source) -> tuple[Picture, ...] | UmbelError | None:
+        """None: it has to be decoded, perhaps again."""
+        found = self._sources.get(source)
+        if found is None:
+            return None
+        self._sources.move_to_end(source)
+        if isinstance(found, Refused):
+            return found.error()
+        pictures = tuple(self._pictures[identity] for identity in found if identity in self._pictures)
+        if len(pictures) < len(found):
+            return None
+        for picture in pictures:
+            self._pictures.move_to_end(picture.identity)
+        return self._admitted(pictures)
+
+    def _begin(self, source: _Source, media: Media, inquiry: Inquiry) -> None:
+        size = len(media.data)
+        work = self._works[source] = _Work(size, [inquiry])
+        self._waiting_bytes += size
+        job = DecodeJob(
+            "video" if media.kind == "video" else "image", media.data, media.num_frames, self.form, self.limits
+        )
+        self._decoder.decode(job, lambda answer: self._learn(source, work, answer), work.wanted)
+
+    def _learn(self, source: _Source, work: _Work, answer: Answer | None) -> None:
+        self._waiting_bytes -= work.size
+        if self._works.get(source) is work:
+            del self._works[source]
+        salt = source[0]
+        match answer:
+            case None:  # nobody waited any more
+                return
+            case Decoded(decoded):
+                self._counters["pictures_decoded"] += len(decoded)
+                self._remember(source, tuple(self._put(salt, picture).identity for picture in decoded))
+            case Refused():
+                self._counters["pictures_refused"] += 1
+                self._remember(source, answer)
+            case _:
+                self._counters["pictures_refused"] += 1
+        for inquiry in work.inquiries:
+            if inquiry.wanted:
+                inquiry.tell(self._told(salt, answer))
+        self._trim()
+
+    def _told(self, salt: str, answer: Answer) -> tuple[Picture, ...] | UmbelError:
+        """For each who waits anew: whoever was told before may have let the pictures go, and they may have fallen."""
+        match answer:
+            case Decoded(decoded):
+                return self._admitted(tuple(self._put(salt, picture) for picture in decoded))
+            case Refused():
+                return answer.error()
+            case _:
+                return answer
+
+    def _remember(self, source: _Source, found: tuple[_Identity, ...] | Refused) -> None:
+        self._sources[source] = found
+        self._sources.move_to_end(source)
+        if len(self._sources) > self.limits.shelf_sources:
+            self._sources.popitem(last=False)
+
+    def _put(self, salt: str, decoded: DecodedPicture) -> Picture:
+        """What has been decoded, or the same picture that was there already."""
+        identity, raster = (salt, decoded.key), decoded.raster
+        picture = self._pictures.get(identity)
+        if picture is None:
+            size = len(raster.pixels)
+            picture = self._pictures[identity] = Picture(identity, self._number(identity), raster.tokens, size, None)
+        if picture.raster is None:
+            picture.raster = raster
+            self._bytes += picture.size
+        self._pictures.move_to_end(identity)
+        return picture
+
+    def _number(self, identity: _Identity) -> int:
+        """The one it had before, or a new one."""
+        number = self._numbers.get(identity)
+        if number is None:
+            assert self._next_number < PICTURE_BASE, "a thousand pictures a second would take twelve days"
+            number, self._next_number = self._next_number, self._next_number + 1
+        self._numbers[identity] = number
+        self._numbers.move_to_end(identity)
+        if len(self._numbers) > self.limits.shelf_numbers:
+            self._numbers.popitem(last=False)
+        return number
+
+    def _admitted(self, pictures: tuple[Picture, ...]) -> tuple[Picture, ...] | OverloadedError:
+        """Unless requests in flight would hold too much."""
+        more = sum(picture.size for picture in set(pictures) if not picture.holders)
+        if not more or self._held_bytes + more <= self.limits.held_bytes:
+            return pictures
+        return OverloadedError(
+            f"the requests in flight hold pictures of {self._held_bytes} bytes, and with these more than "
+            f"{self.limits.held_bytes}; try again when some have ended"
+        )
+
+    # ------------------------------------------------------------------ who needs them
+
+    def hold(self, pictures: Sequence[Picture]) -> None:
+        """A request needs them, until they are let go."""
+        for picture in pictures:
+            if not picture.holders:
+                self._held_bytes += picture.size
+            picture.holders += 1
+
+    def let_go(self, pictures: Sequence[Picture]) -> None:
+        for picture in pictures:
+            picture.holders -= 1
+            assert picture.holders >= 0, "let go more often than held"
+            if not picture.holders:
+                self._held_bytes -= picture.size
+                if picture.raster is None and self._pictures.get(picture.identity) is picture:
+                    self._fall(picture)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Rasters beyond the limit go. Those that a request needs here, because the engine has none, stay."""
+        if self._bytes <= self.limits.shelf_bytes:
+            return
+        for picture in tuple(self._pictures.values()):
+            if picture.raster is None or (picture.holders and not picture.at_engine):
+                continue
+            picture.raster = None
+            self._bytes -= picture.size
+            if not picture.holders:
+                self._fall(picture)
+            if self._bytes <= self.limits.shelf_bytes:
+                return
+
+    def _fall(self, picture: Picture) -> None:
+        """It is not there any more."""
+        del self._pictures[picture.identity]
+        if picture.at_engine:
+            picture.at_engine = False
+            self._forgotten.append(picture.number)
+
+    # ------------------------------------------------------------------ the engine
+
+    def bring(self, pictures: Sequence[Picture], send: Callable[[EnginePicture | EngineForget], None]) -> None:
+        """Sends what the engine has to have before a message that holds these.
+
+        Raises:
+            EngineError: the engine that had one is gone, and its raster is too.
+        """
+        self.send_forgotten(send)  # first: a picture that comes back has the number of one that was forgotten
+        for picture in pictures:
+            if picture.at_engine and not (picture.doubtful and picture.raster is not None):
+                continue
+            if picture.raster is None:
+                raise EngineError("the engine that had the request's pictures died; run it again")
+            send(EnginePicture(number=picture.number, **msgspec.structs.asdict(picture.raster)))
+            picture.at_engine, picture.doubtful = True, False
+            self._counters["pictures_sent"] += 1
+
+    def doubt(self, pictures: Sequence[Picture]) -> None:
+        """The engine has failed a request with these: perhaps it has not got them, so they are sent again next time."""
+        for picture in pictures:
+            picture.doubtful = True
+
+    def send_forgotten(self, send: Callable[[EngineForget], None]) -> None:
+        """Sends which pictures the engine will not be asked for again."""
+        while self._forgotten:
+            send(EngineForget(self._forgotten[0]))
+            self._forgotten.popleft()
+
+    def engine_lost(self) -> None:
+        """It has no pictures any more: each is sent again when it is next needed."""
+        self._forgotten.clear()
+        for picture in tuple(self._pictures.values()):
+            picture.at_engine = False
+            if picture.raster is None:
+                del self._pictures[picture.identity]

@@ -1,0 +1,135 @@
+"""Media as programs send them → what the shelf keeps: rasters, and what says whether two of them are the same picture.
+
+Libraries that read pictures of strangers may take long, or much memory, or die of them: the runtime has them run in a
+process that can be killed (decode_process.py). Tests, simulations and the embedded backend run them where they are
+called, with `InlineDecoder`. Who does it is a seam: `PictureDecoder`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from ...lang.errors import WIRE_ERRORS, CapabilityError, ParameterError, RequestError, UmbelError
+from ..core.config import PictureLimits
+from .format import PictureFormat, Raster, frame_format
+
+
+class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
+    """`frames`: of a clip, so many pictures are made."""
+
+    kind: Literal["image", "video"]
+    data: bytes
+    frames: int
+    form: PictureFormat
+    limits: PictureLimits
+
+    @property
+    def seconds(self) -> float:
+        """Of CPU time."""
+        return self.limits.clip_seconds if self.kind == "video" else self.limits.picture_seconds
+
+
+class DecodedPicture(msgspec.Struct, frozen=True, array_like=True):
+    """`key`: SHA-256 of its pixels and of how they are prepared, see keys.py."""
+
+    key: bytes
+    raster: Raster
+
+
+class Decoded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The picture, or the frames of the clip in their order."""
+
+    pictures: tuple[DecodedPicture, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Media that cannot be shown, and why. The same bytes are refused again. `kind` names a class of WIRE_ERRORS."""
+
+    kind: str
+    message: str
+
+    def error(self) -> UmbelError:
+        return WIRE_ERRORS[self.kind](self.message)
+
+
+Answer = Decoded | Refused | UmbelError  # an UmbelError: the work failed, and might succeed another time
+
+
+class PictureDecoder(Protocol):
+    """Decodes media, one after the other."""
+
+    counters: Counter[str]
+
+    def decode(self, job: DecodeJob, answer: Callable[[Answer | None], None], wanted: Callable[[], bool]) -> None:
+        """Calls `answer` once, now or later on the caller's loop.
+
+        Args:
+            wanted: asked when the work would begin; without it the answer is None.
+        """
+
+
+class InlineDecoder:
+    """Decodes where it is called, without a limit of time or memory."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+
+    def decode(self, job: DecodeJob, answer: Callable[[Answer | None], None], wanted: Callable[[], bool]) -> None:
+        answer(decode_media(job))
+
+
+def decode_media(job: DecodeJob) -> Decoded | Refused:
+    """All of the work. Whatever the bytes are, it ends with an answer, and what a library said is not in it."""
+    try:
+        return Decoded(_clip(job) if job.kind == "video" else _still(job))
+    except UmbelError as error:
+        return Refused(type(error).__name__, str(error))
+    except MemoryError:
+        return Refused(RequestError.__name__, too_much_memory(job))
+    except ImportError:
+        return Refused(
+            CapabilityError.__name__,
+            f"{job.kind}() needs Pillow, which is not installed; run: pip install 'umbel[runtime]'",
+        )
+    except Exception:
+        return Refused(
+            ParameterError.__name__,
+            f"{job.kind}() of {len(job.data)} bytes cannot be decoded: it is damaged or cut off; save it anew",
+        )
+
+
+def too_much_memory(job: DecodeJob) -> str:
+    return (
+        f"{job.kind}() of {len(job.data)} bytes takes more than {job.limits.memory >> 20} MiB of memory to decode; "
+        "give a smaller one"
+    )
+
+
+def too_long(job: DecodeJob) -> str:
+    return f"{job.kind}() of {len(job.data)} bytes takes more than {job.seconds:g} s to decode; give a smaller one"
+
+
+# Pillow and PyAV are loaded when the first picture or clip comes: the gateway starts without them.
+
+
+def _still(job: DecodeJob) -> tuple[DecodedPicture, ...]:
+    from .image_keys import key_of
+    from .prepare import prepare
+    from .stills import open_still
+
+    image = open_still(job.data, job.limits)
+    return (DecodedPicture(key_of(image, job.form), prepare(image, job.form)),)
+
+
+def _clip(job: DecodeJob) -> tuple[DecodedPicture, ...]:
+    from .clips import frames_of
+    from .image_keys import key_of
+    from .prepare import prepare
+
+    form = frame_format(job.form)
+    return tuple(
+        DecodedPicture(key_of(image, form), prepare(image, form))
+        for image in frames_of(job.data, job.frames, job.limits)
+    )

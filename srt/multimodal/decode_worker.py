@@ -1,0 +1,69 @@
+"""The process that decodes pictures and clips: one after the other, within limits, and killed when it does not stop."""
+
+import contextlib
+
+from ...lang.errors import CapabilityError, RequestError
+from ..core.config import PictureLimits
+from ..processes.worker_child import cpu_limit, lift_memory_limit, limit_memory, run
+from .decode import Decoded, DecodeJob, Refused, decode_media, too_long
+
+
+class Decoder:
+    """Loads the library for clips when the first one comes: it is large, and most programs show none."""
+
+    def __init__(self, limits: PictureLimits) -> None:
+        self._limits = limits
+        self._clips = False
+
+    def load(self) -> None:
+        with contextlib.suppress(ImportError):  # said when a picture comes
+            from . import prepare, stills  # noqa: F401
+        limit_memory(self._limits.memory)
+
+    def work(self, job: DecodeJob) -> Decoded | Refused:
+        if job.kind == "video" and not self._clips:
+            self._clips = True
+            self._load_clips()
+        return decode_within(job, job.seconds)
+
+    def _load_clips(self) -> None:
+        from .clips import load_library
+
+        lift_memory_limit()
+        try:
+            load_library()
+        except CapabilityError:
+            return  # said when the clip is opened
+        finally:
+            limit_memory(self._limits.memory)
+
+
+class _LateError(Exception):
+    """The time of a job is over."""
+
+
+def decode_within(job: DecodeJob, seconds: float) -> Decoded | Refused:
+    """`decode_media`, refused when it takes more CPU time. The main thread's, because of the signal."""
+    late = False
+
+    def expire() -> _LateError:
+        nonlocal late
+        late = True
+        return _LateError()
+
+    try:
+        with cpu_limit(seconds, expire):
+            answer = decode_media(job)
+    except _LateError:  # it expired outside of what refuses
+        pass
+    return Refused(RequestError.__name__, too_long(job)) if late else answer
+
+
+def main() -> None:
+    limits = PictureLimits()
+    decoder = Decoder(limits)
+    run(limits.niceness, decoder.load, DecodeJob, decoder.work)
+
+
+if __name__ == "__main__":
+    main()

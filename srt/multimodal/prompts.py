@@ -1,0 +1,115 @@
+"""Media on their way through the gateway: parts of a prompt whose bytes have become pictures.
+
+Media(bytes) … Media(bytes)    ──▶ Showing ──▶    Shown(pictures) … Shown(pictures)
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from ...lang.errors import UmbelError
+from ...lang.prompt import Media, Part
+from ...lang.protocol import GenRequest, Hint, Locate, ScoreRequest
+from .cache import Inquiry, Picture, PictureShelf
+
+Showable = GenRequest | ScoreRequest | Hint | Locate  # the messages that have a prompt
+
+
+class Shown(Media, frozen=True, kw_only=True, tag="shown"):
+    """A picture, or the frames of a clip. It never travels, and has no bytes: the shelf has the pixels."""
+
+    pictures: tuple[Picture, ...]
+
+
+def pictures_of(prompt: Iterable[Part]) -> tuple[Picture, ...]:
+    """All that a prompt shows, in its order."""
+    return tuple(picture for part in prompt if isinstance(part, Shown) for picture in part.pictures)
+
+
+def media_of(message: Showable) -> list[Media]:
+    """Those that are no pictures yet."""
+    return [part for prompt in prompts_of(message) for part in prompt if type(part) is Media]
+
+
+def prompts_of(message: Showable) -> tuple[tuple[Part, ...], ...]:
+    """A question about places may bring several."""
+    return (message.prompt, *message.beside) if isinstance(message, Locate) else (message.prompt,)
+
+
+def without_bytes(message: Showable) -> Showable:
+    """What is kept of a message that waits: the bytes are the decoder's, once however many messages bring them."""
+    return _replaced(message, lambda part: msgspec.structs.replace(part, data=b""))
+
+
+def _replaced(message: Showable, change: Callable[[Media], Media]) -> Showable:
+    """With other media, in the order of `media_of`."""
+
+    def changed(prompt: tuple[Part, ...]) -> tuple[Part, ...]:
+        return tuple(change(part) if type(part) is Media else part for part in prompt)
+
+    prompt = changed(message.prompt)
+    if isinstance(message, Locate):
+        return msgspec.structs.replace(message, prompt=prompt, beside=tuple(map(changed, message.beside)))
+    return msgspec.structs.replace(message, prompt=prompt)
+
+
+class Showing:
+    """The media of one message, on their way to be pictures. What has been found is held until `close`."""
+
+    def __init__(self, shelf: PictureShelf, media: Sequence[Media], salt: str) -> None:
+        self._shelf = shelf
+        self._media = media
+        self._salt = salt
+        self._found: list[tuple[Picture, ...] | None] = [None] * len(media)
+        self._inquiries: list[Inquiry] = []
+        self._tell: Callable[[UmbelError | None], None] | None = None
+        self._closed = False
+
+    def begin(self, tell: Callable[[UmbelError | None], None]) -> None:
+        """Calls `tell` once, now or later, unless it is closed before: when all media are pictures, or with the error
+        of the first that cannot be one."""
+        self._tell = tell
+        media, self._media = self._media, ()  # the bytes are the decoder's now
+        for index, part in enumerate(media):
+            if self._closed:
+                return
+            self._inquiries.append(self._shelf.find(part, self._salt, self._listener(index)))
+
+    def replace(self, message: Showable) -> Showable:
+        """The message with pictures for its media."""
+        found = iter(self._found)
+        return _replaced(message, lambda part: _shown(part, next(found)))
+
+    def close(self) -> None:
+        """Nobody waits any more. Again is allowed."""
+        if self._closed:
+            return
+        self._closed = True
+        for inquiry in self._inquiries:
+            inquiry.forget()
+        for pictures in self._found:
+            self._shelf.let_go(pictures or ())
+
+    def _listener(self, index: int) -> Callable[[tuple[Picture, ...] | UmbelError], None]:
+        def hear(found: tuple[Picture, ...] | UmbelError) -> None:
+            if self._closed:
+                return
+            if isinstance(found, UmbelError):
+                self.close()
+                self._end(found)
+                return
+            self._shelf.hold(found)
+            self._found[index] = found
+            if all(pictures is not None for pictures in self._found):
+                self._end(None)
+
+        return hear
+
+    def _end(self, error: UmbelError | None) -> None:
+        assert self._tell is not None, "it has begun"
+        self._tell(error)
+
+
+def _shown(media: Media, pictures: tuple[Picture, ...] | None) -> Shown:
+    assert pictures is not None, "all of them have been found"
+    return Shown(media.kind, media.digest, b"", media.num_frames, pictures=pictures)

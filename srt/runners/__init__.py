@@ -1,0 +1,1 @@
+"""Run a model on a batch: torch, native CPU kernels, CUDA graphs."""

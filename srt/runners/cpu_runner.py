@@ -1,0 +1,202 @@
+"""Runs steps on the native CPU kernels: a `batch.Runner` like `model_runner.ModelRunner`, without torch in the step.
+
+The decoder is one native call; then the head answers each row with what was asked of it.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..cache.kv_pool import KVGeometry, KVPool
+from ..core.batch import Batch, Logits, LogitsError, Pick, Picks
+from ..core.image_token_ids import without_pictures
+from ..core.isolation import isolate
+from ..kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
+from ..kernels.cpu.library import isa_of
+from ..kernels.cpu.linear import Format
+from ..kernels.cpu.sampling import CpuSampling
+from ..kernels.cpu.trie_walk import CpuTrieWalk
+from ..layers.checkpoint import Tensors
+from ..layers.config_values import Config
+from ..models.decoder_config import FAMILIES, read_config
+from ..models.native_decoder import NativeDecoder, NativeRows, PoolTable
+from ..multimodal.store import VisionStore
+from ..scheduler.row_requests import choose_few
+from .logits_buffer import LogitsBuffer
+
+
+class NativeRunner:
+    """A model on the native kernels, its KV pool and its attention.
+
+    Args:
+        model: what to run.
+        num_slots: size of the KV pool, the dummy slot included.
+        tree_attention: attend once to what sequences of a step share.
+        library: the kernels that `model` runs on.
+        pictures: what prompts may show the model; None: it reads text only.
+    """
+
+    def __init__(
+        self,
+        model: NativeDecoder,
+        *,
+        num_slots: int,
+        tree_attention: bool,
+        library: ctypes.CDLL,
+        pictures: VisionStore | None = None,
+    ) -> None:
+        self.model = model
+        self.pictures = pictures
+        self.vocab_size = model.vocab_size
+        self.context_length = model.context_length
+        self.num_slots = num_slots
+        self.pool = KVPool(model.kv_geometry, num_slots, "cpu", library=library)
+        self._table = PoolTable(self.pool)
+        self._attention = CpuBackend(model.attention_geometry, library=library, tree_attention=tree_attention)
+        self._library = library
+        self.chooser = CpuSampling(library)
+        self.trie_walk = CpuTrieWalk(library)
+        self._hidden = torch.empty((0, model.config.hidden_size))
+        self._logits = LogitsBuffer(model.vocab_size, "cpu")
+
+    def forward(self, batch: Batch) -> Logits:
+        """One step. Logits lie in a buffer that the next step overwrites."""
+        count = len(batch.logit_rows)
+        if count > len(self._hidden):
+            self._hidden = torch.empty((2 * count, self.model.config.hidden_size))
+        hidden = self._hidden[:count]
+        given = self.pictures.given(batch.pictures) if self.pictures is not None and batch.pictures else None
+        token_ids = batch.token_ids if given is None else without_pictures(batch.token_ids)
+        rows = NativeRows(token_ids, batch.positions, batch.write_slots, batch.logit_rows, given)
+        plans = [self._attention.plan(batch, window) for window in self.model.windows]
+        self.model.forward(rows, plans, self._table, hidden)
+        return self._answer(hidden, batch.picks)
+
+    def facts(self) -> dict[str, str | int | float]:
+        head = self.model.head.counters
+        return {
+            "kernels": f"native {isa_of(self._library).value}",
+            "weights": self.model.weights.name.lower(),
+            "keys_read": self._attention.counters.keys_read,
+            "keys_saved": self._attention.counters.keys_saved,
+            "screened_rows": head.rows - head.fallbacks if self.model.head.screens else 0,
+            "screen_candidates": head.candidates,
+            "screen_fallbacks": head.fallbacks,
+            **(self.pictures.facts() if self.pictures is not None else {}),
+        }
+
+    def clear(self) -> None:
+        self.pool.clear()
+        self._table = PoolTable(self.pool)
+
+    def _answer(self, hidden: torch.Tensor, picks: Picks | None) -> Logits:
+        """All logits for the rows that want them, tokens for the others. hidden: [L, hidden]"""
+        count, softcap = len(hidden), self.model.config.logit_softcap
+        if picks is None or softcap:  # capped logits may tie where these do not
+            values = self.model.head.all(hidden, self._logits.take(count))
+            return Logits.complete(torch.tanh(values.div_(softcap), out=values).mul_(softcap) if softcap else values)
+        places, tokens = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+        wanted = picks.kinds != Pick.ALL
+        few = [row for row, allowed in picks.allowed.items() if allowed.few is not None]
+        errors: dict[int, Exception] = {}
+        for choose, rows in (
+            (lambda some: [self._choose_few(hidden, picks, row) for row in some], few),
+            (lambda some: self._choose(hidden, picks, some), np.setdiff1d(np.flatnonzero(wanted), few).tolist()),
+        ):
+            for row, answer in zip(rows, isolate(rows, choose), strict=True):
+                if isinstance(answer, Exception):
+                    errors[row] = answer
+                elif answer < 0:
+                    errors[row] = LogitsError()
+                else:
+                    tokens[row] = answer
+        whole = np.flatnonzero(~wanted)
+        places[whole] = np.arange(len(whole))
+        values = self._logits.take(len(whole))
+        if len(whole):
+            self.model.head.all(_rows(hidden, whole), values)
+        return Logits(values, places, tokens, errors)
+
+    def _choose(self, hidden: torch.Tensor, picks: Picks, rows: Sequence[int]) -> list[int]:
+        """−1 where logits are not numbers."""
+        some = np.array(rows)
+        if len(rows) < len(hidden):
+            picks = picks.take(some)
+        tokens: list[int] = self.model.head.choose(_rows(hidden, some), picks).tokens.tolist()
+        return tokens
+
+    def _choose_few(self, hidden: torch.Tensor, picks: Picks, row: int) -> int:
+        few = picks.allowed[row].few
+        assert few is not None, "called for rows that choose among few tokens"
+        return choose_few(self.model.head.some(hidden[row : row + 1], few)[0].numpy(), few, picks, row)
+
+
+def _rows(hidden: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:
+    return hidden if len(rows) == len(hidden) else hidden[torch.from_numpy(rows)]
+
+
+def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the native kernels cannot run this model here, as a clause; None when they can."""
+    if device.type != "cpu":
+        return f"they run on the CPU, not on {device}"
+    if config.get("model_type") not in FAMILIES:
+        return f"{config.get('model_type')!r} runs in transformers"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"the KV pool would be {dtype}; write float32 or bfloat16"
+    model = read_config(config)
+    if model.head_dim % HEAD_DIM_UNIT:
+        return f"head_dim={model.head_dim} is no multiple of {HEAD_DIM_UNIT}"
+    sparse = sum(layer.experts is not None for layer in model.layers)
+    if sparse:
+        return f"they run no experts, and {sparse} of its {len(model.layers)} layers have some"
+    return None
+
+
+def build_native_runner(
+    config: Config,
+    tensors: Tensors,
+    *,
+    library: ctypes.CDLL,
+    num_slots: Callable[[KVGeometry], int],
+    dtype: torch.dtype,
+    weights: str,
+    tree_attention: bool,
+    screened_head: bool,
+    pictures: VisionStore | None = None,
+) -> NativeRunner:
+    """Packs the weights and makes the pool.
+
+    Args:
+        num_slots: of the pool, given what one token costs.
+        dtype: of the KV pool.
+        weights: "auto", "float32", "bf16" or "int8"; "auto" is bf16 for a checkpoint that stores 16 bits.
+
+    Raises:
+        ModelError: configuration or tensors that cannot be used.
+        EngineError: there is no memory for the weights.
+    """
+    model = NativeDecoder(
+        read_config(config),
+        tensors,
+        weights=weight_format(weights, tensors),
+        kv_dtype=dtype,
+        screened=screened_head,
+        library=library,
+    )
+    return NativeRunner(
+        model,
+        num_slots=num_slots(model.kv_geometry),
+        tree_attention=tree_attention,
+        library=library,
+        pictures=pictures,
+    )
+
+
+def weight_format(name: str, tensors: Tensors) -> Format:
+    if name != "auto":
+        return {"float32": Format.F32, "bf16": Format.BF16, "int8": Format.INT8}[name]
+    first = tensors.get("model.layers.0.mlp.down_proj.weight")
+    return Format.BF16 if first is not None and first.dtype is torch.bfloat16 else Format.F32

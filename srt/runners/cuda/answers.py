@@ -1,0 +1,129 @@
+"""What the logits of a step say: tokens that are chosen on the device, and logits for rows that want them.
+
+Chosen tokens stay on the device for the rows of the next step, and are copied to the host, eight bytes each, behind
+the step. Nobody waits for that copy before somebody asks for the result.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...core.batch import Logits, LogitsError, Pick, Picks
+from ...core.isolation import isolate
+from ...scheduler.row_requests import draws_of
+from .choosing import DeviceChooser
+from .device import Accelerator, Mark
+from .staging import Staging
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """The tokens that a step has chosen, on the device. By logit row [L]: where its token is, −1 = none."""
+
+    tokens: torch.Tensor  # int64 [n]; −1: the logits were not numbers, or no token could be chosen
+    places: NDArray[np.int64]  # [L]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A `batch.Pending`: tokens that are on their way to the host, and logits that stay where they are."""
+
+    values: torch.Tensor  # float32 [F, vocab] on the device
+    value_places: NDArray[np.int64]  # [L] index into values, −1 = none
+    chosen: Chosen
+    errors: Mapping[int, Exception]  # logit row → why no token could be chosen
+    host_tokens: torch.Tensor = field(repr=False)  # int64 [n] in pinned memory, full behind the mark
+    mark: Mark
+    finished: Callable[[], None] = field(repr=False)  # called behind the mark
+
+    def result(self) -> Logits:
+        """Waits for the step."""
+        self.mark.wait()
+        self.finished()
+        tokens = np.full(len(self.value_places), -1, dtype=np.int64)
+        has_token = self.chosen.places >= 0
+        tokens[has_token] = self.host_tokens.numpy()[self.chosen.places[has_token]]
+        without = np.flatnonzero(has_token & (tokens < 0)).tolist()
+        errors = {row: self.errors.get(row) or LogitsError() for row in without}
+        return Logits(self.values, self.value_places, tokens, errors)
+
+
+class Answers:
+    """Chooses tokens on the device and sends them on their way."""
+
+    def __init__(self, accelerator: Accelerator, chooser: DeviceChooser) -> None:
+        self._accelerator = accelerator
+        self._chooser = chooser
+        self._staging = Staging(accelerator, 1 << 12)
+        self.device_seconds = 0.0  # from the beginnings of steps that were waited for to their ends
+
+    def begin(self, logits: torch.Tensor, picks: Picks | None, *, began: Mark, kept: bool) -> Answer:
+        """What a step answers.
+
+        Args:
+            logits: float32 [L, vocab] on the device.
+            began: before the first of the step's work.
+            kept: their memory belongs to this step alone; otherwise the rows that want logits get a copy.
+        """
+        count = len(logits)
+        picked, whole = _wants(picks, count)
+        tokens, errors = torch.empty(0, dtype=torch.int64, device=logits.device), dict[int, Exception]()
+        if picks is not None and len(picked):
+            tokens, errors = self._choose(logits, picks, picked)
+        host_tokens = self._accelerator.host_buffer(tokens.nbytes).view(torch.int64)
+        host_tokens.copy_(tokens, non_blocking=True)
+        if not len(whole):
+            values = logits[:0]
+        elif len(whole) < count:
+            values = logits.index_select(0, self._staging.send([whole])[0])
+        else:
+            values = logits if kept else logits.clone()
+        mark = self._accelerator.mark()
+
+        def finished() -> None:
+            self.device_seconds += mark.seconds_since(began)
+
+        return Answer(
+            values=values,
+            value_places=_places(whole, count),
+            chosen=Chosen(tokens, _places(picked, count)),
+            errors=errors,
+            host_tokens=host_tokens,
+            mark=mark,
+            finished=finished,
+        )
+
+    def _choose(
+        self, logits: torch.Tensor, picks: Picks, picked: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, dict[int, Exception]]:
+        """A token for each of the picked rows; −1 for those with an error."""
+
+        def choose(rows: NDArray[np.int64]) -> torch.Tensor:
+            return self._chooser.choose_async(logits, draws_of(picks, rows, rows, logits.shape[1]))
+
+        try:
+            return choose(picked), {}
+        except Exception:
+            rows = picked.tolist()
+            answers = isolate(rows, lambda some: list(choose(np.array(some, dtype=np.int64))))
+        none = torch.full((), -1, dtype=torch.int64, device=logits.device)
+        errors = {row: answer for row, answer in zip(rows, answers, strict=True) if isinstance(answer, Exception)}
+        return torch.stack([none if isinstance(answer, Exception) else answer for answer in answers]), errors
+
+
+def _wants(picks: Picks | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The logit rows of which a token is asked, and those that want their logits."""
+    if picks is None:
+        return np.zeros(0, dtype=np.int64), np.arange(count)
+    picked = picks.kinds != Pick.ALL
+    whole = ~picked if picks.described is None else ~picked | picks.described
+    return np.flatnonzero(picked), np.flatnonzero(whole)
+
+
+def _places(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    places = np.full(count, -1, dtype=np.int64)
+    places[rows] = np.arange(len(rows))
+    return places

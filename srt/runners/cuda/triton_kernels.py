@@ -1,0 +1,21 @@
+"""The decoder's kernels in Triton, under the names of `kernels.FusedKernels`."""
+
+import triton
+
+from ...kernels.triton.linear import gated, linear
+from ...kernels.triton.moe import fused_experts, route
+from ...kernels.triton.norm import add_rms_norm, rms_norm
+from ...kernels.triton.rope import turn_and_store
+
+__all__ = [
+    "INTERPRETED",
+    "add_rms_norm",
+    "fused_experts",
+    "gated",
+    "linear",
+    "rms_norm",
+    "route",
+    "turn_and_store",
+]
+
+INTERPRETED: bool = triton.knobs.runtime.interpret  # on the CPU, as it was when the kernels were imported

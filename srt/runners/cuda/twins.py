@@ -1,0 +1,80 @@
+"""Attention and choice of `CudaRunner` in plain torch: with them it runs anywhere, the same engine but for speed.
+
+The twins of the decoder's kernels are `kernels.triton.twins`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ...attention.backend import AttentionCounters, AttentionGeometry
+from ...attention.torch_backend import TorchBackend
+from ...attention.torch_groups import TorchPlan
+from ...cache.kv_pool import FLOAT8, KVPool
+from ...core.batch import Batch, Draws
+from ...sampling.torch_sampler import TorchSampling
+
+
+@dataclass(slots=True)
+class HeldPlan:
+    """What stands for a plan at a fixed address: whoever holds it reads the last one that was filled in."""
+
+    plan: TorchPlan | None = None
+
+
+class TwinBackend:
+    """A `plans.GraphBackend` over `TorchBackend`, made like the one in Triton."""
+
+    def __init__(
+        self,
+        geometry: AttentionGeometry,
+        device: torch.device | str,
+        *,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        tree_attention: bool = True,
+    ) -> None:
+        assert kv_dtype in (dtype, FLOAT8), "keys are as wide as queries, or float8"
+        self._torch = TorchBackend(geometry, device, tree_attention=tree_attention)
+        self.counters: AttentionCounters = self._torch.counters
+
+    def plan(self, batch: Batch, window: int | None) -> HeldPlan:
+        return HeldPlan(self._torch.plan(batch, window))
+
+    def reserve(self, *, rows: int, keys: int, wide: bool = False) -> HeldPlan:
+        del wide  # it decides how fast a device is
+        assert rows > 0, "a step has rows"
+        assert keys >= rows, "every row sees its own key"
+        return HeldPlan()
+
+    def plan_into(self, plan: HeldPlan, batch: Batch, window: int | None) -> bool:
+        plan.plan = self._torch.plan(batch, window)
+        return True
+
+    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
+        self._torch.store(layer, keys, values, pool, slots)
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        pool: KVPool,
+        plan: HeldPlan,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert plan.plan is not None, "a reserved plan is filled before it is read"
+        return self._torch.attend(layer, queries, pool, plan.plan, scale=scale, softcap=softcap, out=out)
+
+
+class TwinChooser(TorchSampling):
+    """A `DeviceChooser` that waits for its tokens.
+
+    Raises:
+        LogitsError: the logits of a row are not numbers.
+    """
+
+    def choose_async(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return torch.from_numpy(self.choose(logits, draws)).to(logits.device)

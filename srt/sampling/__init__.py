@@ -1,0 +1,1 @@
+"""Chooses tokens from logits: penalties, temperature, top-k, top-p, Gumbel noise, log-probabilities."""

@@ -1,0 +1,139 @@
+"""Penalties, biases and forbidden tokens: what is done to logits before a token is chosen.
+
+Repetition penalty first (it scales), then frequency and presence penalties and logit_bias (they shift), then tokens
+that may not end the text yet are ruled out.
+
+A result that float32 cannot hold is computed again in float64, and written as one of the largest floats, in the order
+of the exact results. Such logits are so far apart that the largest one wins with any noise, so the order is all that
+counts.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...lang.errors import ParameterError, RequestError
+from ..core.image_token_ids import PICTURE_BASE
+from .gumbel import Draw
+
+_LARGEST_SHIFT = 1e300  # in float64: a sum with a scaled logit stays finite
+_LARGEST_SCALE = 1e250  # times or through it, a float32 stays finite in float64
+
+
+class _Touched(NamedTuple):
+    """Tokens of which a row's logits change."""
+
+    ids: NDArray[np.int64]
+    divisors: NDArray[np.float64]
+    shifts: NDArray[np.float64]
+    forbidden: NDArray[np.bool_]
+
+
+def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> Callable[[], None]:
+    """Changes the rows of the draws in place: a few entries per row, gathered and put back together. [L, vocab]
+
+    Returns what undoes it.
+
+    Raises:
+        ParameterError: a penalty or a bias that is no number; nothing has changed then.
+        RequestError: a row in which every token is forbidden.
+    """
+    touched = [(draw.row, of_row) for draw in draws if (of_row := _of_row(draw, logits.shape[1])) is not None]
+    if not touched:
+        return _nothing
+    device = logits.device
+    rows = np.concatenate([np.full(len(of_row.ids), row, dtype=np.int64) for row, of_row in touched])
+    ids, divisors, shifts, forbidden = (
+        torch.from_numpy(np.concatenate(column)).to(device)
+        for column in zip(*(of_row for _, of_row in touched), strict=True)
+    )
+    where = (torch.from_numpy(rows).to(device), ids)
+    before = logits[where]
+    after = _scaled(before, divisors.float()) + shifts.float()
+    overflown = before.isfinite() & ~after.isfinite()
+    if bool(overflown.any()):
+        after[overflown] = _saturated(_scaled(before[overflown].double(), divisors[overflown]) + shifts[overflown])
+    logits[where] = after.masked_fill(forbidden, -torch.inf)
+
+    def restore() -> None:
+        logits[where] = before
+
+    return restore
+
+
+def _nothing() -> None:
+    """Undoes nothing."""
+
+
+def _scaled(values: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
+    return torch.where(values > 0, values / divisors, values * divisors)
+
+
+def _saturated(values: torch.Tensor) -> torch.Tensor:
+    """As float32; values beyond its range become its largest numbers, in their order. values: float64 [n], finite."""
+    rounded = values.float()
+    largest = torch.tensor([torch.finfo(torch.float32).max], device=values.device).view(torch.int32)
+    for sign in (1.0, -1.0):
+        beyond = rounded == sign * torch.inf
+        ordered, places = torch.unique(values[beyond] * sign, return_inverse=True)
+        steps = (len(ordered) - 1 - places).int()  # floats of one sign are ordered like their bits
+        rounded[beyond] = (largest - steps).view(torch.float32) * sign
+    return rounded
+
+
+def _of_row(draw: Draw, vocab_size: int) -> _Touched | None:
+    """None for most rows."""
+    sampling = draw.sampling
+    counted = sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+    repeated = sampling.repetition_penalty != 1.0
+    if not (counted or repeated or sampling.logit_bias or draw.forbidden):
+        return None
+    _require_numbers(draw)
+    if len(draw.forbidden) >= vocab_size:
+        raise RequestError(
+            f"no token can be chosen: all {vocab_size} tokens end the text, and min_tokens={sampling.min_tokens} "
+            "forbids them; write fewer stop_token_ids or min_tokens=0"
+        )
+    generated = np.fromiter(draw.counts.keys(), dtype=np.int64, count=len(draw.counts))
+    forbidden = np.fromiter(draw.forbidden, dtype=np.int64)
+    parts = [np.fromiter(sampling.logit_bias, dtype=np.int64), forbidden]
+    if counted or repeated:
+        parts.append(generated)
+    if repeated:
+        parts.append(draw.prompt[draw.prompt < PICTURE_BASE].astype(np.int64))
+    ids = np.unique(np.concatenate(parts))
+    if not len(ids):
+        return None
+    assert 0 <= ids[0] <= ids[-1] < vocab_size, "ids are checked when the request comes in"
+    divisors = np.ones(len(ids))
+    shifts = np.zeros(len(ids))
+    if repeated:
+        seen = np.isin(ids, draw.prompt) | np.isin(ids, generated)
+        divisors[seen] = min(max(sampling.repetition_penalty, 1 / _LARGEST_SCALE), _LARGEST_SCALE)
+    with np.errstate(over="ignore"):
+        if counted and len(generated):
+            occurrences = np.fromiter(draw.counts.values(), dtype=np.float64, count=len(draw.counts))
+            shifts[np.searchsorted(ids, generated)] -= (
+                sampling.frequency_penalty * occurrences + sampling.presence_penalty
+            )
+        for token, bias in sampling.logit_bias.items():
+            shifts[np.searchsorted(ids, token)] += bias
+    return _Touched(ids, divisors, shifts.clip(-_LARGEST_SHIFT, _LARGEST_SHIFT), np.isin(ids, forbidden))
+
+
+def _require_numbers(draw: Draw) -> None:
+    sampling = draw.sampling
+    shifts = (sampling.frequency_penalty, sampling.presence_penalty, *sampling.logit_bias.values())
+    if not all(map(math.isfinite, shifts)):
+        raise ParameterError(
+            f"frequency_penalty={sampling.frequency_penalty}, presence_penalty={sampling.presence_penalty} and the "
+            "values of logit_bias are added to logits; write finite numbers"
+        )
+    if not 0.0 < sampling.repetition_penalty < math.inf:
+        raise ParameterError(
+            f"repetition_penalty={sampling.repetition_penalty} divides logits; write a number above 0, 1.0 for none"
+        )

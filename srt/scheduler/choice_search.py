@@ -1,0 +1,191 @@
+"""How probable choices are over all their tokens: a search (fsm/choices/search.py) that lives in the scheduler.
+
+hold        the request waits for the trie of the vocabulary
+begin_step  the trie is there: the usual tokens of the choices wait for their turn, one request for each choice that
+            has rows of its own
+take        what a row says goes to the search
+finish      all rows of a round are done: the next nodes become requests of the same message, or it is answered
+
+Nodes share their beginnings through the radix tree, as the choices of a score do.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...fsm.choices.nodes import Node
+from ...fsm.choices.search import ChoiceSearch
+from ...fsm.tokens.healing import grows
+from ...fsm.tokens.trie import Trie
+from ...lang.errors import CapabilityError, RequestError
+from ..constraints.matcher_cache import ConstraintShelf
+from ..core.counters import Counters
+from ..core.messages import ChooseEnded, EngineChoose
+from .request import Choosing, Request
+from .request_table import Roster
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    request: Request
+    message: EngineChoose
+    trie: Future[Trie]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A search, and what it costs."""
+
+    state: ChoiceSearch
+    message: EngineChoose
+    shared: list[int]  # tokens that stand before every node's
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Searches:
+    """Used by the scheduler alone.
+
+    Args:
+        shelf: has the vocabulary's trie; None refuses such requests.
+        token_bytes: b"" for tokens that are no text.
+        another: makes one more request of a message.
+        longest: tokens a sequence may have.
+    """
+
+    def __init__(
+        self,
+        shelf: ConstraintShelf | None,
+        roster: Roster,
+        counters: Counters,
+        token_bytes: Callable[[int], bytes],
+        *,
+        another: Callable[[Request, Sequence[int], Choosing], Request],
+        longest: int,
+    ) -> None:
+        self._shelf = shelf
+        self._roster = roster
+        self._counters = counters
+        self._token_bytes = token_bytes
+        self._another = another
+        self._longest = longest
+        self._held: list[_Held] = []
+        self._running: dict[int, _Running] = {}  # by message
+
+    # ------------------------------------------------------------------------------------------ arrival
+
+    def hold(self, request: Request, message: EngineChoose) -> None:
+        """The request waits until the vocabulary's trie is there.
+
+        Raises:
+            CapabilityError: this engine has none.
+        """
+        if self._shelf is None:
+            raise CapabilityError(
+                'this engine has no table of its vocabulary; write method="token_length_normalized" in select'
+            )
+        self._held.append(_Held(request, message, self._shelf.trie()))
+
+    def begin_step(self) -> None:
+        """Searches that can begin, begin; those whose message has ended are forgotten."""
+        for message_id in [number for number in self._running if number not in self._roster.alive]:
+            del self._running[message_id]
+        held, self._held = self._held, []
+        for entry in held:
+            if entry.request.number not in self._roster.held:
+                continue  # it has ended meanwhile
+            if not entry.trie.done():
+                self._held.append(entry)
+                continue
+            try:
+                self._begin(entry.request, entry.message, entry.trie.result())
+            except Exception as error:
+                self._roster.fail(entry.request, error)
+
+    def _begin(self, request: Request, message: EngineChoose, trie: Trie) -> None:
+        prompt, start, choices = message.prompt, message.start, message.choices
+        rest = prompt[start:]
+        if message.heal and start == len(prompt) > 1 and self._grows(trie, prompt[-1], choices):
+            start, rest = start - 1, prompt[start - 1 :]
+            choices = [[prompt[-1], *choice] for choice in choices]
+        try:
+            search = ChoiceSearch(trie, self._token_bytes, choices, rest, longest=self._longest - start)
+        except ValueError as error:
+            raise RequestError(f"the choices cannot be searched: {error}") from None
+        running = self._running[message.id] = _Running(search, message, prompt[:start])
+        self._counters.choice_searches += 1
+        own, *others = search.begin()
+        request.job = Choosing(search, own)
+        running.prompt_tokens += request.prompt_length
+        self._roster.let_go(request)
+        self._add(request, running, others)
+
+    def _grows(self, trie: Trie, last: int, choices: list[list[int]]) -> bool:
+        said = self._token_bytes(last)
+        texts = (b"".join(map(self._token_bytes, choice)) for choice in choices)
+        return bool(said) and grows(trie, said, texts)
+
+    # ------------------------------------------------------------------------------------------ rounds
+
+    def take(self, request: Request, answers: Sequence[NDArray[np.float64]]) -> None:
+        """What the next rows of the request say."""
+        job = request.job
+        assert isinstance(job, Choosing), "only searches ask rows"
+        assert job.search is not None, "it began before its rows ran"
+        for logprobs in answers:
+            job.search.answer(job.nodes[job.answered], logprobs)
+            job.answered += 1
+
+    def finish(self, request: Request) -> None:
+        """All its rows have run. The last one of a round begins the next, or ends the search."""
+        running = self._running[request.message_id]
+        running.cached_tokens += request.cached_tokens
+        self._roster.release(request)
+        if self._roster.alive[request.message_id]:
+            return
+        search, message = running.state, running.message
+        nodes = search.proceed() if message.search else []
+        if nodes:
+            self._add(request, running, [[node] for node in nodes])
+            return
+        del self._running[request.message_id]
+        self._counters.choice_evaluations += search.evaluated
+        self._counters.choice_tokens += search.tokens
+        self._counters.finished += 1
+        self._roster.end(request.message_id, _ended(running))
+
+    def _add(self, request: Request, running: _Running, rows: Sequence[list[Node]]) -> None:
+        """More requests of the message of `request`, one for each row of nodes."""
+        more = [
+            self._another(request, [*running.shared, *nodes[-1].tokens], Choosing(running.state, nodes))
+            for nodes in rows
+        ]
+        running.prompt_tokens += sum(other.prompt_length for other in more)
+        self._roster.extend(request.message_id, more)
+
+
+def questions(request: Request, start: int, end: int) -> list[NDArray[np.int32]]:
+    """The tokens of which rows [start, end) are to give the log-probabilities."""
+    job = request.job
+    assert isinstance(job, Choosing), "only searches ask rows"
+    assert job.search is not None, "it began before its rows ran"
+    first = request.length - len(job.nodes)
+    return [job.search.question(node) for node in job.nodes[start - first : end - first]]
+
+
+def _ended(running: _Running) -> ChooseEnded:
+    search, message = running.state, running.message
+    found = search.probabilities
+    healed = message.start - len(running.shared)  # tokens that the message does not count as the choices'
+    return ChooseEnded(
+        id=message.id,
+        lower=(found.lower if message.search else found.usual).tolist(),
+        upper=found.upper.tolist() if message.search else [],
+        logprobs=[values[healed:] for values in found.logprobs],
+        evaluations=search.evaluated,
+        prompt_tokens=running.prompt_tokens,
+        cached_tokens=running.cached_tokens,
+    )

@@ -1,0 +1,178 @@
+"""The end of a step: what its rows say becomes tokens of texts, log-probabilities and endings.
+
+When it ends, the next step may be running already (overlap.py): `computed` of a request then lies behind rows that
+nobody has read yet, so that what has been read is told by the rows of the step, and not by the request.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from ...lang.protocol import FinishReason
+from ..constraints.matcher_cache import ConstraintShelf
+from ..core.clock import Clock
+from ..core.counters import Counters
+from ..core.faults import FaultHook
+from ..core.messages import Tokens
+from .choice_search import Searches
+from .config import SchedulerConfig
+from .constrained import ConstrainedTexts
+from .endings import ended, score_ended
+from .kv_manager import KVSpace
+from .request import Choosing, Generation, Phase, Prefilling, Request, Scoring
+from .request_table import Roster
+from .step_plan import PlannedRows, StepPlan
+from .step_results import Outcome, Sampled
+from .stopping import Stop, accept
+
+
+class Commit:
+    """Used by the scheduler alone; `constrained` is its part for texts under a constraint, `searches` that for the
+    probabilities of choices.
+
+    Args:
+        longest: tokens a sequence may have.
+        another: makes one more request of a message.
+        constraints: opens constraints; None refuses requests that have one.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        space: KVSpace,
+        roster: Roster,
+        counters: Counters,
+        clock: Clock,
+        faults: FaultHook,
+        *,
+        token_bytes: Callable[[int], bytes],
+        longest: int,
+        another: Callable[[Request, Sequence[int], Choosing], Request],
+        constraints: ConstraintShelf | None,
+    ) -> None:
+        self._space = space
+        self._roster = roster
+        self._counters = counters
+        self._clock = clock
+        self._faults = faults
+        self._token_bytes = token_bytes
+        self._longest = longest
+        self.constrained = ConstrainedTexts(
+            config, constraints, roster, counters, clock, token_bytes, take=self._take, end=self._end
+        )
+        self.searches = Searches(constraints, roster, counters, token_bytes, another=another, longest=longest)
+
+    def begin(self, plan: StepPlan) -> None:
+        """The rows of the plan are about to run."""
+        counters = self._counters
+        for rows in plan.planned:
+            request = rows.request
+            new = max(rows.start, request.reached)
+            counters.computed_prompt_tokens += max(0, min(rows.end, request.prompt_length) - new)
+            counters.recomputed_tokens += min(rows.end, new) - rows.start
+            counters.duplicate_rows += max(0, min(rows.known, rows.end) - rows.start)
+            request.computed = rows.end
+            request.reached = max(request.reached, rows.end)
+
+    def commit(self, planned: Sequence[PlannedRows], outcome: Outcome) -> None:
+        """These rows have run, and the outcome is what they say."""
+        for rows in planned:
+            request = rows.request
+            if request.phase is not Phase.RUNNING:
+                continue  # its message has failed in this commit
+            try:
+                self._faults("engine.commit")
+                if (error := outcome.errors.get(request.number)) is not None:
+                    self._roster.fail(request, error)
+                    continue
+                if rows.start < request.prompt_length:
+                    self._space.adopt(request, rows.end)
+                self._commit_request(request, outcome, last=rows.end == request.length)
+            except Exception as error:
+                self._roster.fail(request, error)
+
+    def _commit_request(self, request: Request, outcome: Outcome, *, last: bool) -> None:
+        """last: these rows are the last of those that the request has now."""
+        known = outcome.known.get(request.number, [])
+        match request.job:
+            case Generation() as generation:
+                generation.prompt_logprobs.extend(known)
+                generation.logprobs.extend(outcome.forced.get(request.number, []))
+                sampled = outcome.sampled.get(request.number)
+                if sampled is not None:
+                    self._commit_token(request, generation, sampled)
+                    return
+                if generation.stop is not None and not request.owes_logprobs:
+                    self.finish(request)
+                    return
+                self._stream(request, generation)
+            case Scoring(logprobs=values):
+                values.extend(entry.logprob for entry in known)
+            case Choosing():
+                self.searches.take(request, outcome.asked.get(request.number, []))
+            case Prefilling():
+                pass
+            case _:
+                assert_never(request.job)
+        if last:
+            self.finish(request)
+
+    def _commit_token(self, request: Request, generation: Generation, sampled: Sampled) -> None:
+        cursor = generation.cursor
+        if sampled.logprob is not None and not (cursor is not None and cursor.restored):
+            generation.logprobs.append(sampled.logprob)
+        if cursor is None:
+            assert sampled.token is not None, "only a constraint ends a text without a token"
+            stop = self._take(request, sampled.token)
+        else:
+            stop = self.constrained.commit(request, generation, sampled.token)
+        if stop is not None:
+            self._end(request, generation, stop)
+        else:
+            self._stream(request, generation)
+
+    def _take(self, request: Request, token: int) -> Stop | None:
+        """Every token of every text comes through here, sampled or forced."""
+        self._counters.completion_tokens += 1
+        return accept(request, token, self._token_bytes, self._longest)
+
+    def _end(self, request: Request, generation: Generation, stop: Stop) -> None:
+        """Ends the text; its message when nothing more is to be computed for it."""
+        generation.stop = stop
+        if not request.owes_logprobs:
+            self.finish(request)
+
+    def _stream(self, request: Request, generation: Generation) -> None:
+        """Sends what is new; forced tokens wait for their log-probabilities when these are wanted."""
+        known = len(generation.logprobs) if generation.wants_logprobs else request.generated
+        if generation.stream and known > generation.sent:
+            token_ids = request.generated_ids[generation.sent : known]
+            healed = generation.cursor.healed if generation.cursor is not None else 0
+            self._roster.events.append(
+                Tokens(request.message_id, token_ids, generation.logprobs[generation.sent : known], healed)
+            )
+            generation.sent = known
+
+    def finish(self, request: Request) -> None:
+        """All keys the request needs are in the pool and no token is to be sampled: it is done.
+
+        A score ends with the last of its sequences.
+        """
+        match request.job:
+            case Generation(stop=stop):
+                self._counters.finished += 1
+                self._roster.end(
+                    request.message_id, ended(request, stop or Stop(FinishReason.LENGTH, None, 0))
+                )  # without a stop: max_tokens=0
+            case Scoring(group=group):
+                self._roster.release(request)
+                if not self._roster.alive[request.message_id]:
+                    self._counters.finished += 1
+                    self._roster.end(request.message_id, score_ended(request.message_id, group))
+            case Choosing():
+                self.searches.finish(request)
+            case Prefilling(pin=seconds):
+                if seconds is not None:
+                    self._space.pin(request, seconds=seconds, now=self._clock.now())
+                self._roster.end(request.message_id, None)
+            case _:
+                assert_never(request.job)

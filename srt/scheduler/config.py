@@ -1,0 +1,103 @@
+"""Settings of the scheduler, each with its reason; validated when made."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ...lang.errors import ParameterError
+
+
+class PolicyName(StrEnum):
+    LPM = "lpm"  # longest prefix match first
+    DFS_WEIGHT = "dfs-weight"  # depth first through the tree of waiting requests, heaviest subtree first
+    FCFS = "fcfs"  # first come, first served
+    RANDOM = "random"  # drawn by lot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How the engine shares its step and its pool.
+
+    Attributes:
+        max_running: sequences that hold slots at once.
+        max_step_tokens: rows of one step; decode rows come first, prompts are cut into chunks that fit
+            in the rest (at least one row, so that prompts advance under any load). None: no chunks.
+        max_step_logits: rows of one step whose logits are computed; log-probabilities of long prompts would
+            otherwise ask for gigabytes at a vocabulary of 262,144. At least max_running.
+        policy: order of waiting requests; policy.py has the definitions.
+        policy_seed: of the lots of the random policy.
+        policy_window: waiting requests that are compared by their match; those behind keep their order of arrival.
+        radix_cache: keep and reuse keys and values of finished and running requests.
+        in_step_sharing: a request may use keys that another request computes in the same step.
+        partial_match: a request may use a part of what another left; False: only sequences that were left whole, as a
+            table of sequences would give them, and so nothing of the same step.
+        fork_hints: hints are computed, and waiting branches follow the first of them (lpm).
+        least_ahead: a hint of which fewer tokens are missing is dropped, unless it pins.
+        fairness: among equals the program that has been served least goes first (lpm).
+        critical_path: among equal calls of one program the one with most ahead of it goes first (lpm).
+        deadline_pressure: a request that would miss its deadline in its turn goes first (lpm, dfs-weight).
+        protect_waiting: what the head of the queue is about to read is evicted last.
+        pin_share: of the pool; pins together hold at most so much.
+        max_wait: a request that has waited so many seconds goes before all cache-aware order; lanes.py says what
+            that makes of its wait as a whole.
+        foresight: a request is admitted when the pool will hold all that runs to the end of its max_tokens
+            (foresight.py), instead of by headroom.
+        headroom: slots left for every running sequence when another one is admitted, against early retraction.
+        partial_logits: a row that only has to choose a token may be answered with the token, without its logits.
+        jump_forward: tokens that a constraint leaves no choice about are appended without a step of their own.
+        constraint_fuel: transitions of automata that one step may work out, some 6 ms of Python; masks that need more
+            are finished in later steps.
+        overlap: a step is planned while the one before runs (overlap.py); the runner is a batch.Launcher.
+        check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
+    """
+
+    max_running: int = 64
+    max_step_tokens: int | None = 512
+    max_step_logits: int = 256
+    policy: PolicyName = PolicyName.LPM
+    policy_seed: int = 0
+    policy_window: int = 256
+    radix_cache: bool = True
+    in_step_sharing: bool = True
+    partial_match: bool = True
+    fork_hints: bool = True
+    least_ahead: int = 0
+    fairness: bool = True
+    critical_path: bool = True
+    deadline_pressure: bool = True
+    protect_waiting: bool = True
+    pin_share: float = 0.5
+    max_wait: float = 10.0
+    foresight: bool = False
+    headroom: int = 8
+    partial_logits: bool = True
+    jump_forward: bool = True
+    constraint_fuel: int = 250
+    overlap: bool = False
+    check_every_step: bool = False
+
+    def __post_init__(self) -> None:
+        least = {
+            "max_running": 1,
+            "max_step_logits": self.max_running,
+            "policy_window": 1,
+            "policy_seed": 0,
+            "headroom": 0,
+            "constraint_fuel": 1,
+        }
+        if self.max_step_tokens is not None:
+            least["max_step_tokens"] = 1
+        for name, low in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ParameterError(f"{name}={value!r}; write an integer of at least {low}")
+        for name, kind in self.__annotations__.items():
+            if kind is bool and not isinstance(getattr(self, name), bool):
+                raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.policy, PolicyName):
+            known = ", ".join(f"PolicyName.{name.name}" for name in PolicyName)
+            raise ParameterError(f"policy={self.policy!r}; write one of {known}")
+        if not 0 <= self.pin_share <= 1:
+            raise ParameterError(f"pin_share={self.pin_share!r}; write a part of the pool, 0 to 1")
+        if not math.isfinite(self.max_wait) or self.max_wait < 0:
+            raise ParameterError(f"max_wait={self.max_wait!r}; write seconds, 0 or more")

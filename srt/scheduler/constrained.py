@@ -1,0 +1,219 @@
+"""What constraints ask of the scheduler: requests that wait for theirs, masks before rows, tokens behind tokens.
+
+arrive ──hold──▶ held ──open──▶ waiting      begin_step opens what has been made meanwhile
+plan   ──ready──▶ the mask is there, or the row that chooses is left out of this step
+commit ──commit─▶ the sampled token, and those that follow whatever comes after it
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ...fsm.errors import ConstraintRefused
+from ...lang.errors import CapabilityError, ConstraintError
+from ...lang.protocol import FinishReason
+from ..constraints.matcher import Boundary, Cursor, SharedConstraint
+from ..constraints.matcher_cache import ConstraintShelf
+from ..core.clock import Clock
+from ..core.counters import Counters
+from ..core.image_token_ids import PICTURE_BASE
+from ..core.messages import EngineGenerate
+from .config import SchedulerConfig
+from .request import Generation, Request
+from .request_table import Roster
+from .stopping import Stop, TokenBytes, constraint_end
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    request: Request
+    heal: bool  # the prompt's last token may be replaced
+    constraint: Future[tuple[SharedConstraint, frozenset[int]]]
+
+
+class ConstrainedTexts:
+    """Used by the scheduler alone.
+
+    Args:
+        shelf: opens constraints; None refuses requests that have one.
+        take: appends a token to a text, and tells whether the text ends with it.
+        end: ends a text.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        shelf: ConstraintShelf | None,
+        roster: Roster,
+        counters: Counters,
+        clock: Clock,
+        token_bytes: TokenBytes,
+        *,
+        take: Callable[[Request, int], Stop | None],
+        end: Callable[[Request, Generation, Stop], None],
+    ) -> None:
+        self._jump_forward = config.jump_forward
+        self._step_fuel = config.constraint_fuel
+        self._shelf = shelf
+        self._roster = roster
+        self._counters = counters
+        self._clock = clock
+        self._token_bytes = token_bytes
+        self._take = take
+        self._end = end
+        self._held: list[_Held] = []
+        self._fuel = 0
+
+    # ------------------------------------------------------------------------------------------ arrival
+
+    def hold(self, request: Request, message: EngineGenerate) -> None:
+        """The request waits until its constraint is open.
+
+        Raises:
+            CapabilityError: this engine enforces no constraints.
+        """
+        assert message.constraint is not None, "a request without a constraint has nothing to wait for"
+        if self._shelf is None:
+            raise CapabilityError("this engine enforces no constraints; leave the constraint out")
+        self._held.append(_Held(request, message.heal, self._shelf.find(message.constraint, request.schedule.salt)))
+
+    def count(self) -> None:
+        """Brings the counters up to date."""
+        if self._shelf is not None:
+            self._counters.constraints_opened = self._shelf.opened
+            self._counters.constraint_hits = self._shelf.hits
+            self._counters.jumps_cut = self._shelf.jumps_cut
+
+    def begin_step(self) -> None:
+        """Requests whose constraint has been opened wait for their turn from now on."""
+        self._fuel = self._step_fuel
+        if not self._held:
+            return
+        held, self._held = self._held, []
+        for entry in held:
+            if entry.request.number not in self._roster.held:
+                continue  # it has ended meanwhile
+            try:
+                if not entry.constraint.done() or not self._open(entry, *entry.constraint.result()):
+                    self._held.append(entry)
+            except ConstraintRefused as error:
+                self._roster.fail(entry.request, ConstraintError(str(error)))
+            except Exception as error:
+                self._roster.fail(entry.request, error)
+
+    def _open(self, held: _Held, constraint: SharedConstraint, eos_ids: frozenset[int]) -> bool:
+        """False: it needs more fuel than this step has."""
+        request = held.request
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations have constraints"
+        _check_budget(request, generation, constraint)
+        last = int(request.tokens[-1])
+        said = self._token_bytes(last) if last < PICTURE_BASE else b""
+        boundary: Boundary | None = None
+        if held.heal and said and _replaceable(request, generation):
+            healing = constraint.healing(said)
+            if not self._spend(healing.prepare):
+                return False
+            if healing.possible:
+                boundary = Boundary(last, said, healing.mask(last), constraint, self._token_bytes)
+        cursor = generation.cursor = Cursor(constraint.begin(said), eos_ids, boundary)
+        if boundary is not None:
+            request.drop_prompt_token()
+        self._roster.let_go(request)
+        stop = constraint_end(generation) if cursor.finished else self._jump(request, generation, cursor)
+        if stop is not None:
+            self._end(request, generation, stop)
+        return True
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def ready(self, request: Request) -> bool:
+        """Whether the next token can be chosen in this step. Appends tokens that leave no choice; may end the request.
+
+        All requests of a step share its fuel, and each may take half of what is left: one whose mask is a long way off
+        is left out of some steps, and holds up nobody else.
+        """
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations choose tokens"
+        cursor = generation.cursor
+        assert cursor is not None, "asked for texts with a constraint only"
+        started = self._clock.now()
+        try:
+            while self._spend(cursor.prepare):
+                if not cursor.pending or not self._jump_forward:
+                    return True
+                stop = self._jump(request, generation, cursor)
+                if stop is not None:
+                    self._end(request, generation, stop)
+                    return False
+            self._counters.mask_waits += 1
+        except Exception as error:
+            self._roster.fail(request, error)
+        finally:
+            self._counters.mask_seconds += self._clock.now() - started
+        return False
+
+    def _spend(self, prepare: Callable[[int], int | None]) -> bool:
+        """Half of the step's fuel for this; False when it was not enough."""
+        given = (self._fuel + 1) // 2
+        left = prepare(given)
+        self._fuel -= given if left is None else given - left
+        return left is not None
+
+    def commit(self, request: Request, generation: Generation, token: int | None) -> Stop | None:
+        """Takes the settled token, and with jump-forward what must follow it → how the text ends, if it does."""
+        cursor = generation.cursor
+        assert cursor is not None, "called for texts with a constraint only"
+        if cursor.error is None and cursor.restored and token is not None:
+            request.restore_prompt_token(token)
+            return self._jump(request, generation, cursor)
+        stop = self._append(request, generation, cursor, token)
+        return self._jump(request, generation, cursor) if stop is None else stop
+
+    def _jump(self, request: Request, generation: Generation, cursor: Cursor) -> Stop | None:
+        """Appends the tokens that are known already."""
+        while cursor.pending and self._jump_forward:
+            token = cursor.settle(cursor.pending[0], generation.length_limit - request.length)
+            self._counters.forward_passes_saved += 1
+            stop = self._append(request, generation, cursor, token)
+            if stop is not None:
+                return stop
+        return None
+
+    def _append(self, request: Request, generation: Generation, cursor: Cursor, token: int | None) -> Stop | None:
+        if cursor.error is not None:
+            raise cursor.error
+        if token is None:
+            stop: Stop | None = constraint_end(generation)
+        else:
+            stop = self._take(request, token)
+            self._counters.constrained_tokens += 1
+            self._counters.forced_tokens += cursor.was_forced
+        self._counters.closed_texts += stop is not None and stop.reason is FinishReason.LENGTH_CLOSED
+        return stop
+
+
+def _replaceable(request: Request, generation: Generation) -> bool:
+    """The prompt's last token: not its only one, and not one whose log-probability is asked for."""
+    return request.prompt_length > 1 and generation.sampling.prompt_logprobs_from is None
+
+
+def _check_budget(request: Request, generation: Generation, constraint: SharedConstraint) -> None:
+    """Raises ConstraintError when certainly no text fits; a text that may fit is tried."""
+    room = generation.length_limit - request.length
+    start = constraint.begin()
+    closing = [] if start.closing_bound <= room else start.closing_tokens()
+    if closing is not None and len(closing) <= room:
+        return
+    least = constraint.minimum_tokens
+    if least <= room:
+        return
+    enough = least if closing is None else len(closing)
+    shortest = f"no text that satisfies the constraint has fewer than {least} tokens"
+    if least > generation.sampling.max_tokens:
+        raise ConstraintError(
+            f"max_tokens={generation.sampling.max_tokens}: {shortest}; write max_tokens={enough} or more"
+        )
+    raise ConstraintError(
+        f"the prompt has {request.prompt_length} tokens and leaves room for {room}; {shortest}: shorten the prompt"
+    )

@@ -1,0 +1,263 @@
+"""Where a request's keys live: the pool and the radix tree seen from one request.
+
+Every change of who owns a slot goes through here: found in the tree, allocated, handed to the tree, given back.
+
+    open     lock what the tree knows            place    give it slots for its next rows
+    advance  lock what it has learnt since       adopt    hand private slots to the tree
+    close    hand over what is computed, free the rest, unlock
+
+A decoding request takes slots for its next tokens ahead, a run of them: token after token, taken in turns with all
+others, its keys would lie scattered. Spare slots are private, and are taken back before anybody is retracted.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ..cache.pins import Pins
+from ..cache.radix_cache import RadixCache
+from ..cache.radix_node import Match
+from ..cache.slot_allocator import SlotPool, Slots
+from ..core.clock import Clock
+from ..core.counters import Counters, Stopwatch
+from ..core.faults import FaultHook
+from .config import SchedulerConfig
+from .request import Generation, Request
+
+_NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+_LONGEST_RUN = 16  # slots taken ahead
+_SPARE_SHARE = 16  # all spare slots together are at most this part of the pool
+
+
+class KVSpace:
+    """Pool and tree together; free + tree + private = total at any time between its calls."""
+
+    def __init__(
+        self, num_slots: int, config: SchedulerConfig, counters: Counters, clock: Clock, faults: FaultHook
+    ) -> None:
+        self.pool = SlotPool(num_slots, faults)
+        self.cache = RadixCache(self.pool)
+        self.pins = Pins(self.cache, counters, int(config.pin_share * self.pool.total))
+        self.tree_time = Stopwatch(clock)
+        self._counters = counters
+        self._reuse = config.radix_cache
+        self._parts = config.partial_match
+        self._share_in_step = config.radix_cache and config.in_step_sharing and config.partial_match
+        self._run = max(1, min(_LONGEST_RUN, self.pool.total // (_SPARE_SHARE * config.max_running)))
+        self._step = 0
+        self._placed_in = np.zeros(num_slots, dtype=np.int64)  # slot → step that placed it
+
+    @property
+    def available(self) -> int:
+        """Slots that can be had at once: free ones and all that the cache can give without its pins."""
+        return self.pool.free + self.cache.evictable_tokens
+
+    def begin_step(self) -> None:
+        self._step += 1
+
+    def peek(self, request: Request) -> int:
+        """Tokens of a waiting request that the tree knows."""
+        if not self._reuse:
+            return 0
+        with self.tree_time:
+            peek = self.cache.peek if self._parts else self.cache.peek_whole
+            return peek(request.tokens, request.schedule.salt)
+
+    # ---------------------------------------------------------------------------------------- requests
+
+    def open(self, request: Request) -> None:
+        """Finds and locks the cached prefix. Undo with `close`."""
+        assert request.match is None, "a request is opened once"
+        known = request.tokens if self._reuse else request.tokens[:0]
+        with self.tree_time:
+            match = self.cache.match(known, request.schedule.salt)
+            if not self._parts:
+                match = self.cache.whole(match)
+            self.cache.lock(match)
+        self._take_match(request, match)
+
+    def advance(self, request: Request) -> None:
+        """Takes over what others have put into the tree since, while this request was computing its prompt."""
+        if not self._reuse or not self._parts or request.match is None or request.tree_length < request.kv_length:
+            return  # private slots lie behind the match: nothing of the tree can follow them
+        with self.tree_time:
+            match = self.cache.advance(request.match, request.tokens)
+            self.cache.move_lock(request.match, match)
+        self._take_match(request, match)
+
+    def skip_cached_rows(self, request: Request) -> None:
+        """Rows whose keys are in the pool and whose logits nobody needs are not run."""
+        following = min(request.kv_length, request.first_logit_row)
+        if following <= request.computed:
+            return
+        first = max(request.computed, request.reached)
+        last = min(following, request.prompt_length)
+        if first < last:
+            request.cached_tokens += last - first
+            self._counters.cached_tokens += last - first
+            fresh = self._placed_in[request.slots(first, last)] == self._step
+            self._counters.in_step_tokens += int(np.count_nonzero(fresh))
+        request.computed = following
+        request.reached = max(request.reached, following)
+
+    def missing(self, request: Request, end: int) -> int:
+        """Slots to allocate before rows up to `end` can run."""
+        return max(0, end - request.slot_end)
+
+    def must_evict(self, count: int) -> bool:
+        """So many slots are not free, and can be had."""
+        return self.pool.free < count <= self.available
+
+    def touch(self, request: Request) -> int:
+        """What a waiting request will read counts as used now; says how many tokens that are."""
+        if not self._reuse:
+            return 0
+        with self.tree_time:
+            return self.cache.touch(request.tokens, request.schedule.salt)
+
+    def make_room(self, count: int) -> bool:
+        """Evicts until `count` slots are free; False if even an empty cache would not do."""
+        if count > self.available:
+            return False
+        if count > self.pool.free:
+            with self.tree_time:
+                self._counters.evicted_tokens += self.cache.evict(count - self.pool.free)
+        return True
+
+    def allocate(self, count: int) -> Slots:
+        """Free slots, ascending; room has been made."""
+        return self.pool.allocate(count) if count else _NO_SLOTS
+
+    def run_length(self, request: Request) -> int:
+        """Slots that a decoding request without a spare one takes at once: as many as it may still need, but few
+        when the pool is nearly full."""
+        assert isinstance(request.job, Generation), "only generations decode"
+        wanted = min(self._run, request.job.sampling.max_tokens - request.generated)
+        return wanted if wanted * _SPARE_SHARE <= self.available else 1
+
+    def place(self, request: Request, end: int, slots: Slots) -> None:
+        """Keys for rows before `end`, in the spare slots and in new ones behind them.
+
+        Prompt tokens go into the tree at once: every layer stores its keys before it attends, so a request planned
+        later in this step may already read them. Not so tokens behind private ones: the tree may have got the same
+        tokens meanwhile, and would be written to twice.
+        """
+        follows_tree = request.tree_length == request.kv_length
+        if len(slots):
+            request.set_slots(request.slot_end, slots)
+            request.slot_end += len(slots)
+        if end <= request.kv_length:
+            return
+        if not request.decoding:
+            self._placed_in[request.slots(request.kv_length, end)] = self._step
+        request.kv_length = end
+        if self._share_in_step and follows_tree and not request.decoding:
+            self.adopt(request, end)
+
+    def pin(self, request: Request, *, seconds: float, now: float) -> None:
+        """Keeps the request's tokens in the tree. Its rows have run, and it is still open."""
+        assert request.match is not None, "what nobody holds may be gone already"
+        whole = request.tree_length == request.length  # without a tree nothing is
+        self.pins.put(
+            request.message_id, request.match if whole else Match(request.match.node, 0), seconds=seconds, now=now
+        )
+
+    def take_back_spare(self, requests: Iterable[Request]) -> bool:
+        """Frees the spare slots of all; False: there were none."""
+        found = False
+        for request in requests:
+            found |= request.slot_end > request.kv_length
+            self._release_spare(request)
+        return found
+
+    def _release_spare(self, request: Request) -> None:
+        self.pool.release(request.slots(request.kv_length, request.slot_end))
+        request.slot_end = request.kv_length
+
+    def adopt(self, request: Request, end: int) -> None:
+        """Hands private slots before `end` to the tree; where it has the same tokens already, ours are freed."""
+        if not self._reuse or request.match is None or request.tree_length >= end:
+            return
+        held = request.match
+        tokens = request.tokens[:end]
+        with self.tree_time:
+            match = self.cache.advance(held, tokens)
+            self.cache.move_lock(held, match)
+            if match.length > held.length:
+                self.pool.release(request.slots(held.length, match.length))
+                request.set_slots(held.length, match.slots(held.length))
+            if match.length < end:
+                own = request.slots(match.length, end)
+                match = self.cache.extend(match, tokens[match.length :], own, priority=request.schedule.priority)
+        request.match = match
+
+    def close(self, request: Request) -> None:
+        """The request holds nothing any more; what it has computed, or computes now, stays in the tree, evictable."""
+        if request.match is None:
+            return
+        self.adopt(request, min(request.computed, request.kv_length, request.length))
+        self.pool.release(request.private_slots)
+        with self.tree_time:
+            self.cache.mark_whole(request.match)
+            self.cache.unlock(request.match)
+        self.detach(request)
+
+    def discard(self, request: Request) -> None:
+        """As `close`, and of the request's path only that stays in the tree which others hold: its keys may be wrong.
+
+        Others that have read wrong keys find that out by themselves, and the last of them discards what is left.
+        """
+        if request.match is None:
+            return
+        self.pool.release(request.private_slots)
+        with self.tree_time:
+            self.cache.unlock(request.match)
+            self._counters.discarded_tokens += self.cache.discard(request.match)
+        self.detach(request)
+
+    @staticmethod
+    def detach(request: Request) -> None:
+        """Forgets the request's place without giving it back (it was given back, or the pool was cleared)."""
+        request.match = None
+        request.kv_length = request.slot_end = request.computed = 0
+
+    def _take_match(self, request: Request, match: Match) -> None:
+        if match.length > request.kv_length:
+            self._release_spare(request)
+            request.set_slots(request.kv_length, match.slots(request.kv_length))
+            request.kv_length = request.slot_end = match.length
+        request.match = match
+
+    # ------------------------------------------------------------------------------------------ whole
+
+    def flush(self) -> int:
+        """Evicts everything that no running request holds; pins end."""
+        self.pins.drop()
+        with self.tree_time:
+            given = self.cache.clear()
+        self._counters.evicted_tokens += given
+        return given
+
+    def clear(self) -> None:
+        """Forgets everything; the caller detaches the running requests."""
+        self.pool.clear()
+        self.cache.forget()
+        self.pins.forget()
+
+    def check_some(self) -> bool:
+        """A slice of `check` while no request runs; True: with it all has been checked.
+
+        Raises:
+            IntegrityError: what contradicts what.
+        """
+        return self.cache.check_some(self.pins.matches)
+
+    def check(self, running: Sequence[Request]) -> None:
+        """free + tree + private = total, locks are those of the running requests, pins those that were put.
+
+        Raises:
+            IntegrityError: what contradicts what.
+        """
+        self.cache.check([request.match for request in running if request.match is not None], self.pins.matches)
+        in_tree = [node.slots for _, node in self.cache.walk()]
+        self.pool.check(in_tree + [request.private_slots for request in running])

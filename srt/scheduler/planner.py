@@ -1,0 +1,279 @@
+"""The plan of a step: who runs, which rows, in which slots.
+
+Decode rows come first, then prompts that are being computed, then waiting requests in the policy's order. A request
+that fails here, by a fault or by its own data, ends alone.
+"""
+
+from collections.abc import Callable
+
+from ..cache.slot_allocator import Slots
+from ..core.clock import Clock
+from ..core.counters import Counters
+from ..core.faults import FaultHook
+from .config import SchedulerConfig
+from .foresight import peak_need
+from .kv_manager import KVSpace
+from .policy.policy import Arranger, Order
+from .request import Phase, Prefilling, Request
+from .request_table import Roster
+from .step_plan import StepPlan
+
+_PROTECTED = 16  # requests at the head of the queue whose prefixes are evicted last
+_PATIENCE = 16  # steps after which a queue whose head does not fit is looked at again, though nobody has ended
+
+
+class Planner:
+    """Makes one StepPlan after the other.
+
+    Args:
+        finish: called for a request that needs no row, because everything it asked for was in the tree.
+        ready: called for a request with a constraint before the row that chooses its next token is planned; False when
+            it cannot choose yet. It may append tokens to the request, and end it.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        space: KVSpace,
+        roster: Roster,
+        counters: Counters,
+        clock: Clock,
+        faults: FaultHook,
+        finish: Callable[[Request], None],
+        ready: Callable[[Request], bool],
+    ) -> None:
+        self.current = StepPlan(None, 0)  # being made, or running
+        self._config = config
+        self._space = space
+        self._roster = roster
+        self._clock = clock
+        self._faults = faults
+        self._finish = finish
+        self._ready = ready
+        self._counters = counters
+        self._behind = False  # a step is running
+        self._leaving = 0  # requests that certainly end with that step
+        self.short = False  # the last plan left rows out for want of room, which the running step may yet give
+        self._arranger = Arranger(config, space.peek, counters)
+        self._order: Order | None = None  # the last one: who comes next, until there is a new one
+        self._protected = False  # in this step
+        self._held = 0  # steps for which nobody needs to be asked whether he fits
+        self._held_at = 0  # state of the roster then
+
+    def plan(self, *, behind: bool = False) -> StepPlan:
+        """behind: a step is running, and `computed` of its requests lies behind its rows.
+
+        Then nobody is retracted: those who end with the running step may give the room that is missing.
+        """
+        self._behind, self.short = behind, False
+        running = list(self._roster.running.values())
+        self._leaving = 0
+        if behind:
+            paused = [request for request in running if not request.wants_rows]
+            running = [request for request in running if request.wants_rows]
+            self._leaving = sum(not request.goes_on for request in paused)
+        running.sort(key=lambda request: request.rank)
+        self._arranger.pace.begin_step(self._clock.now(), busy=bool(running and self.current.planned))
+        self._space.begin_step()
+        self._protected = False
+        plan = self.current = StepPlan(None, self._config.max_step_logits)
+        for request in running:
+            if request.phase is Phase.RUNNING and request.decoding:
+                self._plan_next_row(request)
+        decoding = len(plan.planned)
+        if self._config.max_step_tokens is not None:
+            plan.rows_left = max(1, self._config.max_step_tokens - decoding)
+        if decoding < len(running):
+            planned = {rows.request.number for rows in plan.planned}
+            rest = [request for request in running if request.number not in planned]
+            rest.sort(key=lambda request: not request.continuing)  # a few forced tokens do not wait for long prompts
+            for request in rest:
+                if request.phase is Phase.RUNNING and not request.decoding and not plan.full:
+                    self._plan_rows(request)
+        if self._roster.waiting:
+            admitted = 0
+            if not plan.full and self._may_admit and not self._still_held:
+                admitted = self._admit(plan)
+            self._arranger.pace.admitted(admitted)
+        else:
+            self._order = None
+        return plan
+
+    @property
+    def _may_admit(self) -> bool:
+        return len(self._roster.running) - self._leaving < self._config.max_running
+
+    @property
+    def _still_held(self) -> bool:
+        """The head of the queue did not fit, and since then the running ones have only grown."""
+        self._held -= 1
+        return self._held > 0 and self._held_at == self._roster.changes
+
+    # ------------------------------------------------------------------------------------------- waiting
+
+    def _admit(self, plan: StepPlan) -> int:
+        """Takes waiting requests while limits and memory allow; the first that does not fit stops the rest."""
+        order = self._order = self._arranger.arrange(list(self._roster.waiting.values()), self._clock.now())
+        promised = self._promised()
+        admitted = 0
+        while not plan.full and self._may_admit:
+            request = order.next()
+            if request is None:
+                break
+            if request.phase is not Phase.WAITING:
+                continue  # it ended with its message while this step was planned
+            self._space.open(request)
+            if self._not_worth_it(request):
+                self._roster.drop(request)
+            elif self._has_room(request, promised):
+                self._roster.admit(request)
+                admitted += 1
+                self._plan_rows(request)
+                if request.match is not None:  # it has not failed, and was not done at once
+                    order.admitted(request)
+                    self._arranger.admitted(request)
+                    promised += self._space.missing(request, request.length) + self._config.headroom
+            elif isinstance(request.job, Prefilling):
+                self._roster.drop(request)  # a hint does not hold up anybody
+            else:
+                self._space.close(request)
+                order.put_back(request)
+                if all(rows.request.decoding for rows in plan.planned):
+                    self._held, self._held_at = _PATIENCE, self._roster.changes
+                break
+        return admitted
+
+    def _not_worth_it(self, request: Request) -> bool:
+        """A hint of which so little is missing that a step of its own would cost more than it saves: the branches that
+        come a moment later compute it on their way."""
+        job = request.job
+        if not isinstance(job, Prefilling) or job.pin is not None:
+            return False
+        return request.length - request.kv_length < self._config.least_ahead
+
+    def _has_room(self, request: Request, promised: int) -> bool:
+        """Whether an opened request fits. Pins keep their place while there will be room without them: they give way
+        when nobody runs, and when the request has waited too long."""
+        if self._config.foresight:
+            running = [*self._roster.running.values(), request]
+            needed = peak_need(running, self._space, self._config.max_step_tokens)
+        else:
+            needed = promised + self._space.missing(request, request.length)
+        if needed <= self._space.available:
+            return True
+        aged = request.arrival <= self._clock.now() - self._config.max_wait
+        if isinstance(request.job, Prefilling) or (self._roster.running and not aged):
+            return False
+        while needed > self._space.available:
+            if not self._space.pins.give_way():
+                return False
+        return True
+
+    def _promised(self) -> int:
+        """Slots that the running requests still need, and some more that each of them will ask for.
+
+        An admitted request has room for its whole sequence beside these; alone it always fits.
+        """
+        missing = sum(self._space.missing(other, other.length) for other in self._roster.running.values())
+        return missing + self._config.headroom * len(self._roster.running)
+
+    # ------------------------------------------------------------------------------------------- running
+
+    def _plan_next_row(self, request: Request) -> None:
+        """The row of a decoding request: most often its slot has been taken ahead."""
+        if request.constrained and not (self._ready(request) and request.decoding):
+            return
+        if request.slot_end == request.kv_length:
+            self._plan_rows(request)
+            return
+        try:
+            self._faults("engine.plan")
+        except Exception as error:
+            self._roster.fail(request, error)
+            return
+        request.kv_length += 1
+        self._arranger.service.add(request, 1)
+        self.current.add_next(request)
+
+    def _plan_rows(self, request: Request) -> None:
+        """Puts as many of the request's next rows into the step as fit."""
+        try:
+            claim = self._claim(request)
+        except Exception as error:
+            self._roster.fail(request, error)
+            return
+        if claim is None:
+            return
+        # From here on a failure is not one request's any more: the tree would know keys that are never computed.
+        end, slots = claim
+        known = request.kv_length
+        self._space.place(request, end, slots)
+        self._add(request, end, known)
+
+    def _add(self, request: Request, end: int, known: int) -> None:
+        self._arranger.service.add(request, end - request.computed)
+        self.current.add(request, end, known)
+
+    def _claim(self, request: Request) -> tuple[int, Slots] | None:
+        """(the row before which this step stops for the request, slots for those rows that need one).
+
+        None: nothing is left to run, or there is no room now.
+        """
+        self._faults("engine.plan")
+        waits = request.constrained and not self._ready(request)
+        if request.phase is not Phase.RUNNING:
+            return None
+        last = request.length - waits  # the row that chooses waits for its mask
+        self._space.advance(request)
+        self._space.skip_cached_rows(request)
+        if not request.remaining_rows:
+            self._finish(request)
+            return None
+        end = min(request.computed + 1, last) if request.decoding else self.current.reachable(request, last)
+        if end <= request.computed or not self._ensure_room(request, end):
+            return None
+        count = self._space.missing(request, end)
+        if request.decoding and count:
+            count = self._space.run_length(request)
+            self._make_room(count)
+        return end, self._space.allocate(count)
+
+    def _ensure_room(self, request: Request, end: int) -> bool:
+        """Room for rows up to `end`, retracting requests of lower rank; False: not in this step.
+
+        The request of the highest rank gets everything if it must, so some row runs in every step.
+        """
+        count = self._space.missing(request, end)
+        while not self._make_room(count):
+            if self._space.take_back_spare(self._roster.running.values()):
+                continue
+            if self._behind:
+                self.short = True
+                return False
+            if self._space.pins.give_way():
+                continue
+            planned = {rows.request.number for rows in self.current.planned}
+            candidates = [other for other in self._roster.running.values() if other.number not in planned]
+            victim = max(candidates, key=lambda other: other.rank)
+            if victim is request and not request.decoding:
+                return False  # it keeps what it has computed, and goes on when there is room
+            self._roster.retract(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _make_room(self, count: int) -> bool:
+        """Evicts, but last what the head of the queue is about to read."""
+        if (
+            self._config.protect_waiting
+            and self._order is not None
+            and not self._protected
+            and self._roster.waiting
+            and self._space.must_evict(count)
+        ):
+            self._protected = True
+            heads = self._order.upcoming(_PROTECTED)
+            for request in reversed(heads):  # the next one is used last, and so evicted last
+                if request.phase is Phase.WAITING and request.match is None:
+                    self._counters.protected_prefixes += self._space.touch(request) > 0
+        return self._space.make_room(count)

@@ -1,0 +1,85 @@
+"""Branches of one fork come together: when one is admitted, its waiting siblings are called to come right behind it.
+
+The program goes on when its last branch has ended, so a branch that waits alone makes all of them wait.
+
+A call must not spoil the depth-first order that makes longest prefix first optimal (Theorem 3.1). So with the siblings,
+which leave the path of the admitted branch at some depth, come all that leave the same path deeper:
+
+    S ─┬─ branch 1, admitted ─┬─ …
+       │                      └─ another request: called too, and goes first (it shares more than S)
+       ├─ branch 2: called
+       └─ branch 3: called              a request elsewhere with a longer match waits until they are in
+
+A later call goes before an earlier one. And while called requests wait, every admission calls those that leave its path
+deeper than they do, or the call would take the walk away from a subtree that has been begun.
+"""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache.radix_node import common_length
+from ..request import Request
+
+_Group = tuple[str, str, str]  # salt, program, fork group
+
+
+def _group(request: Request) -> _Group | None:
+    schedule = request.schedule
+    return (schedule.salt, schedule.program_id, schedule.fork_group) if schedule.fork_group else None
+
+
+class Siblings:
+    """Who has been called, across steps: a step may be full before the last sibling is in."""
+
+    def __init__(self) -> None:
+        self._turns: dict[int, int] = {}  # number → turn; smaller goes first, 0: not called
+        self._calls = 0
+        self._groups: dict[_Group, list[Request]] = {}
+
+    def begin(self, waiting: Collection[Request]) -> None:
+        """A new order over `waiting` is made."""
+        self._groups.clear()
+        for request in waiting:
+            group = _group(request)
+            if group is not None:
+                self._groups.setdefault(group, []).append(request)
+        if self._turns:
+            here = {request.number for request in waiting}
+            self._turns = {number: turn for number, turn in self._turns.items() if number in here}
+
+    def turn(self, request: Request) -> int:
+        return self._turns.get(request.number, 0)
+
+    def call(
+        self,
+        admitted: Request,
+        tokens: NDArray[np.int32],
+        left: Mapping[int, Request],
+        cached: Mapping[int, int],
+    ) -> list[Request]:
+        """Those of `left` that are called, now that the admitted request's `tokens` are in the tree.
+
+        Both mappings are by number; `cached` is up to date.
+        """
+        group = _group(admitted)
+        siblings = [request for request in self._groups.get(group, ()) if request.number in left] if group else []
+        salt = admitted.schedule.salt
+        before = [left[number] for number in self._turns if number in left and left[number].schedule.salt == salt]
+        if not siblings and not before:
+            return []
+        depth = min(common_length(tokens, request.tokens) for request in (*siblings, *before))
+        names = {sibling.number for sibling in siblings}
+        deeper = [
+            request
+            for number, request in left.items()
+            if number not in names
+            and cached[number] > depth
+            and request.schedule.salt == salt
+            and common_length(tokens, request.tokens) > depth
+        ]
+        self._calls += 1
+        called = siblings + deeper
+        self._turns.update((request.number, -self._calls) for request in called)
+        return called

@@ -1,0 +1,339 @@
+"""What the scheduler runs: one token sequence with its place in the KV pool, and the job it is run for.
+
+position      0            match.length          kv_length     slot_end        length
+slots         [── tree, locked by us ──|── private ──|─── spare ───)
+rows          [────────── computed ──────────|───── to compute ─────)
+
+match.length ≤ kv_length        the tree owns the slots before match.length; we own those behind it
+kv_length ≤ slot_end            slots taken ahead for tokens to come, so that they lie in runs; slot_end may pass length
+computed ≤ kv_length            rows before `computed` have run, or run now; a row whose key is already in the pool
+                                (it was found in the tree, but its logits are needed) writes to no slot
+
+While a step is planned behind one that still runs (overlap.py), `length` counts a token that is not known yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...fsm.choices.nodes import Node
+from ...fsm.choices.search import ChoiceSearch
+from ...fsm.stops import Matcher, Stops
+from ...lang.sampling import SamplingParams
+from ..cache.radix_node import Match
+from ..constraints.matcher import Cursor
+from ..core.messages import IdLogprob, Schedule
+from ..multimodal.sequence import NO_PICTURES, SequencePictures
+
+if TYPE_CHECKING:
+    from .stopping import Stop
+
+COMING = -1  # stands for a token that a running step is about to choose
+NOWHERE = -1  # source of a request whose tokens are all known
+
+Path = tuple[tuple[int, int, int], ...]  # root first: (node id, position of its first token, number of tokens)
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # holds nothing
+    RUNNING = "running"  # holds slots and a lock on its path in the tree
+    ENDED = "ended"  # holds nothing, has been answered
+
+
+@dataclass(slots=True)
+class Generation:
+    """Continue the sequence. Owned by one request; filled as its tokens are sampled."""
+
+    sampling: SamplingParams
+    seed: int
+    stream: bool
+    ends: frozenset[int]  # tokens that end the text
+    stops: Stops | None  # strings and expressions
+    length_limit: int  # of the sequence, prompt included
+    matcher: Matcher | None = field(init=False)
+    matcher_base: int = 0  # bytes fed before the current matcher was made
+    text_bytes: int = 0  # of all generated tokens
+    sent: int = 0  # generated tokens that went out with Tokens
+    logprobs: list[IdLogprob] = field(default_factory=list)
+    prompt_logprobs: list[IdLogprob] = field(default_factory=list)
+    counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences
+    cursor: Cursor | None = None  # where the text is in its constraint
+    stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
+
+    def __post_init__(self) -> None:
+        self.matcher = self.stops.matcher() if self.stops is not None else None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.sampling.logprobs or self.sampling.top_logprobs > 0
+
+
+@dataclass(slots=True)
+class ScoreGroup:
+    """One EngineScore: ends when every member has its log-probabilities."""
+
+    start: int
+    members: list[Request] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Scoring:
+    """Log-probabilities of tokens [group.start, length) of this sequence."""
+
+    group: ScoreGroup
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Choosing:
+    """The last rows say what may come behind these nodes of a search for the probabilities of choices."""
+
+    search: ChoiceSearch | None  # None until the vocabulary is there
+    nodes: list[Node]  # each row's tokens; the last row's are all that the search has put behind the prompt
+    answered: int = 0
+
+
+@dataclass(slots=True)
+class Prefilling:
+    """A hint: keys and values, no answer."""
+
+    pin: float | None = None  # seconds for which they are kept
+
+
+Job = Generation | Scoring | Choosing | Prefilling
+
+
+class Request:
+    """One sequence. The scheduler changes it, between and during steps; nobody else does.
+
+    Args:
+        number: order of arrival; ties of rank are broken by it.
+        message_id: the id under which its ending is sent.
+        token_ids: the prompt.
+        job: what is wanted.
+        arrival: clock at submit.
+        pictures: those of the prompt.
+    """
+
+    __slots__ = (
+        "_path",
+        "_path_of",
+        "_slots",
+        "_tokens",
+        "admitted",
+        "arrival",
+        "cached_tokens",
+        "computed",
+        "deadline",
+        "job",
+        "kv_length",
+        "length",
+        "match",
+        "message_id",
+        "number",
+        "phase",
+        "pictures",
+        "prompt_length",
+        "reached",
+        "schedule",
+        "slot_end",
+        "source",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        message_id: int,
+        token_ids: NDArray[np.int32],
+        job: Job,
+        schedule: Schedule,
+        arrival: float,
+        pictures: SequencePictures = NO_PICTURES,
+    ) -> None:
+        self.number = number
+        self.message_id = message_id
+        self.job = job
+        self.schedule = schedule
+        self.arrival = arrival
+        self.pictures = pictures
+        self.deadline = None if schedule.timeout is None else arrival + schedule.timeout
+        self.phase = Phase.WAITING
+        self.admitted = False  # has been running at least once
+        self._tokens = token_ids
+        self._slots = np.zeros(0, dtype=np.int32)  # as long as _tokens while running
+        self.prompt_length = self.length = len(token_ids)
+        self.match: Match | None = None
+        self._path: Path = ()
+        self._path_of: tuple[Match, int] | None = None  # and the tree's splits when _path was taken
+        self.kv_length = 0
+        self.slot_end = 0
+        self.computed = 0
+        self.reached = 0  # most rows ever computed or found: behind it rows are new, before it repeated
+        self.cached_tokens = 0  # prompt tokens that this request never computed
+        self.source = NOWHERE  # the logit row of the running step that chooses the token which is COMING
+
+    # ---------------------------------------------------------------------------------------- tokens
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Prompt and generated tokens."""
+        return self._tokens[: self.length]
+
+    @property
+    def generated(self) -> int:
+        return self.length - self.prompt_length
+
+    @property
+    def generated_ids(self) -> list[int]:
+        ids: list[int] = self._tokens[self.prompt_length : self.length].tolist()
+        return ids
+
+    def append(self, token: int) -> None:
+        if self.length == len(self._tokens):
+            grown = np.zeros(2 * self.length + 16, dtype=np.int32)
+            grown[: self.length] = self._tokens
+            self._tokens = grown
+        self._tokens[self.length] = token
+        self.length += 1
+
+    def expect(self, source: int) -> None:
+        """The next token is taken for granted, until `forget_expected`; a logit row of the running step chooses it."""
+        assert self.source == NOWHERE, "a step runs ahead of one other only"
+        self.append(COMING)
+        self.source = source
+
+    def forget_expected(self) -> None:
+        assert self.source != NOWHERE, "nothing was expected"
+        self.length -= 1
+        self.source = NOWHERE
+
+    def drop_prompt_token(self) -> None:
+        """The prompt's last token will be sampled again."""
+        assert isinstance(self.job, Generation), "only generations sample"
+        assert self.length == self.prompt_length > 1, "a prompt keeps a token, and nothing has been generated"
+        self.length -= 1
+        self.prompt_length -= 1
+        self.job.length_limit -= 1
+
+    def restore_prompt_token(self, token: int) -> None:
+        """It was sampled again as it was."""
+        assert isinstance(self.job, Generation), "only generations sample"
+        assert self.length == self.prompt_length, "nothing has been generated"
+        self.append(token)
+        self.prompt_length += 1
+        self.job.length_limit += 1
+
+    # ----------------------------------------------------------------------------------------- slots
+
+    def slots(self, start: int, end: int) -> NDArray[np.int32]:
+        return self._slots[start:end]
+
+    def set_slots(self, start: int, slots: NDArray[np.int32]) -> None:
+        end = start + len(slots)
+        if end > len(self._slots):
+            grown = np.zeros(max(end, len(self._tokens)), dtype=np.int32)
+            grown[:start] = self._slots[:start]
+            self._slots = grown
+        self._slots[start:end] = slots
+
+    @property
+    def path(self) -> Path:
+        """Of its match; kept, since most steps change neither the match nor the tree above it."""
+        match = self.match
+        if match is None:
+            return ()
+        splits = match.node.tree.splits
+        if self._path_of is None or self._path_of[0] is not match or self._path_of[1] != splits:
+            self._path, self._path_of = match.path, (match, splits)
+        return self._path
+
+    @property
+    def tree_length(self) -> int:
+        return self.match.length if self.match else 0
+
+    @property
+    def private_slots(self) -> NDArray[np.int32]:
+        """Those with a key, and the spare ones behind them."""
+        return self._slots[self.tree_length : self.slot_end]
+
+    # ------------------------------------------------------------------------------------------ rows
+
+    @property
+    def remaining_rows(self) -> int:
+        return self.length - self.computed
+
+    @property
+    def wants_rows(self) -> bool:
+        """Rows are to be planned; else it waits until those that run have landed. The row of a last token, behind which
+        nothing is chosen, is needed by nobody.
+        """
+        return self.remaining_rows > (isinstance(self.job, Generation) and self.job.stop is not None)
+
+    @property
+    def decoding(self) -> bool:
+        """Only the row of the newest token is missing."""
+        return self.generated > 0 and self.remaining_rows == 1
+
+    @property
+    def samples(self) -> bool:
+        """The last row's logits choose a token."""
+        job = self.job
+        return isinstance(job, Generation) and job.sampling.max_tokens > self.generated and job.stop is None
+
+    @property
+    def goes_on(self) -> bool:
+        """As `samples`, and the text may have a token behind that one."""
+        return self.samples and isinstance(self.job, Generation) and self.length + 1 < self.job.length_limit
+
+    @property
+    def constrained(self) -> bool:
+        """Its next token needs a mask."""
+        return isinstance(self.job, Generation) and self.job.cursor is not None and self.job.stop is None
+
+    @property
+    def continuing(self) -> bool:
+        """Several rows of generated tokens are missing: forced ones, and the one before them."""
+        return self.computed >= self.prompt_length and self.remaining_rows > 1
+
+    @property
+    def owes_logprobs(self) -> bool:
+        """Tokens that are known already wait for their log-probabilities."""
+        return self.first_logit_row < self.length - 1
+
+    @property
+    def first_logit_row(self) -> int:
+        """Rows from here on must run even if their keys are cached, because their logits are needed."""
+        last = self.length - 1 if self.samples else self.length
+        match self.job:
+            case Generation(sampling=sampling, prompt_logprobs=collected) as generation:
+                if sampling.prompt_logprobs_from is not None:
+                    wanted = max(sampling.prompt_logprobs_from, 1) - 1 + len(collected)
+                    if wanted < self.prompt_length - 1:
+                        return min(last, wanted)
+                if generation.wants_logprobs and len(generation.logprobs) < self.generated:  # forced tokens
+                    return min(last, self.prompt_length - 1 + len(generation.logprobs))
+                return last
+            case Scoring(group=group, logprobs=collected):
+                wanted = group.start - 1 + len(collected)
+                return wanted if wanted < self.length - 1 else last
+            case Choosing(nodes=nodes, answered=answered):
+                return last - len(nodes) + answered
+            case Prefilling():
+                return last
+
+    def logit_rows(self, start: int, end: int) -> tuple[int, int]:
+        """Of rows [start, end) those whose logits are needed: one interval, since they lie at the end."""
+        first = max(start, self.first_logit_row)
+        if not (self.samples or isinstance(self.job, Choosing)):
+            end = min(end, self.length - 1)  # the last row predicts nothing that is asked for
+        return (first, end) if first < end else (end, end)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller keeps its slots longer."""
+        return (-self.schedule.priority, self.number)

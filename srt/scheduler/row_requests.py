@@ -1,0 +1,208 @@
+"""What a step asks of its rows of logits: all of them, or only the token that they choose.
+
+A token is enough when nothing looks at the other logits: no log-probabilities, no penalties, biases or forbidden
+tokens, no nucleus (its mass is a sum over the whole vocabulary) and no top_k that keeps more than a head searches for.
+
+A Launcher is asked for more tokens, because only where it chooses by itself can the next step run behind it: in a
+nucleus, with any top_k, and beside the logits where log-probabilities are wanted.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...fsm.tokens.vocabulary import pack
+from ...lang.sampling import SamplingParams
+from ..core.batch import Allowed, Draws, LogitsError, Pick, Picks
+from ..sampling.gumbel import Limits, draw_keys, gumbel
+from .request import Generation, Request
+from .step_plan import PlannedRows
+
+MOST_PICKED = 256  # the largest top_k of a SAMPLE row, but for a Launcher's
+
+
+class Asked(NamedTuple):
+    """What a step asks of its rows. `errors`: by number of the request, why its row cannot be told what to choose; the
+    row asks for its logits, and its request ends when the step has run."""
+
+    picks: Picks | None  # None: all logits of every row
+    errors: Mapping[int, Exception]
+
+
+NOTHING_ASKED = Asked(None, {})
+
+
+class _Choice(NamedTuple):
+    """Of a row that chooses a token by itself."""
+
+    described: bool
+    allowed: Allowed | None
+    limits: Limits | None  # None: the most likely token
+
+
+def picks_of(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool = False) -> Asked:
+    """What each of the step's `logit_rows` rows of logits is needed for. launched: they are for a Launcher."""
+    allowed: dict[int, Allowed] = {}
+    errors: dict[int, Exception] = {}
+    picks = Picks(
+        kinds=np.full(logit_rows, Pick.ALL, dtype=np.uint8),
+        inverse_temperatures=np.zeros(logit_rows),
+        keys=np.zeros(logit_rows, dtype=np.uint64),
+        top_k=np.zeros(logit_rows, dtype=np.int32),
+        min_p=np.zeros(logit_rows),
+        allowed=allowed,
+        top_p=np.ones(logit_rows) if launched else None,
+        described=np.zeros(logit_rows, dtype=np.bool_) if launched else None,
+    )
+    best: list[int] = []
+    sampled: list[int] = []
+    drawn: list[Limits] = []  # of each sampled row
+    seeds: list[int] = []
+    positions: list[int] = []
+    for rows in planned:
+        request = rows.request
+        if rows.end < request.length or not request.samples:
+            continue
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations sample"
+        try:
+            choice = _choice_of(request, generation, launched=launched)
+        except Exception as error:
+            errors[request.number] = error
+            continue
+        if choice is None:
+            continue
+        if picks.described is not None and choice.described:
+            picks.described[rows.logits_of_last] = True
+        if choice.allowed is not None:
+            allowed[rows.logits_of_last] = choice.allowed
+        if choice.limits is None:
+            best.append(rows.logits_of_last)
+            continue
+        sampled.append(rows.logits_of_last)
+        drawn.append(choice.limits)
+        seeds.append(generation.seed)
+        positions.append(request.length)
+    picks.kinds[best] = Pick.BEST
+    if sampled:
+        picks.kinds[sampled] = Pick.SAMPLE
+        inverse_temperatures, top_k, top_p, min_p = zip(*drawn, strict=True)
+        picks.inverse_temperatures[sampled] = inverse_temperatures
+        picks.keys[sampled] = draw_keys(seeds, positions)
+        picks.top_k[sampled] = top_k
+        picks.min_p[sampled] = min_p
+        if picks.top_p is not None:
+            picks.top_p[sampled] = top_p
+    return Asked(picks, errors)
+
+
+def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _Choice | None:
+    """None: the row is to give its logits."""
+    sampling = generation.sampling
+    if forbidden_ends(request, generation) or not (_chosen_alone(generation) if launched else only_token(sampling)):
+        return None
+    limits = None if sampling.temperature == 0.0 else Limits.of(sampling)
+    return _Choice(generation.wants_logprobs, allowed_of(request, generation), limits)
+
+
+def draws_of(picks: Picks, rows: NDArray[np.integer], places: NDArray[np.int64], vocab_size: int) -> Draws:
+    """The draws that some of the rows with a pick are. places: [n] of their logits."""
+    sampled = picks.kinds[rows] == Pick.SAMPLE
+    ones = np.ones(len(rows))
+    return Draws(
+        rows=places,
+        inverse_temperatures=np.where(sampled, picks.inverse_temperatures[rows], 0.0),
+        keys=picks.keys[rows],
+        top_k=picks.top_k[rows],
+        top_p=ones if picks.top_p is None else np.where(sampled, picks.top_p[rows], ones),
+        min_p=picks.min_p[rows],
+        masks=[bits_of(picks.allowed.get(row), vocab_size) for row in rows.tolist()] if picks.allowed else None,
+    )
+
+
+def allowed_of(request: Request, generation: Generation) -> Allowed | None:
+    """The tokens that may come next; None: all, or it is known already which one comes.
+
+    Before min_tokens, and when end-of-sequence is ignored, a constrained text ends only where nothing else may come.
+    Otherwise tokens that end it without being a part of it may come, too.
+    """
+    cursor = generation.cursor
+    if cursor is None or cursor.pending:
+        return None
+    early = request.generated < generation.sampling.min_tokens
+    withheld = generation.ends if early else frozenset()
+    if early or generation.sampling.ignore_eos:
+        withheld |= cursor.eos_ids
+    endings = None if early or generation.sampling.ignore_eos else cursor.endings
+    if endings is not None:
+        return Allowed(None, cursor.mask | endings)
+    few = cursor.few
+    if few is not None:
+        others = few[~np.isin(few, list(withheld))] if withheld else few
+        return Allowed(others if len(others) else few, None)
+    bits = cursor.mask
+    clear = [token for token in withheld if bits[token >> 5] >> np.uint32(token & 31) & np.uint32(1)]
+    if clear:
+        bits = bits & ~pack(np.array(clear, dtype=np.int32), len(bits))
+    return Allowed(None, bits)
+
+
+def bits_of(allowed: Allowed | None, vocab_size: int) -> NDArray[np.uint32] | None:
+    """As a mask."""
+    if allowed is None or allowed.few is None:
+        return None if allowed is None else allowed.bits
+    return pack(allowed.few, -(-vocab_size // 32))
+
+
+def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], picks: Picks, row: int) -> int:
+    """The token that a row chooses among `tokens`, by the definition of a draw. logits: those of `tokens`.
+
+    Raises:
+        LogitsError: a logit is not a number.
+    """
+    values = logits.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise LogitsError
+    if picks.kinds[row] == Pick.BEST:
+        return int(tokens[values.argmax()])
+    scale, top_k, min_p = picks.inverse_temperatures[row], int(picks.top_k[row]), picks.min_p[row]
+    scores = values * scale + gumbel(picks.keys[row : row + 1], tokens)
+    if 0 < top_k < len(values):
+        scores[values < np.partition(values, -top_k)[-top_k]] = -np.inf
+    if min_p > 0:
+        scores[(values - values.max()) * scale < np.log(min_p)] = -np.inf
+    return int(tokens[scores.argmax()])
+
+
+def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
+    """The tokens that may not end the text now: before min_tokens none may. Constrained texts: see `allowed_of`."""
+    early = request.generated < generation.sampling.min_tokens
+    return generation.ends if early and generation.cursor is None else frozenset()
+
+
+def only_token(sampling: SamplingParams) -> bool:
+    """The token is all that is needed of a row that is sampled with these parameters."""
+    narrow = sampling.temperature == 0.0 or (sampling.top_p == 1.0 and sampling.top_k <= MOST_PICKED)
+    return narrow and not sampling.logprobs and sampling.top_logprobs == 0 and not _adjusted(sampling)
+
+
+def _chosen_alone(generation: Generation) -> bool:
+    """The token follows from the row's logits and from what a batch can say of a draw, whatever else is needed of them.
+
+    A constraint may overrule a token, so log-probabilities of its texts are taken when the token is settled.
+    """
+    if generation.cursor is not None and generation.wants_logprobs:
+        return False
+    return not _adjusted(generation.sampling)
+
+
+def _adjusted(sampling: SamplingParams) -> bool:
+    """The logits are changed before a token is drawn from them."""
+    return (
+        sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+        or sampling.repetition_penalty != 1.0
+        or bool(sampling.logit_bias)
+    )

@@ -1,0 +1,305 @@
+"""What a step's logits say: the tokens that were chosen, and log-probabilities of tokens that were known.
+
+Rows are read together. Where that raises, it is found out which rows raise alone (isolation.py): their requests end
+with the error, and the others get what they would have got without them. The keys of the step are sound by then.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...lang.errors import EngineError
+from ..core.batch import Logits, LogitsError, Pick, Picks
+from ..core.isolation import isolate
+from ..core.messages import IdLogprob
+from ..sampling.gumbel import Draw
+from ..sampling.logprobs import Wanted, describe, look_up
+from ..sampling.sampler import Sampler
+from .choice_search import questions
+from .request import Choosing, Generation, Request
+from .row_requests import allowed_of, bits_of, draws_of, forbidden_ends
+from .step_plan import PlannedRows
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class Sampled(NamedTuple):
+    """A new token, None when a constraint ends the text without one; its log-probability when it was asked for."""
+
+    token: int | None
+    logprob: IdLogprob | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """By number of the request. `known`: prompt or choice tokens that rows of this step predict, in order; `forced`:
+    likewise generated tokens that were appended before their rows ran; `asked`: what searches asked of the rows, in
+    order; `errors`: why a request cannot go on."""
+
+    known: Mapping[int, list[IdLogprob]]
+    forced: Mapping[int, list[IdLogprob]]
+    sampled: Mapping[int, Sampled]
+    asked: Mapping[int, list[NDArray[np.float64]]]
+    errors: Mapping[int, Exception]
+
+
+def read_outcome(
+    logits: Logits,
+    planned: Sequence[PlannedRows],
+    picks: Picks | None,
+    sampler: Sampler,
+    errors: Mapping[int, Exception],
+) -> Outcome:
+    """planned: rows of the step, of requests that have not ended. picks: what the batch asked for. A row for which the
+    runner gave no token is chosen from its logits here. errors: of requests that have failed in this step already.
+
+    Log-probabilities are the model's own: they are taken before the sampler adjusts rows.
+
+    Raises:
+        Exception: the forward pass has failed after all, on a device that tells so late.
+    """
+    reading = _Reading(logits, picks, sampler, dict(errors))
+    going = {rows.request.number: rows for rows in planned if rows.request.number not in reading.errors}
+    telling = {n: rows for n, rows in going.items() if rows.first_logit < min(rows.last_logit, rows.request.length - 1)}
+    known, forced = reading.known(telling), reading.forced(telling)
+    outcome = Outcome(known, forced, reading.sampled(going), reading.asked(going), reading.errors)
+    if reading.errors and len(logits.values):
+        logits.values[0, 0].item()
+    return outcome
+
+
+_Rows = Mapping[int, PlannedRows]  # by number of the request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reading:
+    """One step's logits while they are read. All tables are by number of the request; `errors` grows, and who is in it
+    is left out of all that follows."""
+
+    logits: Logits
+    picks: Picks | None
+    sampler: Sampler
+    errors: dict[int, Exception] = field(default_factory=dict)
+
+    # ---------------------------------------------------------------------------------------- what is wanted
+
+    def known(self, planned: _Rows) -> dict[int, list[IdLogprob]]:
+        """Tokens of prompts and choices."""
+        return self._describe(self._one_by_one(self._going(planned), self._known_tokens))
+
+    def forced(self, planned: _Rows) -> dict[int, list[IdLogprob]]:
+        """Generated tokens that were known before their rows ran."""
+        return self._describe(self._one_by_one(self._going(planned), self._forced_tokens))
+
+    def sampled(self, planned: _Rows) -> Mapping[int, Sampled]:
+        """New tokens: first those that the runner has chosen or leaves to the definition of its picks, then others."""
+        owners = {
+            number: rows
+            for number, rows in self._going(planned).items()
+            if rows.end == rows.request.length and rows.request.samples
+        }
+        for number, rows in owners.items():
+            if (error := self.logits.errors.get(rows.logits_of_last)) is not None:
+                self.errors[number] = error
+        tokens = self.logits.tokens
+        chosen = {number: int(tokens[rows.logits_of_last]) for number, rows in self._going(owners).items()}
+        if self.picks is not None:
+            left = [number for number, token in chosen.items() if token < 0]
+            picked = {n: owners[n] for n in left if self.picks.kinds[owners[n].logits_of_last] != Pick.ALL}
+            chosen.update(self._together(picked, self._pick))
+        settled = self._settle(owners, {number: token for number, token in chosen.items() if token >= 0})
+        sampled = {number: Sampled(token, None) for number, token in settled.items()}
+        sampled.update(self._described(owners, settled))
+        sampled.update(
+            self._sample({n: owners[n] for n, token in chosen.items() if token < 0 and n not in self.errors})
+        )
+        return self._going(sampled)
+
+    def asked(self, planned: _Rows) -> dict[int, list[NDArray[np.float64]]]:
+        """For each row of a search the log-probabilities that it asks for."""
+        asking = {n: rows for n, rows in self._going(planned).items() if isinstance(rows.request.job, Choosing)}
+        wanted = self._one_by_one(asking, self._questions)
+        return self._together(wanted, self._look_up)
+
+    # ---------------------------------------------------------------------------------------- new tokens
+
+    def _pick(self, owners: Sequence[PlannedRows]) -> list[int]:
+        """Tokens by the batch's own picks, for rows that the runner has answered with logits."""
+        assert self.picks is not None, "called for rows with a pick"
+        rows = np.array([rows.logits_of_last for rows in owners], dtype=np.int64)
+        places = np.array([_place(self.logits, row) for row in rows.tolist()], dtype=np.int64)
+        draws = draws_of(self.picks, rows, places, self.sampler.vocab_size)
+        tokens: list[int] = self.sampler.choose(self.logits.values, draws).tolist()
+        return tokens
+
+    def _described(self, owners: _Rows, tokens: Mapping[int, int | None]) -> dict[int, Sampled]:
+        """Tokens with their log-probabilities where the batch asked for both."""
+        described = self.picks.described if self.picks is not None else None
+        if described is None or not described.any():
+            return {}
+        asking = {
+            number: (owners[number], token)
+            for number, token in tokens.items()
+            if token is not None and described[owners[number].logits_of_last]
+        }
+        wanted = self._one_by_one(asking, self._wanted)
+        logprobs = self._together(wanted, lambda some: describe(self.logits.values, some, self.sampler.chooser))
+        return {number: Sampled(tokens[number], logprob) for number, logprob in logprobs.items()}
+
+    def _wanted(self, chosen: tuple[PlannedRows, int]) -> Wanted:
+        rows, token = chosen
+        return Wanted(_place(self.logits, rows.logits_of_last), token, _top(rows.request))
+
+    def _sample(self, owners: _Rows) -> dict[int, Sampled]:
+        """Tokens from logits that the sampler adjusts, and log-probabilities from what they were before."""
+        values = self.logits.values
+        draws = self._one_by_one(owners, self._draw)
+        asked = [number for number in draws if _wants_logprobs(owners[number].request)]
+        unadjusted = values[[draws[number].row for number in asked]] if asked else values[:0]
+        tokens = self._settle(owners, self._together(draws, lambda some: self.sampler.sample(values, some)))
+        for number in draws:
+            if isinstance(self.errors.get(number), LogitsError) and _sound(values[draws[number].row]):
+                self.errors[number] = EngineError(
+                    "no token can be chosen: those that may come have the probability 0; the model cannot spell what "
+                    "the constraint or min_tokens asks for"
+                )
+        wanted = {
+            number: Wanted(place, token, draws[number].sampling.top_logprobs)
+            for place, number in enumerate(asked)
+            if (token := tokens.get(number)) is not None
+        }
+        logprobs = self._together(wanted, lambda some: describe(unadjusted, some, self.sampler.chooser))
+        return {number: Sampled(token, logprobs.get(number)) for number, token in tokens.items()}
+
+    def _draw(self, rows: PlannedRows) -> Draw:
+        request = rows.request
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations sample"
+        return Draw(
+            row=_place(self.logits, rows.logits_of_last),
+            sampling=generation.sampling,
+            seed=generation.seed,
+            position=request.length,
+            counts=generation.counts,
+            prompt=request.tokens[: request.prompt_length],
+            forbidden=forbidden_ends(request, generation),
+            mask=bits_of(allowed_of(request, generation), self.sampler.vocab_size),
+        )
+
+    def _settle(self, owners: _Rows, tokens: Mapping[int, int]) -> dict[int, int | None]:
+        """What the requests' constraints make of their tokens. A constraint moves on with that: once for each token."""
+        sampled = {number: (owners[number].request, token) for number, token in tokens.items()}
+        return self._one_by_one(sampled, lambda entry: _settled(*entry))
+
+    # ---------------------------------------------------------------------------------------- known tokens
+
+    def _known_tokens(self, rows: PlannedRows) -> list[Wanted]:
+        request = rows.request
+        if isinstance(request.job, Choosing):
+            return []
+        return self._tokens(rows, rows.first_logit, min(rows.last_logit, request.prompt_length - 1))
+
+    def _forced_tokens(self, rows: PlannedRows) -> list[Wanted]:
+        request = rows.request
+        if not _wants_logprobs(request):
+            return []
+        assert isinstance(request.job, Generation), "only generations have tokens of their own"
+        first = max(rows.first_logit, request.prompt_length - 1 + len(request.job.logprobs))
+        return self._tokens(rows, first, min(rows.last_logit, request.length - 1))
+
+    def _tokens(self, rows: PlannedRows, first: int, last: int) -> list[Wanted]:
+        """Rows [first, last) predict tokens that are known: row p − 1 gives the log-probability of token p."""
+        if first >= last:
+            return []
+        tokens = rows.request.tokens[first + 1 : last + 1].tolist()
+        index = rows.first_index - rows.first_logit
+        top = _top(rows.request)
+        return [Wanted(_place(self.logits, index + row), token, top) for row, token in enumerate(tokens, first)]
+
+    def _describe(self, wanted: Mapping[int, list[Wanted]]) -> dict[int, list[IdLogprob]]:
+        return self._together({number: own for number, own in wanted.items() if own}, self._describe_all)
+
+    def _describe_all(self, wanted: Sequence[list[Wanted]]) -> list[list[IdLogprob]]:
+        flat = [want for own in wanted for want in own]
+        described = iter(describe(self.logits.values, flat, self.sampler.chooser))
+        return [[next(described) for _ in own] for own in wanted]
+
+    # ---------------------------------------------------------------------------------------- searches
+
+    def _questions(self, rows: PlannedRows) -> list[tuple[int, NDArray[np.int32]]]:
+        asked = questions(rows.request, rows.first_logit, rows.last_logit)
+        return [(_place(self.logits, row), ids) for row, ids in enumerate(asked, rows.first_index)]
+
+    def _look_up(self, asked: Sequence[list[tuple[int, NDArray[np.int32]]]]) -> list[list[NDArray[np.float64]]]:
+        found = iter(look_up(self.logits.values, [entry for own in asked for entry in own], self.sampler.chooser))
+        return [[next(found) for _ in own] for own in asked]
+
+    # ---------------------------------------------------------------------------------------- errors
+
+    def _going(self, entries: Mapping[int, P]) -> Mapping[int, P]:
+        if not self.errors:
+            return entries
+        return {number: entry for number, entry in entries.items() if number not in self.errors}
+
+    def _together(self, entries: Mapping[int, P], function: Callable[[Sequence[P]], Sequence[R]]) -> dict[int, R]:
+        """A function of many entries, which changes nothing when it raises."""
+        return self._sorted(list(entries), isolate(list(entries.values()), function))
+
+    def _one_by_one(self, entries: Mapping[int, P], function: Callable[[P], R]) -> dict[int, R]:
+        """A function that is called once for each entry."""
+        answers: list[R | Exception] = []
+        for entry in entries.values():
+            try:
+                answers.append(function(entry))
+            except Exception as error:
+                answers.append(error)
+        return self._sorted(list(entries), answers)
+
+    def _sorted(self, numbers: Sequence[int], answers: Sequence[R | Exception]) -> dict[int, R]:
+        """Answers; exceptions go to `errors`."""
+        good: dict[int, R] = {}
+        for number, answer in zip(numbers, answers, strict=True):
+            if isinstance(answer, Exception):
+                self.errors[number] = answer
+            else:
+                good[number] = answer
+        return good
+
+
+def _settled(request: Request, token: int) -> int | None:
+    """What the request's constraint makes of a token that was sampled for it."""
+    generation = request.job
+    assert isinstance(generation, Generation), "only generations sample"
+    if generation.cursor is None:
+        return token
+    return generation.cursor.settle(token, generation.length_limit - request.length)
+
+
+def _place(logits: Logits, row: int) -> int:
+    place = int(logits.places[row])
+    if place < 0:
+        raise _no_answer(row)
+    return place
+
+
+def _no_answer(row: int) -> EngineError:
+    return EngineError(f"the model gave neither logits nor a token for row {row} of the step's logits")
+
+
+def _wants_logprobs(request: Request) -> bool:
+    return isinstance(request.job, Generation) and request.job.wants_logprobs
+
+
+def _top(request: Request) -> int:
+    """How many of the most likely tokens go with a log-probability."""
+    return request.job.sampling.top_logprobs if isinstance(request.job, Generation) else 0
+
+
+def _sound(logits: torch.Tensor) -> bool:
+    """The model has said something of the next token. logits: [vocab], not adjusted."""
+    return bool(logits.isfinite().any()) and not bool((logits.isnan() | logits.isposinf()).any())

@@ -1,0 +1,304 @@
+"""The oracle model: a runner whose KV cache can prove what it holds.
+
+Its "keys" are the token ids themselves, their positions and a fingerprint of the whole history they were computed
+from. Every step gathers what the batch claims to be a sequence's prefix and fails loudly (`OracleError`, naming the
+position) when it is not one: a wrong token, a wrong position, a slot that was never written, or a key that was
+computed behind another prefix. Logits are a hash of the gathered history, so a wrong reuse that passed unseen
+would still change the text, and `reference_generate` says without any cache what the text must be.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...lang.errors import EngineError
+from ...lang.protocol import FinishReason
+from ...lang.sampling import SamplingParams
+from ..core.batch import DUMMY_SLOT, Batch, Logits, Pick, Picks
+from ..sampling.gumbel import Draw, gumbel
+from ..sampling.sampler import Sampler
+from ..scheduler.row_requests import choose_few
+from .oracle_pictures import OraclePictures
+
+_LARGEST_VOCABULARY = 1 << 12  # 12 bits of id and 10 of hash: every logit is exact in float32 and unique in its row
+
+
+class OracleError(EngineError):
+    """The pool does not hold what the scheduler says it holds."""
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finalizer, element by element; wraps around as uint64 does."""
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(0x9E3779B97F4A7C15)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))
+
+
+def histories(token_ids: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """Entry i is a fingerprint of tokens [0, i] in their order: a running sum of hashes of (token, position)."""
+    ids = np.asarray(token_ids).astype(np.uint64)
+    positions = np.arange(len(ids), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        return np.cumsum(_mix(ids * np.uint64(0x100000001B3) + _mix(positions)), dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class OracleModel:
+    """history → logits, the same on every machine. One token of a row stands out, two more are likely.
+
+    `favourites`: the tokens among which the likely ones are chosen; None: the whole vocabulary.
+    """
+
+    vocab_size: int
+    favourites: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        assert 2 <= self.vocab_size <= _LARGEST_VOCABULARY, "larger vocabularies could tie"
+
+    def logits(self, fingerprints: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """[n] fingerprints → [n, vocab] logits from 0 to 12; no two of a row are equal."""
+        ids = np.arange(self.vocab_size, dtype=np.uint64)
+        hashed = _mix(_mix(fingerprints)[:, None] ^ _mix(ids)[None, :])
+        levels = (hashed >> np.uint64(54)).astype(np.int64)  # 10 bits
+        base = levels * _LARGEST_VOCABULARY + ids.astype(np.int64)  # 22 bits: 0 … 4 after scaling
+        values = base.copy()
+        rows = np.arange(len(fingerprints))
+        choices = np.arange(self.vocab_size) if self.favourites is None else np.array(self.favourites)
+        for number, bonus in ((1, 8), (2, 6), (3, 5)):
+            picks = choices[(_mix(fingerprints + np.uint64(number)) % np.uint64(len(choices))).astype(np.int64)]
+            values[rows, picks] = np.maximum(values[rows, picks], base[rows, picks] + (bonus << 20))
+        return (values.astype(np.float64) / (1 << 20)).astype(np.float32)
+
+    def reference(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Next-token logits of a whole sequence, without any cache."""
+        row: NDArray[np.float32] = self.logits(histories(np.array(token_ids))[-1:])[0]
+        return row
+
+
+class OracleRunner:
+    """A `batch.Runner` on an OracleModel.
+
+    Args:
+        expected: when given, is asked at every step for the true tokens of each sequence of the batch, in order
+            (`Scheduler.planned_tokens`); what the slots hold must be exactly these.
+        picks_tokens: answer rows that only have to choose a token with the token.
+        both_ways: rows of a picture see all of it.
+    """
+
+    chooser = None
+    trie_walk = None
+
+    def __init__(
+        self,
+        vocab_size: int = 272,
+        context_length: int = 4096,
+        num_slots: int = 4096,
+        *,
+        favourites: Iterable[int] | None = None,
+        expected: Callable[[], Sequence[NDArray[np.int32]]] | None = None,
+        picks_tokens: bool = False,
+        both_ways: bool = False,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.num_slots = num_slots
+        self.model = OracleModel(vocab_size, None if favourites is None else tuple(favourites))
+        self.expected = expected
+        self.picks_tokens = picks_tokens
+        self.pictures = OraclePictures(both_ways=both_ways)
+        self.batches: list[int] = []  # rows of every step
+        self.clear()
+
+    def facts(self) -> dict[str, str | int]:
+        return {"kernels": "oracle"}
+
+    def clear(self) -> None:
+        self._tokens = np.full(self.num_slots, -1, dtype=np.int64)
+        self._positions = np.full(self.num_slots, -1, dtype=np.int64)
+        self._histories = np.zeros(self.num_slots, dtype=np.uint64)
+
+    def forward(self, batch: Batch) -> Logits:
+        self._check_shape(batch)
+        self.batches.append(batch.rows)
+        writes = batch.write_slots != DUMMY_SLOT
+        written = batch.write_slots[writes]
+        if len(np.unique(written)) != len(written):
+            raise OracleError("two rows of one step write to the same slot")
+        self._tokens[written] = batch.token_ids[writes]
+        self._positions[written] = batch.positions[writes]
+        # All rows store before any row attends: first every fingerprint is stored, then every sequence is checked.
+        fingerprints = []
+        spans = []
+        first = 0
+        for index, count in enumerate(batch.query_lengths.tolist()):
+            gathered = self._gather(batch, index)
+            fingerprints.append(histories(gathered))
+            spans.append(self.pictures.spans_of(gathered))
+            self.pictures.widen(fingerprints[-1], spans[-1])
+            rows = slice(first, first + count)
+            keep = writes[rows]
+            self._histories[batch.write_slots[rows][keep]] = fingerprints[-1][-count:][keep]
+            first += count
+        self.pictures.check(batch, spans)
+        for index, own in enumerate(fingerprints):
+            wrong = self._histories[batch.slots[index]] != own
+            if wrong.any():
+                raise OracleError(
+                    f"sequence {index}, position {int(wrong.argmax())}: the key was computed behind another prefix"
+                )
+        of_rows = np.concatenate(
+            [own[-count:] for own, count in zip(fingerprints, batch.query_lengths.tolist(), strict=True)]
+        )
+        logits = self.model.logits(of_rows[batch.logit_rows])
+        if batch.picks is None or not self.picks_tokens:
+            return Logits.complete(torch.from_numpy(logits))
+        return _answer_picks(logits, batch.picks)
+
+    def _gather(self, batch: Batch, index: int) -> NDArray[np.int64]:
+        """The tokens in the sequence's slots, checked against its own rows and its positions."""
+        slots = batch.slots[index]
+        tokens, positions = self._tokens[slots], self._positions[slots]
+        wrong = positions != np.arange(len(slots))
+        if wrong.any():
+            position = int(wrong.argmax())
+            held = int(positions[position])
+            what = "nothing" if held < 0 else f"the key of position {held}"
+            raise OracleError(f"sequence {index}, position {position}: slot {int(slots[position])} holds {what}")
+        first = int(batch.query_lengths[:index].sum())
+        truth = batch.token_ids[first : first + int(batch.query_lengths[index])]
+        start = len(slots) - len(truth)
+        if self.expected is not None:
+            truth, start = self.expected()[index].astype(np.int64), 0
+        wrong = tokens[start:] != truth
+        if wrong.any():
+            position = start + int(wrong.argmax())
+            raise OracleError(
+                f"sequence {index}, position {position}: the slot holds token {int(tokens[position])},"
+                f" the sequence has {int(truth[position - start])}"
+            )
+        return tokens
+
+    def _check_shape(self, batch: Batch) -> None:
+        """The batch says the same thing in all its arrays."""
+        if (
+            not len(batch.query_lengths) == len(batch.prefix_lengths) == len(batch.slots)
+            or (batch.query_lengths < 1).any()
+        ):
+            raise OracleError("a batch needs at least one row and one prefix length for each sequence")
+        if not len(batch.token_ids) == len(batch.positions) == len(batch.write_slots) == int(batch.query_lengths.sum()):
+            raise OracleError("the rows of the batch and its query lengths disagree")
+        positions = [
+            np.arange(prefix, prefix + count)
+            for prefix, count in zip(batch.prefix_lengths.tolist(), batch.query_lengths.tolist(), strict=True)
+        ]
+        if (
+            not np.array_equal(batch.positions, np.concatenate(positions))
+            or int(batch.positions.max()) >= self.context_length
+        ):
+            raise OracleError("positions do not follow the prefix lengths, or pass the context")
+        first = 0
+        for index, (slots, own) in enumerate(zip(batch.slots, positions, strict=True)):
+            if len(slots) != own[-1] + 1 or (slots == DUMMY_SLOT).any():
+                raise OracleError(f"sequence {index} has {len(slots)} slots for {int(own[-1]) + 1} keys, or a dummy")
+            written = batch.write_slots[first : first + len(own)]
+            if ((written != DUMMY_SLOT) & (written != slots[own[0] :])).any():
+                raise OracleError(f"sequence {index} writes where it does not read")
+            first += len(own)
+        if (np.diff(batch.logit_rows) <= 0).any() or (batch.logit_rows >= batch.rows).any():
+            raise OracleError("logit rows are not ascending rows of the batch")
+
+
+def _answer_picks(logits: NDArray[np.float32], picks: Picks) -> Logits:
+    """Rows with Pick.ALL keep their logits; of the others only a token is left. By the definitions, row by row. A row
+    that may not choose among all tokens keeps its logits too, but for those that choose among a few."""
+    whole = picks.kinds == Pick.ALL
+    whole[[row for row, allowed in picks.allowed.items() if allowed.few is None]] = True
+    places = np.where(whole, np.cumsum(whole) - 1, -1)
+    tokens = np.full(len(logits), -1, dtype=np.int64)
+    errors: dict[int, Exception] = {}
+    for row in np.flatnonzero(~whole).tolist():
+        try:
+            tokens[row] = _answer_pick(logits[row], picks, row)
+        except Exception as error:
+            errors[row] = error
+    return Logits(torch.from_numpy(logits[whole]), places, tokens, errors)
+
+
+def _answer_pick(logits: NDArray[np.float32], picks: Picks, row: int) -> int:
+    """The token that a row chooses. logits: [vocab]"""
+    if row in picks.allowed and (few := picks.allowed[row].few) is not None:
+        return choose_few(logits[few], few, picks, row)
+    scores = logits.astype(np.float64)
+    if picks.kinds[row] == Pick.SAMPLE:
+        ids = np.arange(len(scores))
+        kept = np.ones(len(scores), dtype=np.bool_)
+        if 0 < picks.top_k[row] < len(scores):
+            kept &= scores >= np.sort(scores)[-int(picks.top_k[row])]
+        if picks.min_p[row] > 0:
+            kept &= (scores - scores.max()) * picks.inverse_temperatures[row] >= np.log(picks.min_p[row])
+        drawn = scores * picks.inverse_temperatures[row] + gumbel(picks.keys[row], ids)
+        scores = np.where(kept, drawn, -np.inf)
+    return int(scores.argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a generation must give."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason
+    text_bytes: int
+
+
+def reference_generate(
+    model: OracleModel,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    eos_ids: frozenset[int] = frozenset(),
+    token_bytes: Callable[[int], bytes] = lambda token: b"",
+    longest: int = 1 << 30,
+) -> Reference:
+    """The generation of one prompt alone, recomputed from nothing for every token: slow, and plainly right."""
+    tokens = list(prompt)
+    generated: list[int] = []
+    sampler = Sampler(model.vocab_size)
+    ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
+    text = b""
+    passed = 0  # stop strings that end before here came before min_tokens
+    while len(generated) < sampling.max_tokens and len(tokens) < longest:
+        logits = torch.from_numpy(model.reference(tokens).copy())[None]
+        counts = {token: generated.count(token) for token in generated}
+        forbidden = frozenset(ends) if len(generated) < sampling.min_tokens else frozenset()
+        draw = Draw(0, sampling, sampling.seed or 0, len(tokens), counts, np.array(prompt, dtype=np.int32), forbidden)
+        token = sampler.sample(logits, [draw])[0]
+        tokens.append(token)
+        generated.append(token)
+        may_stop = len(generated) >= sampling.min_tokens
+        if token in ends and may_stop:
+            return Reference(generated, FinishReason.STOP, len(text))
+        text += token_bytes(token)
+        while (found := _first_stop(text, sampling.stop, passed)) is not None:
+            if may_stop:
+                return Reference(generated, FinishReason.STOP, found[0])
+            passed = found[1]
+    return Reference(generated, FinishReason.LENGTH, len(text))
+
+
+def _first_stop(text: bytes, stops: Sequence[str], start: int) -> tuple[int, int] | None:
+    """(start, end) of the stop that ends first; of those that end together the longest."""
+    found = []
+    for stop in stops:
+        data = stop.encode("utf-8")
+        at = text.find(data, start)
+        if at >= 0:
+            found.append((at + len(data), at))
+    if not found:
+        return None
+    end, at = min(found)
+    return at, end

@@ -1,0 +1,161 @@
+"""Where a text may be cut so that its parts are tokenized as the whole is.
+
+    encode("… seven wizards") = encode("… seven") + encode(" wizards")
+
+holds for byte-pair encoding at a place that no token of the vocabulary can cover, because merges make nothing but
+tokens: if no token holds the character before the place and the one behind it side by side, no merge joins them,
+whatever stands around. Behind the place stands a space or a newline here; which characters may stand before it is
+read from the vocabulary. Whatever else looks at the text must not look across the place either:
+
+    normalizer      none, NFC (a space and a newline neither compose nor move), a plain replacement of the space
+    pre-tokenizer   none, or one of the expressions below, none of which takes a space together with a visible
+                    character before it, or a newline together with a letter or digit before it, or looks back
+    added tokens    none that swallows the white space behind it or asks what stands before it
+
+A tokenizer of which one of these cannot be said has no boundaries, and its texts are encoded whole. Unigram models
+have none: the scores of a long text are added in another order than those of its parts.
+"""
+
+import itertools
+import re
+import string
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from .file import Component, TokenizerFile, components
+from .vocabulary import Vocabulary
+
+Boundary = re.Pattern[str]  # matches where a part may begin, looking at the character before
+
+SPACE, NEWLINE = " ", "\n"
+_VISIBLE = "".join(map(chr, range(0x21, 0x7F)))  # ASCII
+_ALPHANUMERIC = string.ascii_letters + string.digits
+_CONTINUATION = range(0x80, 0xC0)  # the last byte of a character beyond ASCII
+_NOWHERE = r"(?!)"
+_LETTER = r"(?![\x00-\x7f])[^\W\d_]"  # beyond ASCII: white space in no version of Unicode
+
+# The alternatives of the expressions that models cut their text with. Each was read for what the page above asks.
+_CONTRACTIONS = {r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"'s|'t|'re|'ve|'m|'ll|'d", r"'(?i:[sdmt]|ll|ve|re)"}
+_WORDS = {
+    r"[^\r\n\p{L}\p{N}]?\p{L}+",
+    r"[^\r\n\p{L}\p{N}]?+\p{L}+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r" ?\p{L}+",
+    r"\p{L}+",
+}
+_NUMBERS = {r"\p{N}", r"\p{N}{1,3}", r" ?\p{N}+"}
+_SIGNS = {
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r" ?[^\s\p{L}\p{N}]++[\r\n]*",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    r" ?[^\s\p{L}\p{N}]+",
+}
+_SPACES = {r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"}
+_KNOWN = frozenset(_CONTRACTIONS | _WORDS | _NUMBERS | _SIGNS | _SPACES)
+
+
+def find_boundary(file: TokenizerFile, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> Boundary | None:
+    """What the parts of a text may begin with, for one tokenizer; None when nothing is certain.
+
+    Args:
+        encode: the tokenizer itself, to see whether it spells a space and a newline as tokens of their own.
+    """
+    if not _merges_only(file) or not _normalizes_in_place(file.normalizer):
+        return None
+    cuts = _cuts(file.pre_tokenizer)
+    if cuts is None or any(token.rstrip or token.single_word for token in file.added_tokens):
+        return None
+    vocabulary_spells = {
+        mark: [vocabulary.token_bytes(token_id) for token_id in encode(mark)] == [mark.encode()]
+        for mark in (SPACE, NEWLINE)
+    }
+    specials = [token.content for token in file.added_tokens if token.special]  # the vocabulary has no bytes for them
+    patterns = []
+    for mark, before in ((SPACE, _VISIBLE), (NEWLINE, _ALPHANUMERIC if cuts else _VISIBLE)):
+        if vocabulary_spells[mark]:
+            joined = _joined_before(mark, vocabulary, specials)
+            patterns.append(_pattern(mark, before, joined, letters=mark == SPACE or not cuts))
+    return re.compile("|".join(patterns)) if patterns else None
+
+
+def _pattern(mark: str, before: str, joined: frozenset[int], *, letters: bool) -> str:
+    """`mark` behind one of `before`, or behind a letter beyond ASCII, unless a token joins the two. The mark comes
+    first in the expression, because looking for one character is fast."""
+    allowed = "".join(character for character in before if ord(character) not in joined)
+    choices = [f"[{re.escape(allowed)}]"] if allowed else []
+    if letters and joined.isdisjoint(_CONTINUATION):
+        choices.append(_LETTER)
+    return f"{mark}(?<=(?:{'|'.join(choices)}){mark})" if choices else _NOWHERE
+
+
+def _joined_before(mark: str, vocabulary: Vocabulary, specials: list[str]) -> frozenset[int]:
+    """The bytes that stand directly before `mark` inside any token."""
+    blob = np.frombuffer(vocabulary.blob, np.uint8)
+    first = np.zeros(len(blob) + 1, np.bool_)
+    first[vocabulary.offsets[:-1]] = True
+    places = np.flatnonzero((blob == ord(mark)) & ~first[:-1])
+    joined = set(np.unique(blob[places - 1]).tolist())
+    for text in specials:
+        data = text.encode("utf-8", "replace")
+        joined |= {before for before, byte in itertools.pairwise(data) if byte == ord(mark)}
+    return frozenset(joined)
+
+
+class _Model(msgspec.Struct, frozen=True):
+    """Of the model what decides whether it is merges and nothing else."""
+
+    type: str | None = None
+    dropout: float | None = None
+    merges: msgspec.Raw = msgspec.Raw()  # immutable, and empty when there are none
+
+
+def _merges_only(file: TokenizerFile) -> bool:
+    model = msgspec.json.decode(file.model, type=_Model)
+    return bool(bytes(model.merges)) and model.type in ("BPE", None) and not model.dropout
+
+
+def _normalizes_in_place(normalizer: Component | None) -> bool:
+    """A prefix is no matter here: it is taken off, and put before the first text by the tokenizer's wrapper."""
+    for part in components(normalizer):
+        match part:
+            case {"type": "NFC" | "Prepend"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": " "}}:
+                pass
+            case _:
+                return False
+    return True
+
+
+def _cuts(pre_tokenizer: Component | None) -> bool | None:
+    """Whether the text is cut into words before it is merged; None when it is cut in a way not known here."""
+    cuts = False
+    for part in components(pre_tokenizer):
+        match part:
+            case {"type": "ByteLevel"}:
+                cuts = cuts or bool(part.get("use_regex", True))
+            case {"type": "Metaspace"}:
+                pass  # if it cuts, then before spaces, and whatever else is there
+            case {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}:
+                pass  # Gemma's: no space is left for it by the normalizer
+            case {"type": "Split", "pattern": {"Regex": str(expression)}, "behavior": "Isolated", "invert": False} if (
+                _alternatives(expression) <= _KNOWN
+            ):
+                cuts = True
+            case _:
+                return None
+    return cuts
+
+
+def _alternatives(expression: str) -> frozenset[str]:
+    """Its alternatives; those of contractions stay together."""
+    rest = expression
+    found = set()
+    for contraction in _CONTRACTIONS:
+        if rest.startswith(f"{contraction}|"):
+            found.add(contraction)
+            rest = rest.removeprefix(f"{contraction}|")
+    return frozenset(found | set(rest.split("|")))

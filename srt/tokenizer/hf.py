@@ -1,0 +1,204 @@
+"""The tokenizer of a model: tokenizer.json run by the `tokenizers` library, as the runtime's seam wants it.
+
+Three things differ from the library's defaults. Control tokens in plain text stay text: only template
+scaffolding may name them. Nothing is added around a text; BOS is the prompt encoder's business. And
+the space that SentencePiece tokenizers put before a text is put before the first text of a sequence
+only, never in the middle of one.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...lang.errors import MissingExtraError, ModelError, ParameterError, RequestError
+from .boundaries import find_boundary as boundary_of
+from .file import Component, TokenizerFile, adds_bos, members_key, unknown_id
+from .vocabulary import Vocabulary
+
+LONG_PIECE = 16_384  # characters; they take about 10 ms of CPU time
+
+
+class Prefix(Enum):
+    """What stands before the first text of a sequence."""
+
+    NONE = "none"
+    ALWAYS = "always"  # SentencePiece's dummy prefix
+    UNLESS_SPACE = "unless the text begins with a space"
+
+
+class HFTokenizer:
+    """A `Tokenizer` on the `tokenizers` library.
+
+    Args:
+        file: the content of tokenizer.json.
+        vocabulary: the bytes of its tokens, at least as many as it has.
+        config: the content of tokenizer_config.json; {} when there is none.
+        chat_template: Jinja source, or None.
+        eos_ids: the tokens that end a text.
+        name: for messages.
+        path: of tokenizer.json, for messages.
+        find_boundary: False leaves `boundary` None, which a quarter of a second finds: texts are not to be cut.
+
+    Raises:
+        ModelError: the library refuses the file.
+        MissingExtraError: the library is not installed.
+    """
+
+    def __init__(
+        self,
+        file: TokenizerFile,
+        *,
+        vocabulary: Vocabulary,
+        config: Mapping[str, Any],
+        chat_template: str | None,
+        eos_ids: Iterable[int],
+        name: str,
+        path: Path,
+        find_boundary: bool = True,
+    ) -> None:
+        self.name = name
+        self.vocabulary = vocabulary
+        self.vocab_size = len(vocabulary)
+        self.eos_ids = frozenset(eos_ids)
+        self.special_ids = {token.content: token.id for token in file.added_tokens if token.special}
+        self.template_tokens = template_tokens(config)
+        self.chat_template = chat_template
+        bos = self.template_tokens.get("bos_token")
+        self.bos_id = self.special_ids.get(bos) if bos and adds_bos(file, config, bos) else None
+        self._control = frozenset(self.special_ids.values()) - {unknown_id(file, path)}
+        bare, self._prefix, self._prefix_text = _without_prefix(file)
+        self._tokenizer = _build(bare, path)
+        self.boundary = boundary_of(bare, vocabulary, self._encode_plain) if find_boundary else None
+
+    def encode(self, text: str, *, first: bool) -> list[int]:
+        """Plain text → ids; see `Tokenizer.encode`. Raises ParameterError for text that is not Unicode."""
+        if not text:
+            return []
+        if first and self._takes_prefix(text):
+            text = self._prefix_text + text
+        try:
+            encoding = self._encode(text)
+        except (UnicodeEncodeError, TypeError) as error:
+            place = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
+            if place is None:
+                raise
+            raise ParameterError(
+                f"the text holds the lone surrogate {text[place]!r} at character {place}; "
+                "write text.encode('utf-8', 'replace').decode() to replace it"
+            ) from error
+        ids: list[int] = encoding.ids
+        if self._control.isdisjoint(ids):
+            return ids
+        return self._encode_defused(text, encoding)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self.encode(text, first=False)
+
+    def _encode(self, text: str) -> Any:  # tokenizers.Encoding
+        """A text without any boundary comes in one piece, of megabytes perhaps. The library releases the interpreter
+        lock for batches only."""
+        if len(text) < LONG_PIECE:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        text.encode("utf-8")  # raises for what is not Unicode; the library panics there
+        return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.vocabulary.token_bytes(token_id)
+
+    def _takes_prefix(self, text: str) -> bool:
+        match self._prefix:
+            case Prefix.NONE:
+                return False
+            case Prefix.ALWAYS:
+                return True
+            case Prefix.UNLESS_SPACE:
+                return not text.startswith((" ", self._prefix_text))
+
+    def _encode_defused(self, text: str, encoding: Any) -> list[int]:  # Any: tokenizers.Encoding
+        """Text whose plain characters the model joined into a control token (some Unigram models list them as
+        pieces): cut inside every such token and encode the parts."""
+        cuts = [0]
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id in self._control:
+                if end - start < 2:
+                    raise RequestError(
+                        f"{self.name} spells {text[start:end]!r} only as a control token; remove it from the text"
+                    )
+                cuts.append(start + 1)
+        cuts.append(len(text))
+        ids: list[int] = []
+        for start, end in itertools.pairwise(cuts):
+            ids.extend(self.encode(text[start:end], first=False))
+        return ids
+
+
+def template_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token`, … with their text; the config writes some as a string and some as an object."""
+    tokens: dict[str, str] = {}
+    for name, value in config.items():
+        if name.endswith("_token") and isinstance(value, dict):
+            value = value.get("content")
+        if name.endswith("_token") and isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+# ------------------------------------------------------------------------------------------ how
+
+
+def _build(file: TokenizerFile, path: Path) -> Any:  # Any: tokenizers.Tokenizer, a compiled class without types
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise MissingExtraError("tokenizers", "runtime") from error
+    try:
+        tokenizer = Tokenizer.from_str(msgspec.json.encode(file).decode("utf-8"))
+    except BaseException as error:  # plain Exception, and for some files its panic, which is none
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"{path} is refused by the tokenizers library ({error}); download it again") from error
+    tokenizer.encode_special_tokens = True  # special tokens in the text are not looked for
+    return tokenizer
+
+
+def _without_prefix(file: TokenizerFile) -> tuple[TokenizerFile, Prefix, str]:
+    """The file with no first space, no post-processor, no truncation or padding; and what the first space was."""
+    found: list[tuple[Prefix, str]] = []
+    bare = msgspec.structs.replace(
+        file,
+        normalizer=_strip(file.normalizer, found),
+        pre_tokenizer=_strip(file.pre_tokenizer, found),
+        post_processor=None,
+        truncation=None,
+        padding=None,
+    )
+    prefix, text = found[0] if found else (Prefix.NONE, "")
+    return bare, prefix, text
+
+
+def _strip(component: Component | None, found: list[tuple[Prefix, str]]) -> Component | None:
+    """A copy that adds nothing; what it added goes to `found`."""
+    if component is None:
+        return None
+    match component["type"]:
+        case "Sequence":
+            key = members_key(component)
+            kept = [_strip(member, found) for member in component[key]]
+            return {**component, key: [member for member in kept if member is not None]}
+        case "Prepend":
+            found.append((Prefix.ALWAYS, component["prepend"]))
+            return None
+        case "Metaspace":
+            if component.get("prepend_scheme", "always") != "never" and component.get("add_prefix_space", True):
+                found.append((Prefix.UNLESS_SPACE, component["replacement"]))
+            kept_fields = {key: value for key, value in component.items() if key != "add_prefix_space"}
+            return {**kept_fields, "prepend_scheme": "never"}
+        case "ByteLevel" if component.get("add_prefix_space", True):
+            found.append((Prefix.UNLESS_SPACE, " "))
+            return {**component, "add_prefix_space": False}
+        case _:
+            return component

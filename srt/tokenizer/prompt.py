@@ -1,0 +1,292 @@
+"""A prompt's parts → one list of ids, encoding only what is new.
+
+    parts     [ Text  Text ][ Generated ][ Text(control) Text ]
+    runs      "constant text"    ids      <id> "constant text"       a run is encoded as one string
+    blocks    [ about 1,024 characters ][ … ][ 128 ][ 128 ][ rest ]    cut where the tokenizer allows it (boundaries.py)
+
+Blocks are found again by their text. The prompt of the next call of a program begins with the parts of the last one,
+the prompts of a batch begin with the same examples, and the branches of a fork with the same document: what they
+share is cut at the same places, so only what is behind it is encoded: from its last small block on, because the last
+block of a text, which grows or branches, is made of small ones.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+
+from ...lang.errors import CapabilityError
+from ...lang.prompt import Generated, Media, Part, Text
+from ..core.image_token_ids import picture_tokens
+from ..multimodal.format import PictureFormat
+from ..multimodal.prompts import Shown
+from .token_cache import Namespace, TokenCache
+from .tokenizer import Tokenizer
+
+CACHE_BYTES = 64 * 2**20  # some 1,500,000 tokens
+BLOCK = 1024  # characters, and more until the next boundary
+SMALL_BLOCK = 128
+LONG = 8192  # new characters: about 3 ms
+_SCAFFOLDING = 1024  # characters; longer control text is split anew each time
+_SCAFFOLDINGS = 1024  # control texts whose pieces are remembered; a template has a handful
+
+Key = str | tuple[str]  # a text, or in a tuple the text that begins a sequence
+
+
+class PromptEncoder:
+    """A prompt's parts → ids, BOS once.
+
+    Constant text is encoded in maximal runs: control tokens (which only scaffolding may contain) and
+    generated ids end a run, part boundaries do not. A picture is the ids of its number, between the control text that
+    the model wants around it.
+
+    Args:
+        cache_bytes: of memory for the tokens of earlier texts; 0 encodes every text whole and anew.
+        pictures: how the model takes them; None when it reads text only.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, cache_bytes: int = CACHE_BYTES, pictures: PictureFormat | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._pictures = pictures
+        self._characters: Counter[str] = Counter()  # "asked" for, and "tokenized" among them
+        self._memory = TokenCache(cache_bytes) if cache_bytes else None
+        self._cache: TokenCache | Namespace | None = self._memory  # what is found in it
+        names = sorted(tokenizer.special_ids, key=len, reverse=True)  # the longest name wins
+        self._control = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+        self._pieces: dict[str, list[str]] = {}
+
+    def salted(self, salt: str) -> "PromptEncoder":
+        """The encoder for requests with this salt: it finds what they have brought, nothing else. The memory is one,
+        and so are the counters."""
+        if not salt or self._memory is None:
+            return self
+        other = copy(self)
+        other._cache = self._memory.namespace(salt)
+        return other
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How many characters went through the tokenizer, and how many were found instead."""
+        tokenized = self._characters["tokenized"]
+        return {
+            "tokenized_characters": tokenized,
+            "reused_characters": max(
+                0, self._characters["asked"] - tokenized
+            ),  # some is learned before it is asked for
+        }
+
+    def encode(self, parts: Sequence[Part]) -> list[int]:
+        """Raises CapabilityError when the prompt holds media that are not `Shown`."""
+        assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
+        return self._encode_items(self._items(parts))
+
+    def encode_endings(self, parts: Sequence[Part], endings: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+        """The ids of a prompt, and of the prompt with each of these constant texts behind it.
+
+        What is before the last block is the same for all of them, so it is put together once.
+        """
+        assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
+        items = list(self._items(parts))
+        start = 0 if self.tokenizer.bos_id is None else 1
+        tail: Key = ("",) if len(items) == start else ""
+        if len(items) > start and not isinstance(run := items[-1], list):
+            blocks = [run] if self._cache is None else self._blocks(run, BLOCK)
+            tail = blocks.pop()
+            items[-1:] = blocks
+        before = self._encode_items(items)
+        text, first = _text(tail), isinstance(tail, tuple)
+
+        def ended(ending: str) -> list[int]:
+            ids = before.copy()
+            if text or ending:
+                self._extend(ids, text + ending, first=first)
+            return ids
+
+        return ended(""), [ended(ending) for ending in endings]
+
+    def _encode_items(self, items: Iterable[Key | list[int]]) -> list[int]:
+        ids: list[int] = []
+        for item in items:
+            match item:
+                case list():
+                    ids += item
+                case str():
+                    self._extend(ids, item, first=False)
+                case (text,):
+                    self._extend(ids, text, first=True)
+        return ids
+
+    def is_long(self, parts: Sequence[Part]) -> bool:
+        """Whether `encode` would take so long that it should not be done on an event loop."""
+        if self._cache is None or sum(len(part.text) for part in parts if isinstance(part, Text)) < LONG:
+            return False
+        texts = (item for item in self._items(parts) if not isinstance(item, list))
+        blocks = (block for text in texts for block in self._blocks(text, BLOCK))
+        return sum(len(_text(block)) for block in blocks if block not in self._cache) >= LONG
+
+    def new_texts(self, parts: Sequence[Part]) -> list[Key]:
+        """What `encode` would have to encode of these parts, for `learn`; nothing where nothing is kept."""
+        if self._cache is None:
+            return []
+        return [
+            key
+            for item in self._items(parts)
+            if not isinstance(item, list)
+            for block in self._blocks(item, BLOCK)
+            if block not in self._cache
+            for key in self._parts(self._cache, block)
+            if key not in self._cache
+        ]
+
+    def encode_texts(self, keys: Sequence[Key]) -> list[list[int]]:
+        """Their ids. Changes nothing here, so another thread may do it; tokenizers let other threads run meanwhile."""
+        encode = self.tokenizer.encode
+        return [encode(key, first=False) if isinstance(key, str) else encode(key[0], first=True) for key in keys]
+
+    def learn(self, keys: Sequence[Key], token_ids: Sequence[list[int]]) -> None:
+        """Keep what `encode_texts` found."""
+        assert self._cache is not None, "there are no new texts where nothing is kept"
+        for key, ids in zip(keys, token_ids, strict=True):
+            self._cache.put(key, ids)
+            self._characters["tokenized"] += len(_text(key))
+
+    # ------------------------------------------------------------------ runs
+
+    def _items(self, parts: Sequence[Part]) -> Iterator[Key | list[int]]:
+        """Runs of text and ids between them. A run that begins the sequence comes in a tuple."""
+        tokenizer = self.tokenizer
+        beginning = True  # nothing but BOS so far
+        if tokenizer.bos_id is not None:
+            yield [tokenizer.bos_id]
+        run: list[str] = []
+
+        def flush() -> Iterator[Key]:
+            text = "".join(run)
+            run.clear()
+            if text:
+                yield (text,) if beginning else text
+
+        for part in self._written(parts):
+            match part:
+                case Text(text, False):
+                    run.append(text)
+                case Text(text, True):
+                    for piece in self._split(text):
+                        special = tokenizer.special_ids.get(piece)
+                        if special is None:
+                            run.append(piece)
+                            continue
+                        for key in flush():
+                            yield key
+                            beginning = False
+                        if special != tokenizer.bos_id or not beginning:  # the template may write BOS itself
+                            yield [special]
+                            beginning = False
+                case list():
+                    for key in flush():
+                        yield key
+                    yield part
+                    beginning = False
+                case Generated(_, token_ids):
+                    for key in flush():
+                        yield key
+                        beginning = False
+                    if token_ids:
+                        yield list(token_ids)
+                        beginning = False
+        yield from flush()
+
+    def _written(self, parts: Iterable[Part]) -> Iterator[Text | Generated | list[int]]:
+        """Parts with pictures as what they are in the sequence."""
+        form = self._pictures
+        for part in parts:
+            if not isinstance(part, Media):
+                yield part
+            elif form is None:
+                raise CapabilityError(
+                    f"{self.tokenizer.name} reads text only; remove {part.kind}(...) or load a vision model"
+                )
+            else:
+                shown = part.pictures if isinstance(part, Shown) else (None,)  # it only ends the text before it
+                for picture in shown:
+                    yield Text(form.before, control=True)
+                    yield [] if picture is None else picture_tokens(picture.number, picture.tokens)
+                    yield Text(form.after, control=True)
+
+    def _split(self, text: str) -> list[str]:
+        """Control text → names of control tokens, and what is between them. Models have thousands of names."""
+        if self._control is None:
+            return [text]
+        pieces = self._pieces.get(text)
+        if pieces is None:
+            pieces = self._control.split(text)
+            if len(text) <= _SCAFFOLDING:
+                if len(self._pieces) >= _SCAFFOLDINGS:
+                    self._pieces.clear()
+                self._pieces[text] = pieces
+        return pieces
+
+    # ------------------------------------------------------------------ blocks
+
+    def _extend(self, ids: list[int], text: str, *, first: bool) -> None:
+        self._characters["asked"] += len(text)
+        if self._cache is None:
+            self._characters["tokenized"] += len(text)
+            ids += self.tokenizer.encode(text, first=first)
+            return
+        for block in self._blocks((text,) if first else text, BLOCK):
+            known = self._cache.get(block)
+            ids += self._encode_block(self._cache, block) if known is None else known
+
+    def _encode_block(self, cache: TokenCache | Namespace, block: Key) -> Sequence[int]:
+        """One that is not known. The last block of a text may grow or branch, so it is kept in small ones too; one that
+        has grown to its full size is made of those that it had."""
+        parts = self._parts(cache, block)
+        if len(parts) == 1:
+            return self._encode_new(cache, block)
+        ids: list[int] = []
+        for part in parts:
+            known = cache.get(part)
+            ids += self._encode_new(cache, part) if known is None else known
+        cache.put(block, ids)
+        return ids
+
+    def _encode_new(self, cache: TokenCache | Namespace, key: Key) -> Sequence[int]:
+        self._characters["tokenized"] += len(_text(key))
+        (ids,) = self.encode_texts((key,))
+        cache.put(key, ids)
+        return ids
+
+    def _parts(self, cache: TokenCache | Namespace, block: Key) -> list[Key]:
+        """In what parts an unknown block is to be encoded."""
+        parts = self._blocks(block, SMALL_BLOCK)
+        return parts if len(_text(block)) < BLOCK or parts[0] in cache else [block]
+
+    def _blocks(self, key: Key, size: int) -> list[Key]:
+        """Cut at the first boundary behind every `size` characters. The first block of a first text is a first text."""
+        text = _text(key)
+        boundary = self.tokenizer.boundary
+        last = len(text) - size  # what begins behind it is short enough
+        if last <= 0 or boundary is None:
+            return [key]
+        blocks: list[Key] = []
+        start = 0
+        while start < last and (found := boundary.search(text, start + size)) is not None:
+            end = found.start()
+            blocks.append(text[start:end])
+            start = end
+        blocks.append(text[start:])
+        if isinstance(key, tuple):
+            blocks[0] = (_text(blocks[0]),)
+        return blocks
+
+
+def _unseen(parts: Iterable[Part]) -> bool:
+    """Whether there are media whose pictures nobody has looked up."""
+    return any(isinstance(part, Media) and not isinstance(part, Shown) for part in parts)
+
+
+def _text(key: Key) -> str:
+    return key if isinstance(key, str) else key[0]

@@ -1,0 +1,407 @@
+"""The radix tree against a set of prefixes, and its costs counted."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from umbel.srt.cache.radix_cache import RadixCache
+from umbel.srt.cache.radix_node import Match, common_length
+from umbel.srt.cache.slot_allocator import IntegrityError, SlotPool
+
+SALTS = ["", "a", "b"]
+
+
+def array(tokens: object) -> np.ndarray:
+    return np.array(tokens, dtype=np.int32)
+
+
+class Tree:
+    """A cache and its pool with one verb for what a request does."""
+
+    def __init__(self, slots: int = 1000) -> None:
+        self.pool = SlotPool(slots + 1)
+        self.cache = RadixCache(self.pool)
+
+    def hold(self, tokens: list[int], salt: str = "", *, priority: int = 0) -> Match:
+        """Computes what is missing and keeps the lock."""
+        match = self.cache.match(array(tokens), salt)
+        self.cache.lock(match)
+        rest = array(tokens[match.length :])
+        if len(rest):
+            match = self.cache.extend(match, rest, self.pool.allocate(len(rest)), priority=priority)
+        return match
+
+    def serve(self, tokens: list[int], salt: str = "", *, priority: int = 0) -> None:
+        self.cache.unlock(self.hold(tokens, salt, priority=priority))
+
+    def shape(self) -> list[tuple[int, list[int]]]:
+        return [(depth, node.tokens.tolist()) for depth, node in self.cache.walk()]
+
+
+def test_a_partial_match_splits_the_node() -> None:
+    tree = Tree()
+    tree.serve([1, 2, 3, 4])
+    tree.serve([1, 2, 9])
+    assert tree.shape() == [(0, [1, 2]), (1, [3, 4]), (1, [9])]
+
+
+def test_a_holder_grows_its_own_leaf_and_a_later_one_appends_a_node() -> None:
+    tree = Tree()
+    match = tree.hold([1, 2])
+    match = tree.cache.extend(match, array([3]), tree.pool.allocate(1))
+    tree.cache.unlock(match)
+    tree.serve([1, 2, 3, 4])
+    assert tree.shape() == [(0, [1, 2, 3]), (1, [4])]
+
+
+def test_a_leaf_that_somebody_else_holds_does_not_grow_under_him() -> None:
+    tree = Tree()
+    mine = tree.hold([1, 2])
+    theirs = tree.cache.match(array([1, 2]), "")
+    tree.cache.lock(theirs)
+    longer = tree.cache.extend(mine, array([3]), tree.pool.allocate(1))
+    assert theirs.slots().tolist() == longer.slots().tolist()[:2]
+    tree.cache.unlock(longer)
+    tree.cache.check([theirs])
+
+
+def test_locks_last_use_and_priority_survive_a_split() -> None:
+    tree = Tree()
+    held = tree.hold([1, 2, 3, 4], priority=3)
+    before = held.slots().tolist()
+    tree.cache.match(array([1, 2]), "")
+    upper = held.node.parent
+    assert upper is not None
+    assert (upper.locks, upper.priority, upper.tokens.tolist()) == (1, 3, [1, 2])
+    assert held.slots().tolist() == before
+    assert held.slots(start=1).tolist() == before[1:]
+    tree.cache.check([held])
+    tree.cache.unlock(held)
+    tree.cache.check([])
+
+
+def again(tree: Tree, text: list[int], start: int) -> Match:
+    """A text that is known is generated once more: its holder goes on a token at a time."""
+    match = tree.cache.match(array(text[:start]), "")
+    tree.cache.lock(match)
+    for end in range(start + 1, len(text) + 1):
+        following = tree.cache.advance(match, array(text[:end]))
+        tree.cache.move_lock(match, following)
+        match = following
+        tree.cache.check([match])
+    return match
+
+
+def test_a_text_that_is_generated_again_leaves_no_node_for_each_token() -> None:
+    tree = Tree()
+    text = list(range(10, 30))
+    first = tree.hold(text)
+    slots = first.slots().tolist()
+    tree.cache.unlock(first)
+    match = again(tree, text[:18], 4)
+    assert tree.shape() == [(0, text[:18]), (1, text[18:])]
+    assert (match.length, match.slots().tolist()) == (18, slots[:18])
+    tree.cache.unlock(match)
+    tree.cache.check([])
+
+
+@pytest.mark.parametrize("who", ["another holder", "a pin", "another text", "a whole sequence"])
+def test_a_boundary_that_is_somebodys_stays(who: str) -> None:
+    tree = Tree()
+    text = list(range(10, 20))
+    tree.serve(text)
+    boundary = tree.cache.match(array(text[:4]), "")
+    held = []
+    if who == "another holder":
+        tree.cache.lock(boundary)
+        held = [boundary]
+    elif who == "a pin":
+        tree.cache.pin(boundary)
+    elif who == "another text":
+        tree.serve([*text[:4], 99])
+    else:
+        tree.cache.mark_whole(boundary)
+    match = tree.cache.match(array(text[:4]), "")
+    tree.cache.lock(match)
+    following = tree.cache.advance(match, array(text[:6]))
+    tree.cache.move_lock(match, following)
+    assert (0, text[:4]) in tree.shape()
+    assert (1, text[4:6]) in tree.shape()
+    assert boundary.slots().tolist() == following.slots().tolist()[:4]
+    if who == "a pin":
+        tree.cache.unpin(boundary)
+    tree.cache.check([*held, following])
+
+
+def test_a_match_names_its_path_root_first() -> None:
+    tree = Tree()
+    tree.serve([1, 2, 3, 4])
+    match = tree.hold([1, 2, 5])
+    assert [step[1:] for step in match.path] == [(0, 2), (2, 1)]
+    assert [step[0] for step in match.path] == [match.node.parent.id, match.node.id]
+
+
+def test_peek_changes_nothing() -> None:
+    tree = Tree()
+    tree.serve([1, 2, 3, 4])
+    tree.serve([7, 7])
+    assert (tree.cache.peek(array([1, 2, 9]), ""), tree.cache.peek(array([1]), "other")) == (2, 0)
+    assert tree.shape() == [(0, [1, 2, 3, 4]), (0, [7, 7])]
+    tree.cache.evict(1)
+    assert tree.shape() == [(0, [7, 7])], "a peek is not a use"
+
+
+def test_least_recently_used_leaves_go_first_and_parents_after_their_children() -> None:
+    tree = Tree()
+    for tokens in ([1, 2, 3], [1, 2, 4], [8, 8]):
+        tree.serve(tokens)
+    tree.serve([1, 2, 3])
+    assert tree.cache.evict(1) == 1
+    assert tree.shape() == [(0, [1, 2]), (1, [3]), (0, [8, 8])]
+    assert tree.cache.evict(3) == 3
+    assert tree.shape() == [(0, [1, 2])]
+    assert tree.cache.evict(100) == 2
+    assert tree.pool.free == tree.pool.total
+
+
+def test_lower_priority_is_evicted_first() -> None:
+    tree = Tree()
+    tree.serve([1, 1], priority=1)
+    tree.serve([2, 2], priority=0)
+    tree.cache.evict(1)
+    assert tree.shape() == [(0, [1, 1])]
+
+
+def test_locked_paths_stay() -> None:
+    tree = Tree()
+    tree.serve([1, 2, 9])
+    held = tree.hold([1, 2, 3])
+    assert tree.cache.evict(100) == 1
+    assert tree.cache.clear() == 0
+    assert tree.shape() == [(0, [1, 2]), (1, [3])]
+    tree.cache.unlock(held)
+    assert tree.cache.clear() == 3
+
+
+def test_another_salt_never_hits_and_the_same_one_always_does() -> None:
+    """Reliability note I1: 500 pairs, those among them that joined strings would confuse."""
+    pairs = [
+        ("a", "bc"),
+        ("ab", "c"),
+        ("", "0"),
+        ("x/y", "x"),
+        *((f"tenant-{i}", f"tenant-{i + 1}") for i in range(496)),
+    ]
+    for mine, theirs in pairs:
+        tree = Tree(slots=8)
+        tree.serve([1, 2, 3], mine)
+        assert (tree.cache.peek(array([1, 2, 3]), theirs), tree.cache.peek(array([1, 2, 3]), mine)) == (0, 3)
+
+
+def test_an_empty_salt_leaves_nothing_behind() -> None:
+    tree = Tree()
+    for salt in ("a", "b", "c"):
+        tree.serve([1, 2], salt)
+        tree.cache.unlock(tree.hold([], salt))
+    tree.cache.clear()
+    tree.cache.unlock(tree.hold([], "d"))
+    assert tree.cache._roots == {}, "salts come from callers and must not pile up"
+
+
+def test_check_finds_a_lock_that_nobody_holds() -> None:
+    tree = Tree()
+    tree.hold([1, 2])
+    with pytest.raises(IntegrityError, match="1 locks"):
+        tree.cache.check([])
+
+
+def test_check_finds_a_missing_token() -> None:
+    tree = Tree()
+    held = tree.hold([1, 2])
+    held.node.tokens = held.node.tokens[:1]
+    with pytest.raises(IntegrityError, match="1 tokens and 2 slots"):
+        tree.cache.check([held])
+
+
+def test_eviction_costs_a_logarithm_not_a_walk() -> None:
+    """Queue operations, each O(log n), stay proportional to evictions and uses, however large the tree is."""
+    per_eviction = {}
+    for leaves in (50, 800):
+        tree = Tree(slots=4 * leaves)
+        for i in range(leaves):
+            tree.serve([i, 1])
+        before = tree.cache.queue_operations
+        for _ in range(40):
+            tree.cache.evict(2)
+        per_eviction[leaves] = (tree.cache.queue_operations - before) / 40
+    assert per_eviction == {50: 1.0, 800: 1.0}
+
+
+def test_uses_cost_at_most_one_more_queue_entry_each() -> None:
+    tree = Tree(slots=1000)
+    for i in range(100):
+        tree.serve([i, 1])
+    before = tree.cache.queue_operations
+    for _ in range(5):
+        for i in range(100):
+            tree.serve([i, 1])
+    assert tree.cache.queue_operations == before, "a node has one entry, corrected when it is taken"
+    tree.cache.evict(2)
+    assert tree.cache.queue_operations - before <= 2 * 100 + 1
+    assert len(tree.cache._queue) <= 100
+
+
+def test_the_queue_stays_small_and_cheap_over_many_operations() -> None:
+    """A request pushes its leaf once and pops it once at its eviction; one use more is one correction more."""
+    dice = np.random.default_rng(0)
+    per_request = {}
+    for families in (10, 100):
+        tree = Tree(slots=200 * families)
+        stems = dice.integers(0, 9, (families, 12))
+        held: list[Match] = []
+        for _ in range(3000):
+            tokens = [*stems[dice.integers(families)].tolist(), *dice.integers(0, 99, 6).tolist()]
+            tree.cache.evict(max(0, len(tokens) - tree.pool.free))
+            held.append(tree.hold(tokens))
+            if len(held) > 8:
+                tree.cache.unlock(held.pop(int(dice.integers(8))))
+        tree.cache.check(held)
+        per_request[families] = tree.cache.queue_operations / 3000
+        assert len(tree.cache._queue) <= sum(1 for _ in tree.cache.walk())
+    assert max(per_request.values()) < 3, "whatever the size of the tree"
+
+
+def test_a_touch_is_a_use_and_splits_nothing() -> None:
+    tree = Tree()
+    tree.serve([1, 2, 3, 4])
+    tree.serve([7, 7])
+    assert tree.cache.touch(array([1, 2, 9]), "") == 2
+    assert tree.shape() == [(0, [1, 2, 3, 4]), (0, [7, 7])]
+    tree.cache.evict(1)
+    assert tree.shape() == [(0, [1, 2, 3, 4])]
+
+
+def test_a_path_changes_only_with_a_split() -> None:
+    tree = Tree()
+    held = tree.hold([1, 2, 3, 4])
+    before = tree.cache.splits
+    tree.serve([8, 8])
+    tree.cache.evict(2)
+    assert tree.cache.splits == before
+    path = held.path
+    tree.serve([1, 2, 9])
+    assert tree.cache.splits == before + 1
+    assert [step[1:] for step in path] == [(0, 4)]
+    assert [step[1:] for step in held.path] == [(0, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(("left", "right", "shared"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2], [1, 3], 1)])
+def test_common_length(left: list[int], right: list[int], shared: int) -> None:
+    assert common_length(array(left), array(right)) == shared
+
+
+class Model(RuleBasedStateMachine):
+    """The tree against a dictionary: (salt, prefix) → slot of its last token."""
+
+    @initialize()
+    def start(self) -> None:
+        self.tree = Tree(slots=60)
+        self.slots: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.held: list[tuple[Match, str, tuple[int, ...]]] = []
+
+    sequences = st.lists(st.integers(0, 2), max_size=9).map(tuple)
+    salts = st.sampled_from(SALTS)
+
+    def known(self, salt: str, tokens: tuple[int, ...]) -> int:
+        length = 0
+        while length < len(tokens) and (salt, tokens[: length + 1]) in self.slots:
+            length += 1
+        return length
+
+    @rule(tokens=sequences, salt=salts)
+    def peek(self, tokens: tuple[int, ...], salt: str) -> None:
+        assert self.tree.cache.peek(array(tokens), salt) == self.known(salt, tokens)
+
+    @rule(tokens=sequences, salt=salts, priority=st.integers(0, 1))
+    def compute(self, tokens: tuple[int, ...], salt: str, priority: int) -> None:
+        cache, pool = self.tree.cache, self.tree.pool
+        match = cache.match(array(tokens), salt)
+        assert match.length == self.known(salt, tokens)
+        assert match.slots().tolist() == [self.slots[salt, tokens[: i + 1]] for i in range(match.length)]
+        cache.lock(match)
+        rest = tokens[match.length :]
+        if len(rest) > pool.free:
+            self.evict(len(rest) - pool.free)
+        if len(rest) > pool.free:
+            cache.unlock(match)
+            return
+        if rest:
+            slots = pool.allocate(len(rest))
+            for i, slot in enumerate(slots.tolist()):
+                self.slots[salt, tokens[: match.length + i + 1]] = slot
+            match = cache.extend(match, array(rest), slots, priority=priority)
+        self.held.append((match, salt, tokens))
+
+    @rule(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=3), data=st.data())
+    def go_on(self, tokens: list[int], data: st.DataObject) -> None:
+        """A holder computes more tokens, as decoding and the next chunk of a prompt do."""
+        if not self.held or self.tree.pool.free < len(tokens):
+            return
+        index = data.draw(st.integers(0, len(self.held) - 1))
+        match, salt, before = self.held[index]
+        cache, after = self.tree.cache, (*before, *tokens)
+        reached = cache.advance(match, array(after))
+        cache.move_lock(match, reached)
+        assert reached.length == self.known(salt, after)
+        if reached.length < len(after):
+            slots = self.tree.pool.allocate(len(after) - reached.length)
+            for i, slot in enumerate(slots.tolist()):
+                self.slots[salt, after[: reached.length + i + 1]] = slot
+            reached = cache.extend(reached, array(after[reached.length :]), slots)
+        self.held[index] = (reached, salt, after)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.held:
+            match, _, _ = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+            self.tree.cache.unlock(match)
+
+    @rule(count=st.integers(1, 20))
+    def evict(self, count: int) -> None:
+        evictable = self.tree.cache.evictable_tokens
+        given = self.tree.cache.evict(count)
+        assert given >= min(count, evictable)
+        alive = set()
+        for depth_tokens in self.paths():
+            alive.add(depth_tokens)
+        self.slots = {key: slot for key, slot in self.slots.items() if key in alive}
+        for _, salt, tokens in self.held:
+            assert self.known(salt, tokens) == len(tokens), "a held prefix was evicted"
+
+    def paths(self) -> set[tuple[str, tuple[int, ...]]]:
+        """Every (salt, prefix) in the tree."""
+        found = set()
+        stack: list[tuple[str, tuple[int, ...]]] = []
+        for depth, node in self.tree.cache.walk():
+            del stack[depth:]
+            prefix = stack[-1][1] if stack else ()
+            for token in node.tokens.tolist():
+                prefix = (*prefix, token)
+                found.add((node.salt, prefix))
+            stack.append((node.salt, prefix))
+        return found
+
+    @invariant()
+    def whole(self) -> None:
+        cache, pool = self.tree.cache, self.tree.pool
+        cache.check([match for match, _, _ in self.held])
+        pool.check([node.slots for _, node in cache.walk()])
+        assert self.paths() == set(self.slots)
+        assert pool.free + cache.total_tokens == pool.total
+        held = {(salt, tokens[: i + 1]) for _, salt, tokens in self.held for i in range(len(tokens))}
+        assert cache.evictable_tokens <= cache.total_tokens - len(held)
+
+
+Model.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestModel = Model.TestCase

@@ -1,0 +1,237 @@
+"""Rank 0 tells the others what it computes: steps, launched steps and pictures. The other ranks are threads here."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from umbel.lang.errors import EngineError
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.core.batch import Batch, Launcher, Logits, Runner
+from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.faults import FaultHook, no_faults
+from umbel.srt.core.messages import Ended, EngineFailed, EngineForget, EngineGenerate, EnginePicture, FromEngine
+from umbel.srt.distributed.leader import LeadingLauncher, RanksApart, leading
+from umbel.srt.distributed.messages import Clear, Step, ToRank, to_rank
+from umbel.srt.layers.checkpoint import Tensors
+from umbel.srt.models.sharding import CutTensors, share_config
+from umbel.srt.multimodal.store import VisionStore
+from umbel.srt.runners.cuda.runner import CudaRunner
+from umbel.srt.runners.threaded_runner import ThreadedRunner
+from umbel.srt.runners.torch_runner import build_runner
+from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
+
+from ..models.reference import Piece, Sequences, random_tokens, relative_error, run_steps
+from ..models.vision.test_seeing_models import NUM_SLOTS, Seeing, expected_logits, pieces_of, prompts_of
+from ..models.vision.tiny import Tiny, gemma3, llava_next
+from ..multimodal.toy_vision import ToyVision, picture
+from ..runners.cuda.engines import in_torch, on_host, tiny_model
+from ..runners.cuda.test_scheduling import answers, traffic
+from .threads import ThreadOthers, ThreadTeam, led
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# ------------------------------------------------------------------------------------------ messages
+
+
+def sent(message: ToRank) -> ToRank:
+    """As another rank reads it."""
+    others = ThreadOthers(2)
+    others.tell(message)
+    others.close()
+    (heard,) = others.heard(1)
+    return heard
+
+
+def test_a_step_arrives_as_it_was_sent() -> None:
+    sequences = Sequences([random_tokens(9, 1), random_tokens(5, 2)], 40)
+    whole = replace(
+        sequences.batch([Piece(0, 3, 6), Piece(1, 4, 1)]),
+        paths=(((1, 0, 3), (4, 3, 6)), ()),
+        generated=np.array([2, 1], dtype=np.int32),
+        spans=(((0, 4),), ()),
+        token_sources=np.array([-1, -1, -1, -1, -1, 0, 2]),
+    )
+    for batch in (whole, replace(whole, paths=(), generated=None, spans=(), token_sources=None)):
+        message = sent(Step.of(batch))
+        assert isinstance(message, Step)
+        arrived = message.batch()
+        for name in ("token_ids", "positions", "write_slots", "query_lengths", "prefix_lengths", "logit_rows"):
+            np.testing.assert_array_equal(getattr(arrived, name), getattr(batch, name))
+            assert getattr(arrived, name).dtype == getattr(batch, name).dtype
+        for slots, own in zip(arrived.slots, batch.slots, strict=True):
+            np.testing.assert_array_equal(slots, own)
+        assert (arrived.paths, arrived.spans) == (batch.paths, batch.spans)
+        for name in ("generated", "token_sources"):
+            np.testing.assert_equal(getattr(arrived, name), getattr(batch, name))
+
+
+def test_a_message_too_large_is_refused() -> None:
+    others = ThreadOthers(2)
+    others._ends[0].sendall((1 << 40).to_bytes(8, "little"))
+    with pytest.raises(ValueError, match="larger than the limit"):
+        next(to_rank(others._theirs[0]))
+    others.close()
+
+
+# ------------------------------------------------------------------------------------------ steps
+
+
+def part_of(config: dict[str, Any], tensors: Tensors, team: ThreadTeam) -> CudaRunner:
+    """A rank of the CUDA engine, on the host."""
+    cut = CutTensors(tensors, config, team)
+    return on_host(share_config(config, team.ranks), cut, team=team, cuda_graphs=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_texts_of_the_cuda_engine_on_two_ranks_are_those_of_one(overlap: bool) -> None:
+    config, tensors = tiny_model("qwen 3")
+    questions = traffic(11)
+    truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1)
+    with led(2, lambda team: part_of(config, tensors, team)) as (runner, _):
+        assert isinstance(runner, LeadingLauncher)
+        texts, scheduler = answers(runner, questions, max_running=8, overlap=overlap)
+    assert texts == truth
+    assert (scheduler.counters["overlapped_steps"] > 5) is overlap
+
+
+def test_texts_of_the_torch_engine_overlapped_in_a_thread_are_those_of_one_rank() -> None:
+    config, tensors = tiny_model("gemma 3")
+    questions = traffic(11)
+    truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1)
+    with led(2, lambda team: in_torch(config, tensors, team=team)) as (runner, _):
+        texts, scheduler = answers(ThreadedRunner(runner), questions, max_running=8, overlap=True)
+    assert texts == truth
+    assert scheduler.counters["overlapped_steps"] > 5
+
+
+@pytest.mark.parametrize("point", ["engine.forward", "engine.sample"])
+def test_a_step_or_a_row_that_fails_ends_its_requests_only(point: str) -> None:
+    config, tensors = tiny_model("qwen 3")
+    visits = 0
+
+    def fault(visited: str) -> None:
+        nonlocal visits
+        visits += visited == point
+        if visited == point and visits == 3:
+            raise EngineError("on purpose")
+
+    def ask(scheduler: Scheduler, number: int) -> FromEngine:
+        scheduler.submit(EngineGenerate(number, [5, 6, 7], SamplingParams(max_tokens=6, temperature=0.0), False))
+        events = [event for _ in range(20) for event in scheduler.step()]
+        return events[-1]
+
+    def asked(runner: Runner, faults: FaultHook) -> list[FromEngine]:
+        scheduler = Scheduler(runner, lambda _: b"a", frozenset(), SchedulerConfig(), VirtualClock(), faults)
+        return [ask(scheduler, number) for number in (1, 2)]
+
+    whole, _ = asked(in_torch(config, tensors), no_faults)
+    with led(2, lambda team: in_torch(config, tensors, team=team)) as (runner, others):
+        failed, answered = asked(runner, fault)
+    assert isinstance(failed, EngineFailed)
+    assert isinstance(answered, Ended)
+    assert isinstance(whole, Ended)
+    assert answered.token_ids == whole.token_ids
+    assert others.told.count(Clear()) == (point == "engine.forward"), "the keys behind a row that failed are sound"
+
+
+class Refusing:
+    """A `batch.Launcher` whose steps fail on this rank."""
+
+    vocab_size, context_length, num_slots = 10, 10, 10
+    pictures = chooser = trie_walk = None
+
+    def forward(self, batch: Batch) -> Logits:
+        raise MemoryError("no room")
+
+    launch = forward
+
+    def facts(self) -> dict[str, int]:
+        return {}
+
+    def clear(self) -> None:
+        """There is nothing."""
+
+
+def test_a_step_that_fails_on_one_rank_is_nobody_elses_to_go_on_from() -> None:
+    runner: Runner = leading(Refusing(), ThreadOthers(2))
+    batch = Sequences([[1, 2]], 10).batch([Piece(0, 0, 2)])
+    assert isinstance(runner, Launcher)
+    for begin in (runner.forward, runner.launch):
+        with pytest.raises(RanksApart):
+            begin(batch)
+
+
+def test_everybody_forgets_the_pool_together() -> None:
+    others = ThreadOthers(2)
+    leading(Refusing(), others).clear()
+    assert others.told == [Clear()]
+
+
+# ------------------------------------------------------------------------------------------ pictures
+
+
+@pytest.mark.parametrize("make", [llava_next, gemma3])
+def test_pictures_are_seen_by_all_ranks(make: Callable[[], Tiny]) -> None:
+    tiny = make()
+    prompts = prompts_of(tiny)
+
+    def one(team: ThreadTeam) -> Runner:
+        return build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels="torch", team=team)
+
+    with led(2, one) as (runner, others):
+        store = runner.pictures
+        assert store is not None
+        images = [image for prompt in prompts for image in prompt.images]
+        for number, image in enumerate(images, 1):
+            store.put(tiny.picture(image, number))
+        sequences = Seeing(prompts, store.tokens, store.both_ways)
+        steps = [
+            [piece]
+            for index, prompt in enumerate(prompts)
+            for piece in pieces_of(prompt, index, whole_pictures=store.both_ways)
+        ]
+        for prompt, actual in zip(prompts, run_steps(runner, sequences, steps), strict=True):  # type: ignore[arg-type]
+            assert relative_error(actual, expected_logits(tiny, prompt)) < 1e-5
+    assert sum(isinstance(message, EnginePicture) for message in others.told) == len(images)
+
+
+class Seer(Refusing):
+    def __init__(self) -> None:
+        self.pictures = VisionStore(ToyVision())
+
+
+def test_the_others_keep_a_picture_while_a_request_here_holds_it() -> None:
+    others = ThreadOthers(2)
+    runner = leading(Seer(), others)  # type: ignore[arg-type]
+    store = runner.pictures
+    assert store is not None
+    shown = picture(1, 3)
+    store.put(shown)
+    held = store.hold(1)
+    store.forget(1)
+    assert store.tokens(1) is None
+    store.put(shown)  # it comes back while it is held
+    store.forget(1)
+    runner.clear()
+    assert others.told == [shown, Clear()]
+    del held
+    runner.clear()
+    assert others.told == [shown, Clear(), EngineForget(1), Clear()]
+    store.put(shown)
+    assert others.told[4:] == [shown]
+
+
+def test_a_picture_that_is_refused_here_is_not_told() -> None:
+    others = ThreadOthers(2)
+    store = leading(Seer(), others).pictures  # type: ignore[arg-type]
+    assert store is not None
+    with pytest.raises(Exception, match="has 3 tokens in this model, not 4"):
+        store.put(EnginePicture(1, 4, 4, 3, 0, 0, 1, 1, bytes(3)))
+    assert others.told == []

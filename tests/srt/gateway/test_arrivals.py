@@ -1,0 +1,155 @@
+"""Long texts are tokenized beside the loop, and nothing overtakes anything."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+from umbel.lang.prompt import Media, Text
+from umbel.lang.protocol import Abort, Failure, GenRequest, ScoreRequest
+from umbel.srt.gateway.arrivals import Arrivals
+from umbel.srt.tokenizer.prompt import LONG
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
+
+from ..gateway_harness import PEER, Harness, generate
+
+OTHER = b"other"
+LONG_TEXT = "umbel of a thousand words " * (LONG // 20)
+
+
+class WatchedTokenizer(ByteTokenizer):
+    """Says on which thread it works, and waits there until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def encode(self, text: str, *, first: bool) -> list[int]:
+        self.threads.add(threading.get_ident())
+        assert self.go_on.wait(10), "nobody let the tokenizer go on"
+        return super().encode(text, first=first)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.tokenizer = WatchedTokenizer()
+        self.harness = Harness(tokenizer=self.tokenizer)
+        self.harness.gateway.engine_ready(10 * LONG)
+        self.flushed = 0
+        self.arrivals = Arrivals(self.harness.gateway, self._flush)
+
+    def _flush(self) -> None:
+        self.flushed += 1
+
+    def prompts(self) -> list[int]:
+        """Lengths of the prompts the engine was sent, in order."""
+        return [len(message.token_ids) for message in self.harness.generates()]
+
+
+def play(story: Callable[[Scene], Awaitable[None]]) -> Scene:
+    scene = Scene()
+
+    async def told() -> None:
+        async with asyncio.timeout(10):
+            await story(scene)
+
+    asyncio.run(told())
+    return scene
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def test_a_long_text_is_tokenized_on_another_thread_and_gives_the_same_tokens() -> None:
+    async def story(scene: Scene) -> None:
+        scene.arrivals.receive(PEER, generate("a", LONG_TEXT))
+        await until(lambda: bool(scene.harness.generates()))
+
+    scene = play(story)
+    assert threading.get_ident() not in scene.tokenizer.threads
+    plain = Harness()
+    plain.gateway.engine_ready(10 * LONG)
+    plain.send(generate("a", LONG_TEXT))
+    assert scene.harness.generates()[0].token_ids == plain.generates()[0].token_ids
+    assert scene.flushed == 1
+    assert scene.arrivals.counters["tokenized_beside_the_loop"] == 1
+
+
+def test_a_short_text_goes_straight_in() -> None:
+    async def story(scene: Scene) -> None:
+        scene.arrivals.receive(PEER, generate("a", "hello"))
+        assert len(scene.harness.generates()) == 1
+
+    play(story)
+
+
+def test_messages_behind_a_long_one_wait_and_those_of_others_do_not() -> None:
+    async def story(scene: Scene) -> None:
+        scene.tokenizer.go_on.clear()
+        scene.arrivals.receive(PEER, generate("long", LONG_TEXT))
+        scene.arrivals.receive(PEER, generate("short", "x"))
+        scene.arrivals.receive(PEER, Abort("long"))
+        scene.tokenizer.go_on.set()
+        await until(lambda: len(scene.harness.generates()) == 2)
+
+    scene = play(story)
+    assert [length > 10 for length in scene.prompts()] == [True, False]
+    assert scene.harness.aborts() == [scene.harness.generates()[0].id]
+
+
+def test_another_client_is_served_while_a_long_text_is_tokenized() -> None:
+    async def story(scene: Scene) -> None:
+        known = generate("known", "hello")
+        scene.arrivals.receive(OTHER, known)  # its tokens are kept
+        scene.tokenizer.go_on.clear()
+        scene.arrivals.receive(PEER, generate("long", LONG_TEXT))
+        await asyncio.sleep(0)
+        scene.arrivals.receive(OTHER, generate("again", "hello"))
+        assert scene.prompts() == [6, 6]
+        scene.tokenizer.go_on.set()
+        await until(lambda: len(scene.prompts()) == 3)
+
+    play(story)
+
+
+def test_what_waits_of_a_client_that_is_gone_is_never_received() -> None:
+    async def story(scene: Scene) -> None:
+        scene.tokenizer.go_on.clear()
+        scene.arrivals.receive(PEER, generate("long", LONG_TEXT))
+        scene.arrivals.receive(PEER, generate("short", "x"))
+        scene.arrivals.peer_lost(PEER)
+        scene.tokenizer.go_on.set()
+        while scene.arrivals._tasks:
+            await asyncio.sleep(0)
+
+    scene = play(story)
+    assert scene.prompts() == []
+    assert scene.harness.to_peers == []
+
+
+def test_a_long_request_that_is_wrong_is_answered_like_a_short_one() -> None:
+    async def story(scene: Scene) -> None:
+        scene.arrivals.receive(PEER, generate("surrogate", LONG_TEXT + "\ud800"))
+        scene.arrivals.receive(PEER, GenRequest("media", (Text(LONG_TEXT), Media("image", "00", b""))))
+        scene.arrivals.receive(PEER, ScoreRequest("choices", (Text(LONG_TEXT),), ()))
+        await until(lambda: len(scene.harness.answers()) == 3)
+
+    answers = play(story).harness.answers()
+    assert [(answer.id, type(answer)) for answer in answers] == [
+        ("surrogate", Failure),
+        ("media", Failure),
+        ("choices", Failure),
+    ]
+
+
+def test_a_long_text_whose_tokens_are_known_is_not_long() -> None:
+    async def story(scene: Scene) -> None:
+        scene.arrivals.receive(PEER, generate("a", LONG_TEXT))
+        await until(lambda: bool(scene.harness.generates()))
+        scene.arrivals.receive(PEER, generate("b", LONG_TEXT + "and more"))
+        assert len(scene.harness.generates()) == 2
+
+    play(story)

@@ -1,0 +1,124 @@
+"""The CUDA engine on the host, and tiny models of every family to run on it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from umbel.srt.core.batch import Batch
+from umbel.srt.layers.checkpoint import Tensors
+from umbel.srt.runners.cuda.building import build_cuda_runner
+from umbel.srt.runners.cuda.device import Accelerator, HostAccelerator
+from umbel.srt.runners.cuda.memory import StepLimits
+from umbel.srt.runners.cuda.parts import Parts, twin_parts
+from umbel.srt.runners.cuda.runner import CudaRunner
+from umbel.srt.runners.torch_runner import ModelRunner, build_runner
+
+from ...models.reference import Piece, Sequences, random_tokens, reference_model, tensors_of
+
+NUM_SLOTS = 200
+LENGTHS = (23, 9, 31)
+
+# Windows are shorter than the sequences.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "mistral": ("mistral", {"sliding_window": 7, "head_dim": 16}),
+    "qwen 2": ("qwen2", {"tie_word_embeddings": True, "hidden_size": 64}),
+    "qwen 3": ("qwen3", {"head_dim": 16}),
+    "gemma 3": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+}
+
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "head_dim": 16}),
+    "qwen 3, experts": (
+        "qwen3_moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
+    ),
+    "qwen 2, an expert for all": (
+        "qwen2_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "hidden_size": 64,
+        },
+    ),
+}
+
+
+def tiny_model(family: str, **changes: Any) -> tuple[dict[str, Any], Tensors]:
+    """Configuration and float32 tensors. changes: of the family's configuration."""
+    model_type, own = {**FAMILIES, **EXPERTS}[family]
+    reference = reference_model(model_type, **{**own, **changes})
+    return reference.config.to_dict(), tensors_of(reference)
+
+
+def on_host(
+    config: dict[str, Any],
+    tensors: Tensors,
+    *,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    parts: Parts | None = None,
+    accelerator: Accelerator | None = None,
+    num_slots: int = NUM_SLOTS,
+    max_running: int = 8,
+    rows: int | None = None,
+    **switches: bool,
+) -> CudaRunner:
+    """
+    Args:
+        parts: kernels; None takes the twins.
+        rows: of the largest step that runs as a graph; None: as many as sequences.
+    """
+    return build_cuda_runner(
+        config,
+        tensors,
+        accelerator=accelerator or HostAccelerator(),
+        dtype=dtype,
+        kv_dtype=kv_dtype or dtype,
+        num_slots=lambda geometry: num_slots,
+        limits=StepLimits(rows=rows or max_running, sequences=max_running, logits=max_running),
+        parts=parts or twin_parts(),
+        **switches,
+    )
+
+
+def in_torch(config: dict[str, Any], tensors: Tensors, **options: Any) -> ModelRunner:
+    """The runner that the CUDA engine is compared with."""
+    runner = build_runner(
+        config, tensors, **{"num_slots": NUM_SLOTS, "dtype": "float32", "kernels": "torch", "pack": False, **options}
+    )
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
+def sequences(lengths: Sequence[int] = LENGTHS) -> Sequences:
+    return Sequences([random_tokens(length, seed) for seed, length in enumerate(lengths)], NUM_SLOTS)
+
+
+def mixed_steps() -> list[list[Piece]]:
+    """Prompts in chunks beside rows that decode, then decoding alone: of three sequences, of two, of one."""
+    return [
+        [Piece(0, 0, 12), Piece(2, 0, 7)],
+        [Piece(0, 12, 1), Piece(1, 0, 4), Piece(2, 7, 13)],
+        *([Piece(0, 13 + i, 1), Piece(1, 4 + i, 1), Piece(2, 20 + i, 1)] for i in range(5)),
+        *([Piece(0, 18 + i, 1), Piece(2, 25 + i, 1)] for i in range(5)),
+        [Piece(2, 30, 1)],
+    ]
+
+
+def only_last_rows(batch: Batch) -> Batch:
+    """Logits of the last row of each sequence, as a step of generations asks for them."""
+    return replace(batch, logit_rows=np.cumsum(batch.query_lengths, dtype=np.int64) - 1)

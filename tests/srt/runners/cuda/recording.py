@@ -1,0 +1,87 @@
+"""Graphs on the host that know as little as CUDA's: operations and addresses, nothing of the Python around them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from umbel.srt.runners.cuda.device import Graph, HostAccelerator
+from umbel.srt.runners.cuda.parts import Parts, twin_parts
+from umbel.srt.runners.cuda.twins import TwinBackend
+
+
+@dataclass(frozen=True)
+class Operation:
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    def repeat(self) -> None:
+        """Results come to where they came to when they were recorded."""
+        again = self.function(*self.args, **self.kwargs)
+        for before, now in zip(tree_leaves(self.result), tree_leaves(again), strict=True):
+            if isinstance(before, torch.Tensor) and before.data_ptr() != now.data_ptr():
+                before.copy_(now)
+
+
+class Recorder(TorchDispatchMode):
+    """Notes every operation of torch."""
+
+    active: "Recorder | None" = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self.note(function, args, kwargs or {})
+
+    def note(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = function(*args, **kwargs)
+        self.operations.append(Operation(function, args, kwargs, result))
+        return result
+
+
+class RecordedGraph:
+    def __init__(self, operations: list[Operation]) -> None:
+        self._operations = operations
+
+    def replay(self) -> None:
+        with torch.inference_mode():
+            for operation in self._operations:
+                operation.repeat()
+
+
+class RecordingAccelerator(HostAccelerator):
+    """Replays what a call did, without calling it again. Attention has to be that of `recorded_parts`."""
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        recorder = Recorder.active = Recorder()
+        try:
+            with recorder:
+                work()
+        finally:
+            Recorder.active = None
+        return RecordedGraph(recorder.operations)
+
+
+class RecordedAttention(TwinBackend):
+    """One operation: how many calls of torch it makes depends on the plan, which a kernel reads from memory."""
+
+    def attend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        recorder = Recorder.active
+        if recorder is None:
+            return super().attend(*args, **kwargs)
+        with _disable_current_modes():
+            result: torch.Tensor = recorder.note(super().attend, args, kwargs)
+        return result
+
+
+def recorded_parts() -> Parts:
+    twins = twin_parts()
+    return Parts("recorded twins", twins.kernels, twins.chooser, RecordedAttention, anywhere=True)

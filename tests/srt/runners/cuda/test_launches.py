@@ -1,0 +1,164 @@
+"""Steps that are launched behind others: tokens that only the device knows, and answers that stay."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from umbel.srt.core.batch import Allowed, Batch, LogitsError, Pick, Picks
+from umbel.srt.runners.cuda.runner import CudaRunner
+from umbel.srt.sampling.gumbel import draw_keys
+from umbel.srt.sampling.torch_sampler import TorchSampling
+from umbel.srt.scheduler.row_requests import draws_of
+
+from ...models.reference import Piece, Sequences
+from .engines import mixed_steps, on_host, only_last_rows, sequences, tiny_model
+
+PROMPTS = (6, 11, 3)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[dict[str, object], dict[str, torch.Tensor]]:
+    return tiny_model("qwen 3")  # type: ignore[return-value]
+
+
+def picks(kinds: list[Pick], position: int = 0, **changes: object) -> Picks:
+    count = len(kinds)
+    plain = Picks(
+        kinds=np.array(kinds, dtype=np.uint8),
+        inverse_temperatures=np.full(count, 1.25),
+        keys=draw_keys(list(range(count)), [position] * count),
+        top_k=np.zeros(count, dtype=np.int32),
+        min_p=np.zeros(count),
+        top_p=np.ones(count),
+    )
+    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def prompts(ids: Sequences, kinds: list[Pick]) -> Batch:
+    batch = only_last_rows(ids.batch([Piece(i, 0, length) for i, length in enumerate(PROMPTS)]))
+    return dataclasses.replace(batch, picks=picks(kinds))
+
+
+def decodes(ids: Sequences, step: int, tokens: list[int] | None, kinds: list[Pick]) -> Batch:
+    """tokens: of the rows; None: those that the step before is choosing."""
+    batch = ids.batch([Piece(i, length + step, 1) for i, length in enumerate(PROMPTS)])
+    known = np.zeros(3, dtype=np.int64) if tokens is None else np.array(tokens, dtype=np.int64)
+    sources = np.arange(3, dtype=np.int64) if tokens is None else None
+    return dataclasses.replace(batch, token_ids=known, token_sources=sources, picks=picks(kinds, step + 1))
+
+
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+@pytest.mark.parametrize("kinds", [[Pick.BEST] * 3, [Pick.SAMPLE, Pick.BEST, Pick.SAMPLE]])
+def test_tokens_that_only_the_device_knows_are_those_of_steps_one_by_one(
+    model: tuple[dict[str, object], dict[str, torch.Tensor]], kinds: list[Pick], cuda_graphs: bool
+) -> None:
+    ids = sequences((12, 17, 9))
+    one_by_one, launched = (on_host(*model, cuda_graphs=cuda_graphs) for _ in range(2))
+    expected = [one_by_one.forward(prompts(ids, kinds)).tokens.tolist()]
+    for step in range(5):
+        expected.append(one_by_one.forward(decodes(ids, step, expected[-1], kinds)).tokens.tolist())
+
+    pending = [launched.launch(prompts(ids, kinds))]
+    pending.extend(launched.launch(decodes(ids, step, None, kinds)) for step in range(5))
+    assert [answer.result().tokens.tolist() for answer in pending] == expected
+    assert len({tuple(tokens) for tokens in expected}) > 1
+
+
+def test_rows_may_know_their_tokens_while_others_do_not(
+    model: tuple[dict[str, object], dict[str, torch.Tensor]],
+) -> None:
+    """A request that joins takes row 0; the others come from rows 2 and 0 of the step before."""
+    ids, kinds = sequences((12, 17, 9)), [Pick.BEST] * 3
+    first, second = on_host(*model), on_host(*model)
+    tokens = first.forward(prompts(ids, kinds)).tokens.tolist()
+    known = decodes(ids, 0, [5, tokens[2], tokens[0]], kinds)
+    second.launch(prompts(ids, kinds))
+    unknown = dataclasses.replace(
+        known, token_ids=np.array([5, 0, 0]), token_sources=np.array([-1, 2, 0], dtype=np.int64)
+    )
+    assert second.launch(unknown).result().tokens.tolist() == first.forward(known).tokens.tolist()
+
+
+def test_rows_that_are_chosen_for_are_chosen_as_the_definition_says(
+    model: tuple[dict[str, object], dict[str, torch.Tensor]],
+) -> None:
+    """Each kind of restriction, against TorchSampling on the whole logits."""
+    ids = sequences((12, 17, 9))
+    bits = np.zeros(4, dtype=np.uint32)
+    bits[1] = 0xFFFF
+    for changes in (
+        {},
+        {"top_k": np.array([3, 0, 1], dtype=np.int32)},
+        {"min_p": np.array([0.3, 0.0, 0.9])},
+        {"top_p": np.array([0.5, 0.9, 0.1])},
+        {"allowed": {0: Allowed(np.array([4, 90], dtype=np.int32), None), 2: Allowed(None, bits)}},
+    ):
+        asked = dataclasses.replace(prompts(ids, [Pick.SAMPLE] * 3), picks=picks([Pick.SAMPLE] * 3, **changes))
+        logits = on_host(*model).forward(dataclasses.replace(asked, picks=None)).values
+        assert asked.picks is not None
+        rows = np.arange(3)
+        expected = TorchSampling().choose(logits, draws_of(asked.picks, rows, rows, 97))
+        assert on_host(*model).forward(asked).tokens.tolist() == expected.tolist(), changes
+
+
+def test_rows_that_want_logits_get_them_beside_rows_that_want_a_token(
+    model: tuple[dict[str, object], dict[str, torch.Tensor]],
+) -> None:
+    ids, kinds = sequences((12, 17, 9)), [Pick.ALL, Pick.BEST, Pick.BEST]
+    runner = on_host(*model)
+    whole = runner.forward(dataclasses.replace(prompts(ids, kinds), picks=None)).values
+    described = np.array([False, False, True])
+    answer = runner.forward(dataclasses.replace(prompts(ids, kinds), picks=picks(kinds, described=described)))
+    assert answer.places.tolist() == [0, -1, 1]
+    assert answer.tokens.tolist() == [-1, *whole.argmax(-1)[1:].tolist()]
+    assert torch.equal(answer.values, whole[[0, 2]])
+
+
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_logits_stay_while_later_steps_run(
+    model: tuple[dict[str, object], dict[str, torch.Tensor]], cuda_graphs: bool
+) -> None:
+    ids, everything = sequences((12, 17, 9)), [Pick.ALL] * 3
+    runner = on_host(*model, cuda_graphs=cuda_graphs)
+    tokens = runner.forward(prompts(ids, [Pick.BEST] * 3)).tokens.tolist()
+    answer = runner.launch(decodes(ids, 0, tokens, everything)).result()
+    before = answer.values.clone()
+    runner.launch(decodes(ids, 1, [1, 2, 3], everything)).result()
+    assert torch.equal(answer.values, before)
+    answer.values.add_(1)  # a sampler may write to them
+
+
+def test_logits_that_are_no_numbers_are_an_error_of_each_of_their_rows(
+    model: tuple[dict[str, object], dict[str, torch.Tensor]],
+) -> None:
+    config, tensors = model
+    broken = {**tensors, "model.norm.weight": torch.full_like(tensors["model.norm.weight"], float("nan"))}
+    answer = on_host(config, broken).forward(prompts(sequences((12, 17, 9)), [Pick.BEST, Pick.ALL, Pick.BEST]))
+    assert answer.tokens.tolist() == [-1, -1, -1]
+    assert {row: type(error) for row, error in answer.errors.items()} == {0: LogitsError, 2: LogitsError}
+
+
+def test_a_step_of_any_kind_may_follow_any_other(model: tuple[dict[str, object], dict[str, torch.Tensor]]) -> None:
+    """Answers are read one step late throughout."""
+    plain, late = on_host(*model), on_host(*model)
+    batches = [only_last_rows(sequences().batch(pieces)) for pieces in mixed_steps()]
+    expected = [plain.forward(batch).values.clone() for batch in batches]
+    assert [torch.equal(*pair) for pair in zip(_late(late, batches), expected, strict=True)] == [True] * len(batches)
+
+
+def _late(runner: CudaRunner, batches: list[Batch]) -> list[torch.Tensor]:
+    values = []
+    before = None
+    for batch in batches:
+        launched = runner.launch(batch)
+        if before is not None:
+            values.append(before.result().values)
+        before = launched
+    assert before is not None
+    return [*values, before.result().values]

@@ -1,0 +1,102 @@
+"""The scheduler on the CUDA engine: texts are those of the torch engine, one request after another, without a cache."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.core.batch import Runner
+from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.messages import Ended, EngineGenerate, EngineScore, Schedule, ScoreEnded
+from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
+
+from .engines import in_torch, on_host, tiny_model
+
+EOS = frozenset({0})
+KINDS = [
+    *({"temperature": 0.0}, {}, {"temperature": 0.7}, {"top_k": 3}, {"min_p": 0.1}, {"top_p": 0.8}),
+    *({"temperature": 0.0, "logprobs": True}, {"top_logprobs": 2}, {"frequency_penalty": 0.5}),
+    *({"temperature": 0.0, "min_tokens": 3}, {"temperature": 0.0, "repetition_penalty": 1.2}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Question:
+    prompt: list[int]
+    sampling: SamplingParams
+
+
+def traffic(count: int) -> list[Question]:
+    """Requests of all kinds behind a few prefixes."""
+    dice = random.Random(5)
+    prefixes = [[dice.randrange(1, 97) for _ in range(length)] for length in (3, 20, 30)]
+    return [
+        Question(
+            dice.choice(prefixes) + [dice.randrange(1, 97) for _ in range(dice.randrange(1, 6))],
+            SamplingParams(max_tokens=dice.randrange(3, 12), seed=number, **KINDS[number % len(KINDS)]),
+        )
+        for number in range(count)
+    ]
+
+
+def answers(runner: Runner, questions: list[Question], **settings: object) -> tuple[list[list[int]], Scheduler]:
+    """Tokens of all questions; a new one comes at every second step."""
+    config = SchedulerConfig(check_every_step=True, max_step_tokens=24, **settings)  # type: ignore[arg-type]
+    scheduler = Scheduler(runner, lambda token: b"" if token in EOS else b"ab", EOS, config, VirtualClock())
+    endings: dict[int, list[int]] = {}
+    waiting = list(enumerate(questions, 1))
+    scheduler.submit(EngineScore(1000, [[1, 2, 3, 9], [1, 2, 3, 10, 11]], 3, Schedule()))
+    for step in range(2000):
+        if waiting and step % 2 == 0:
+            number, question = waiting.pop(0)
+            scheduler.submit(EngineGenerate(number, question.prompt, question.sampling, False, Schedule()))
+        for event in scheduler.step():
+            assert isinstance(event, Ended | ScoreEnded), event
+            if isinstance(event, Ended):
+                endings[event.id] = event.token_ids
+        if not waiting and scheduler.idle:
+            break
+    return [endings[number] for number in range(1, len(questions) + 1)], scheduler
+
+
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("family", ["qwen 3", "gemma 3"])
+def test_texts_are_those_of_torch(family: str, overlap: bool, cuda_graphs: bool) -> None:
+    config, tensors = tiny_model(family)
+    questions = traffic(26)
+    truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1, partial_logits=False)
+    runner = on_host(config, tensors, cuda_graphs=cuda_graphs)
+    texts, scheduler = answers(runner, questions, max_running=8, overlap=overlap)
+    assert texts == truth
+    facts = runner.facts()
+    assert (int(facts["graph_replays"]) > 10) is cuda_graphs
+    assert int(facts["eager_steps"]) > 2
+    assert (scheduler.counters["overlapped_steps"] > 20) is overlap
+    assert scheduler.counters["picked_rows"] > 50
+
+
+def test_texts_do_not_change_where_the_pool_is_so_small_that_requests_wait_again() -> None:
+    config, tensors = tiny_model("qwen 3")
+    questions = traffic(26)
+    truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1)
+    runner = on_host(config, tensors, num_slots=60)
+    texts, scheduler = answers(runner, questions, max_running=8, overlap=True, headroom=0)
+    assert texts == truth
+    assert scheduler.counters["retractions"] > 0
+
+
+def test_no_switch_of_the_engine_changes_a_text() -> None:
+    config, tensors = tiny_model("gemma 3")
+    questions = traffic(16)
+    texts = [
+        answers(on_host(config, tensors, **switches), questions, max_running=8, overlap=True)[0]
+        for switches in ({}, {"tree_attention": False}, {"cuda_graphs": False})
+    ]
+    assert texts[0] == texts[1] == texts[2]

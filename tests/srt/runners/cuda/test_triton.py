@@ -1,0 +1,98 @@
+"""The same engine on the Triton kernels: in their interpreter without a GPU, compiled with one."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from umbel.srt.cache.kv_pool import FLOAT8
+from umbel.srt.core.batch import Pick, Picks
+from umbel.srt.layers.checkpoint import Tensors
+from umbel.srt.runners import torch_runner
+from umbel.srt.runners.cuda.building import accelerator_for
+from umbel.srt.runners.cuda.parts import triton_parts
+from umbel.srt.runners.cuda.runner import CudaRunner
+from umbel.srt.runners.torch_runner import build_runner
+from umbel.srt.sampling.gumbel import draw_keys
+
+from ...models.reference import Piece, relative_error
+from .engines import in_torch, on_host, only_last_rows, sequences, tiny_model
+
+PARTS = triton_parts()
+pytestmark = [] if PARTS.anywhere else [pytest.mark.gpu]
+TOLERANCE = 1e-5 if PARTS.anywhere else 1e-4  # of the largest logit; a device sums in other orders
+
+# The interpreter takes a millisecond for each program: few rows, and as few layers as a window class needs.
+STEPS = [
+    [Piece(0, 0, 6)],
+    [Piece(0, 6, 1), Piece(1, 0, 2)],
+    [Piece(0, 7, 1), Piece(1, 2, 1)],
+    [Piece(0, 8, 1)],
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def on_device(config: dict[str, Any], tensors: Tensors, **options: Any) -> CudaRunner:
+    device = torch.device("cpu" if PARTS.anywhere else "cuda")
+    return on_host(config, tensors, accelerator=accelerator_for(device), parts=PARTS, max_running=2, **options)
+
+
+def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
+    return tiny_model(family, num_hidden_layers=layers, sliding_window_pattern=2)
+
+
+@pytest.mark.parametrize("family", ["llama, biases everywhere", "qwen 3", "gemma 3", "mixtral"])
+def test_logits_equal_those_of_torch(family: str) -> None:
+    config, tensors = small(family)
+    truth, runner = in_torch(config, tensors), on_device(config, tensors)
+    warming = int(runner.facts()["graph_replays"])  # on a device steps have warmed it up
+    for pieces in STEPS:
+        batch = only_last_rows(sequences().batch(pieces))
+        assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < TOLERANCE
+    facts = runner.facts()
+    assert (facts["kernels"], int(facts["graph_replays"]) - warming) == ("triton", 2)
+
+
+def test_it_is_what_is_built_where_triton_is_asked_for() -> None:
+    """With a pool of given size; what memory leaves is measured on a device only."""
+    config, tensors = small("qwen 3")
+    device = "cpu" if PARTS.anywhere else "cuda"
+    runner = build_runner(config, tensors, num_slots=50, dtype="float32", device=device, kernels="triton")
+    assert isinstance(runner, CudaRunner)
+    assert (runner.num_slots, runner.facts()["kernels"]) == (50, "triton")
+    assert (runner.trie_walk is None) is (torch_runner._host_walk() is None)  # masks are made on the host
+
+
+def test_keys_in_float8_are_those_of_torch() -> None:
+    config, tensors = small("qwen 3", layers=1)
+    truth = in_torch(config, tensors, kv_dtype="fp8")
+    runner = on_device(config, tensors, kv_dtype=FLOAT8)
+    for pieces in STEPS[:3]:
+        batch = only_last_rows(sequences().batch(pieces))
+        assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < 1e-2
+
+
+def test_tokens_are_those_that_torch_chooses() -> None:
+    """Two launches, the second of which does not know its tokens."""
+    config, tensors = small("qwen 3", layers=1)
+    picks = Picks(
+        kinds=np.array([Pick.SAMPLE, Pick.BEST], dtype=np.uint8),
+        inverse_temperatures=np.array([0.8, 0.0]),
+        keys=draw_keys([3, 4], [0, 0]),
+        top_k=np.array([20, 0], dtype=np.int32),
+        min_p=np.array([0.01, 0.0]),
+        top_p=np.array([0.9, 1.0]),
+    )
+    first = only_last_rows(sequences().batch([Piece(0, 0, 2), Piece(1, 0, 1)]))
+    second = only_last_rows(sequences().batch([Piece(0, 2, 1), Piece(1, 1, 1)]))
+    second = dataclasses.replace(second, token_ids=np.zeros(2, dtype=np.int64), token_sources=np.arange(2))
+    tokens = []
+    for runner in (on_device(config, tensors), on_host(config, tensors)):
+        answers = [runner.launch(dataclasses.replace(batch, picks=picks)) for batch in (first, second)]
+        tokens.append([answer.result().tokens.tolist() for answer in answers])
+    assert tokens[0] == tokens[1]

@@ -1,0 +1,270 @@
+"""Steps that overlap: the same texts, in the time of the longer of scheduling and forward pass."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.core.faults import FailAt
+from umbel.srt.core.messages import ControlEnded, Ended, EngineAbort, EngineControl, EngineFailed, ScoreEnded
+from umbel.srt.testing.launched_oracle import Computes
+from umbel.srt.testing.oracle import OracleError
+
+from ..engine_harness import GREEDY, Engine
+from ..toy_constraint import TOKENIZER, texts, toy_shelf
+from .test_scheduler_properties import Arrival, arrivals, configs, drive
+
+LONG = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+def period(forward: float, scheduling: float, **settings: object) -> float:
+    """Virtual seconds of a decode step of three texts."""
+    engine: Engine | None = None
+
+    def pass_time(point: str) -> None:
+        if point == "engine.forward" and engine is not None:
+            engine.clock.advance(scheduling)
+
+    engine = Engine(faults=pass_time, forward_seconds=forward, **settings)  # type: ignore[arg-type]
+    for first in (1, 2, 3):
+        engine.generate([first, 5, 5], LONG)
+    started = engine.clock.now()
+    engine.run()
+    return (engine.clock.now() - started) / engine.count("steps")
+
+
+@pytest.mark.parametrize(("forward", "scheduling"), [(8.0, 2.0), (3.0, 3.0), (2.0, 5.0)])
+def test_a_step_takes_the_longer_of_forward_and_scheduling(forward: float, scheduling: float) -> None:
+    alone = period(forward, scheduling)
+    together = period(forward, scheduling, overlap=True)
+    assert alone == pytest.approx(forward + scheduling)
+    assert together == pytest.approx(max(forward, scheduling), rel=0.1)
+
+
+@pytest.mark.parametrize("computes", ["when asked", "when launched"])
+def test_texts_are_those_of_steps_that_wait(computes: Computes) -> None:
+    engine = Engine(overlap=True, computes=computes)
+    prompts = [[1, 2, 3, branch] for branch in range(4, 9)]
+    samplings = [
+        GREEDY,
+        SamplingParams(temperature=0.8, seed=3, max_tokens=12),
+        SamplingParams(temperature=0.8, top_p=0.7, top_k=9, min_p=0.05, seed=3, max_tokens=12, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=9, stop=("ab", "cca"), ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=12, repetition_penalty=1.4, ignore_eos=True),
+    ]
+    ids = [engine.generate(prompt, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
+    engine.run()
+    for message_id, prompt, sampling in zip(ids, prompts, samplings, strict=True):
+        engine.assert_equals_reference(message_id, prompt, sampling)
+
+
+def test_a_row_behind_the_end_of_a_text_is_wasted_and_counted() -> None:
+    engine = Engine(overlap=True)
+    stop = SamplingParams(temperature=0.0, max_tokens=30, stop=("ab",), ignore_eos=True)
+    message_id = engine.generate([1, 2, 3], stop)
+    engine.run()
+    engine.assert_equals_reference(message_id, [1, 2, 3], stop)
+    assert engine.count("wasted_rows") == 1
+    engine.generate([1, 2, 3], GREEDY)
+    engine.run()
+    assert engine.count("wasted_rows") == 1, "the end by max_tokens is known beforehand"
+
+
+def test_overlapped_steps_are_counted() -> None:
+    engine = Engine(overlap=True)
+    engine.generate([1, 2, 3], LONG)
+    engine.run()
+    assert engine.count("steps") == 30
+    assert engine.count("overlapped_steps") == 29
+
+
+def test_the_key_of_a_last_token_is_kept() -> None:
+    """It was computed in the row that was wasted."""
+    engine = Engine(overlap=True)
+    stop = SamplingParams(temperature=0.0, max_tokens=30, stop=("ab",), ignore_eos=True)
+    first = engine.generate([1, 2, 3], stop)
+    engine.run()
+    said = [1, 2, 3, *engine.tokens(first)]
+    second = engine.generate([*said, 7], GREEDY)
+    engine.run()
+    assert engine.cached(second) == len(said)
+    engine.assert_equals_reference(second, [*said, 7], GREEDY)
+
+
+def test_an_abort_ends_a_text_in_flight_at_once() -> None:
+    engine = Engine(overlap=True)
+    aborted = engine.generate([1, 2, 3], LONG)
+    other = engine.generate([1, 2, 4], LONG)
+    for _ in range(4):
+        engine.step()
+    engine.scheduler.submit(EngineAbort(aborted))
+    engine.step()
+    engine.assert_equals_reference(aborted, [1, 2, 3], LONG)
+    assert isinstance(engine.endings[aborted], Ended)
+    engine.run()
+    engine.assert_equals_reference(other, [1, 2, 4], LONG)
+
+
+def test_an_engine_with_a_step_in_flight_is_not_idle() -> None:
+    engine = Engine(overlap=True)
+    message_id = engine.generate([1, 2, 3], LONG)
+    engine.step()
+    engine.scheduler.submit(EngineAbort(message_id))
+    engine.step()
+    assert message_id in engine.endings
+    engine.run()
+    assert engine.scheduler.idle
+    assert engine.count("wasted_rows") > 0
+
+
+def test_a_cache_is_flushed_beside_a_step_in_flight() -> None:
+    engine = Engine(overlap=True)
+    message_id = engine.generate([1, 2, 3], LONG)
+    for _ in range(3):
+        engine.step()
+    engine.scheduler.submit(EngineControl(99, "flush_cache"))
+    engine.run()
+    engine.assert_equals_reference(message_id, [1, 2, 3], LONG)
+
+
+@pytest.mark.parametrize("point", ["engine.forward", "engine.sample"])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_a_failed_step_ends_its_requests_and_a_failed_row_its_own(point: str, k: int) -> None:
+    engine = Engine(overlap=True, faults=FailAt(point, k, OracleError("injected")), max_running=3, max_step_tokens=6)
+    prompts = [[stem, 2, 3, 4, 5, 6, 7] for stem in range(1, 9)]
+    ids = [engine.generate(prompt, GREEDY) for prompt in prompts]
+    engine.run()
+    failed = [message_id for message_id in ids if isinstance(engine.endings[message_id], EngineFailed)]
+    whole_step = point == "engine.forward"
+    assert 1 <= len(failed) <= (3 if whole_step else 1)
+    assert engine.count("failed_steps") == engine.count("pool_rebuilds") == whole_step
+    for message_id, prompt in zip(ids, prompts, strict=True):
+        if message_id not in failed:
+            engine.assert_equals_reference(message_id, prompt, GREEDY)
+
+
+def test_log_probabilities_come_with_tokens_of_overlapped_steps() -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=True, top_logprobs=2)
+    endings = []
+    for overlap in (False, True):
+        engine = Engine(overlap=overlap)
+        message_id = engine.generate([1, 2, 3], sampling)
+        engine.run()
+        endings.append(engine.endings[message_id])
+        assert engine.count("overlapped_steps") == (7 if overlap else 0)
+    one, other = endings
+    assert isinstance(one, Ended)
+    assert isinstance(other, Ended)
+    assert one.logprobs == other.logprobs
+
+
+@pytest.mark.parametrize("jump_forward", [False, True])
+def test_a_token_that_a_constraint_may_overrule_is_waited_for(jump_forward: bool) -> None:
+    engine = Engine(
+        vocabulary=TOKENIZER.vocab_size,
+        token_bytes=TOKENIZER.token_bytes,
+        eos_ids=TOKENIZER.eos_ids,
+        constraints=toy_shelf(),
+        overlap=True,
+        jump_forward=jump_forward,
+    )
+    sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=30)
+    message_id = engine.constrain([256], texts("the only one", "the other one"), sampling)
+    free = engine.generate([256, 5], LONG)
+    engine.run()
+    assert b"".join(map(TOKENIZER.token_bytes, engine.tokens(message_id))) in (b"the only one", b"the other one")
+    assert len(engine.tokens(free)) == 30
+    assert engine.count("overlapped_steps") > 0
+
+
+def test_the_row_of_a_last_token_is_not_run_for_log_probabilities_that_are_on_their_way() -> None:
+    engine = Engine(
+        vocabulary=TOKENIZER.vocab_size,
+        token_bytes=TOKENIZER.token_bytes,
+        eos_ids=TOKENIZER.eos_ids,
+        constraints=toy_shelf(),
+        overlap=True,
+        max_step_tokens=1,
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=11, logprobs=True)
+    message_id = engine.constrain([256], texts("the only one"), sampling)
+    engine.run()
+    ending = engine.endings[message_id]
+    assert isinstance(ending, Ended)
+    assert len(ending.logprobs) == ending.completion_tokens == 11
+
+
+def _asked(message_id: int, engine: Engine) -> object:
+    """All of an ending but what may differ: how much was cached."""
+    ending = engine.endings[message_id]
+    if isinstance(ending, Ended):
+        sent = engine.tokens(message_id)
+        return msgspec.structs.replace(ending, cached_tokens=0, token_ids=sent, logprobs=[])
+    if isinstance(ending, ScoreEnded):
+        return [[round(value, 4) for value in values] for values in ending.logprobs]
+    return ending
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(config=configs, events=st.lists(arrivals, min_size=1, max_size=8))
+def test_overlap_changes_no_ending(config: dict[str, object], events: list[Arrival]) -> None:
+    """A request that is admitted while a step runs does not find what that step ends; all else is the same."""
+    events = [replace(event, abort_after=None, timeout=None) for event in events]
+    engines = [Engine(**{**config, "overlap": overlap}) for overlap in (False, True)]  # type: ignore[arg-type]
+    for engine in engines:
+        drive(engine, events)
+    alone, together = engines
+    for message_id, ending in alone.endings.items():
+        if not isinstance(ending, ControlEnded):  # what a flush evicts depends on what has ended
+            assert _asked(message_id, together) == _asked(message_id, alone)
+
+
+def test_one_call_behind_the_other_finds_as_much() -> None:
+    cached = []
+    for overlap in (False, True):
+        engine = Engine(overlap=overlap)
+        said = [1, 2, 3]
+        found = []
+        for word in (7, 8, 9):
+            message_id = engine.generate(said, GREEDY)
+            engine.run()
+            found.append(engine.cached(message_id))
+            said = [*said, *engine.tokens(message_id), word]
+        cached.append(found)
+    assert cached[0] == cached[1]
+
+
+@pytest.mark.parametrize("computes", ["when asked", "when launched"])
+def test_a_pool_that_is_too_small_sends_requests_back_and_loses_nothing(computes: Computes) -> None:
+    engine = Engine(overlap=True, computes=computes, pool=40, headroom=0, max_step_tokens=8)
+    prompts = [[1, 2, stem, stem + 1] for stem in range(3, 11)]
+    samplings = [
+        SamplingParams(temperature=0.0, max_tokens=20 + i, ignore_eos=True, stop=("abca",) if i % 3 else ())
+        for i in range(len(prompts))
+    ]
+    ids = [engine.generate(prompt, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
+    engine.run()
+    assert engine.count("retractions") > 0
+    assert engine.count("overlapped_steps") > 0
+    for message_id, prompt, sampling in zip(ids, prompts, samplings, strict=True):
+        engine.assert_equals_reference(message_id, prompt, sampling)
+
+
+@pytest.mark.parametrize(("waiting", "overlaps"), [(1, True), (4, False)])
+def test_many_texts_that_wait_for_landings_are_not_left_behind(waiting: int, overlaps: bool) -> None:
+    """Their next tokens need penalties. One of eight runs in every other step; with four nobody runs ahead."""
+    engine = Engine(overlap=True, pool=600)
+    penalised = SamplingParams(temperature=0.0, max_tokens=12, repetition_penalty=1.3, ignore_eos=True)
+    plain = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    slow = [engine.generate([stem, 2, 3], penalised) for stem in range(1, 1 + waiting)]
+    fast = [engine.generate([stem, 2, 3], plain) for stem in range(1 + waiting, 9)]
+    while not all(message_id in engine.endings for message_id in slow):
+        engine.step()
+    steps = engine.count("steps")
+    assert (engine.count("overlapped_steps") > steps - 3) is overlaps
+    assert steps == pytest.approx(24 if overlaps else 12, abs=2)
+    engine.run()
+    for message_id, stem in zip([*slow, *fast], range(1, 9), strict=True):
+        engine.assert_equals_reference(message_id, [stem, 2, 3], penalised if message_id in slow else plain)

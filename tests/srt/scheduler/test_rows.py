@@ -1,0 +1,512 @@
+"""One row harms itself only: each function of one row is made to raise for one request among others.
+
+What must hold whatever raises, and on every way to run steps: the others get what they get without it, the request
+ends once and with the error, the tree stays as it is, and the next request finds what was cached.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from umbel.lang.errors import RequestError
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.constraints.matcher_cache import AtOnce, ConstraintShelf
+from umbel.srt.constraints.opener import ConstraintOpener
+from umbel.srt.core.batch import Draws, Picks
+from umbel.srt.core.messages import EngineAbort, EngineChoose, EngineFailed, Schedule
+from umbel.srt.sampling.gumbel import Draw, draw_key
+from umbel.srt.sampling.logprobs import Wanted
+from umbel.srt.scheduler.request import Generation, Request
+from umbel.srt.scheduler.step_plan import PlannedRows
+
+from ..engine_harness import Engine
+from ..toy_constraint import TOKENIZER, ToyState, encode, texts, toy_shelf
+
+SEED, TOP = 666, 7  # of the request for which functions raise, and of no other
+KEYS = frozenset(draw_key(SEED, position) for position in range(200))
+PREFIX = [256, *encode("all of them begin like this and go on ")]
+FORM = ("one of the things", "one in the end", "not any of them")
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "logits of every row": {"partial_logits": False},
+    "logits for picks": {},
+    "tokens for picks": {"picks_tokens": True},
+    "steps overlap": {"overlap": True},
+    "steps overlap, tokens for picks": {"overlap": True, "picks_tokens": True},
+    "small steps": {"max_step_tokens": 9, "max_running": 4, "picks_tokens": True},
+}
+FEW_SETTINGS = ["logits of every row", "logits for picks", "steps overlap", "small steps"]
+
+PLAIN = SamplingParams(max_tokens=5, temperature=1.0, seed=SEED, ignore_eos=True)
+LIMITED = msgspec.structs.replace(PLAIN, top_k=9, top_p=0.9, min_p=0.01)
+GREEDY = msgspec.structs.replace(PLAIN, temperature=0.0)
+RICH = msgspec.structs.replace(
+    PLAIN,
+    min_tokens=2,
+    stop=("never said",),
+    stop_regex=("x{90}",),
+    stop_token_ids=(5,),
+    frequency_penalty=0.5,
+    presence_penalty=0.5,
+    repetition_penalty=1.5,
+    logit_bias={65: 2.0},
+    top_logprobs=TOP,
+    prompt_logprobs_from=1,
+)
+DESCRIBED = msgspec.structs.replace(PLAIN, top_logprobs=TOP)
+NEIGHBOURS = [
+    SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=5, temperature=0.8, seed=1, ignore_eos=True, top_k=20, min_p=0.01),
+    SamplingParams(max_tokens=5, temperature=0.8, seed=2, ignore_eos=True, top_p=0.9, logprobs=True, top_logprobs=2),
+    SamplingParams(
+        max_tokens=5, temperature=0.8, seed=3, ignore_eos=True, repetition_penalty=1.3, logit_bias={70: 1.0}
+    ),
+]
+
+
+def engine(*, searches: bool = False, **settings: object) -> Engine:
+    shelf = toy_shelf()
+    if searches:
+        shelf = ConstraintShelf(
+            lambda: ConstraintOpener(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
+            AtOnce(),
+            AtOnce(),
+            entries=4,
+        )
+    picks_tokens = bool(settings.pop("picks_tokens", False))
+    machine = Engine(
+        pool=900,
+        context=150,
+        vocabulary=TOKENIZER.vocab_size,
+        token_bytes=TOKENIZER.token_bytes,
+        eos_ids=TOKENIZER.eos_ids,
+        constraints=shelf,
+        **settings,  # type: ignore[arg-type]
+    )
+    machine.runner.picks_tokens = picks_tokens
+    return machine
+
+
+def neighbours(machine: Engine) -> list[int]:
+    ids = [machine.generate([*PREFIX, 65 + i], sampling, stream=i == 1) for i, sampling in enumerate(NEIGHBOURS)]
+    ids.append(machine.score([[*PREFIX, 80, 81], [*PREFIX, 82, 83, 84]], len(PREFIX)))
+    return ids
+
+
+def answers(machine: Engine, ids: Iterable[int]) -> list[object]:
+    """Endings, without what depends on who came first to the cache, and all tokens."""
+    found: list[object] = []
+    for message_id in ids:
+        ending = msgspec.structs.asdict(machine.endings[message_id])
+        ending.pop("cached_tokens", None)
+        found.append((ending, machine.streamed.get(message_id)))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------- who asks
+
+
+Ask = Callable[[Engine], int]
+
+
+def generates(sampling: SamplingParams, **schedule: object) -> Ask:
+    return lambda machine: machine.generate([*PREFIX, 90], sampling, **schedule)
+
+
+def constrained(machine: Engine, **changes: Any) -> int:
+    sampling = msgspec.structs.replace(PLAIN, **{"max_tokens": 40, "ignore_eos": False, **changes})
+    return machine.constrain([*PREFIX, 90], texts(*FORM), sampling)
+
+
+def hurried(machine: Engine) -> int:
+    """Its max_tokens leave room for the shortest text only."""
+    shortest = min(len(encode(text)) for text in FORM)
+    return constrained(machine, max_tokens=shortest + 1)
+
+
+def healed(machine: Engine) -> int:
+    """The prompt's last token may be "th" or "the" as well."""
+    sampling = msgspec.structs.replace(PLAIN, max_tokens=40, ignore_eos=False)
+    return machine.constrain([*PREFIX, *encode("t")], texts("he thing", "he end"), sampling, heal=True)
+
+
+def empty(machine: Engine) -> int:
+    """The text is complete before its first token."""
+    return machine.constrain([*PREFIX, 90], texts(""), msgspec.structs.replace(PLAIN, ignore_eos=False))
+
+
+def forbids_ends(machine: Engine) -> int:
+    return constrained(machine, min_tokens=3)
+
+
+def scores(machine: Engine) -> int:
+    return machine.score([[*PREFIX, 90, 91], [*PREFIX, 90, 92]], len(PREFIX))
+
+
+def searches(machine: Engine) -> int:
+    message_id = machine._id()
+    choices = [encode(choice) for choice in ("in the thing", "a thing")]
+    machine.scheduler.submit(EngineChoose(message_id, [*PREFIX, 90], choices, len(PREFIX) + 1, False, True, Schedule()))
+    return message_id
+
+
+def aborts(machine: Engine) -> int:
+    message_id = machine.generate([*PREFIX, 90], PLAIN)
+    machine.step()
+    machine.scheduler.submit(EngineAbort(message_id))
+    return message_id
+
+
+# --------------------------------------------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True)
+class Row:
+    """A function of rows: `module:name`, where it is looked up, and who makes the engine call it."""
+
+    function: str
+    ask: Ask
+    where: str = ""  # module:name in which it is replaced; "": where it is defined
+
+    @property
+    def target(self) -> str:
+        return self.where or self.function
+
+
+RICH_ONE, PLAIN_ONE, LIMITED_ONE = generates(RICH), generates(PLAIN), generates(LIMITED)
+DESCRIBED_ONE = generates(DESCRIBED)
+ROWS = [
+    # what is asked of a row
+    Row("scheduler.row_requests:_choice_of", PLAIN_ONE),
+    Row("scheduler.row_requests:_choice_of", generates(GREEDY)),
+    Row("scheduler.row_requests:only_token", PLAIN_ONE),
+    Row("scheduler.row_requests:_chosen_alone", PLAIN_ONE),
+    Row("scheduler.row_requests:_adjusted", RICH_ONE),
+    Row("scheduler.row_requests:forbidden_ends", RICH_ONE),
+    Row("scheduler.row_requests:forbidden_ends", RICH_ONE, "scheduler.step_results:forbidden_ends"),
+    Row("scheduler.row_requests:allowed_of", constrained),
+    Row("scheduler.row_requests:allowed_of", forbids_ends),
+    Row("scheduler.row_requests:allowed_of", constrained, "scheduler.step_results:allowed_of"),
+    Row("scheduler.row_requests:bits_of", constrained),
+    Row("scheduler.row_requests:bits_of", constrained, "scheduler.step_results:bits_of"),
+    Row("scheduler.row_requests:draws_of", PLAIN_ONE, "scheduler.step_results:draws_of"),
+    Row("scheduler.row_requests:draws_of", PLAIN_ONE, "step_chain:draws_of"),
+    Row("scheduler.row_requests:choose_few", constrained, "testing.oracle:choose_few"),
+    Row("sampling.gumbel:Limits.of", LIMITED_ONE),
+    Row("sampling.gumbel:inverse_temperature", PLAIN_ONE),
+    # what the logits say
+    Row("scheduler.step_results:_Reading._known_tokens", scores),
+    Row("scheduler.step_results:_Reading._known_tokens", RICH_ONE),
+    Row("scheduler.step_results:_Reading._forced_tokens", lambda machine: constrained(machine, top_logprobs=TOP)),
+    Row("scheduler.step_results:_Reading._tokens", RICH_ONE),
+    Row("scheduler.step_results:_Reading._describe_all", RICH_ONE),
+    Row("scheduler.step_results:_Reading._describe_all", scores),
+    Row("scheduler.step_results:_Reading._pick", PLAIN_ONE),
+    Row("scheduler.step_results:_Reading._wanted", DESCRIBED_ONE),
+    Row("scheduler.step_results:_Reading._draw", RICH_ONE),
+    Row("scheduler.step_results:_Reading._questions", searches),
+    Row("scheduler.step_results:_Reading._look_up", searches),
+    Row("scheduler.step_results:_settled", PLAIN_ONE),
+    Row("scheduler.step_results:_settled", constrained),
+    Row("scheduler.step_results:_top", DESCRIBED_ONE),
+    Row("sampling.penalties:adjust", RICH_ONE, "sampling.sampler:adjust"),
+    Row("sampling.penalties:_of_row", RICH_ONE),
+    Row("sampling.penalties:_require_numbers", RICH_ONE),
+    Row("sampling.sampler:Sampler.sample", RICH_ONE),
+    Row("sampling.sampler:Sampler.choose", RICH_ONE),
+    Row("sampling.sampler:Sampler.choose", PLAIN_ONE),
+    Row("sampling.gumbel:stack_draws", RICH_ONE),
+    Row("sampling.gumbel:gumbel", LIMITED_ONE, "sampling.torch_sampler:gumbel"),
+    Row("sampling.gumbel:gumbel", generates(msgspec.structs.replace(PLAIN, top_k=9)), "testing.oracle:gumbel"),
+    Row("sampling.torch_sampler:TorchSampling.choose", PLAIN_ONE),
+    Row("sampling.torch_sampler:TorchSampling.summarise", DESCRIBED_ONE),
+    Row("sampling.logprobs:describe", RICH_ONE, "scheduler.step_results:describe"),
+    Row("sampling.logprobs:describe", DESCRIBED_ONE, "scheduler.step_results:describe"),
+    Row("sampling.logprobs:look_up", searches, "scheduler.step_results:look_up"),
+    # what follows from a token
+    Row("scheduler.stopping:accept", PLAIN_ONE, "scheduler.commit:accept"),
+    Row("scheduler.stopping:_feed", RICH_ONE),
+    Row("scheduler.stopping:constraint_end", constrained),
+    Row("scheduler.stopping:constraint_end", empty, "scheduler.constrained:constraint_end"),
+    Row("scheduler.endings:ended", PLAIN_ONE, "scheduler.commit:ended"),
+    Row("scheduler.endings:ended", aborts),
+    Row("scheduler.endings:score_ended", scores, "scheduler.commit:score_ended"),
+    Row("scheduler.endings:aborted", aborts, "scheduler.inbox:aborted"),
+    Row("scheduler.commit:Commit._commit_request", PLAIN_ONE),
+    Row("scheduler.commit:Commit._commit_token", PLAIN_ONE),
+    Row("scheduler.commit:Commit._take", PLAIN_ONE),
+    Row("scheduler.commit:Commit._end", PLAIN_ONE),
+    Row("scheduler.commit:Commit._stream", generates(PLAIN, stream=True)),
+    Row("scheduler.commit:Commit.finish", scores),
+    # constraints
+    Row("constraints.matcher:Cursor.settle", constrained),
+    Row("constraints.matcher:Cursor.prepare", constrained),
+    Row("constraints.matcher:Cursor._settle", constrained),
+    Row("constraints.matcher:Cursor._settle_boundary", healed),
+    Row("constraints.matcher:Cursor._fits", constrained),
+    Row("constraints.matcher:Cursor._look_ahead", constrained),
+    Row("scheduler.constrained:ConstrainedTexts._open", constrained),
+    Row("scheduler.constrained:ConstrainedTexts._spend", constrained),
+    Row("scheduler.constrained:ConstrainedTexts.commit", constrained),
+    Row("scheduler.constrained:ConstrainedTexts._jump", constrained),
+    Row("scheduler.constrained:ConstrainedTexts._append", constrained),
+    Row("scheduler.constrained:_check_budget", constrained),
+    Row("scheduler.constrained:_replaceable", healed),
+    # searches
+    Row("scheduler.choice_search:questions", searches, "scheduler.step_results:questions"),
+    Row("scheduler.choice_search:Searches._begin", searches),
+    Row("scheduler.choice_search:Searches.take", searches),
+    Row("scheduler.choice_search:Searches.finish", searches),
+    Row("scheduler.choice_search:Searches._add", searches),
+    Row("scheduler.choice_search:_ended", searches),
+]
+MODULES = [
+    "constraints.matcher",
+    "sampling.gumbel",
+    "sampling.logprobs",
+    "sampling.penalties",
+    "sampling.sampler",
+    "scheduler.choice_search",
+    "scheduler.commit",
+    "scheduler.constrained",
+    "scheduler.endings",
+    "scheduler.row_requests",
+    "scheduler.step_results",
+    "scheduler.stopping",
+]
+NOT_OF_ONE_ROW = {
+    "sampling.penalties:_nothing": "does nothing",
+    "sampling.penalties:_scaled": "arithmetic of tensors, within adjust",
+    "sampling.penalties:_saturated": "arithmetic of tensors, within adjust",
+    "scheduler.choice_search:Searches.hold": "when a message arrives: it is refused",
+    "scheduler.choice_search:Searches.begin_step": "of all searches: `_begin` is that of one",
+    "scheduler.choice_search:Searches._grows": "within `_begin`, for prompts that may be healed",
+    "scheduler.commit:Commit.begin": "counts the rows of a plan",
+    "scheduler.commit:Commit.commit": "of all rows: `_commit_request` is that of one",
+    "scheduler.constrained:ConstrainedTexts.hold": "when a message arrives: it is refused",
+    "scheduler.constrained:ConstrainedTexts.count": "counters",
+    "scheduler.constrained:ConstrainedTexts.begin_step": "of all that are held: `_open` is that of one",
+    "scheduler.constrained:ConstrainedTexts.ready": "within it `_spend` and `_jump` raise",
+    "constraints.matcher:Boundary.begin": "within `_settle_boundary`",
+    "constraints.matcher:Cursor._close": "within `Cursor._settle`",
+    "constraints.matcher:Cursor._may_stay": "within `Cursor._settle`",
+    "constraints.matcher:Cursor._is_ending": "within `Cursor._settle`",
+    "constraints.matcher:_holds": "within `Cursor._settle`",
+    "constraints.matcher:_refused": "words of an error",
+    "sampling.gumbel:draw_key": "the definition: arithmetic of integers",
+    "sampling.gumbel:draw_keys": "the definition: arithmetic of integers",
+    "sampling.gumbel:token_hash": "within gumbel",
+    "sampling.gumbel:_mix": "the definition: arithmetic of integers",
+    "sampling.gumbel:_mix_all": "the definition: arithmetic of integers",
+    "scheduler.endings:failure": "words of an error",
+    "scheduler.step_results:read_outcome": "of all rows",
+    "scheduler.step_results:_Reading.known": "of all rows",
+    "scheduler.step_results:_Reading.forced": "of all rows",
+    "scheduler.step_results:_Reading.sampled": "of all rows",
+    "scheduler.step_results:_Reading.asked": "of all rows",
+    "scheduler.step_results:_Reading._described": "of all rows: `_wanted` is that of one",
+    "scheduler.step_results:_Reading._sample": "of all rows: `_draw` is that of one",
+    "scheduler.step_results:_Reading._settle": "of all rows: `_settled` is that of one",
+    "scheduler.step_results:_Reading._describe": "of all rows: `_describe_all` is the batched part",
+    "scheduler.step_results:_Reading._going": "tables of the reading itself",
+    "scheduler.step_results:_Reading._together": "tables of the reading itself",
+    "scheduler.step_results:_Reading._one_by_one": "tables of the reading itself",
+    "scheduler.step_results:_Reading._sorted": "tables of the reading itself",
+    "scheduler.step_results:_place": "an index; its error is that of a runner",
+    "scheduler.step_results:_no_answer": "words of an error",
+    "scheduler.step_results:_wants_logprobs": "a look at two fields, over all rows",
+    "scheduler.step_results:_sound": "a look at a row that has failed",
+    "scheduler.row_requests:picks_of": "of all rows: `_choice_of` is that of one",
+}
+
+
+def functions_of(module: str) -> set[str]:
+    """Functions and methods that a module defines, without protocols, properties and what Python makes."""
+    found = set()
+    loaded = importlib.import_module(f"umbel.srt.{module}")
+    for name, thing in vars(loaded).items():
+        if getattr(thing, "__module__", None) != loaded.__name__:
+            continue
+        if inspect.isfunction(thing):
+            found.add(f"{module}:{name}")
+        elif inspect.isclass(thing) and not getattr(thing, "_is_protocol", False):
+            for method, value in vars(thing).items():
+                made = isinstance(value, classmethod) or (inspect.isfunction(value) and not method.startswith("__"))
+                if made and not method.startswith(("_make", "_replace", "_asdict")):
+                    found.add(f"{module}:{name}.{method}")
+    return found
+
+
+def test_the_table_has_every_function_of_the_modules_that_work_on_rows() -> None:
+    defined = set().union(*map(functions_of, MODULES))
+    known = {row.function for row in ROWS if row.function.split(":")[0] in MODULES}
+    assert defined - known - set(NOT_OF_ONE_ROW) == set(), "say in the table how each of them is called for one row"
+    assert (known | set(NOT_OF_ONE_ROW)) - defined == set(), "no longer there"
+    assert known & set(NOT_OF_ONE_ROW) == set()
+
+
+# --------------------------------------------------------------------------------------------------- the fault
+
+
+def concerns(thing: object, guilty: int) -> bool:
+    """Whether an argument belongs to the guilty request, or has something of it."""
+    match thing:
+        case Request():
+            return thing.message_id == guilty
+        case PlannedRows():
+            return thing.request.message_id == guilty
+        case Generation():
+            return thing.seed == SEED
+        case SamplingParams() | Draw():
+            return thing.seed == SEED
+        case Draws() | Picks():
+            return bool(KEYS & set(thing.keys.tolist()))
+        case Wanted():
+            return thing.top == TOP
+        case np.uint64():
+            return int(thing) in KEYS
+        case np.ndarray():
+            return thing.dtype == np.uint64 and bool(KEYS & set(thing.ravel().tolist()))
+        case list() | tuple():
+            return any(concerns(entry, guilty) for entry in thing)
+        case _:
+            return False
+
+
+# Called for the guilty request alone, or told by an argument that is nothing of a request.
+ALWAYS = {
+    *(f"constraints.matcher:Cursor.{name}" for name in ("settle", "prepare", "_settle", "_fits", "_look_ahead")),
+    *("constraints.matcher:Cursor._settle_boundary", "scheduler.constrained:ConstrainedTexts._open"),
+    *("scheduler.constrained:ConstrainedTexts._spend", "scheduler.row_requests:choose_few"),
+    *(
+        "scheduler.step_results:_Reading._look_up",
+        "sampling.logprobs:look_up",
+        "scheduler.choice_search:_ended",
+        "scheduler.choice_search:Searches._begin",
+    ),
+}
+
+
+class Broken(RequestError):
+    """What a replaced function raises."""
+
+
+def break_for(monkeypatch: pytest.MonkeyPatch, row: Row, guilty: list[int]) -> list[str]:
+    """Replaces the function; the list that is returned gets an entry when it raises."""
+    module, name = row.target.split(":")
+    owner: Any = importlib.import_module(f"umbel.srt.{module}")
+    *classes, attribute = name.split(".")
+    for part in classes:
+        owner = getattr(owner, part)
+    is_class_method = isinstance(inspect.getattr_static(owner, attribute), classmethod)
+    original = getattr(owner, attribute)
+    raised: list[str] = []
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        about = [*args, *kwargs.values()]
+        mine = row.function in ALWAYS or any(concerns(arg, guilty[0]) for arg in about)
+        if row.function.endswith(".summarise"):
+            mine = args[-1] == TOP
+        if row.function == "scheduler.row_requests:draws_of":
+            mine = concerns(args[0].keys[args[1]], guilty[0])
+        if row.function == "sampling.gumbel:inverse_temperature":
+            mine = args[0] == PLAIN.temperature
+        if row.function in ("scheduler.row_requests:bits_of", "scheduler.stopping:constraint_end"):
+            mine = args[0] is not None  # nobody else has a constraint
+        if row.function == "scheduler.endings:score_ended":
+            mine = args[0] == guilty[0]
+        if row.function == "scheduler.step_results:_Reading._describe_all" and row.ask is scores:
+            mine = {want.token for own in args[1] for want in own} & {90, 91, 92} != set()
+        if mine and guilty[0]:
+            raised.append(row.target)
+            raise Broken("broken on purpose")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, attribute, staticmethod(broken) if is_class_method else broken)
+    return raised
+
+
+_alone: dict[tuple[str, bool], list[object]] = {}
+
+
+def without_fault(name: str, *, searches: bool) -> list[object]:
+    """The neighbours' answers when nobody else is there."""
+    if (name, searches) not in _alone:
+        machine = engine(searches=searches, **SETTINGS[name])
+        ids = neighbours(machine)
+        machine.run()
+        _alone[name, searches] = answers(machine, ids)
+    return _alone[name, searches]
+
+
+@pytest.mark.parametrize("names", [FEW_SETTINGS, pytest.param(list(SETTINGS), marks=pytest.mark.nightly)], ids=len)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.target}-{ROWS.index(row)}")
+def test_a_function_that_raises_for_one_row_ends_its_request_and_nothing_else(
+    row: Row, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in names:
+        without_fault(name, searches=row.ask is searches)
+    guilty = [0]
+    raised = break_for(monkeypatch, row, guilty)
+    times = []
+    for name in names:
+        raised.clear()
+        machine = engine(searches=row.ask is searches, **SETTINGS[name])
+        ids = neighbours(machine)
+        guilty[0] = machine._next_id + 1
+        bad = row.ask(machine)
+        machine.run()
+        assert answers(machine, ids) == without_fault(name, searches=row.ask is searches), name
+        assert machine.count("pool_rebuilds") == machine.count("failed_steps") == 0, name
+        times.append(len(raised))
+        if raised:
+            ending = machine.endings[bad]
+            assert isinstance(ending, EngineFailed)
+            assert (ending.kind, ending.message) == ("RequestError", "broken on purpose")
+            assert machine.count("failed") == 1
+        guilty[0] = 0
+        after = msgspec.structs.replace(GREEDY, seed=0, max_tokens=1)
+        later = machine.generate([*PREFIX, 90], after)
+        machine.run()
+        assert machine.cached(later) >= len(PREFIX), name
+        machine.assert_equals_reference(later, [*PREFIX, 90], after)
+    assert any(times), f"{row.target} was never called for the request"
+
+
+MATCHER = ["mask", "few", "accepting", "finished", "prepare", "advance", "rollback", "forced_tokens", "closing_tokens"]
+MATCHER += ["closing_bound"]
+
+
+@pytest.mark.parametrize("name", MATCHER)
+@pytest.mark.parametrize("call", [1, 3])
+def test_a_matcher_that_fails_ends_its_text_only(name: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With any exception: a constraint's engine may be a library."""
+    original = inspect.getattr_static(ToyState, name)
+    calls = 0
+
+    def broken(self: ToyState, *args: int) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise IndexError("of a library")
+        return original.fget(self) if isinstance(original, property) else original(self, *args)
+
+    monkeypatch.setattr(ToyState, name, property(broken) if isinstance(original, property) else broken)
+    for setting in ("small steps", "steps overlap"):
+        calls = 0
+        machine = engine(**SETTINGS[setting])
+        ids = neighbours(machine)
+        bad = hurried(machine) if name in ("rollback", "closing_tokens") else constrained(machine)
+        machine.run()
+        assert answers(machine, ids) == without_fault(setting, searches=False)
+        assert machine.count("pool_rebuilds") == machine.count("failed_steps") == 0
+        if calls >= call:
+            ending = machine.endings[bad]
+            assert isinstance(ending, EngineFailed)
+            assert "IndexError" in ending.message
+    assert calls or name in ("mask", "rollback", "closing_tokens")

@@ -1,0 +1,206 @@
+"""What is found again is what encoding the whole text would have given, for every kind of tokenizer."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.lang.prompt import Generated, Part, Text
+from umbel.srt.tokenizer.hf import HFTokenizer
+from umbel.srt.tokenizer.prompt import BLOCK, SMALL_BLOCK, PromptEncoder
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Tokenizer
+
+from ..toy_tokenizers import BUILDERS, CONTROL, CORPUS, byte_level, reread, wrap
+
+BYTES = ByteTokenizer()
+CUTTABLE = [name for name in BUILDERS if name != "Unigram"]
+WORDS = "The umbel sings of cities and of the sea. "
+
+_tokenizers: dict[str, HFTokenizer] = {}
+
+
+def toy(kind: str) -> HFTokenizer:
+    if kind not in _tokenizers:
+        _tokenizers[kind] = wrap(BUILDERS[kind]())
+    return _tokenizers[kind]
+
+
+# Pieces at whose edges tokenizers behave in their own ways; texts are long enough to be cut many times.
+pieces = st.sampled_from(
+    [
+        *(" ", "  ", "\n", "\n\n", " \n ", "\t", "\r\n", "\u00a0", "\u2028", "\u3000", "\u200b", "▁", " ▁", "_"),
+        *("'s", "'ll ", "I'm", "don't", ".", "...", "?!", " (", ") ", "{'a': 1}", "//", "/\n", "->", "="),
+        *("0", "12", " 1234", "3.14 ", "²", "½ ", "٣", "a", "the", " the", "The ", "capital", "of", "xq", "Z"),
+        *("é", "e\u0301", " \u0301", "ñ ", "Å", "東京", "と ", "Привет", " мир", "🙂", "👩‍👩‍👧 ", "\U0010ffff"),
+        *(*CONTROL, "<think>", " <think> ", "<tool call>", "<|im_", "start|>", "<0x20>", "Ġ", "Ċ"),
+        *CORPUS[:5],
+    ]
+)
+texts = st.lists(pieces, min_size=1, max_size=120).map("".join)
+
+
+@pytest.mark.parametrize("kind", CUTTABLE)
+def test_these_tokenizers_have_boundaries(kind: str) -> None:
+    assert toy(kind).boundary is not None
+
+
+@pytest.mark.parametrize("kind", sorted(BUILDERS))
+@settings(max_examples=40, deadline=None)
+@given(text=texts, first=st.booleans())
+def test_a_text_cut_at_every_boundary_gives_the_tokens_of_the_whole(kind: str, text: str, first: bool) -> None:
+    tokenizer = toy(kind)
+    places = [found.start() for found in tokenizer.boundary.finditer(text)] if tokenizer.boundary else []
+    ids: list[int] = []
+    for start, end in zip([0, *places], [*places, len(text)], strict=True):
+        ids += tokenizer.encode(text[start:end], first=first and start == 0)
+    assert ids == tokenizer.encode(text, first=first)
+
+
+@pytest.mark.parametrize("kind", ["bytes", *sorted(BUILDERS)])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_prompts_that_grow_and_branch_are_encoded_as_if_each_were_the_first(kind: str, data: st.DataObject) -> None:
+    tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
+    reusing, plain = PromptEncoder(tokenizer), PromptEncoder(tokenizer, cache_bytes=0)
+    prompts: list[tuple[Part, ...]] = [()]
+    for _ in range(data.draw(st.integers(1, 6))):
+        before = data.draw(st.sampled_from(prompts))
+        part: Part = data.draw(
+            st.one_of(
+                st.builds(Text, texts),
+                st.builds(Text, st.sampled_from(["<|im_start|>user\n", "\n<|im_end|>\n", "<s>"]), st.just(True)),
+                st.builds(Generated, st.just("the"), st.just((ord("t"), ord("h"), ord("e")))),
+            )
+        )
+        prompts.append((*before, part))
+        assert reusing.encode(prompts[-1]) == plain.encode(prompts[-1])
+
+
+@pytest.mark.parametrize("kind", ["bytes", *sorted(BUILDERS)])
+@settings(max_examples=25, deadline=None)
+@given(
+    prompt=st.lists(
+        st.one_of(
+            st.builds(Text, texts),
+            st.builds(Text, st.sampled_from(["<|im_start|>user\n", "<s>", "\n<|im_end|>"]), st.just(True)),
+            st.builds(Generated, st.just("t"), st.just((ord("t"),))),
+        ),
+        max_size=3,
+    ),
+    endings=st.lists(st.one_of(pieces, texts), max_size=3),
+)
+def test_a_prompt_with_endings_is_encoded_as_each_alone(kind: str, prompt: list[Part], endings: list[str]) -> None:
+    tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
+    plain = PromptEncoder(tokenizer, cache_bytes=0)
+    expected = plain.encode(prompt), [plain.encode([*prompt, Text(ending)]) for ending in endings]
+    assert PromptEncoder(tokenizer).encode_endings(prompt, endings) == expected
+    assert plain.encode_endings(prompt, endings) == expected
+
+
+@pytest.mark.model
+@settings(max_examples=150, deadline=None)
+@given(text=texts)
+def test_the_default_model_cuts_its_texts_without_a_trace(default_tokenizer: Tokenizer, text: str) -> None:
+    places = (
+        [found.start() for found in default_tokenizer.boundary.finditer(text)] if default_tokenizer.boundary else []
+    )
+    ids: list[int] = []
+    for start, end in zip([0, *places], [*places, len(text)], strict=True):
+        ids += default_tokenizer.encode(text[start:end], first=start == 0)
+    assert ids == default_tokenizer.encode(text, first=True)
+
+
+@pytest.fixture(scope="module")
+def default_tokenizer() -> Tokenizer:
+    from umbel.lang.runtime_options import RuntimeOptions
+    from umbel.srt.launch import open_tokenizer
+
+    tokenizer = open_tokenizer(RuntimeOptions(model="default"))[1]
+    assert tokenizer.boundary is not None
+    return tokenizer
+
+
+# ---------------------------------------------------------------------------------- what is saved
+
+
+def test_a_prompt_that_grows_is_encoded_from_its_last_small_block_on() -> None:
+    encoder = PromptEncoder(BYTES)
+    text = WORDS * 200
+    encoder.encode([Text(text)])
+    before = encoder.counters["tokenized_characters"]
+    encoder.encode([Text(text + "It ends.")])
+    assert encoder.counters["tokenized_characters"] - before <= SMALL_BLOCK + 2 * len("It ends.") + len(" cities")
+
+
+def test_prompts_of_a_batch_have_their_common_head_encoded_once() -> None:
+    encoder = PromptEncoder(BYTES)
+    head = "".join(f"Example {number}: {WORDS}" for number in range(40))
+    for number in range(50):
+        encoder.encode([Text(f"{head}\nQuestion {number}?")])
+    assert encoder.counters["tokenized_characters"] <= len(head) + 50 * (SMALL_BLOCK + len("\nQuestion 10? cities"))
+    assert encoder.counters["reused_characters"] > 10 * encoder.counters["tokenized_characters"]
+
+
+def test_without_memory_every_character_is_encoded_anew() -> None:
+    encoder = PromptEncoder(BYTES, cache_bytes=0)
+    encoder.encode([Text(WORDS * 9)])
+    encoder.encode([Text(WORDS * 9)])
+    assert encoder.counters == {"tokenized_characters": 18 * len(WORDS), "reused_characters": 0}
+
+
+def test_texts_learned_ahead_are_not_encoded_again() -> None:
+    encoder = PromptEncoder(BYTES)
+    prompt = [Text(WORDS * 100)]
+    new = encoder.new_texts(prompt)
+    encoder.learn(new, encoder.encode_texts(new))
+    learned = encoder.counters["tokenized_characters"]
+    assert encoder.encode(prompt) == PromptEncoder(BYTES, cache_bytes=0).encode(prompt)
+    assert encoder.counters["tokenized_characters"] == learned
+    assert encoder.new_texts(prompt) == []
+
+
+def test_what_one_salt_has_brought_is_new_to_another_and_known_to_itself() -> None:
+    encoder = PromptEncoder(BYTES)
+    prompt = [Text(WORDS * 50)]
+
+    def new_characters(salt: str) -> int:
+        before = encoder.counters["tokenized_characters"]
+        assert encoder.salted(salt).encode(prompt) == PromptEncoder(BYTES, cache_bytes=0).encode(prompt)
+        return encoder.counters["tokenized_characters"] - before
+
+    length = len(WORDS * 50)
+    # Also a pair that would be one if salt and text were joined, and the requests without a salt.
+    assert [new_characters(salt) for salt in ("a", "ab", "", "a", "ab", "")] == [length, length, length, 0, 0, 0]
+    assert encoder.salted("c").new_texts(prompt) != []
+    assert encoder.salted("a").new_texts(prompt) == []
+
+
+def test_a_small_memory_forgets_and_stays_right() -> None:
+    small, plain = PromptEncoder(BYTES, cache_bytes=20_000), PromptEncoder(BYTES, cache_bytes=0)
+    for number in range(20):
+        prompt = [Text(f"{number} {WORDS * 60}")]
+        assert small.encode(prompt) == plain.encode(prompt)
+        assert small._memory is not None
+        assert small._memory.bytes <= 20_000
+    assert len(WORDS * 60) > 2 * BLOCK
+
+
+# ---------------------------------------------------------------------------------- who has no boundaries
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"\S+ "}, "behavior": "Isolated", "invert": False}},
+        {"normalizer": {"type": "NFKC"}},
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+    ],
+)
+def test_what_might_look_across_a_cut_leaves_a_tokenizer_without_boundaries(changes: dict[str, object]) -> None:
+    assert wrap(reread(byte_level(), **changes)).boundary is None
+
+
+def test_a_character_that_a_token_joins_with_a_space_is_no_place_to_cut_behind() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["x y"])
+    boundary = wrap(tokenizer).boundary
+    assert boundary is not None
+    assert [found.start() for found in boundary.finditer("ax y z")] == [4]
