@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..lang.errors import MissingExtraError, ModelError, ParameterError
 from ..lang.runtime_options import ORACLE, RuntimeOptions
-from .core.batch import Launcher, Runner
+from .core.batch import AsyncRunner, Runner
 from .core.clock import Clock
 from .core.faults import FaultHook
 from .core.messages import Heartbeat
@@ -205,12 +205,12 @@ def open_engine(
         if prepare_constraints:
             open_tokens = _begun(openers[0], open_tokens)
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
-        if options.overlap is True and not isinstance(runner, Launcher):
+        if options.overlap is True and not isinstance(runner, AsyncRunner):
             runner = ThreadedRunner(runner)
             endings.append(runner.close)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
     shelf = _constraint_shelf(options, runner, open_tokens, openers, tries, lasting)
-    config = replace(config, overlap=options.overlap is not False and isinstance(runner, Launcher))
+    config = replace(config, overlap=options.overlap is not False and isinstance(runner, AsyncRunner))
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should

@@ -10,7 +10,7 @@ Rows of a step may read keys that other rows of the same step write: every layer
 Most rows whose logits are "needed" need only the token that they choose. `Picks` says so, and a runner that finds
 the token without computing 262,144 logits may answer with it; any runner may give the logits instead.
 
-A runner that does not wait for its steps is a `Launcher`: the next step is launched behind one that still runs, and
+A runner that does not wait for its steps is an `AsyncRunner`: the next step is launched behind one that still runs, and
 rows whose token that one is about to choose say where it will be found (`Batch.token_sources`). overlap.py has the
 whole picture.
 """
@@ -69,7 +69,7 @@ class Picks:
     # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
     min_p: NDArray[np.float64]
     allowed: Mapping[int, Allowed] = field(default_factory=dict)  # row → its tokens; rows that are not in it: all
-    # Only batches for a Launcher have these, and there top_k may be any number.
+    # Only batches for an AsyncRunner have these, and there top_k may be any number.
     top_p: NDArray[np.float64] | None = None  # [L] 1 = all, as in draw.Draws; None: all of every row
     described: NDArray[np.bool_] | None = None  # [L] rows that get their token and their logits; None: no row
 
@@ -212,7 +212,7 @@ class Pending(Protocol):
 
 
 @runtime_checkable
-class Launcher(Runner, Protocol):
+class AsyncRunner(Runner, Protocol):
     """A runner that does not wait for its steps. The fake is `launched_oracle.LaunchedOracle`.
 
     Steps run one after the other in the order in which they were launched. So a step reads the keys of those before it,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import assert_never
 
-from ..core.batch import Launcher, Runner
+from ..core.batch import AsyncRunner, Runner
 from ..core.messages import EngineForget, EnginePicture
 from .messages import Clear, Step, ToRank
 
@@ -12,7 +12,7 @@ def follow(runner: Runner, messages: Iterable[ToRank]) -> None:
     """Until there are no more messages. Nobody reads this rank's answers, so it never waits for one."""
     for message in messages:
         match message:
-            case Step() if isinstance(runner, Launcher):
+            case Step() if isinstance(runner, AsyncRunner):
                 runner.launch(message.batch())
             case Step():
                 runner.forward(message.batch())

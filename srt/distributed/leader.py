@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ...fsm.tokens.trie_walk import Walk
-from ..core.batch import Batch, Chooser, Launcher, Logits, Pending, PictureStore, Runner
+from ..core.batch import AsyncRunner, Batch, Chooser, Logits, Pending, PictureStore, Runner
 from ..core.messages import EngineForget, EnginePicture
 from .messages import Clear, Step, ToRank
 
@@ -126,10 +126,10 @@ class LeadingRunner:
         self._runner.clear()
 
 
-class LeadingLauncher(LeadingRunner):
-    """A `batch.Launcher` of all ranks: steps that fail behind their launch have met the others everywhere."""
+class LeadingAsyncRunner(LeadingRunner):
+    """An `batch.AsyncRunner` of all ranks: steps that fail behind their launch have met the others everywhere."""
 
-    def __init__(self, runner: Launcher, others: Others) -> None:
+    def __init__(self, runner: AsyncRunner, others: Others) -> None:
         super().__init__(runner, others)
         self._launcher = runner
 
@@ -143,4 +143,4 @@ class LeadingLauncher(LeadingRunner):
 
 def leading(runner: Runner, others: Others) -> LeadingRunner:
     """A runner of all ranks, which launches its steps if that of rank 0 does."""
-    return LeadingLauncher(runner, others) if isinstance(runner, Launcher) else LeadingRunner(runner, others)
+    return LeadingAsyncRunner(runner, others) if isinstance(runner, AsyncRunner) else LeadingRunner(runner, others)

@@ -21,14 +21,14 @@ from ..kernels.cpu.sampling import CpuSampling
 from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
+from ..models.cpu_decoder import CpuDecoder, CpuRows, PoolTable
 from ..models.decoder_config import FAMILIES, read_config
-from ..models.native_decoder import NativeDecoder, NativeRows, PoolTable
 from ..multimodal.store import VisionStore
 from ..scheduler.row_requests import choose_few
 from .logits_buffer import LogitsBuffer
 
 
-class NativeRunner:
+class CpuRunner:
     """A model on the native kernels, its KV pool and its attention.
 
     Args:
@@ -41,7 +41,7 @@ class NativeRunner:
 
     def __init__(
         self,
-        model: NativeDecoder,
+        model: CpuDecoder,
         *,
         num_slots: int,
         tree_attention: bool,
@@ -70,7 +70,7 @@ class NativeRunner:
         hidden = self._hidden[:count]
         given = self.pictures.given(batch.pictures) if self.pictures is not None and batch.pictures else None
         token_ids = batch.token_ids if given is None else without_pictures(batch.token_ids)
-        rows = NativeRows(token_ids, batch.positions, batch.write_slots, batch.logit_rows, given)
+        rows = CpuRows(token_ids, batch.positions, batch.write_slots, batch.logit_rows, given)
         plans = [self._attention.plan(batch, window) for window in self.model.windows]
         self.model.forward(rows, plans, self._table, hidden)
         return self._answer(hidden, batch.picks)
@@ -155,7 +155,7 @@ def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str
     return None
 
 
-def build_native_runner(
+def build_cpu_runner(
     config: Config,
     tensors: Tensors,
     *,
@@ -166,7 +166,7 @@ def build_native_runner(
     tree_attention: bool,
     screened_head: bool,
     pictures: VisionStore | None = None,
-) -> NativeRunner:
+) -> CpuRunner:
     """Packs the weights and makes the pool.
 
     Args:
@@ -178,7 +178,7 @@ def build_native_runner(
         ModelError: configuration or tensors that cannot be used.
         EngineError: there is no memory for the weights.
     """
-    model = NativeDecoder(
+    model = CpuDecoder(
         read_config(config),
         tensors,
         weights=weight_format(weights, tensors),
@@ -186,7 +186,7 @@ def build_native_runner(
         screened=screened_head,
         library=library,
     )
-    return NativeRunner(
+    return CpuRunner(
         model,
         num_slots=num_slots(model.kv_geometry),
         tree_attention=tree_attention,

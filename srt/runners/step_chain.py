@@ -1,4 +1,4 @@
-"""Launched steps on a runner that waits: what a Launcher owes its caller, made of `forward`.
+"""Launched steps on a runner that waits: what an AsyncRunner owes its caller, made of `forward`.
 
 For runners that compute beside the scheduler (threaded_runner.py), or as if they did (launched_oracle.py). Steps run in
 the order of their launches.
@@ -30,7 +30,7 @@ class StepChain:
         self._tokens = np.empty(0, dtype=np.int64)
 
     def run(self, batch: Batch) -> Logits:
-        """As `Runner.forward`, for a batch that `Launcher.launch` takes."""
+        """As `Runner.forward`, for a batch that `AsyncRunner.launch` takes."""
         asked = batch.picks
         if batch.token_sources is not None:
             batch = replace(batch, token_ids=self.resolve(batch.token_ids, batch.token_sources), token_sources=None)
@@ -73,7 +73,7 @@ class StepChain:
 
 
 def _narrowed(picks: Picks) -> Picks:
-    """As it is asked of a runner that is no Launcher: of other rows it is to give the logits."""
+    """As it is asked of a runner that is no AsyncRunner: of other rows it is to give the logits."""
     wide = np.zeros(len(picks.kinds), dtype=np.bool_)
     if picks.described is not None:
         wide |= picks.described

@@ -1,4 +1,4 @@
-"""Steps in a thread: any runner as a Launcher, so that the scheduler plans while a CPU computes."""
+"""Steps in a thread: any runner as an AsyncRunner, so that the scheduler plans while a CPU computes."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +20,7 @@ class _PendingFuture:
 
 
 class ThreadedRunner:
-    """A `batch.Launcher`. One thread runs the steps of another runner, in the order in which they were launched.
+    """An `batch.AsyncRunner`. One thread runs the steps of another runner, in the order in which they were launched.
 
     Logits that the scheduler samples from itself are sampled in torch: a runner's own chooser may share its threads and
     buffers with the step that runs at the same time.

@@ -29,7 +29,7 @@ from .cuda.memory import StepLimits, measured_workspace, pool_slots, probe_slots
 from .logits_buffer import LogitsBuffer
 
 if TYPE_CHECKING:
-    from .cpu_runner import NativeRunner
+    from .cpu_runner import CpuRunner
     from .cuda.runner import CudaRunner
 
 _log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def build_runner(
     limits: StepLimits | None = None,
     pack: bool | None = None,
     team: Team = ALONE,
-) -> "ModelRunner | NativeRunner | CudaRunner":
+) -> "ModelRunner | CpuRunner | CudaRunner":
     """Model, pool and kernels in one call. Give the pool's size as `kv_bytes` or as `num_slots`; on a CUDA device it
     may be left out, and is what the weights and the largest step leave.
 
@@ -182,7 +182,7 @@ def build_runner(
             )
         _torch_instead("triton", reason, asked=kernels)
     if kernels == "native" or (kernels == "auto" and target.type == "cpu"):
-        from .cpu_runner import build_native_runner, obstacle
+        from .cpu_runner import build_cpu_runner, obstacle
 
         reason = obstacle(config, dtype=pool_dtype, device=target)
         if team.ranks > 1:
@@ -190,7 +190,7 @@ def build_runner(
         library = None if reason else _library()
         if isinstance(library, ctypes.CDLL):
             library.umbel_set_threads(torch.get_num_threads())
-            return build_native_runner(
+            return build_cpu_runner(
                 config,
                 tensors,
                 library=library,

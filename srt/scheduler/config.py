@@ -47,7 +47,7 @@ class SchedulerConfig:
         jump_forward: tokens that a constraint leaves no choice about are appended without a step of their own.
         constraint_fuel: transitions of automata that one step may work out, some 6 ms of Python; masks that need more
             are finished in later steps.
-        overlap: a step is planned while the one before runs (overlap.py); the runner is a batch.Launcher.
+        overlap: a step is planned while the one before runs (overlap.py); the runner is a batch.AsyncRunner.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
     """
 

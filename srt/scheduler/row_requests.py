@@ -3,7 +3,7 @@
 A token is enough when nothing looks at the other logits: no log-probabilities, no penalties, biases or forbidden
 tokens, no nucleus (its mass is a sum over the whole vocabulary) and no top_k that keeps more than a head searches for.
 
-A Launcher is asked for more tokens, because only where it chooses by itself can the next step run behind it: in a
+An AsyncRunner is asked for more tokens, because only where it chooses by itself can the next step run behind it: in a
 nucleus, with any top_k, and beside the logits where log-probabilities are wanted.
 """
 
@@ -20,7 +20,7 @@ from ..sampling.gumbel import Limits, draw_keys, gumbel
 from .request import Generation, Request
 from .step_plan import PlannedRows
 
-MOST_PICKED = 256  # the largest top_k of a SAMPLE row, but for a Launcher's
+MOST_PICKED = 256  # the largest top_k of a SAMPLE row, but for an AsyncRunner's
 
 
 class Asked(NamedTuple):
@@ -43,7 +43,7 @@ class _Choice(NamedTuple):
 
 
 def picks_of(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool = False) -> Asked:
-    """What each of the step's `logit_rows` rows of logits is needed for. launched: they are for a Launcher."""
+    """What each of the step's `logit_rows` rows of logits is needed for. launched: they are for an AsyncRunner."""
     allowed: dict[int, Allowed] = {}
     errors: dict[int, Exception] = {}
     picks = Picks(

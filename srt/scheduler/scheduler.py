@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...lang.errors import ParameterError
 from ..cache.slot_allocator import IntegrityError
 from ..constraints.matcher_cache import ConstraintShelf
-from ..core.batch import Launcher, Runner
+from ..core.batch import AsyncRunner, Runner
 from ..core.clock import Clock
 from ..core.counters import Counters
 from ..core.faults import FaultHook, no_faults
@@ -55,7 +55,7 @@ class Scheduler:
         constraints: opens the constraints of requests; None refuses such requests.
 
     Raises:
-        ParameterError: overlap with a runner that is no `batch.Launcher`.
+        ParameterError: overlap with a runner that is no `batch.AsyncRunner`.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Scheduler:
         faults: FaultHook = no_faults,
         constraints: ConstraintShelf | None = None,
     ) -> None:
-        if config.overlap and not isinstance(runner, Launcher):
+        if config.overlap and not isinstance(runner, AsyncRunner):
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
         self.config = config
         self._runner = runner
-        self._launcher = runner if config.overlap and isinstance(runner, Launcher) else None
+        self._launcher = runner if config.overlap and isinstance(runner, AsyncRunner) else None
         self._flights: deque[Flight] = deque()  # oldest first; between steps one at most
         self._clock = clock
         self._faults = faults

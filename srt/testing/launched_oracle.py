@@ -1,4 +1,4 @@
-"""The oracle as a Launcher: the fake of a runner that does not wait for its steps.
+"""The oracle as an AsyncRunner: the fake of a runner that does not wait for its steps.
 
 It resolves rows whose token is still being chosen by itself, and checks the histories behind them as it checks all
 others. With a virtual clock its steps take time: they run one after the other from their launch, and who asks for an
@@ -49,7 +49,7 @@ class _Launched:
 
 
 class LaunchedOracle:
-    """A `batch.Launcher` on an OracleRunner.
+    """An `batch.AsyncRunner` on an OracleRunner.
 
     Args:
         oracle: its `expected` is ours from now on.

@@ -1,4 +1,5 @@
-"""Runs steps on a CUDA device: a `batch.Launcher`. The host packs a step, the device resolves, computes and chooses.
+"""Runs steps on a CUDA device, as a `batch.AsyncRunner`. The host packs a step; the device fills in tokens, computes
+and chooses.
 
     host    plan, pack ─┐                        plan, pack ─┐                       read the tokens of step 1
     device              └ copy │ step 1 │ choose │ copy ──►   └ copy │ step 2 │ choose │ copy ──►

@@ -9,11 +9,11 @@ import pytest
 import torch
 from umbel.lang.errors import EngineError
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.batch import Batch, Launcher, Logits, Runner
+from umbel.srt.core.batch import AsyncRunner, Batch, Logits, Runner
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.faults import FaultHook, no_faults
 from umbel.srt.core.messages import Ended, EngineFailed, EngineForget, EngineGenerate, EnginePicture, FromEngine
-from umbel.srt.distributed.leader import LeadingLauncher, RanksApart, leading
+from umbel.srt.distributed.leader import LeadingAsyncRunner, RanksApart, leading
 from umbel.srt.distributed.messages import Clear, Step, ToRank, to_rank
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.models.sharding import CutTensors, share_config
@@ -95,7 +95,7 @@ def test_texts_of_the_cuda_engine_on_two_ranks_are_those_of_one(overlap: bool) -
     questions = traffic(11)
     truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1)
     with led(2, lambda team: part_of(config, tensors, team)) as (runner, _):
-        assert isinstance(runner, LeadingLauncher)
+        assert isinstance(runner, LeadingAsyncRunner)
         texts, scheduler = answers(runner, questions, max_running=8, overlap=overlap)
     assert texts == truth
     assert (scheduler.counters["overlapped_steps"] > 5) is overlap
@@ -142,7 +142,7 @@ def test_a_step_or_a_row_that_fails_ends_its_requests_only(point: str) -> None:
 
 
 class Refusing:
-    """A `batch.Launcher` whose steps fail on this rank."""
+    """An `batch.AsyncRunner` whose steps fail on this rank."""
 
     vocab_size, context_length, num_slots = 10, 10, 10
     pictures = chooser = trie_walk = None
@@ -162,7 +162,7 @@ class Refusing:
 def test_a_step_that_fails_on_one_rank_is_nobody_elses_to_go_on_from() -> None:
     runner: Runner = leading(Refusing(), ThreadOthers(2))
     batch = Sequences([[1, 2]], 10).batch([Piece(0, 0, 2)])
-    assert isinstance(runner, Launcher)
+    assert isinstance(runner, AsyncRunner)
     for begin in (runner.forward, runner.launch):
         with pytest.raises(RanksApart):
             begin(batch)

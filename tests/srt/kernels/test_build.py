@@ -14,7 +14,7 @@ from umbel.srt.kernels.cpu.build import NoKernels, WrongKernels, find_compiler, 
 from umbel.srt.kernels.cpu.isa import Isa, choose_isa, narrower, usable
 from umbel.srt.kernels.cpu.library import isa_of, load_library, load_walk
 from umbel.srt.runners import torch_runner
-from umbel.srt.runners.cpu_runner import NativeRunner
+from umbel.srt.runners.cpu_runner import CpuRunner
 from umbel.srt.runners.torch_runner import ModelRunner, build_runner
 
 from ..models.reference import reference_model, tensors_of
@@ -184,9 +184,9 @@ def test_torch_refuses_weights_that_it_does_not_compute_with() -> None:
 def test_every_format_of_weights_runs() -> None:
     for weights, form in (("float32", "F32"), ("bf16", "BF16"), ("int8", "INT8"), ("auto", "F32")):
         runner = build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32", weights=weights)  # type: ignore[arg-type]
-        assert isinstance(runner, NativeRunner)
+        assert isinstance(runner, CpuRunner)
         assert runner.model.weights.name == form
     stored = {name: tensor.bfloat16() for name, tensor in TENSORS.items()}
     runner = build_runner(CONFIG, stored, num_slots=50, dtype="float32")
-    assert isinstance(runner, NativeRunner)
+    assert isinstance(runner, CpuRunner)
     assert runner.model.weights.name == "BF16"

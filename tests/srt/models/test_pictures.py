@@ -18,7 +18,7 @@ from umbel.srt.models.decoder import build_decoder
 from umbel.srt.models.model import attention_geometry
 from umbel.srt.multimodal.sequence import SequencePictures
 from umbel.srt.multimodal.store import VisionStore
-from umbel.srt.runners.cpu_runner import NativeRunner, build_native_runner
+from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
 from umbel.srt.runners.cuda.building import build_cuda_runner
 from umbel.srt.runners.cuda.device import HostAccelerator
 from umbel.srt.runners.cuda.memory import StepLimits
@@ -68,7 +68,7 @@ def store_of(*, both_ways: bool) -> tuple[VisionStore, ToyVision]:
     return store, vision
 
 
-def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> ModelRunner | NativeRunner | CudaRunner:
+def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> ModelRunner | CpuRunner | CudaRunner:
     """engine: "torch", "native" or "device", the engine of CUDA with the twins of its kernels on the host."""
     config, tensors = reference.config.to_dict(), tensors_of(reference)
     if engine == "device":
@@ -87,7 +87,7 @@ def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> Mo
         model = build_decoder(config, tensors, dtype=torch.float32, device=torch.device("cpu"), pack=False)
         backend = TorchBackend(attention_geometry(model), "cpu", block_rows=4)
         return ModelRunner(model, num_slots=NUM_SLOTS, backend=backend, pictures=store)
-    return build_native_runner(
+    return build_cpu_runner(
         config,
         tensors,
         library=load_library(),

@@ -12,7 +12,7 @@ from umbel.srt.layers import layers
 from umbel.srt.layers.layers import can_pack
 from umbel.srt.models import decoder, registry
 from umbel.srt.runners import logits_buffer, torch_runner
-from umbel.srt.runners.cpu_runner import NativeRunner
+from umbel.srt.runners.cpu_runner import CpuRunner
 from umbel.srt.runners.torch_runner import ModelRunner, build_runner, resolve_dtype
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
@@ -29,7 +29,7 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(params=["torch", "native"])
-def runner(request: pytest.FixtureRequest) -> ModelRunner | NativeRunner:
+def runner(request: pytest.FixtureRequest) -> ModelRunner | CpuRunner:
     return build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", kernels=request.param)
 
 
@@ -37,12 +37,12 @@ def sequences() -> Sequences:
     return Sequences([random_tokens(30, 1), random_tokens(17, 2)], NUM_SLOTS)
 
 
-def test_the_runner_has_the_shape_that_the_scheduler_expects(runner: ModelRunner | NativeRunner) -> None:
+def test_the_runner_has_the_shape_that_the_scheduler_expects(runner: ModelRunner | CpuRunner) -> None:
     seam: Runner = runner
     assert (seam.vocab_size, seam.context_length, seam.num_slots) == (97, 256, NUM_SLOTS)
 
 
-def test_only_the_rows_asked_for_get_logits(runner: ModelRunner | NativeRunner) -> None:
+def test_only_the_rows_asked_for_get_logits(runner: ModelRunner | CpuRunner) -> None:
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     every = runner.forward(batch).values.clone()
     some = runner.forward(dataclasses.replace(batch, logit_rows=np.array([3, 29, 46]))).values
@@ -52,7 +52,7 @@ def test_only_the_rows_asked_for_get_logits(runner: ModelRunner | NativeRunner) 
     assert runner.forward(dataclasses.replace(batch, logit_rows=np.array([], dtype=np.int64))).values.shape == (0, 97)
 
 
-def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: ModelRunner | NativeRunner) -> None:
+def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: ModelRunner | CpuRunner) -> None:
     first = runner.forward(sequences().batch([Piece(0, 0, 5)])).values
     first += 1.0
     second = runner.forward(sequences().batch([Piece(0, 5, 3)])).values
@@ -60,7 +60,7 @@ def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: ModelRun
 
 
 def test_a_buffer_of_unusual_size_is_given_back(
-    runner: ModelRunner | NativeRunner, monkeypatch: pytest.MonkeyPatch
+    runner: ModelRunner | CpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logits_buffer, "KEPT_BYTES", 20 * 97 * 4)
     assert runner.forward(sequences().batch([Piece(0, 0, 30)])).values.shape == (30, 97)
@@ -68,7 +68,7 @@ def test_a_buffer_of_unusual_size_is_given_back(
     assert after.untyped_storage().nbytes() <= 20 * 97 * 4
 
 
-def test_clear_forgets_every_key(runner: ModelRunner | NativeRunner) -> None:
+def test_clear_forgets_every_key(runner: ModelRunner | CpuRunner) -> None:
     runner.forward(sequences().batch([Piece(0, 0, 30)]))
     assert all(keys.any() for keys in runner.pool.keys)
     runner.clear()

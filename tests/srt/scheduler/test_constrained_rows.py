@@ -7,7 +7,7 @@ import pytest
 import torch
 from umbel.fsm.tokens.vocabulary import pack
 from umbel.srt.core.batch import Allowed, Draws, Pick, Picks
-from umbel.srt.runners.cpu_runner import NativeRunner
+from umbel.srt.runners.cpu_runner import CpuRunner
 from umbel.srt.runners.torch_runner import ModelRunner, build_runner
 from umbel.srt.sampling.gumbel import draw_keys
 from umbel.srt.sampling.torch_sampler import TorchSampling
@@ -21,7 +21,7 @@ WORDS = (VOCABULARY + 31) // 32
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])
-def runner(request: pytest.FixtureRequest) -> ModelRunner | NativeRunner:
+def runner(request: pytest.FixtureRequest) -> ModelRunner | CpuRunner:
     torch.set_num_threads(1)
     reference = reference_model("gemma3_text", head_dim=16, sliding_window=5, sliding_window_pattern=3)
     config, tensors = reference.config.to_dict(), tensors_of(reference)
@@ -60,7 +60,7 @@ def twin(logits: torch.Tensor, asked: Picks) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_choice_is_that_from_all_logits(runner: ModelRunner | NativeRunner, seed: int) -> None:
+def test_the_choice_is_that_from_all_logits(runner: ModelRunner | CpuRunner, seed: int) -> None:
     asked = picks(np.random.default_rng(seed))
     batch = Sequences([random_tokens(ROWS, seed)], 120).batch([Piece(0, 0, ROWS)])
     batch = dataclasses.replace(batch, logit_rows=np.arange(ROWS))
@@ -73,7 +73,7 @@ def test_the_choice_is_that_from_all_logits(runner: ModelRunner | NativeRunner, 
     for row in np.flatnonzero(asked.kinds != Pick.ALL).tolist():
         assert tokens[row] == expected[row], f"row {row}"
     assert (logits.places[asked.kinds == Pick.ALL] >= 0).all()
-    if isinstance(runner, NativeRunner):
+    if isinstance(runner, CpuRunner):
         few = [row for row, allowed in asked.allowed.items() if allowed.few is not None]
         assert (logits.tokens[few] >= 0).all()
 

@@ -1,10 +1,10 @@
-"""Who runs the steps when they are to overlap: a Launcher, a thread, or nobody."""
+"""Who runs the steps when they are to overlap: an AsyncRunner, a thread, or nobody."""
 
 import pytest
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.batch import Launcher
+from umbel.srt.core.batch import AsyncRunner
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.faults import no_faults
 from umbel.srt.core.messages import Ended, EngineGenerate
@@ -62,7 +62,7 @@ def test_the_option_decides_who_runs_the_steps() -> None:
         options = RuntimeOptions(model="oracle", overlap=overlap)  # type: ignore[arg-type]
         engine = open_engine(options, clock=VirtualClock(), faults=no_faults, phase=lambda _: None)
         assert engine.scheduler.config.overlap is launches
-        assert isinstance(engine.runner, Launcher) is launches
+        assert isinstance(engine.runner, AsyncRunner) is launches
 
 
 def test_a_model_that_takes_pictures_runs_in_no_thread() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.lang.errors import UmbelError
-from umbel.srt.core.batch import Launcher
+from umbel.srt.core.batch import AsyncRunner
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.runners.cuda.building import build_cuda_runner
 from umbel.srt.runners.cuda.device import CudaAccelerator
@@ -96,7 +96,7 @@ def test_no_switch_changes_a_text() -> None:
 def test_steps_are_launched_behind_steps_that_nobody_has_read() -> None:
     config, tensors = tiny_model("qwen 3")
     runner, truth = on_device(config, tensors), on_device(config, tensors, cuda_graphs=False)
-    assert isinstance(runner, Launcher)
+    assert isinstance(runner, AsyncRunner)
     batches = [only_last_rows(sequences().batch(pieces)) for pieces in mixed_steps()]
     pending = [runner.launch(batch) for batch in batches]
     last = pending[-1].result().values.cpu()

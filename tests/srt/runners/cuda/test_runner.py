@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies
-from umbel.srt.core.batch import Batch, Launcher
+from umbel.srt.core.batch import AsyncRunner, Batch
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.runners.torch_runner import ModelRunner
 
@@ -47,7 +47,7 @@ def test_logits_equal_those_of_torch(family: str, cuda_graphs: bool) -> None:
 
 def test_it_is_a_launcher() -> None:
     runner = on_host(*tiny_model("qwen 3"))
-    assert isinstance(runner, Launcher)
+    assert isinstance(runner, AsyncRunner)
     assert (runner.vocab_size, runner.context_length, runner.num_slots) == (97, 256, 200)
 
 

@@ -38,7 +38,7 @@ ANGLES_AHEAD = 512  # positions of which angles are computed at once
 
 
 @dataclass(frozen=True, slots=True)
-class NativeRows:
+class CpuRows:
     """The rows of one step, all on the host and contiguous."""
 
     token_ids: NDArray[np.int64]  # [R]
@@ -48,7 +48,7 @@ class NativeRows:
     given: Given | None = None
 
 
-class NativeDecoder:
+class CpuDecoder:
     """A whole model: hidden states from `forward`, tokens and logits from `head`.
 
     Raises:
@@ -107,7 +107,7 @@ class NativeDecoder:
 
     def forward(
         self,
-        rows: NativeRows,
+        rows: CpuRows,
         plans: Sequence[CpuPlan],  # by place in `windows`
         pool: "PoolTable",
         hidden: torch.Tensor,  # float32 [L, hidden], written

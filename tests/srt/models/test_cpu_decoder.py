@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.runners.cpu_runner import NativeRunner, build_native_runner
+from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
 
 from ..kernels.native import native_isas
 from .reference import Piece, Sequences, random_tokens, reference_logits, reference_model, relative_error, tensors_of
@@ -31,8 +31,8 @@ def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     return loaded
 
 
-def runner_of(reference: Any, library: ctypes.CDLL, dtype: torch.dtype) -> NativeRunner:
-    return build_native_runner(
+def runner_of(reference: Any, library: ctypes.CDLL, dtype: torch.dtype) -> CpuRunner:
+    return build_cpu_runner(
         reference.config.to_dict(),
         {name: tensor.bfloat16() for name, tensor in tensors_of(reference).items()},
         library=library,
