@@ -20,6 +20,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .compiler.graph import Graph as Graph
     from .compiler.planning.pinning import Cached as Cached
+    from .compiler.program import Program as Program
+    from .compiler.program import function as function
     from .compiler.running.compiled import CompiledProgram as CompiledProgram
     from .compiler.running.compiled import load as load
     from .compiler.tracing.effects import TraceWarning as TraceWarning
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
     from .interpreter.default import flush_cache as flush_cache
     from .interpreter.default import get_server_info as get_server_info
     from .interpreter.default import set_default_backend as set_default_backend
-    from .interpreter.function import function as function
-    from .interpreter.program import Program as Program
     from .interpreter.remote_images import fetch_image as fetch_image
     from .lang.cache_report import CacheCause as CacheCause
     from .lang.cache_report import CacheReport as CacheReport
@@ -106,6 +106,7 @@ _HOMES = {
     "compiler.running.compiled": ("CompiledProgram", "load"),
     "compiler.graph": ("Graph",),
     "compiler.planning.pinning": ("Cached",),
+    "compiler.program": ("Program", "function"),
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),
@@ -120,8 +121,6 @@ _HOMES = {
     "interpreter.default": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
     "interpreter.budgets.estimate": ("Estimate",),
     "interpreter.budgets.prices": ("Price", "prices"),
-    "interpreter.function": ("function",),
-    "interpreter.program": ("Program",),
     "interpreter.remote_images": ("fetch_image",),
     "lang.cache_report": ("CacheCause", "CacheReport"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),

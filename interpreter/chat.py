@@ -13,7 +13,8 @@ from ..lang.state import State
 from . import media
 from .arguments import sampling_defaults
 from .backends.runtime import Runtime
-from .function import function
+from .function import maker
+from .program import Program
 
 HELP = "/reset starts anew, /usage counts tokens, /quit or Ctrl-D ends"
 HELP_WITH_IMAGES = f"/image PATH puts a picture into your next line, {HELP}"
@@ -45,7 +46,7 @@ def check_sees(capabilities: Capabilities) -> None:
         )
 
 
-@function
+@maker(Program)
 def conversation(
     s: State,
     lines: Iterator[str],

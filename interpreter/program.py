@@ -5,23 +5,21 @@ def program(s, x): ...           program.run(x, stream=True)    ... in a thread 
                                  await program.run_async(x)     an async body runs on the caller's loop
                                  program.run_batch([...])       many; see batch.py
                                  program.estimate(x)            what it may cost; asks no model
-                                 program.trace()                what it says, as a graph; see compiler/
-                                 program.compile()              that graph, ready to run
                                  program(s, x)                  inside another program, in its state
+
+Users get a subclass, `compiler.program.Program`, which can also be traced and compiled.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 from ..lang import checks
 from ..lang.errors import BudgetError, ParameterError
-from ..lang.protocol import Backend
 from ..lang.state import AsyncState, BaseState, State
 from . import batch as _batch
-from . import loop
 from .arguments import Arguments, RunOptions, run_options
 from .body import Body
 from .budgets.budget import allowance_of
@@ -29,17 +27,11 @@ from .budgets.estimate import Estimate, StandIn
 from .default import default_backend
 from .recording import Recording, recording
 
-if TYPE_CHECKING:
-    from ..compiler.graph import Graph
-    from ..compiler.layout.consent import Reordering
-    from ..compiler.planning.pinning import Cached
-    from ..compiler.running.compiled import CompiledProgram
-
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
 
 
 class Program:
-    """A function of the language. Made by `@function`; immutable.
+    """A function of the language that can be run. Made by `function.maker`; immutable.
 
     Args:
         body: the user's function with its name and options.
@@ -285,128 +277,6 @@ class Program:
             error.add_note("estimate(): no model was asked; the answers that the body read were made up")
             raise
         return stand_in.estimate()
-
-    # -------------------------------------------------------------------------------- compiling
-
-    def trace(self, *, static_args: Mapping[str, Any] | None = None) -> "Graph":
-        """What the program says, as a graph. The function runs once, and no model is asked.
-
-            graph = ask.trace()
-            graph = sample.trace(static_args={"n": 3})     # n decides how often the program forks
-
-        Arguments are symbols then, except bound and static ones; so are variables. Putting them into text, slicing
-        and stripping them is recorded. What looks at them (`if s["x"] == "yes"`, `for _ in range(n)`) cannot be, and
-        raises TraceError with the line. What the function does beside saying things (it prints, it asks the time) is
-        done once, now, and never by a run of the graph: a `TraceWarning` names the lines.
-
-        Raises:
-            TraceError: the program does what no graph can say.
-            ParameterError: `static_args` that the program has no parameter for.
-            Whatever the function raises.
-        """
-        from ..compiler.tracing.effects import warn
-        from ..compiler.tracing.trace import trace
-
-        traced = trace(self, static_args=static_args)
-        warn(self.name, traced.effects)
-        return traced.graph
-
-    def compile(
-        self,
-        *,
-        static_args: Mapping[str, Any] | None = None,
-        passes: str | Iterable[str] = "default",
-        keep: Iterable[str] | None = None,
-        independent: Iterable[str] | None = None,
-        server: Literal["auto"] | bool = "auto",
-        reorder: bool = False,
-        checker: Backend | None = None,
-        accept: Collection[str] | None = None,
-        shared: Collection[str] = (),
-    ) -> "CompiledProgram":
-        """The program as its graph, made ready to run: the same variables, without running the function again.
-
-            compiled = ask.compile()
-            state = compiled.run("Why?", backend=model)
-
-        Args:
-            static_args: as of `trace`.
-            passes, keep, independent: how the graph is rewritten, see `compiler.passes.rewrite`. By default in ways
-                only that nobody can see.
-            server: True ships the graph to the runtime, which runs all of it: one message there and one way back,
-                instead of those of every `gen`. "auto" does so where it saves ways and is possible: on a Runtime with
-                its model's own chat template, for a program of two calls or more whose arguments are plain values
-                (str, int, float, bool, bytes, None, and lists, tuples and dicts of them). False never does.
-            reorder: look for orders of the text in which more runs share the beginnings of their prompts, constants
-                first. It changes prompts, so an order is taken only where `checker` or `accept` says so;
-                `compiled.reordered` lists all that were found, with the text in both orders.
-            checker: a backend whose model is asked whether the text means the same in the other order.
-            accept: ids of orders that are taken unasked, from `compiled.reordered` of an earlier time.
-            shared: arguments that many runs have in common, a document for instance. They go in front of the others.
-
-        Raises:
-            TraceError: the program does what no graph can say.
-            ParameterError: `static_args` that the program has no parameter for, passes that do not exist, ids of no
-                order, or `checker`, `accept` or `shared` without `reorder=True`.
-            Whatever the function raises, and the checker.
-        """
-        from ..compiler.passes import rewrite
-        from ..compiler.running.compiled import CompiledProgram
-
-        checks.switch("reorder", reorder)
-        graph = self.trace(static_args=static_args)
-        orders: tuple[Reordering, ...] = ()
-        if reorder:
-            from ..compiler.layout.consent import reordered
-
-            graph, orders = reordered(graph, checker=checker, accept=accept, shared=shared)
-        elif checker is not None or accept is not None or not (isinstance(shared, tuple) and shared == ()):
-            raise ParameterError("compile(): checker, accept and shared are about orders; write reorder=True with them")
-        rewritten = rewrite(graph, passes, keep=keep, independent=independent)
-        return CompiledProgram(
-            rewritten.graph,
-            report=rewritten.report,
-            speculation=self._body.speculation,
-            server=server,
-            reordered=orders,
-        )
-
-    def cache(
-        self,
-        backend: Backend | None = None,
-        *,
-        static_args: Mapping[str, Any] | None = None,
-        ttl: float | None = None,
-        salt: str = "",
-    ) -> "Cached":
-        """Has the runtime compute what all runs of the program begin with, and keep it.
-
-            with classify.bind(labels=LABELS).cache(ttl=3600) as cached:
-                print(cached.tokens)
-                serve(...)
-
-        The head is all text up to the first argument, call or picture, with its roles; arguments that are bound or
-        static are part of it. It is traced, as by `trace`. Short heads (16 tokens) are not worth it: then `tokens` is
-        0. What is kept gives way where requests find no room beside it. It blocks; leaving the block, or
-        `cached.release()`, ends it.
-
-        Args:
-            backend: to keep it on; None for the default one.
-            static_args: as of `trace`.
-            ttl: seconds after its last use for which it is kept; None: until it is released, or this process ends.
-            salt: of the runs that are to find it.
-
-        Raises:
-            CapabilityError: the backend keeps nothing that it is asked to keep, such as a hosted model.
-            TraceError: the program does what no graph can say.
-            ParameterError: a wrong `ttl` or `salt`, or `static_args` that the program has no parameter for.
-            Whatever the function raises.
-        """
-        from ..compiler.planning.pinning import cache_head
-
-        options = run_options({"backend": backend, "salt": salt})
-        graph = self.trace(static_args=static_args)
-        return loop.streams.run(cache_head(graph, options.backend, salt=options.salt, ttl=ttl))
 
     # -------------------------------------------------------------------------------- inside a program that is traced
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...interpreter.function import function
 from ...lang.errors import CapabilityError
 from ...lang.ops import select
 from ...lang.protocol import Backend
 from ...lang.state import State
+from ..program import function
 from .examples import EXAMPLES
 from .reorder import Proposal
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 from umbel.compiler.planning.batching import BatchPlan
+from umbel.compiler.program import function
 from umbel.compiler.running.compiled import CompiledProgram
 from umbel.interpreter import loop
 from umbel.interpreter.arguments import run_options
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.batch import Failure
 from umbel.interpreter.default import get_server_info
-from umbel.interpreter.function import function
 from umbel.lang.errors import CapabilityError
 from umbel.lang.generation import gen
 from umbel.lang.prompt import Text

@@ -18,8 +18,8 @@ from umbel.compiler.operations import (
     Join,
 )
 from umbel.compiler.planning.heads import common_head, shared_arguments
+from umbel.compiler.program import function
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.function import function
 from umbel.lang import ops
 from umbel.lang.chat_template import CHATML, ChatTemplate
 from umbel.lang.generation import gen

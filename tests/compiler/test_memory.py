@@ -8,10 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.compiler.planning.memory import peak_tokens
+from umbel.compiler.program import Program, function
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.function import function
-from umbel.interpreter.program import Program
 from umbel.interpreter.stream import Stream
 from umbel.lang.errors import ParameterError
 from umbel.lang.generation import gen

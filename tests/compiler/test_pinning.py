@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from umbel.compiler.graph import Graph
 from umbel.compiler.planning.pinning import SHORTEST, Cached, cache_head, pin
+from umbel.compiler.program import function
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.runtime import Runtime
 from umbel.interpreter.default import get_server_info
-from umbel.interpreter.function import function
 from umbel.lang.errors import CapabilityError, ParameterError
 from umbel.lang.generation import gen
 from umbel.lang.prompt import Text

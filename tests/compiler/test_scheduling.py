@@ -6,10 +6,10 @@ import pytest
 from umbel.compiler.graph import Graph
 from umbel.compiler.operations import Choose, Generate
 from umbel.compiler.planning.scheduling import CriticalPaths
+from umbel.compiler.program import function
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.default import get_server_info
-from umbel.interpreter.function import function
 from umbel.lang.generation import gen
 from umbel.lang.ops import select
 from umbel.lang.protocol import GenRequest

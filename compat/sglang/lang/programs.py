@@ -8,13 +8,13 @@ from typing import Any, Self, overload
 from ....compiler.graph import Graph
 from ....compiler.planning.heads import common_head
 from ....compiler.planning.pinning import Cached
+from ....compiler.program import Program
 from ....compiler.running.compiled import CompiledProgram
 from ....interpreter import loop
 from ....interpreter.batch import Item
 from ....interpreter.body import Body
 from ....interpreter.default import checked, chosen_backend
-from ....interpreter.function import function as _function
-from ....interpreter.program import Program
+from ....interpreter.function import maker
 from ....lang.errors import ParameterError
 from ....lang.protocol import Backend, Hint, Origin
 from ....lang.state import State
@@ -223,10 +223,11 @@ def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None, **options: Any
 ) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
     """As `umbel.function`: bare, or with `num_api_spec_tokens` and sampling defaults."""
-    decorate = _function(num_api_spec_tokens=num_api_spec_tokens, **options)
+    name, speculate = options.pop("name", None), options.pop("speculate", None)
+    make = maker(SglFunction, name=name, num_api_spec_tokens=num_api_spec_tokens, speculate=speculate, options=options)
 
     def decorated(body: Callable[..., Any]) -> SglFunction:
-        program = decorate(body)
+        program = make(body)
         return SglFunction(replace(program.body, state=ProgramState), program.bound)
 
     return decorated if func is None else decorated(func)

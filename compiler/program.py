@@ -1,0 +1,202 @@
+"""The public `@function` and `Program`: programs that run, and that can be traced, compiled and kept in the cache.
+
+    program.run(x), ...        as `interpreter.program.Program`, from which this class is derived
+    program.trace()            what it says, as a graph
+    program.compile()          that graph, ready to run
+    program.cache()            what all its runs begin with, kept in the runtime's prefix cache
+
+The interpreter knows no compiler. Tracing, passes and the rest are imported when a method first needs them, so that
+`import umbel` stays light.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from ..interpreter import loop
+from ..interpreter.arguments import run_options
+from ..interpreter.function import maker
+from ..interpreter.program import Function
+from ..interpreter.program import Program as RunnableProgram
+from ..lang import checks
+from ..lang.errors import ParameterError
+from ..lang.protocol import Backend
+
+if TYPE_CHECKING:
+    from .graph import Graph
+    from .layout.consent import Reordering
+    from .planning.pinning import Cached
+    from .running.compiled import CompiledProgram
+
+
+class Program(RunnableProgram):
+    """A function of the language. Made by `@function`; immutable.
+
+    Args:
+        body: the user's function with its name and options.
+        bound: arguments fixed by `bind`.
+    """
+
+    def trace(self, *, static_args: Mapping[str, Any] | None = None) -> "Graph":
+        """What the program says, as a graph. The function runs once, and no model is asked.
+
+            graph = ask.trace()
+            graph = sample.trace(static_args={"n": 3})     # n decides how often the program forks
+
+        Arguments are symbols then, except bound and static ones; so are variables. Putting them into text, slicing
+        and stripping them is recorded. What looks at them (`if s["x"] == "yes"`, `for _ in range(n)`) cannot be, and
+        raises TraceError with the line. What the function does beside saying things (it prints, it asks the time) is
+        done once, now, and never by a run of the graph: a `TraceWarning` names the lines.
+
+        Raises:
+            TraceError: the program does what no graph can say.
+            ParameterError: `static_args` that the program has no parameter for.
+            Whatever the function raises.
+        """
+        from .tracing.effects import warn
+        from .tracing.trace import trace
+
+        traced = trace(self, static_args=static_args)
+        warn(self.name, traced.effects)
+        return traced.graph
+
+    def compile(
+        self,
+        *,
+        static_args: Mapping[str, Any] | None = None,
+        passes: str | Iterable[str] = "default",
+        keep: Iterable[str] | None = None,
+        independent: Iterable[str] | None = None,
+        server: Literal["auto"] | bool = "auto",
+        reorder: bool = False,
+        checker: Backend | None = None,
+        accept: Collection[str] | None = None,
+        shared: Collection[str] = (),
+    ) -> "CompiledProgram":
+        """The program as its graph, made ready to run: the same variables, without running the function again.
+
+            compiled = ask.compile()
+            state = compiled.run("Why?", backend=model)
+
+        Args:
+            static_args: as of `trace`.
+            passes, keep, independent: how the graph is rewritten, see `compiler.passes.rewrite`. By default in ways
+                only that nobody can see.
+            server: True ships the graph to the runtime, which runs all of it: one message there and one way back,
+                instead of those of every `gen`. "auto" does so where it saves ways and is possible: on a Runtime with
+                its model's own chat template, for a program of two calls or more whose arguments are plain values
+                (str, int, float, bool, bytes, None, and lists, tuples and dicts of them). False never does.
+            reorder: look for orders of the text in which more runs share the beginnings of their prompts, constants
+                first. It changes prompts, so an order is taken only where `checker` or `accept` says so;
+                `compiled.reordered` lists all that were found, with the text in both orders.
+            checker: a backend whose model is asked whether the text means the same in the other order.
+            accept: ids of orders that are taken unasked, from `compiled.reordered` of an earlier time.
+            shared: arguments that many runs have in common, a document for instance. They go in front of the others.
+
+        Raises:
+            TraceError: the program does what no graph can say.
+            ParameterError: `static_args` that the program has no parameter for, passes that do not exist, ids of no
+                order, or `checker`, `accept` or `shared` without `reorder=True`.
+            Whatever the function raises, and the checker.
+        """
+        from .passes import rewrite
+        from .running.compiled import CompiledProgram
+
+        checks.switch("reorder", reorder)
+        graph = self.trace(static_args=static_args)
+        orders: tuple[Reordering, ...] = ()
+        if reorder:
+            from .layout.consent import reordered
+
+            graph, orders = reordered(graph, checker=checker, accept=accept, shared=shared)
+        elif checker is not None or accept is not None or not (isinstance(shared, tuple) and shared == ()):
+            raise ParameterError("compile(): checker, accept and shared are about orders; write reorder=True with them")
+        rewritten = rewrite(graph, passes, keep=keep, independent=independent)
+        return CompiledProgram(
+            rewritten.graph,
+            report=rewritten.report,
+            speculation=self.body.speculation,
+            server=server,
+            reordered=orders,
+        )
+
+    def cache(
+        self,
+        backend: Backend | None = None,
+        *,
+        static_args: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        salt: str = "",
+    ) -> "Cached":
+        """Has the runtime compute what all runs of the program begin with, and keep it.
+
+            with classify.bind(labels=LABELS).cache(ttl=3600) as cached:
+                print(cached.tokens)
+                serve(...)
+
+        The head is all text up to the first argument, call or picture, with its roles; arguments that are bound or
+        static are part of it. It is traced, as by `trace`. Short heads (16 tokens) are not worth it: then `tokens` is
+        0. What is kept gives way where requests find no room beside it. It blocks; leaving the block, or
+        `cached.release()`, ends it.
+
+        Args:
+            backend: to keep it on; None for the default one.
+            static_args: as of `trace`.
+            ttl: seconds after its last use for which it is kept; None: until it is released, or this process ends.
+            salt: of the runs that are to find it.
+
+        Raises:
+            CapabilityError: the backend keeps nothing that it is asked to keep, such as a hosted model.
+            TraceError: the program does what no graph can say.
+            ParameterError: a wrong `ttl` or `salt`, or `static_args` that the program has no parameter for.
+            Whatever the function raises.
+        """
+        from .planning.pinning import cache_head
+
+        options = run_options({"backend": backend, "salt": salt})
+        graph = self.trace(static_args=static_args)
+        return loop.streams.run(cache_head(graph, options.backend, salt=options.salt, ttl=ttl))
+
+
+@overload
+def function(body: Function, /) -> Program: ...
+
+
+@overload
+def function(
+    *,
+    name: str | None = None,
+    num_api_spec_tokens: int | None = None,
+    speculate: Literal["auto"] | None = None,
+    **options: Any,
+) -> Callable[[Function], Program]: ...
+
+
+def function(
+    body: Function | None = None,
+    /,
+    *,
+    name: str | None = None,
+    num_api_spec_tokens: int | None = None,
+    speculate: Literal["auto"] | None = None,
+    **options: Any,
+) -> Program | Callable[[Function], Program]:
+    """Make a program of a function whose first parameter is the state (after `self` for a method).
+
+    Bare, or with sampling defaults: `@function(temperature=0, stop="\\n")`.
+
+    Speculation saves calls to models that are paid for call by call: a `gen` that ends at a stop or a constraint is
+    asked for more than it needs, and what stands behind its end answers the gens that follow, as long as it is what the
+    program says. Variables are the same; `state.cost.speculation` tells what was saved and what was wasted, and
+    `state.meta(name)["speculated"]` which variables took no call. It has no effect on backends whose calls are not paid
+    one by one, such as a Runtime: their prefix cache has the prompt already.
+
+    Args:
+        num_api_spec_tokens: so many tokens more, wherever something may follow.
+        speculate: "auto": as many as what follows needs, where that pays. What the program has queued behind a `gen`
+            is looked at, and the chance that it fits is learned over all runs of the program.
+
+    Raises:
+        ParameterError: an unknown option, a function without a parameter, or a generator.
+    """
+    make = maker(Program, name=name, num_api_spec_tokens=num_api_spec_tokens, speculate=speculate, options=options)
+    return make if body is None else make(body)
