@@ -12,14 +12,14 @@ is computed by its sender, in whose process its objects are.
 """
 
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from .errors import WIRE_ERRORS, BackendError, UmbelError
 from .prompt import Part
-from .protocol import Failure, Origin, Usage, _Wire
+from .protocol import Backend, Failure, Origin, Usage, _Wire
 
 MAX_GRAPH_BYTES = 8 << 20  # of one graph; its nodes have a limit of their own, so these are long texts
 OWN_STREAM = -1  # in the place of a slot: the text of the program's own stream
@@ -143,6 +143,35 @@ class ProgramEnded(_Wire, frozen=True):
 
 ProgramEvent = ProgramPiece | ProgramValue | ProgramEnded
 FromPrograms = GraphWanted | ProgramEvent | Failure
+
+
+class HostedProgram(Protocol):
+    """A program that a `ProgramHost` has read: checked, planned, and ready to run many times."""
+
+    async def execute(
+        self, request: RunProgram, backend: Backend, seconds: float, tell: Callable[[ProgramEvent], None]
+    ) -> ProgramEnded:
+        """Runs it on the caller's loop, to the end of all its streams.
+
+        Args:
+            seconds: until its deadline.
+            tell: receives what becomes known meanwhile.
+
+        Raises:
+            GraphError, ParameterError: it cannot run with what the request gives; nothing has run.
+            DeadlineError: the deadline passed.
+        """
+
+
+class ProgramHost(Protocol):
+    """Runs the programs that clients ship: a module whose name the gateway is started with."""
+
+    def read(self, data: bytes) -> HostedProgram:
+        """Raises GraphError or ParameterError for bytes that are no graph that can run here."""
+
+
+# The module that is a `ProgramHost`. It is named, not imported: the compiler is above the runtime and `lang`.
+PROGRAM_HOST = "umbel.compiler.running.service"
 
 
 @runtime_checkable

@@ -192,6 +192,7 @@ class GatewayStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parent: int  # process id
     options: RuntimeOptions
     startup_timeout: float  # seconds; no start of an engine may take longer
+    program_host: str  # the module that runs shipped programs; see `lang.programs.ProgramHost`
 
 
 CLIENTS_SOCKET = "clients"  # in the folder; the gateway's ROUTER

@@ -15,7 +15,7 @@ from typing import get_args
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
 from ..lang.exchange import Exchange, Outgoing
-from ..lang.programs import FromPrograms, ProgramEvent, RunProgram
+from ..lang.programs import PROGRAM_HOST, FromPrograms, ProgramEvent, RunProgram
 from ..lang.prompt import Part, tokens_at_most
 from ..lang.protocol import (
     Abort,
@@ -266,6 +266,7 @@ class LocalBackend:
         return Programs(
             capabilities_of(self.capabilities.name, self._image_tokens),
             lambda: self.chat_template,
+            host=PROGRAM_HOST,
             to_gateway=lambda message: gateway.receive(PROGRAMS_PEER, message),
             to_peer=lambda _, message: self.up.put(message),
             limits=self._limits,

@@ -15,7 +15,7 @@ from ...interpreter.loop import RunningLoop
 from ...interpreter.run import Run
 from ...lang import plain
 from ...lang.errors import GraphError, ParameterError
-from ...lang.programs import ProgramEnded, RunProgram, trouble_of
+from ...lang.programs import HostedProgram, ProgramEnded, RunProgram, trouble_of
 from ...lang.protocol import Backend
 from ..files import serialise
 from ..graph import Graph, Node
@@ -32,8 +32,8 @@ MOST_TEXTS = 65_536  # that gens make, each counted n times
 MOST_ARGUMENT_BYTES = 16 << 20  # a frame holds 32 MiB, and the graph goes with them
 
 
-class Shipped:
-    """A graph that has been looked at, and its plan.
+class Shipped(HostedProgram):
+    """A graph that a client sent: checked, with its plan.
 
     Raises:
         GraphError: it is larger than the limits, or looks at a file.
@@ -49,45 +49,39 @@ class Shipped:
             op.name for op in (node.inputs[1].op for node in _looks(graph)) if isinstance(op, Argument)
         )
 
+    async def execute(self, request: RunProgram, backend: Backend, seconds: float, tell: Tell) -> ProgramEnded:
+        """Runs it on this loop, to the end of all its streams; see `lang.programs.HostedProgram`."""
+        plan = self.plan
+        if request.slots != len(plan.slots.bindings):
+            raise GraphError(
+                f"the program has {len(plan.slots.bindings)} values here and {request.slots} at its sender; both have "
+                "to run the same version of umbel"
+            )
+        run = Run(
+            backend,
+            timeout=seconds,
+            allowance=_allowance(request),
+            streaming=request.stream,
+            salt=request.origin.salt,
+            priority=request.origin.priority,
+            home=RunningLoop(),
+            history=History(prompts=1),  # nobody asks here what was missed, and prompts of others are not kept
+        )
+        execution = Execution(plan, _arguments(self, request), run, options=_sampling(plan, request))
+        spoken = execution.queues[plan.root].spoken if request.stream else None
+        Reporter(request.id, execution, self.told, run, tell, spoken=spoken)
+        with contextlib.suppress(Exception):  # of the body; its sender comes to the same one, by the same way
+            await execution.run()
+        return await _ending(request.id, execution, run)
+
 
 def read(data: bytes) -> Shipped:
-    """Raises GraphError or ParameterError for whatever is no graph that can run here."""
-    return Shipped(serialise.decode(data, source="the program that was sent"))
-
-
-async def execute(shipped: Shipped, request: RunProgram, backend: Backend, seconds: float, tell: Tell) -> ProgramEnded:
-    """Run it on this loop, to the end of all its streams.
-
-    Args:
-        seconds: until its deadline.
-        tell: is told what becomes known meanwhile.
+    """Reads a program that a client sent; see `lang.programs.ProgramHost`.
 
     Raises:
-        GraphError, ParameterError: it cannot run with what the request gives; nothing has run.
-        DeadlineError: the deadline passed.
+        GraphError, ParameterError: the bytes are no graph that can run here.
     """
-    plan = shipped.plan
-    if request.slots != len(plan.slots.bindings):
-        raise GraphError(
-            f"the program has {len(plan.slots.bindings)} values here and {request.slots} at its sender; both have to "
-            "run the same version of umbel"
-        )
-    run = Run(
-        backend,
-        timeout=seconds,
-        allowance=_allowance(request),
-        streaming=request.stream,
-        salt=request.origin.salt,
-        priority=request.origin.priority,
-        home=RunningLoop(),
-        history=History(prompts=1),  # nobody asks here what was missed, and prompts of others are not kept
-    )
-    execution = Execution(plan, _arguments(shipped, request), run, options=_sampling(plan, request))
-    spoken = execution.queues[plan.root].spoken if request.stream else None
-    Reporter(request.id, execution, shipped.told, run, tell, spoken=spoken)
-    with contextlib.suppress(Exception):  # of the body; its sender comes to the same one, by the same way
-        await execution.run()
-    return await _ending(request.id, execution, run)
+    return Shipped(serialise.decode(data, source="the program that was sent"))
 
 
 async def _ending(label: str, execution: Execution, run: Run) -> ProgramEnded:

@@ -24,6 +24,7 @@ import msgspec
 
 from ...lang.errors import BackendError
 from ...lang.process_life import exit_in_words, memory_kills
+from ...lang.programs import PROGRAM_HOST
 from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, GatewayStart, RuntimeOptions
 
 PREFIX = "umbel-runtime-"
@@ -70,7 +71,7 @@ class GatewayProcess:
         _living.add(self)
         assert self._process.stdin is not None, "a pipe was asked for"
         with contextlib.suppress(BrokenPipeError):  # it died already; `exit_reason` says so
-            start = GatewayStart(str(self.folder), self.owner, options, startup_timeout)
+            start = GatewayStart(str(self.folder), self.owner, options, startup_timeout, PROGRAM_HOST)
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             self._process.stdin.flush()
 

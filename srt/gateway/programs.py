@@ -1,11 +1,12 @@
 """Programs that clients ship: they run here, next to the engine, and their variables stream back.
 
     client ── RunProgram ──▶ Programs ──▶ GraphShelf                    read, checked, planned; once per graph
-                                 └──────▶ a task: compiler/running ─▶ ProgramBackend ─▶ Exchange ─▶ Gateway ─▶ engine
+                                 └──────▶ a task: HostedProgram ─▶ ProgramBackend ─▶ Exchange ─▶ Gateway ─▶ engine
            ◀── variables ────────────────────────┘
 
-The compiler and the interpreter are loaded when the first program comes. Every program ends exactly once, unless its
-client is gone; then it just ends.
+What reads and runs programs (`host`) is a module that the gateway is told by name when it starts: the runtime imports
+no compiler. It is loaded when the first program comes. Every program ends exactly once, unless its client is gone; then
+it just ends.
 """
 
 import asyncio
@@ -14,23 +15,18 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import cast
 
 from ...lang.chat_template import ChatTemplate
 from ...lang.errors import BackendError, CancelledError, DeadlineError, OverloadedError, ParameterError, UmbelError
 from ...lang.exchange import Exchange, Outgoing
-from ...lang.programs import FromPrograms, GraphWanted, ProgramEvent, RunProgram, trouble_of
+from ...lang.programs import FromPrograms, GraphWanted, HostedProgram, ProgramEvent, ProgramHost, RunProgram, trouble_of
 from ...lang.protocol import Capabilities, Failure, FromBackend, ToBackend
 from ..core.config import Limits
 from .graph_cache import GraphShelf
 from .program_backend import ProgramBackend
 
-if TYPE_CHECKING:
-    from ...compiler.running.service import Shipped
-
 log = logging.getLogger("umbel.gateway")
-
-_SERVICE = f"{__package__.rpartition('.')[0]}.compiler.running.service"
 
 
 class Programs:
@@ -39,6 +35,7 @@ class Programs:
     Args:
         capabilities: of the runtime, as its clients see them.
         make_template: its chat template, made when it is first needed.
+        host: the module that reads and runs programs, by its name: a `ProgramHost`.
         to_gateway: carries a message of `PROGRAMS_PEER` to the gateway; what that one says to it goes to `deliver`.
         to_peer: carries a message to a peer; must not raise.
         after: called when programs have said something, so that it is sent.
@@ -50,12 +47,14 @@ class Programs:
         capabilities: Capabilities,
         make_template: Callable[[], ChatTemplate],
         *,
+        host: str,
         to_gateway: Callable[[ToBackend], None],
         to_peer: Callable[[bytes, FromPrograms], None],
         limits: Limits,
         after: Callable[[], None],
         counters: Counter[str],
     ) -> None:
+        self._host = host
         self._to_gateway = to_gateway
         self._to_peer = to_peer
         self._limits = limits
@@ -64,7 +63,7 @@ class Programs:
         window = max(1, int(limits.max_queue * limits.program_share))
         self._exchange = Exchange(self._ask, window=window, longest=limits.request_timeout)
         self._backend = ProgramBackend(self._exchange, capabilities, make_template)
-        self._shelf: GraphShelf[Shipped] | None = None  # from the first program on
+        self._shelf: GraphShelf[HostedProgram] | None = None  # from the first program on
         self._opening = asyncio.Lock()
         self._running: dict[tuple[bytes, str], _Running] = {}
         self._argument_bytes = 0
@@ -164,19 +163,16 @@ class Programs:
             shipped = await shelf.find(request.digest, request.graph)
             if shipped is None:
                 return GraphWanted(request.id)
-            from ...compiler.running.service import execute
+            return await shipped.execute(request, self._backend, seconds, tell)
 
-            return await execute(shipped, request, self._backend, seconds, tell)
-
-    async def _opened(self) -> "GraphShelf[Shipped]":
+    async def _opened(self) -> "GraphShelf[HostedProgram]":
         """The shelf, and with it all that runs programs. Loading that takes 0.1 s, in which others are served."""
         async with self._opening:
             if self._shelf is None:
-                if _SERVICE not in sys.modules:
-                    await asyncio.to_thread(importlib.import_module, _SERVICE)
-                from ...compiler.running.service import read
-
-                self._shelf = GraphShelf(self._limits, read, self.counters)
+                if self._host not in sys.modules:
+                    await asyncio.to_thread(importlib.import_module, self._host)
+                host = cast(ProgramHost, sys.modules[self._host])
+                self._shelf = GraphShelf(self._limits, host.read, self.counters)
         return self._shelf
 
     def _end(self, peer: bytes, running: "_Running", ending: FromPrograms | None) -> None:

@@ -59,6 +59,7 @@ class GatewayServer:
 
     def __init__(self, start: GatewayStart) -> None:
         self._options = start.options
+        self._program_host = start.program_host
         self._folder = Path(start.folder)
         self._clock = SystemClock()
         self._limits = Limits(max_queue=start.options.max_queue, request_timeout=start.options.request_timeout)
@@ -199,6 +200,7 @@ class GatewayServer:
         self._programs = Programs(
             capabilities_of(f"runtime {model}", image_tokens),
             lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model, checked=False),
+            host=self._program_host,
             to_gateway=self._hear_programs,
             to_peer=self._clients.say,
             limits=self._limits,

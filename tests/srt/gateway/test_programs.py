@@ -17,6 +17,7 @@ from umbel.lang import ops, plain
 from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.errors import GraphError
 from umbel.lang.programs import (
+    PROGRAM_HOST,
     FromPrograms,
     GraphWanted,
     ProgramBudget,
@@ -78,6 +79,7 @@ class World(Harness):
         self.programs = Programs(
             capabilities_of("runtime toy"),
             lambda: ChatTemplate(None),
+            host=PROGRAM_HOST,
             to_gateway=self._hear,
             to_peer=lambda peer, message: self.told.append((peer, message)),
             limits=limits,
