@@ -1,13 +1,21 @@
 """Facts about the repository itself: what ships, what is imported, what is forbidden."""
 
+import ast
+import collections
+import functools
 import importlib
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_SHIPPED = {"tests", "examples", "benchmarks", "docs"}
+PARTS = ("lang", "fsm", "interpreter", "compiler", "srt", "compat")
 
 
 def tracked(*suffixes: str) -> list[Path]:
@@ -77,3 +85,212 @@ def test_files_refer_to_no_numbered_notes_of_elsewhere() -> None:
 def test_the_command_exists() -> None:
     module, _, function = project()["project"]["scripts"]["umbel"].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
+
+
+# How the code is laid out. A number that is not yet the aim stands with the aim in a comment, and only goes down.
+
+
+@functools.cache
+def shipped() -> Mapping[str, str]:
+    """Path from the root → text, of every Python file that ships."""
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in tracked(".py")
+        if path.relative_to(ROOT).parts[0] not in NOT_SHIPPED
+    }
+
+
+@functools.cache
+def syntax(path: str) -> ast.Module:
+    return ast.parse(shipped()[path])
+
+
+def at_most(found: Sequence[str], limit: int) -> None:
+    """Fails with everything that was found, a line each."""
+    assert len(found) <= limit, "\n".join([f"{len(found)} where {limit} are allowed:", *found])
+
+
+MOST_FILES = 22  # Python files in a folder, those of folders inside it not counted
+MANY_FILES = {
+    "srt/kernels/triton": 29,  # a kernel each, and nothing imports across them but its own parts
+    "compiler/layout": 26,
+    "fsm/schema": 25,
+    "interpreter": 32,
+    "lang": 30,
+}
+
+
+def test_folders_hold_few_files() -> None:
+    count = collections.Counter(path.rpartition("/")[0] for path in shipped())
+    assert {folder: n for folder, n in count.items() if n > MANY_FILES.get(folder, MOST_FILES)} == {}
+
+
+SMALL = 130  # lines
+SMALL_FILES: dict[str, str] = {}  # path → why it is a file of its own though one other file imports it
+UNEXPLAINED = 126  # 0
+
+
+def imports() -> Mapping[str, set[str]]:
+    """Path → the paths of the files that import it."""
+    files = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in shipped()}
+    importers = collections.defaultdict(set)
+    for name, path in files.items():
+        package = name.split(".") if path.endswith("__init__.py") else name.split(".")[:-1]
+        for node in [node for node in ast.walk(syntax(path)) if isinstance(node, ast.ImportFrom)]:
+            start = package[: len(package) - (node.level - 1)] if node.level else []
+            base = ".".join([*start, *(node.module or "").removeprefix("umbel.").split(".")]).strip(".")
+            for alias in node.names:
+                target = files.get(f"{base}.{alias.name}") or files.get(base)
+                if target is not None and target != path:
+                    importers[target].add(path)
+    return importers
+
+
+def test_small_files_with_one_importer_have_a_reason() -> None:
+    importers = imports()
+    small = {
+        path: min(importers[path])
+        for path, text in shipped().items()
+        if not path.endswith("__init__.py") and len(importers[path]) == 1 and text.count("\n") <= SMALL
+    }
+    assert SMALL_FILES.keys() - small.keys() == set(), "they need no reason any more"
+    at_most([f"{path} <- {importer}" for path, importer in small.items() if path not in SMALL_FILES], UNEXPLAINED)
+
+
+SHARED_CLASS_NAMES = {"lang": 2, "interpreter": 12, "compiler": 5, "fsm": 5, "srt": 17}  # 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_name_of_a_class_is_used_once_in_a_part(part: str) -> None:
+    homes = collections.defaultdict(list)
+    for path in shipped():
+        if path.startswith(f"{part}/"):
+            for node in ast.walk(syntax(path)):
+                if isinstance(node, ast.ClassDef):
+                    homes[node.name].append(path)
+    at_most([f"{n}: {', '.join(p)}" for n, p in sorted(homes.items()) if len(p) > 1], SHARED_CLASS_NAMES.get(part, 0))
+
+
+LONGEST = 60  # lines of a body
+LONG_FUNCTIONS = 8  # 0
+
+
+def test_functions_are_short() -> None:
+    """Neither the signature nor the docstring counts. Kernels are exempt: a compiler sees one function as a whole."""
+    found = []
+    for path in shipped():
+        for node in [] if path.startswith("srt/kernels/") else ast.walk(syntax(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                lines = node.end_lineno - body[0].lineno + 1 if body else 0
+                if lines > LONGEST:
+                    found.append(f"{path}: {node.name} has {lines} lines")
+    at_most(found, LONG_FUNCTIONS)
+
+
+PEOPLE = re.compile(r"(?<![a-z])(whoever|somebody|nobody|anybody)(?![a-z])", re.IGNORECASE)
+PEOPLE_LEFT = {"lang": 13, "interpreter": 58, "compiler": 21, "fsm": 18, "srt": 120, "compat": 1}  # 0
+PLACES = re.compile(r"(?<![a-z])(behind|beside|besides)(?![a-z])", re.IGNORECASE)
+PLACES_LEFT = {"lang": 22, "interpreter": 117, "compiler": 133, "fsm": 157, "srt": 220, "compat": 4}  # 0
+
+
+def places_of(pattern: re.Pattern[str], part: str) -> list[str]:
+    return [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in shipped().items()
+        if path.startswith(f"{part}/")
+        for number, line in enumerate(text.splitlines(), 1)
+        for _ in pattern.findall(line)
+    ]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_components_are_named(part: str) -> None:
+    """The gateway does a thing, not "whoever" does it."""
+    at_most(places_of(PEOPLE, part), PEOPLE_LEFT[part])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_time_is_before_or_after_and_place_is_next_to(part: str) -> None:
+    """ "Behind" and "beside" leave open which is meant."""
+    at_most(places_of(PLACES, part), PLACES_LEFT[part])
+
+
+NOUN_CLAUSES_LEFT = {"lang": 53, "interpreter": 156, "compiler": 91, "fsm": 94, "srt": 151, "compat": 7}  # 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_docstrings_say_what_is_done(part: str) -> None:
+    """ "Counts the slots", not "How many slots there are"."""
+    at_most(
+        [
+            f"{path}:{getattr(node, 'lineno', 1)}: {text.partition(chr(10))[0]}"
+            for path in shipped()
+            if path.startswith(f"{part}/")
+            for node in ast.walk(syntax(path))
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if (text := ast.get_docstring(node) or "").startswith(("What ", "Who ", "Where ", "How "))
+        ],
+        NOUN_CLAUSES_LEFT[part],
+    )
+
+
+IGNORED_IMPORTS = 4  # 0
+
+
+def test_no_import_is_excepted_from_the_layers() -> None:
+    contracts: Any = project()["tool"]["importlinter"]["contracts"]
+    at_most([line for contract in contracts for line in contract.get("ignore_imports", ())], IGNORED_IMPORTS)
+
+
+OPTIONS_IN_THREE_FILES = 18  # 0
+
+
+def declared_options() -> Iterator[tuple[str, str]]:
+    """(option, file): fields of the classes of options, limits and configurations, and parameters of `Runtime`."""
+    for path in shipped():
+        if path.startswith(("compat/", "srt/models/")):  # SGLang's names; what a checkpoint says of its model
+            continue
+        for node in ast.walk(syntax(path)):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            if node.name.endswith(("Options", "Config", "Limits", "Settings")):
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                        yield field.target.id, path
+            if node.name == "Runtime":
+                for method in node.body:
+                    if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                        yield from ((argument.arg, path) for argument in method.args.kwonlyargs)
+
+
+def test_an_option_of_the_runtime_is_declared_in_two_files() -> None:
+    homes = collections.defaultdict(set)
+    for option, path in declared_options():
+        homes[option].add(path)
+    options = [option for option, paths in homes.items() if "lang/runtime_options.py" in paths]
+    assert len(options) > 20
+    found = [f"{option}: {', '.join(sorted(homes[option]))}" for option in options if len(homes[option]) > 2]
+    at_most(found, OPTIONS_IN_THREE_FILES)
+
+
+FIRST_WITH_BODIES = "srt: put the runtime's files into rooms"
+
+
+def test_commits_have_a_short_subject_and_a_body() -> None:
+    """From the commit of that subject on. A checkout without a history that reaches back to it says nothing."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+    first = git("log", "--format=%H", "--fixed-strings", f"--grep={FIRST_WITH_BODIES}").split()
+    if not first:
+        pytest.skip("no history")
+    found = []
+    for commit in git("log", "--no-merges", "--format=%h%x00%s%x00%b%x01", f"{first[-1]}..HEAD").split("\x01")[:-1]:
+        name, subject, body = commit.strip().split("\0")
+        if len(subject) > 72:
+            found.append(f"{name} {subject}: {len(subject)} characters")
+        if not body.strip():
+            found.append(f"{name} {subject}: no body")
+    at_most(found, 0)
