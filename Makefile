@@ -39,7 +39,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/lint-imports
 
 bench: $(VENV)/dev.stamp
-	$(BIN)/umbel bench
+	$(BIN)/python -m benchmarks
 
 # Kernels and engine on a GPU, in eight minutes; without one, a dry run. GPU="--groups engine --minutes 30" and the like.
 gpu:

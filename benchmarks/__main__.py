@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the same as `umbel bench`."""
+"""`python -m benchmarks`: see `main`."""
 
 from .main import main
 

@@ -1,4 +1,4 @@
-"""The command: `umbel bench`, `make bench`, `python -m benchmarks`."""
+"""The command `python -m benchmarks`, which `make bench` runs."""
 
 import argparse
 import os
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench = Bench(settings(options), options.output, _say, add=options.add)
         results = bench.run()
     except (UmbelError, PeerError) as error:
-        print(f"umbel bench: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"benchmarks: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     print(markdown(results))
     print(f"written to {bench.folder}")
@@ -72,7 +72,8 @@ def _say(line: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="umbel bench", description="The paper's workloads and ablations on this machine: a table, JSON and plots."
+        prog="python -m benchmarks",
+        description="The paper's workloads and ablations on this machine: a table, JSON and plots.",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="two minutes: four short workloads, once, against no cache")

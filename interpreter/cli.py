@@ -20,7 +20,6 @@ COMMANDS = {
     "compile": "print, draw or keep the graph of a program",
     "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
     "fsm": "print or draw the automaton of a regular expression or a JSON schema",
-    "bench": "run the paper's workloads and ablations; needs a checkout of the repository",
 }
 
 
@@ -28,10 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status; errors of umbel are printed without a traceback."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if given[:1] == ["bench"]:
-            return _bench(given[1:])  # its options are its own
         if given[:1] == ["fsm"]:
-            return _fsm(given[1:])  # likewise
+            return _fsm(given[1:])  # its options are its own, like those of lint and compile
         if given[:1] == ["lint"]:
             return _lint(given[1:])
         if given[:1] == ["compile"]:
@@ -93,7 +90,6 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("compile", help=COMMANDS["compile"], add_help=False)
     commands.add_parser("lint", help=COMMANDS["lint"], add_help=False)
     commands.add_parser("fsm", help=COMMANDS["fsm"], add_help=False)
-    commands.add_parser("bench", help=COMMANDS["bench"], add_help=False)
     return parser
 
 
@@ -163,16 +159,3 @@ def _compile(arguments: Sequence[str]) -> int:
     compiler: Any = importlib.import_module("umbel.compiler.command")
     status: int = compiler.main(arguments)
     return status
-
-
-def _bench(arguments: Sequence[str]) -> int:
-    """The benchmark lies beside the package in a checkout, and in no wheel."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / "benchmarks" / "main.py").is_file():
-        raise ParameterError(
-            "bench: the benchmark is not part of the installed package; run it from a checkout of the repository, "
-            "installed with pip install -e '.[dev]'"
-        )
-    sys.path.insert(0, str(root))
-    main: Callable[[Sequence[str]], int] = importlib.import_module("benchmarks.main").main
-    return main(arguments)

@@ -283,7 +283,7 @@ def _line(shape: Shape, run: Measurement) -> str:
 
 
 def text_record(engine: Engine) -> dict[str, str]:
-    """What `umbel bench` would write: file name → text."""
+    """What `python -m benchmarks` would write: file name → text."""
     name = "engine-" + engine.shape.name.lower().replace(" ", "-")
     record = msgspec.json.format(msgspec.json.encode(engine.results), indent=1).decode()
     return {f"{name}.md": markdown(engine.results), f"{name}.json": record + "\n"}

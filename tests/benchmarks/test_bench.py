@@ -2,12 +2,13 @@
 
 import itertools
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
 import umbel as ul
-from umbel.interpreter.cli import main as umbel
 from umbel.lang.errors import ParameterError
 from umbel.lang.prompt import Text as TextPart
 from umbel.srt.in_process import LocalBackend
@@ -297,9 +298,13 @@ def test_wrong_options_say_what_to_write(capsys: pytest.CaptureFixture[str]) -> 
         assert message in capsys.readouterr().err
 
 
-def test_the_command_umbel_bench_is_this_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert umbel(["bench", "--workload", "nothing"]) == 1
-    assert "no workload 'nothing'" in capsys.readouterr().err
+@pytest.mark.processes
+def test_python_m_benchmarks_is_the_command() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--workload", "nothing"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("benchmarks: ParameterError: ")
+    assert "no workload 'nothing'" in done.stderr
 
 
 def test_the_usual_run_has_every_ablation_and_full_every_file() -> None:
