@@ -9,7 +9,7 @@ The interpreter knows no compiler. Tracing, passes and the rest are imported whe
 `import umbel` stays light.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..interpreter import loop
@@ -17,13 +17,10 @@ from ..interpreter.arguments import run_options
 from ..interpreter.function import maker
 from ..interpreter.program import Function
 from ..interpreter.program import Program as RunnableProgram
-from ..lang import checks
-from ..lang.errors import ParameterError
 from ..lang.protocol import Backend
 
 if TYPE_CHECKING:
     from .graph import Graph
-    from .layout.consent import Reordering
     from .planning.pinning import Cached
     from .running.compiled import CompiledProgram
 
@@ -67,10 +64,6 @@ class Program(RunnableProgram):
         keep: Iterable[str] | None = None,
         independent: Iterable[str] | None = None,
         server: Literal["auto"] | bool = "auto",
-        reorder: bool = False,
-        checker: Backend | None = None,
-        accept: Collection[str] | None = None,
-        shared: Collection[str] = (),
     ) -> "CompiledProgram":
         """The program as its graph, made ready to run: the same variables, without running the function again.
 
@@ -85,38 +78,22 @@ class Program(RunnableProgram):
                 instead of those of every `gen`. "auto" does so where it saves ways and is possible: on a Runtime with
                 its model's own chat template, for a program of two calls or more whose arguments are plain values
                 (str, int, float, bool, bytes, None, and lists, tuples and dicts of them). False never does.
-            reorder: look for orders of the text in which more runs share the beginnings of their prompts, constants
-                first. It changes prompts, so an order is taken only where `checker` or `accept` says so;
-                `compiled.reordered` lists all that were found, with the text in both orders.
-            checker: a backend whose model is asked whether the text means the same in the other order.
-            accept: ids of orders that are taken unasked, from `compiled.reordered` of an earlier time.
-            shared: arguments that many runs have in common, a document for instance. They go in front of the others.
 
         Raises:
             TraceError: the program does what no graph can say.
-            ParameterError: `static_args` that the program has no parameter for, passes that do not exist, ids of no
-                order, or `checker`, `accept` or `shared` without `reorder=True`.
-            Whatever the function raises, and the checker.
+            ParameterError: `static_args` that the program has no parameter for, or passes that do not exist.
+            Whatever the function raises.
         """
         from .passes import rewrite
         from .running.compiled import CompiledProgram
 
-        checks.switch("reorder", reorder)
         graph = self.trace(static_args=static_args)
-        orders: tuple[Reordering, ...] = ()
-        if reorder:
-            from .layout.consent import reordered
-
-            graph, orders = reordered(graph, checker=checker, accept=accept, shared=shared)
-        elif checker is not None or accept is not None or not (isinstance(shared, tuple) and shared == ()):
-            raise ParameterError("compile(): checker, accept and shared are about orders; write reorder=True with them")
         rewritten = rewrite(graph, passes, keep=keep, independent=independent)
         return CompiledProgram(
             rewritten.graph,
             report=rewritten.report,
             speculation=self.body.speculation,
             server=server,
-            reordered=orders,
         )
 
     def cache(

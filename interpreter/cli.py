@@ -149,7 +149,7 @@ def _fsm(arguments: Sequence[str]) -> int:
 
 def _lint(arguments: Sequence[str]) -> int:
     # By name: the interpreter imports no compiler.
-    linter: Any = importlib.import_module("umbel.compiler.layout.command")
+    linter: Any = importlib.import_module("umbel.compiler.lint.command")
     status: int = linter.main(arguments)
     return status
 

@@ -7,7 +7,7 @@ compiled.save("ask.graph")                     umbel.load("ask.graph").run_batch
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from inspect import BoundArguments, Parameter, Signature
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 from ...interpreter import batch as _batch
 from ...interpreter.arguments import Arguments, RunOptions, run_options
@@ -25,9 +25,6 @@ from .host import Host
 from .plan import Plan
 from .shipping import Parcel, Server
 
-if TYPE_CHECKING:
-    from ..layout.consent import Reordering
-
 
 class CompiledProgram:
     """A graph that runs. Made by `program.compile()` and by `umbel.load()`; immutable.
@@ -37,7 +34,6 @@ class CompiledProgram:
         report: what the passes did to the graph.
         speculation: of the program it was compiled from. A file has none: its runs can ask for it.
         server: whether its runs are shipped to the runtime, see `Program.compile`.
-        reordered: the orders of its text that were proposed, and what became of each.
 
     Raises:
         ParameterError: a `server` that is none of True, False and "auto".
@@ -50,13 +46,11 @@ class CompiledProgram:
         report: Report | None = None,
         speculation: Setting | None = None,
         server: Server = "auto",
-        reordered: "tuple[Reordering, ...]" = (),
     ) -> None:
         if not isinstance(server, bool) and not (isinstance(server, str) and checks.plain(server) == "auto"):
             raise ParameterError(f"server={shown(server)}; write True, False or 'auto'")
         self.graph = graph
         self.report = report if report is not None else Report(())
-        self.reordered = reordered
         defaults = {each.name: each.default for each in graph.parameters if not each.required}
         self._host = Host(Parcel(Plan(graph)), server, defaults, speculation)
         self._arguments = Arguments(graph.name, _signature(graph))

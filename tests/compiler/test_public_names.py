@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import umbel as ul
 from umbel.compiler.files import serialise
-from umbel.compiler.layout.command import main as lint
+from umbel.compiler.lint.command import main as lint
 from umbel.lang.source import public_name
 
 CANARY = "canary-of-somebody"
@@ -72,14 +72,13 @@ def test_reports_of_the_cache_name_no_folder(
     assert "app/prompts/tip.py" in json.dumps(report.to_dict())
 
 
-@pytest.mark.parametrize("option", ["--json", "--patch"])
-def test_patches_and_findings_name_no_folder(
-    module: ModuleType, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_findings_name_no_folder(
+    module: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert module.__file__ is not None
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    lint([module.__file__, option])
+    lint([module.__file__, "--json"])
     written = capsys.readouterr().out
     assert "tip.py" in written
     assert CANARY not in written

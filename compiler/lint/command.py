@@ -1,4 +1,4 @@
-"""The command `umbel lint`: what keeps prompts from being shared, and what to write instead."""
+"""The command `umbel lint`: prints what keeps prompts from being shared, and what to move or write instead."""
 
 import argparse
 import sys
@@ -12,9 +12,8 @@ from ...lang.errors import UmbelError, shown
 from ...lang.source import shown_name
 from ..script import by_name
 from .findings import Finding
-from .linting import findings_of
+from .linter import findings_of
 from .loading import load
-from .patches import together, unified
 from .source import SourceFile
 from .tokens import Counter, default_counter
 
@@ -35,9 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found.sort(key=lambda finding: (finding.line, finding.rule))
     if subjects:
         _print(found, subjects[0].file, counter, options)
-    if not options.json:  # a diff stands alone on standard output
-        told = f"umbel lint: {path}: {_counted(found, len(subjects))}"
-        print(told, file=sys.stderr if options.patch else sys.stdout)
+    if not options.json:
+        print(f"umbel lint: {path}: {_counted(found, len(subjects))}")
     return 1 if found else 0
 
 
@@ -73,9 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=JSON",
         help="the value of an argument that decides what the program does, as static_args of trace()",
     )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print one JSON object")
-    how.add_argument("--patch", action="store_true", help="print one diff of all that can be changed, for patch -p0")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
@@ -92,9 +88,6 @@ def _static(text: str) -> tuple[str, Any]:  # Any: JSON
 def _print(found: list[Finding], file: SourceFile, counter: Counter, options: argparse.Namespace) -> None:
     if options.json:
         print(_json(found, file, counter))
-    elif options.patch:
-        edits = together(finding.patch for finding in found if finding.patch is not None)
-        print(unified(file.path, file.text, edits), end="")
     else:
         for finding in found:
             print(_text(finding, file, counter))
@@ -104,19 +97,11 @@ def _text(finding: Finding, file: SourceFile, counter: Counter) -> str:
     lines = [f"{file.path}:{finding.line}: {finding.rule}: {finding.program}: {finding.what}", f"    {finding.why}"]
     gain = finding.gain
     if gain.first or gain.total:
-        at_most = "" if finding.patch is not None else "at most "
         lines.append(
-            f"    gain: {at_most}{gain.first} tokens of the first call's prompt, {gain.total} of all calls', "
+            f"    gain: at most {gain.first} tokens of the first call's prompt, {gain.total} of all calls', "
             f"by {counter.name}"
         )
-    diff = _diff(finding, file)
-    if diff:
-        lines += ["", *(f"    {line}" if line else "" for line in diff.splitlines())]
     return "\n".join([*lines, ""])
-
-
-def _diff(finding: Finding, file: SourceFile) -> str:
-    return "" if finding.patch is None else unified(file.path, file.text, finding.patch)
 
 
 def _json(found: list[Finding], file: SourceFile, counter: Counter) -> str:
@@ -129,8 +114,6 @@ def _json(found: list[Finding], file: SourceFile, counter: Counter) -> str:
             "what": finding.what,
             "why": finding.why,
             "gain": {"first_call": finding.gain.first, "all_calls": finding.gain.total},
-            "proposal": finding.proposal.id if finding.proposal is not None else None,
-            "patch": _diff(finding, file) or None,
         }
         for finding in found
     ]

@@ -1,4 +1,11 @@
-"""A user's file, read: its programs, and what each of them says, in which order."""
+"""Reads a user's file: its programs, and what each of them says, in which order.
+
+A *run* is what a program's source appends between two things that are no text, as a segment of a graph is:
+
+    s += SYSTEM + f"Question: {question}\\n"      hole SYSTEM, words "Question: ", hole question, words "\\n"
+
+`aligned` finds which part of a segment came from which expression.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -6,12 +13,73 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
-from .runs import Container, Run, Shot, Source
+from .pieces import Marked
 from .scopes import Function, Scope
 
 ROLES = frozenset({"system", "user", "assistant", "role"})
 CALLS = frozenset({"gen", "gen_int", "gen_string", "select"})
 MEDIA = frozenset({"image", "video"})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A part of a run.
+
+    Attributes:
+        text: of words; None for a hole.
+        expression: of a hole; for words the literal.
+        statement: it is in.
+    """
+
+    text: str | None
+    expression: ast.expr
+    statement: ast.stmt
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Text between two things that are none."""
+
+    sources: tuple[Source, ...]
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """The first and the last line of its statements."""
+        statements = [source.statement for source in self.sources]
+        return min(s.lineno for s in statements), max(s.end_lineno or s.lineno for s in statements)
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """Which part of a segment a source is: `text[start:end]` in marks."""
+
+    source: Source
+    start: int
+    end: int
+
+
+def aligned(run: Run, marked: Marked) -> list[Aligned] | None:
+    """The parts of a segment that a run made; None where it made another text.
+
+    An expression that gave constant text is taken to end where the next words begin.
+    """
+    text, position, found = marked.text, 0, []
+    for number, source in enumerate(run.sources):
+        start = position
+        if source.text is not None:
+            if not text.startswith(source.text, position):
+                return None
+            position += len(source.text)
+        elif text[position : position + 1] in marked.holes:
+            position += 1
+        else:
+            following = run.sources[number + 1].text if number + 1 < len(run.sources) else None
+            mark = next((i for i in range(position, len(text)) if text[i] in marked.holes), len(text))
+            position = mark if following is None else text.find(following, position, mark + len(following))
+            if position < 0:
+                return None
+        found.append(Aligned(source, start, position))
+    return found if position == len(text) else None
 
 
 class Stop(Enum):
@@ -39,13 +107,11 @@ class SourceProgram:
 
     Attributes:
         said: runs and what stands between them, as they are written.
-        media: likewise.
     """
 
     function: Function
     scope: Scope
     said: tuple[Said, ...]
-    media: tuple[Shot, ...]
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -95,7 +161,7 @@ def _program(function: Function, module: Scope) -> SourceProgram:
     reader = _Reader(function, module.inside(function))
     reader.read(function.body)
     reader.end_run()
-    return SourceProgram(function, reader.scope, tuple(reader.said), tuple(reader.media))
+    return SourceProgram(function, reader.scope, tuple(reader.said))
 
 
 @dataclass
@@ -105,7 +171,6 @@ class _Reader:
     function: Function
     scope: Scope
     said: list[Said] = field(default_factory=list)
-    media: list[Shot] = field(default_factory=list)
     _current: list[Source] = field(default_factory=list)
     _target: str = ""
     _states: set[str] = field(default_factory=set)
@@ -127,12 +192,12 @@ class _Reader:
         for statement in body:
             match statement:
                 case ast.AugAssign(target, ast.Add(), value) if self._root(target) in self._states:
-                    self._append(statement, ast.unparse(target), value, body)
+                    self._append(statement, ast.unparse(target), value)
                 case ast.Expr(ast.Call(ast.Attribute(ast.Name(state), role), [content])) if (
                     state in self._states and role in ROLES
                 ):
                     self._target = state
-                    self._turn(role, content, statement, body)
+                    self._turn(role, content, statement)
                 case ast.With(items, inner) | ast.AsyncWith(items, inner):
                     self._block(items, inner)
                 case ast.For(target, iterated) | ast.AsyncFor(target, iterated):
@@ -177,37 +242,29 @@ class _Reader:
         for _ in range(turns):
             self.stop(Stop.TURN_ENDS)
 
-    def _append(self, statement: ast.stmt, target: str, value: ast.expr, siblings: list[ast.stmt]) -> None:
+    def _append(self, statement: ast.stmt, target: str, value: ast.expr) -> None:
         if target != self._target:
             self.end_run()
             self._target = target
-        operands = list(_operands(value))
-        texts = [operand for operand in operands if not self._is_other(operand)]
-        self._expression(operands, statement, whole=len(texts) == len(operands), siblings=siblings)
+        self._expression(value, statement)
 
-    def _expression(
-        self, operands: list[ast.expr], statement: ast.stmt, *, whole: bool, siblings: list[ast.stmt]
-    ) -> None:
-        container = Container(statement, [], whole, siblings)
-        for operand in operands:
+    def _expression(self, value: ast.expr, statement: ast.stmt) -> None:
+        for operand in _operands(value):
             if not self._is_other(operand):
-                container.operands.append(operand)
-                self._current += _sources(operand, container)
+                self._current += _sources(operand, statement)
                 continue
-            container = Container(statement, [], False, siblings)
             assert isinstance(operand, ast.Call), "the others are calls"
             name = self._called(operand)
             if name in ROLES and operand.args:
-                self._turn(name, operand.args[-1], statement, siblings)
+                self._turn(name, operand.args[-1], statement)
             elif name in CALLS:
                 self.stop(Stop.CALL)
             elif name in MEDIA:
                 self.stop(Stop.MEDIA)
-                self.media.append(Shot(operand, statement, tuple(operands), siblings))
 
-    def _turn(self, role: str, content: ast.expr, statement: ast.stmt, siblings: list[ast.stmt]) -> None:
+    def _turn(self, role: str, content: ast.expr, statement: ast.stmt) -> None:
         self.stop(Turn(role))
-        self._expression(list(_operands(content)), statement, whole=False, siblings=siblings)
+        self._expression(content, statement)
         self.stop(Stop.TURN_ENDS)
 
     def _is_other(self, operand: ast.expr) -> bool:
@@ -234,19 +291,16 @@ def _operands(expression: ast.expr) -> Iterator[ast.expr]:
             yield expression
 
 
-def _sources(operand: ast.expr, container: Container) -> Iterator[Source]:
+def _sources(operand: ast.expr, statement: ast.stmt) -> Iterator[Source]:
     match operand:
         case ast.Constant(str(text)):
-            yield Source(text, operand, container)
+            yield Source(text, operand, statement)
         case ast.JoinedStr(values):
             for value in values:
                 match value:
                     case ast.Constant(str(text)):
-                        yield Source(text, value, container, in_f_string=True)
-                    case ast.FormattedValue(inner, conversion, specification):
-                        suffix = f"!{chr(conversion)}" if conversion >= 0 else ""
-                        if specification is not None:
-                            suffix += ":" + ast.unparse(specification)[2:-1]  # without f"" around it
-                        yield Source(None, inner, container, suffix, in_f_string=True)
+                        yield Source(text, value, statement)
+                    case ast.FormattedValue(inner):
+                        yield Source(None, inner, statement)
         case _:
-            yield Source(None, operand, container)
+            yield Source(None, operand, statement)

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from umbel.compiler.layout.findings import Finding
-from umbel.compiler.layout.patches import unified
+from umbel.compiler.lint.findings import Finding
 
-from .layouts import lint, patched
+from .programs import lint
 
 HEAD = "import datetime\nimport json\nimport random\nimport time\nimport uuid\n\nimport umbel as ul\n\n"
 HOUSE = "You answer for a library. Be polite and cite the shelf."
@@ -23,12 +22,6 @@ def found(tmp_path: Path, body: str, parameters: str = "s, question", before: st
 
 def rules(findings: list[Finding]) -> list[str]:
     return [finding.rule for finding in findings]
-
-
-def after_patch(tmp_path: Path, finding: Finding) -> str:
-    path = tmp_path / "program.py"
-    assert finding.patch is not None
-    return patched(path, unified(Path(path.name), path.read_text(), finding.patch))
 
 
 # --------------------------------------------------------------------------------- good layouts
@@ -77,14 +70,14 @@ def test_a_name_in_front_of_the_system_prompt(tmp_path: Path) -> None:
     body = f's += ul.system(f"You talk to {{name}}. {HOUSE}")\ns += ul.user(question) + ul.assistant(ul.gen("a"))'
     (finding,) = found(tmp_path, body, "s, name, question")
     assert finding.rule == "instance-in-system"
-    assert finding.gain.first == len(HOUSE) + len(" You talk to ") - len("You talk to ")
-    assert f'f"{HOUSE} You talk to {{name}}."' in after_patch(tmp_path, finding)
+    assert finding.gain.first == len(HOUSE.replace(". ", "."))
+    assert "user's turn" in finding.what
 
 
 def test_a_name_in_the_system_turn_spoils_what_stands_behind_the_turn(tmp_path: Path) -> None:
     body = 's += ul.system("Name: " + name)\n' + f's += ul.user("{HOUSE}\\n" + question) + ul.assistant(ul.gen("a"))'
     (finding,) = found(tmp_path, body, "s, name, question")
-    assert (finding.rule, finding.patch) == ("instance-in-system", None)
+    assert finding.rule == "instance-in-system"
     assert "user's turn" in finding.what
 
 
@@ -105,11 +98,6 @@ def test_what_is_another_text_each_time(tmp_path: Path, value: str) -> None:
     body = f'now = uuid.uuid1()\ns += f"Run {{{value}}}.\\n"\ns += "{HOUSE}\\n"\ns += question + ul.gen("a")'
     (finding,) = found(tmp_path, body, before=before)
     assert finding.rule == "volatile-early"
-    assert after_patch(tmp_path, finding).index(HOUSE) < after_patch_index(tmp_path, "Run {")
-
-
-def after_patch_index(tmp_path: Path, words: str) -> int:
-    return (tmp_path / "program.py").read_text().index(words)
 
 
 def test_a_time_in_a_constant_that_the_source_does_not_spell(tmp_path: Path) -> None:
@@ -124,8 +112,6 @@ def test_a_counter(tmp_path: Path) -> None:
     body = f's += f"Step {{step}} of {{total}}. {HOUSE}\\n" + question + ul.gen("a")'
     (finding,) = found(tmp_path, body, "s, step, total, question")
     assert finding.rule == "counter-early"
-    text = after_patch(tmp_path, finding)
-    assert text.index(HOUSE) < text.index("Step {step} of {total}.") < text.index("+ question")
 
 
 def test_branches_that_part_too_early(tmp_path: Path) -> None:
@@ -136,31 +122,25 @@ def test_branches_that_part_too_early(tmp_path: Path) -> None:
     assert finding.gain.total == 2 * (len("You answer for a library.") + len("Be polite and cite the shelf."))
 
 
-@pytest.mark.parametrize(
-    ("body", "patched_line"),
-    [
-        ("s += ul.user(question + ul.image(path))", "s += ul.user(ul.image(path) + question)"),
-        ("s += question\ns += ul.image(path)", "s += ul.image(path)\n    s += question"),
-    ],
-)
-def test_an_image_behind_a_question(tmp_path: Path, body: str, patched_line: str) -> None:
+@pytest.mark.parametrize("body", ["s += ul.user(question + ul.image(path))", "s += question\ns += ul.image(path)"])
+def test_an_image_behind_a_question(tmp_path: Path, body: str) -> None:
     (finding,) = found(tmp_path, body + '\ns += ul.assistant(ul.gen("a"))', "s, path, question")
     assert finding.rule == "image-late"
-    assert patched_line in after_patch(tmp_path, finding)
+    assert finding.what == "the image path stands behind question; put it in front"
 
 
 @pytest.mark.parametrize(
     ("expression", "better"),
     [
-        ("json.dumps(options)", "json.dumps(options, sort_keys=True)"),
-        ('", ".join({"a", "b"})', "join(sorted({'a', 'b'}))"),
-        ('" ".join(list(set(options)))', "list(sorted(set(options)))"),
+        ("json.dumps(options)", "sort_keys=True"),
+        ('", ".join({"a", "b"})', "sorted({'a', 'b'})"),
+        ('" ".join(list(set(options)))', "sorted(set(options))"),
     ],
 )
 def test_order_that_changes(tmp_path: Path, expression: str, better: str) -> None:
     (finding,) = found(tmp_path, f's += "Options: " + {expression} + ul.gen("a")', "s, options")
     assert finding.rule == "unstable-order"
-    assert better in after_patch(tmp_path, finding)
+    assert f"write {better}" in finding.what
 
 
 def test_a_mapping_that_is_put_together_for_the_prompt(tmp_path: Path) -> None:
@@ -177,16 +157,17 @@ def test_a_loop_over_a_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("iterated", "better"),
-    [("reversed(history)", "history"), ("history[::-1]", "history"), ("history[-5:]", None)],
+    [
+        ("reversed(history)", "print history in its order"),
+        ("history[::-1]", "print history in its order"),
+        ("history[-5:]", "keep all of history"),
+    ],
 )
-def test_a_history_that_is_not_appended_to(tmp_path: Path, iterated: str, better: str | None) -> None:
+def test_a_history_that_is_not_appended_to(tmp_path: Path, iterated: str, better: str) -> None:
     body = f'for turn in {iterated}:\n    s += turn\ns += ul.gen("a")'
     (finding,) = found(tmp_path, body, "s, history")
     assert finding.rule == "history-rewritten"
-    if better is None:
-        assert finding.patch is None
-    else:
-        assert f"for turn in {better}:" in after_patch(tmp_path, finding)
+    assert better in finding.what
 
 
 def test_a_shared_argument_belongs_in_front_of_the_others(tmp_path: Path) -> None:
@@ -195,16 +176,14 @@ def test_a_shared_argument_belongs_in_front_of_the_others(tmp_path: Path) -> Non
     assert rules(lint(tmp_path / "program.py", source)) == []
     (finding,) = lint(tmp_path / "program.py", source, shared=["document"])
     assert finding.rule == "shared-late"
-    text = after_patch(tmp_path, finding)
-    assert text.index("Document:") < text.index("Question:")
-    assert lint(tmp_path / "program.py", text, shared=["document"]) == []
+    assert "put document first" in finding.what
 
 
-def test_a_document_whose_place_is_in_another_turn_is_named_without_a_patch(tmp_path: Path) -> None:
+def test_a_document_in_another_turn_is_named(tmp_path: Path) -> None:
     body = 's += ul.system("Name: " + name)\ns += ul.user(document) + ul.assistant(ul.gen("a"))'
     source = program(body, "s, name, document")
     (finding,) = lint(tmp_path / "program.py", source, shared=["document"])
-    assert (finding.rule, finding.patch) == ("shared-late", None)
+    assert finding.rule == "shared-late"
 
 
 # --------------------------------------------------------------------------------- programs without a trace
@@ -223,8 +202,6 @@ def test_what_no_trace_can_follow_is_looked_at_up_to_where_it_depends(tmp_path: 
     body = f's += f"Question: {{question}}\\n"\ns += "{HOUSE}\\n"\n{rest}'
     (finding,) = found(tmp_path, body)
     assert finding.rule == "constants-late"
-    text = after_patch(tmp_path, finding)
-    assert text.index(HOUSE) < text.index("Question:")
 
 
 def test_what_depends_is_not_guessed(tmp_path: Path) -> None:
@@ -232,27 +209,7 @@ def test_what_depends_is_not_guessed(tmp_path: Path) -> None:
     assert found(tmp_path, body) == []
 
 
-# --------------------------------------------------------------------------------- patches
-
-
-def test_named_constants_stay_names(tmp_path: Path) -> None:
-    body = 's += f"Question: {question}\\n" + HOUSE + "\\n"\ns += ul.gen("a")'
-    (finding,) = found(tmp_path, body, before=f'HOUSE = "{HOUSE}"\n')
-    text = after_patch(tmp_path, finding)
-    assert text.count(HOUSE) == 1
-    assert "HOUSE" in text.partition("def program")[2]
-
-
-def test_lines_move_with_their_comments(tmp_path: Path) -> None:
-    body = f's += f"Question: {{question}}\\n"\n# Our voice.\ns += "{HOUSE}\\n"\ns += ul.gen("a")'
-    (finding,) = found(tmp_path, body)
-    assert f'# Our voice.\n    s += "{HOUSE}\\n"\n    s += f"Question' in after_patch(tmp_path, finding)
-
-
-def test_there_is_no_patch_across_a_loop(tmp_path: Path) -> None:
-    body = f'for i in range(2):\n    s += f"Question: {{question}}\\n"\ns += "{HOUSE}\\n"\ns += ul.gen("a")'
-    (finding,) = found(tmp_path, body)
-    assert (finding.rule, finding.patch) == ("constants-late", None)
+# --------------------------------------------------------------------------------- comments
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
-"""Which source a segment of a graph comes from, and with it what of its constants is volatile."""
+"""Finds the source that a segment of a graph comes from, and with it which of its constants are volatile."""
 
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from .marked import Marked
-from .pieces import Kind, Piece, Segment
-from .runs import Aligned, Run, aligned
-from .source import SourceFile, SourceProgram
-from .volatile import LOOKS_VOLATILE, volatile_call
+from .pieces import Kind, Marked, Piece, Segment
+from .scopes import LOOKS_VOLATILE, volatile_call
+from .source import Aligned, SourceFile, SourceProgram, aligned
 
 
 @dataclass
@@ -16,13 +14,12 @@ class Origins:
     """Looks segments up, each once.
 
     Attributes:
-        file: of the program; None where there is no source to be read.
-        program: likewise.
+        file, program: the source.
         volatile_lines: on which tracing noticed a call that gives another answer each time.
     """
 
-    file: SourceFile | None = None
-    program: SourceProgram | None = None
+    file: SourceFile
+    program: SourceProgram
     volatile_lines: Collection[int] = ()
     _refined: dict[Segment, tuple[Piece, ...]] = field(default_factory=dict)
 
@@ -33,19 +30,12 @@ class Origins:
             found = self._refined[segment] = tuple(self._told_apart(segment))
         return found
 
-    def run_of(self, segment: Segment) -> Run | None:
-        """What wrote the segment; None where that is not certain."""
-        found = self._origin(segment, Marked.of(self.refine(segment)))
-        return found[0] if found else None
-
     def _told_apart(self, segment: Segment) -> Iterator[Piece]:
         marked = Marked.of(segment.pieces)
-        origin = self._origin(segment, marked)
-        spans = [(part.start, part.end) for part in origin[1] if self._is_volatile(part)] if origin else []
-        written = "" if self.file is None else self.file.text
+        spans = [(part.start, part.end) for part in self._parts(segment, marked) if self._is_volatile(part)]
         for match in LOOKS_VOLATILE.finditer(marked.text):
             inside = any(start < match.end() and match.start() < end for start, end in spans)
-            if not inside and match[0] not in written:
+            if not inside and match[0] not in self.file.text:
                 spans.append(match.span())
         position = 0
         for start, end in sorted(span for span in spans if span[0] < span[1]):
@@ -58,20 +48,18 @@ class Origins:
         for piece in marked.pieces(marked.text[start:end]):
             yield piece if piece.line is not None else replace(piece, line=segment.line)
 
-    def _origin(self, segment: Segment, marked: Marked) -> tuple[Run, list[Aligned]] | None:
-        if self.program is None:
-            return None
+    def _parts(self, segment: Segment, marked: Marked) -> list[Aligned]:
+        """Returns the parts of the source's run that wrote the segment; none where that is not certain."""
         lines = {append.line.number for append in segment.appends if append.line is not None}
         for run in self.program.runs:
             first, last = run.lines
             if any(first <= line <= last for line in lines):
                 parts = aligned(run, marked)
                 if parts is not None:
-                    return run, parts
-        return None
+                    return parts
+        return []
 
     def _is_volatile(self, part: Aligned) -> bool:
-        assert self.program is not None, "sources are parts of a program"
         source, scope = part.source, self.program.scope
         if source.text is not None or scope.constant(source.expression) is not None:
             return False

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from umbel.interpreter.cli import main
 
-from .layouts import patched
-
 BAD = """\
 import umbel as ul
 
@@ -39,22 +37,18 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("programs.py")
 
 
-def test_findings_give_status_1_with_the_line_the_gain_and_a_diff(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_findings_give_status_1_with_the_line_and_the_gain(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "programs.py"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("programs.py:6: constants-late: ask: question stands in front of")
     assert "tokens of the first call's prompt" in out
-    assert "    +++ programs.py" in out
+    assert "say these first" in out
     assert "programs.py:12: only the source was looked at: loop:" in err
 
 
 def test_no_finding_gives_status_0(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "programs.py:good"]) == 0
     assert capsys.readouterr() == ("umbel lint: programs.py: no findings in 1 program\n", "")
-    assert main(["lint", "programs.py:good", "--patch"]) == 0
-    assert capsys.readouterr() == ("", "umbel lint: programs.py: no findings in 1 program\n")
 
 
 def test_what_was_looked_at_is_counted(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,12 +99,6 @@ def test_json_has_everything(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     assert finding["gain"]["first_call"] > 15
     assert report["counted_by"]
-
-
-def test_the_patch_applies_and_leaves_nothing_to_find(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["lint", "--patch", "programs.py"])
-    patched(file, capsys.readouterr().out)
-    assert main(["lint", "programs.py"]) == 0
 
 
 @pytest.mark.parametrize(

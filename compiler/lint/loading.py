@@ -1,5 +1,10 @@
-"""A user's file → its programs, source and graph beside each other. The file runs, as an import of it would."""
+"""Loads a user's file: its programs, each with its source and its graph. The file runs, as an import of it would.
 
+A program that looks at its values cannot be traced. Its graph is then *sketched* from its source: the beginning of the
+program, up to the first call or to where it depends on a value. Whatever it does later, this much it says first.
+"""
+
+import ast
 import inspect
 import warnings
 from collections.abc import Mapping
@@ -8,11 +13,16 @@ from typing import Any
 
 from ...interpreter.program import Program
 from ...lang.errors import MAX_MESSAGE, ParameterError, UmbelError, shortened, shown
+from ...lang.generation import gen
+from ...lang.ops import Gen, RoleBegin, RoleEnd
+from ..graph import Builder, Graph, Line, Node, Parameter
+from ..operations import Append, Argument, Begin, Constant, Generate
 from ..script import names_of
 from ..tracing.effects import TraceWarning
 from ..tracing.trace import Trace, trace
-from .linting import Subject
-from .source import SourceFile, SourceProgram
+from .linter import Subject
+from .scopes import Scope, volatile_call
+from .source import Run, Source, SourceFile, SourceProgram, Stop, Turn
 
 Note = tuple[int, str]  # a line, and why the program there was looked at by its source alone
 
@@ -48,7 +58,7 @@ def load(
         if refusal:
             notes.append((program.function.lineno, f"{program.function.name}: {refusal}"))
         lines = {effect.line.number for effect in traced.effects if effect.kind == "volatile"} if traced else set()
-        subjects.append(Subject(file, program, traced.graph if traced else None, lines))
+        subjects.append(Subject(file, program, traced.graph if traced else sketch(file, program), lines))
     return subjects, notes
 
 
@@ -87,3 +97,59 @@ def _traced(
         if not notes:  # with one it is the program's own, and the note has the line
             raise
         return None, "; ".join([shortened(f"{type(error).__name__}: {error}", MAX_MESSAGE), *notes])
+
+
+def sketch(file: SourceFile, program: SourceProgram) -> Graph:
+    """A graph whose one call stands for all that is not known. Values that come from parameters are arguments, by
+    their first parameter's name; the graph ends where something else is said."""
+    builder = Builder()
+    node = builder.node(Begin(program.function.name))
+    names = parameter_names(program)
+    role = ""
+    for said in program.said:
+        match said:
+            case Run():
+                extended = _extended(builder, node, said, program.scope, names, file)
+                if extended is None:
+                    break
+                node = extended
+            case Turn(role):
+                node = builder.node(RoleBegin(role), (node,))
+            case Stop.TURN_ENDS:
+                node = builder.node(RoleEnd(role), (node,))
+            case _:
+                break
+    call = gen("rest")
+    assert isinstance(call, Gen), "gen() without reasoning is one operation"
+    end = builder.node(Generate(call), (node,))
+    parameters = [Parameter(name) for name in names]
+    return builder.graph(program.function.name, parameters, [end], [], builder.node(Constant(None)))
+
+
+def parameter_names(program: SourceProgram) -> list[str]:
+    """Without the state, and `self`."""
+    arguments = program.function.args
+    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    return [*names[2 if names[:1] == ["self"] else 1 :], *(each.arg for each in arguments.kwonlyargs)]
+
+
+def _extended(builder: Builder, node: Node, run: Run, scope: Scope, names: list[str], file: SourceFile) -> Node | None:
+    for source in run.sources:
+        value = _value(builder, source, scope, names)
+        if value is None:
+            return None
+        line = Line(str(file.path), source.statement.lineno)
+        node = builder.node(Append(), (node, value), line)
+    return node
+
+
+def _value(builder: Builder, source: Source, scope: Scope, names: list[str]) -> Node | None:
+    text = source.text if source.text is not None else scope.constant(source.expression)
+    if text is not None:
+        return builder.node(Constant(text))
+    if volatile_call(source.expression, scope) is not None:
+        return builder.node(Constant(ast.unparse(source.expression)))  # told apart by its origin
+    for part, _ in scope.flowing(source.expression):
+        if isinstance(part, ast.Name) and part.id in names:
+            return builder.node(Argument(part.id))
+    return None

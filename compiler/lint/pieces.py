@@ -1,12 +1,12 @@
-"""What prompts are made of, as far as sharing goes: what stands in them, and whether every run says the same there.
+"""Cuts prompts into pieces, and says of each piece whether every run says the same there.
 
     s += f"Question: {question}\\n"        Constant "Question: ", Instance question, Constant "\\n"
 
-A *segment* is what one stream appends between two operations that are no text. Inside of a segment text can change its
-place; across its ends it cannot.
+A *segment* is what one stream appends between two operations that are no text. `Marked` is pieces as one string, in
+which a value is one character, for rules that look for sentences.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -16,11 +16,9 @@ from ..operations import (
     Append,
     Apply,
     Argument,
-    Begin,
     Choose,
     Concat,
     Constant,
-    Fork,
     Generate,
     GetForkItem,
     Join,
@@ -50,14 +48,12 @@ class Piece:
     """Attributes:
     text: of a constant; else empty.
     name: of the argument or variable it comes from.
-    node: the value of the graph; None for a part of a constant.
     """
 
     kind: Kind
     text: str = ""
     name: str = ""
     line: Line | None = None
-    node: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +63,19 @@ class Segment:
     Attributes:
         appends: in order, at least one. Nothing but the next append depends on any of them except the last.
         pieces: the same, value by value; neighbouring constants are not merged.
-        before: the stream node in front of the first.
-        followers: the stream nodes behind the last; more than one where streams part, none where the stream ends.
+        before: the stream node before the first.
     """
 
     appends: tuple[Node, ...]
     pieces: tuple[Piece, ...]
     before: Node
-    followers: tuple[Node, ...]
 
     @property
     def line(self) -> Line | None:
         return next((append.line for append in self.appends if append.line is not None), None)
 
 
-Refine = Callable[
-    [Segment], tuple[Piece, ...]
-]  # the pieces of a segment, with what is volatile in constants told apart
+Refine = Callable[[Segment], tuple[Piece, ...]]  # the pieces of a segment, with what is volatile in constants apart
 
 
 def unrefined(segment: Segment) -> tuple[Piece, ...]:
@@ -102,16 +94,16 @@ def pieces_of(value: Node, line: Line | None, shared: Collection[str] = ()) -> I
     """A value that is appended, piece by piece."""
     match value.op:
         case Constant(text):
-            yield Piece(Kind.CONSTANT, str(text), line=line, node=value)
+            yield Piece(Kind.CONSTANT, str(text), line=line)
         case Concat():
             for part in value.inputs:
                 yield from pieces_of(part, line, shared)
         case Argument(name):
-            yield Piece(Kind.SHARED if name in shared else Kind.INSTANCE, name=name, line=line, node=value)
+            yield Piece(Kind.SHARED if name in shared else Kind.INSTANCE, name=name, line=line)
         case Variable(name) | Object(name):
-            yield Piece(Kind.GENERATED, name=name, line=line, node=value)
+            yield Piece(Kind.GENERATED, name=name, line=line)
         case StreamText():
-            yield Piece(Kind.GENERATED, line=line, node=value)
+            yield Piece(Kind.GENERATED, line=line)
         case Apply() | Structure():
             yield _derived(value, line, shared)
         case _:
@@ -124,8 +116,8 @@ def _derived(value: Node, line: Line | None, shared: Collection[str]) -> Piece:
     for kind in (Kind.INSTANCE, Kind.GENERATED, Kind.SHARED):
         for part in parts:
             if part.kind is kind:
-                return Piece(kind, name=part.name, line=line, node=value)
-    return Piece(Kind.SHARED, line=line, node=value)  # constants only: the same in every run, and not worked out here
+                return Piece(kind, name=part.name, line=line)
+    return Piece(Kind.SHARED, line=line)  # constants only: the same in every run, and not worked out here
 
 
 def segments_of(graph: Graph, shared: Collection[str] = ()) -> tuple[Segment, ...]:
@@ -156,8 +148,7 @@ def _segment(graph: Graph, appends: list[Node], shared: Collection[str]) -> Segm
     before = appends[0].before
     assert before is not None, "a stream begins with no append"
     pieces = tuple(piece for append in appends for piece in pieces_of(append.inputs[1], append.line, shared))
-    followers = tuple(user for user in graph.users[appends[-1]] if user.in_stream and user.before is appends[-1])
-    return Segment(tuple(appends), pieces, before, followers)
+    return Segment(tuple(appends), pieces, before)
 
 
 def calls_of(
@@ -210,11 +201,54 @@ def _said(
             return ()
 
 
-def begins_prompt(node: Node) -> bool:
-    """Whether nothing that a model reads as one text with it stands in front of what follows `node`."""
-    return isinstance(node.op, Begin | RoleBegin)
+# ------------------------------------------------------------------------------------ text with holes
+
+_FIRST_MARK = 0xF0000  # of a private plane
 
 
-def is_asked(node: Node) -> bool:
-    """Whether a model goes on with the text in front of `node`."""
-    return isinstance(node.op, Generate | Choose | Look | Fork | Join)
+def is_mark(character: str) -> bool:
+    """Whether a character is from the planes that marks are taken from."""
+    return ord(character) >= _FIRST_MARK
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Pieces as one string: a hole is one character that no constant has.
+
+    Attributes:
+        holes: mark → piece.
+    """
+
+    text: str
+    holes: dict[str, Piece]
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> "Marked":
+        pieces = list(pieces)
+        taken = {character for piece in pieces for character in piece.text if is_mark(character)}
+        marks = (chr(number) for number in range(_FIRST_MARK, 0x110000) if chr(number) not in taken)
+        holes: dict[str, Piece] = {}
+        text = []
+        for piece in pieces:
+            if piece.kind is Kind.CONSTANT:
+                text.append(piece.text)
+            else:
+                mark = next(marks)
+                holes[mark] = piece
+                text.append(mark)
+        return cls("".join(text), holes)
+
+    def pieces(self, text: str) -> Iterator[Piece]:
+        """Cuts a string with these marks into pieces; constants have no line."""
+        constant = ""
+        for character in text:
+            hole = self.holes.get(character)
+            if hole is None:
+                constant += character
+                continue
+            if constant:
+                yield Piece(Kind.CONSTANT, constant)
+            constant = ""
+            yield hole
+        if constant:
+            yield Piece(Kind.CONSTANT, constant)

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .patches import Patch
-from .reorder import Proposal
 from .tokens import Shareable
 
 # Rule → why what it finds costs something.
@@ -35,9 +33,7 @@ class Finding:
     line, end_line: of the statement.
     program: its name.
     what: was found, and what to write instead.
-    gain: tokens more that runs share; zero where that depends on the values.
-    patch: edits of the file; None where there are none that are certain.
-    proposal: the order that is proposed, for a patch that has one.
+    gain: tokens more that runs share at most; zero where that depends on the values.
     """
 
     rule: str
@@ -46,8 +42,6 @@ class Finding:
     program: str
     what: str
     gain: Shareable
-    patch: Patch | None = None
-    proposal: Proposal | None = None
 
     @property
     def why(self) -> str:

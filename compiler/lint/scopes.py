@@ -1,9 +1,11 @@
-"""Names in a user's source: what was assigned to them, what was imported as them, which functions there are.
+"""Resolves names in a user's source: what was assigned to them or imported as them, which functions there are.
 
-Read from the syntax tree alone; nothing of the file runs for it.
+Says also which calls give another text at every run: the time, identifiers, random choices, the process. Read from the
+syntax tree alone; nothing of the file runs for it.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -126,3 +128,54 @@ def walk_here(body: list[ast.stmt]) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
             waiting += reversed(list(ast.iter_child_nodes(node)))
+
+
+CALLS = frozenset(
+    {
+        "datetime.datetime.now",
+        "datetime.datetime.utcnow",
+        "datetime.datetime.today",
+        "datetime.date.today",
+        "time.time",
+        "time.time_ns",
+        "time.ctime",
+        "time.asctime",
+        "time.localtime",
+        "time.gmtime",
+        "time.monotonic",
+        "time.perf_counter",
+        "uuid.uuid1",
+        "uuid.uuid4",
+        "os.urandom",
+        "os.getpid",
+        "os.times",
+        "socket.gethostname",
+        "id",
+    }
+)
+_MODULES = ("random.", "secrets.", "numpy.random.")
+_SEEDED = frozenset({"random.Random", "random.seed", "numpy.random.default_rng", "numpy.random.seed"})
+
+# A date with a time of day, a time of day with seconds, a UUID: what programs write, and what texts seldom do.
+LOOKS_VOLATILE = re.compile(
+    r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?"
+    r"|\b\d\d:\d\d:\d\d\b"
+    r"|\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b"
+)
+
+
+def volatile_call(expression: ast.expr, scope: Scope) -> ast.Call | None:
+    """The call that makes an expression's value another one each time; None where there is none to be seen."""
+    for node, inner in scope.flowing(expression):
+        if isinstance(node, ast.Call) and is_volatile(node, inner):
+            return node
+    return None
+
+
+def is_volatile(call: ast.Call, scope: Scope) -> bool:
+    name = scope.full_name(call.func)
+    if name == "time.strftime":
+        return len(call.args) == 1  # with a second argument it formats that time
+    if name in ("time.ctime", "time.asctime", "time.localtime", "time.gmtime"):
+        return not call.args
+    return name in CALLS or (name.startswith(_MODULES) and name not in _SEEDED)

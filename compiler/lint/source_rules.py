@@ -1,44 +1,36 @@
-"""Findings that the source alone shows: unstable order, histories that are rewritten, what is volatile.
+"""Finds what the source alone shows: unstable order, histories that are rewritten, what is volatile.
 
-They need no trace, so they are made for programs that none can be made of, too.
+It needs no trace, so it works for programs that cannot be traced, too.
 """
 
 import ast
 from collections.abc import Iterator
 
 from .findings import Finding
-from .marked import Marked
-from .patches import Edit, Offsets, Patch
-from .pieces import Kind, Piece
-from .runs import Run
-from .scopes import Scope, walk_here
-from .source import SourceFile, SourceProgram
-from .tokens import Counter, Shareable
-from .units import free_tokens
-from .volatile import volatile_call
+from .pieces import Kind, Marked, Piece
+from .scopes import Scope, volatile_call, walk_here
+from .source import Run, SourceProgram
+from .tokens import Counter, Shareable, free_tokens
 
 NO_GAIN = Shareable(0, 0)
 LEAST_BEHIND = 16  # tokens of constant text; a cue and a closing tag are less
 
 
-def source_findings(file: SourceFile, program: SourceProgram, counter: Counter) -> Iterator[Finding]:
-    offsets = Offsets(file.text)
+def source_findings(program: SourceProgram, counter: Counter) -> Iterator[Finding]:
     for expression, statement in _printed(program):
-        for node, what, patch in _unstable(expression, program.scope, file, offsets):
-            yield _finding("unstable-order", program, statement, node, what, patch)
-        for node, what, patch in _rewritten(expression, program, file, offsets):
-            yield _finding("history-rewritten", program, statement, node, what, patch)
+        for node, what in _unstable(expression, program.scope):
+            yield _finding("unstable-order", program, statement, node, what)
+        for node, what in _rewritten(expression, program):
+            yield _finding("history-rewritten", program, statement, node, what)
     yield from _volatile(program, counter)
 
 
-def _finding(
-    rule: str, program: SourceProgram, statement: ast.stmt, node: ast.AST, what: str, patch: Patch | None
-) -> Finding:
+def _finding(rule: str, program: SourceProgram, statement: ast.stmt, node: ast.AST, what: str) -> Finding:
     """At the expression, which may stand in another statement than the one that appends it."""
     line = getattr(node, "lineno", statement.lineno)
     inside = statement.lineno <= line <= (statement.end_lineno or line)
     first, last = (statement.lineno, statement.end_lineno or line) if inside else (line, line)
-    return Finding(rule, first, last, program.function.name, what, NO_GAIN, patch)
+    return Finding(rule, first, last, program.function.name, what, NO_GAIN)
 
 
 def _printed(program: SourceProgram) -> Iterator[tuple[ast.expr, ast.stmt]]:
@@ -46,7 +38,7 @@ def _printed(program: SourceProgram) -> Iterator[tuple[ast.expr, ast.stmt]]:
     for run in program.runs:
         for source in run.sources:
             if source.text is None:
-                yield source.expression, source.container.statement
+                yield source.expression, source.statement
     for node in walk_here(program.function.body):
         if isinstance(node, ast.For | ast.AsyncFor):
             yield ast.copy_location(ast.GeneratorExp(ast.Name("_"), [_clause(node)]), node.iter), node
@@ -58,34 +50,31 @@ def _clause(loop: ast.For | ast.AsyncFor) -> ast.comprehension:
 
 # --------------------------------------------------------------------------------- order
 
-_Found = tuple[ast.AST, str, Patch | None]
+_Found = tuple[ast.AST, str]
 
 
-def _unstable(expression: ast.expr, scope: Scope, file: SourceFile, offsets: Offsets) -> Iterator[_Found]:
+def _unstable(expression: ast.expr, scope: Scope) -> Iterator[_Found]:
     if _is_set(expression, scope):
-        yield expression, *_sorted(expression, file, offsets)
+        yield expression, _sorted(expression)
     for node, inner in scope.flowing(expression):
         match node:
             case ast.Call(function, [value, *_], keywords) if scope.full_name(function) == "json.dumps":
                 given = {keyword.arg for keyword in keywords}
                 if not given & {"sort_keys", None} and not _is_ordered(value, inner):
-                    end = offsets.end(node) - 1
-                    patch = (Edit(end, end, ", sort_keys=True"),) if _is_written(node, file, offsets) else None
-                    what = f"{ast.unparse(node)} keeps the order of the mapping's keys; write sort_keys=True"
-                    yield node, what, patch
+                    yield node, f"{ast.unparse(node)} keeps the order of the mapping's keys; write sort_keys=True"
             case ast.Call(ast.Attribute(_, "join"), [value]) if _is_set(value, inner):
-                yield value, *_sorted(value, file, offsets)
+                yield value, _sorted(value)
             case ast.Call(ast.Name("list" | "tuple" | "str" | "repr" | "enumerate"), [value, *_]) if _is_set(
                 value, inner
             ):
-                yield value, *_sorted(value, file, offsets)
+                yield value, _sorted(value)
             case ast.comprehension(_, value) if _is_set(value, inner):
-                yield value, *_sorted(value, file, offsets)
+                yield value, _sorted(value)
             case ast.FormattedValue(value) if _is_set(value, inner):
-                yield value, *_sorted(value, file, offsets)
+                yield value, _sorted(value)
             case ast.Dict(keys) if None in keys and not _is_sorted(expression, node, scope):
                 what = f"{ast.unparse(node)} has its keys in the order of its parts; print it with sort_keys=True"
-                yield node, what, None
+                yield node, what
 
 
 def _is_sorted(expression: ast.expr, inner: ast.AST, scope: Scope) -> bool:
@@ -119,45 +108,32 @@ def _is_set(value: ast.expr, scope: Scope) -> bool:
     return False
 
 
-def _sorted(value: ast.expr, file: SourceFile, offsets: Offsets) -> tuple[str, Patch | None]:
+def _sorted(value: ast.expr) -> str:
     written = ast.unparse(value)
-    start, end = offsets.start(value), offsets.end(value)
-    edits = (Edit(start, end, f"sorted({written})"),) if _is_written(value, file, offsets) else None
-    return f"{written} is a set, whose order differs between processes; write sorted({written})", edits
-
-
-def _is_written(node: ast.expr, file: SourceFile, offsets: Offsets) -> bool:
-    """Whether an expression stands where its node says: parts of f-strings of several lines do not."""
-    start, end = offsets.start(node), offsets.end(node)
-    try:
-        found = ast.parse(file.text[start:end].strip(), mode="eval").body
-    except SyntaxError:
-        return False
-    return ast.dump(found) == ast.dump(node)
+    return f"{written} is a set, whose order differs between processes; write sorted({written})"
 
 
 # --------------------------------------------------------------------------------- histories
 
 
-def _rewritten(expression: ast.expr, program: SourceProgram, file: SourceFile, offsets: Offsets) -> Iterator[_Found]:
+def _rewritten(expression: ast.expr, program: SourceProgram) -> Iterator[_Found]:
     for node, scope in program.scope.flowing(expression):
         match node:
             case ast.Call(ast.Name("reversed"), [value]) as call:
                 written = ast.unparse(value)
                 what = f"{ast.unparse(call)} prints the newest first; print {written} in its order, and append to it"
-                yield call, what, _plain(call, written, file, offsets)
+                yield call, what
             case ast.Subscript(value, ast.Slice(None, None, ast.UnaryOp(ast.USub(), ast.Constant(1)))) as turned:
                 if _is_given(value, program, scope):
                     written = ast.unparse(value)
                     what = f"{ast.unparse(turned)} is newest first; print {written} in its order, and append to it"
-                    yield turned, what, _plain(turned, written, file, offsets)
+                    yield turned, what
             case ast.comprehension(_, ast.Subscript(value, ast.Slice(ast.UnaryOp(ast.USub()), None, None)) as window):
                 if _is_given(value, program, scope):
                     yield (
                         window,
                         f"{ast.unparse(window)} loses its beginning at every turn; keep all of "
                         f"{ast.unparse(value)}, or cut it seldom and by many turns at once",
-                        None,
                     )
 
 
@@ -168,17 +144,11 @@ def _is_given(value: ast.expr, program: SourceProgram, scope: Scope) -> bool:
     return any(isinstance(node, ast.Name) and node.id in names for node, _ in scope.flowing(value))
 
 
-def _plain(node: ast.expr, written: str, file: SourceFile, offsets: Offsets) -> Patch | None:
-    if not _is_written(node, file, offsets):
-        return None
-    return (Edit(offsets.start(node), offsets.end(node), written),)
-
-
 # --------------------------------------------------------------------------------- what is volatile
 
 
 def _volatile(program: SourceProgram, counter: Counter) -> Iterator[Finding]:
-    """By source alone: constant text in this run and the following ones, and the patch is that of the graph."""
+    """By source alone: counts constant text in this run and the following ones."""
     for number, run in enumerate(program.runs):
         for place, source in enumerate(run.sources):
             call = None if source.text is not None else volatile_call(source.expression, program.scope)
@@ -187,7 +157,7 @@ def _volatile(program: SourceProgram, counter: Counter) -> Iterator[Finding]:
             behind = free_tokens(_as_text(run, place, program), counter)
             behind += sum(free_tokens(_as_text(other, -1, program), counter) for other in program.runs[number + 1 :])
             if behind >= LEAST_BEHIND:
-                statement = source.container.statement
+                statement = source.statement
                 yield Finding(
                     "volatile-early",
                     statement.lineno,

@@ -1,0 +1,210 @@
+"""Finds what keeps the prompts of one program from being shared, from its graph and from its source."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..graph import Graph, Line, Node
+from ..operations import Fork
+from .findings import Finding, audible
+from .origins import Origins, is_counter
+from .pieces import PRIVATE, Call, Kind, Marked, Piece, Segment, calls_of, segments_of
+from .source import SourceFile, SourceProgram
+from .source_rules import LEAST_BEHIND, NO_GAIN, source_findings, volatile_text
+from .tokens import Counter, Shareable, free_tokens, sentences_of
+
+LEAST_COMMON = 16  # tokens that branches say alike; less is a label
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A program to look at.
+
+    Attributes:
+        file, program: its source.
+        graph: traced, or read from the source as far as that says what the program says (`loading.sketch`).
+        volatile_lines: see `Origins`.
+    """
+
+    file: SourceFile
+    program: SourceProgram
+    graph: Graph
+    volatile_lines: Collection[int] = ()
+
+
+def findings_of(subject: Subject, counter: Counter, *, shared: Collection[str] = ()) -> list[Finding]:
+    """All findings, by line, without silenced ones.
+
+    Args:
+        shared: arguments that many runs have in common.
+    """
+    found = list(_GraphLinter(subject, counter, shared).findings())
+    found += source_findings(subject.program, counter)
+    return audible(found, subject.file.text.splitlines())
+
+
+class _GraphLinter:
+    def __init__(self, subject: Subject, counter: Counter, shared: Collection[str]) -> None:
+        self._subject = subject
+        self._graph = subject.graph
+        self._counter = counter
+        self._shared = shared
+        self._origins = Origins(subject.file, subject.program, subject.volatile_lines)
+
+    def findings(self) -> Iterator[Finding]:
+        segments = segments_of(self._graph, self._shared)
+        for call in calls_of(self._graph, self._shared, segments, self._origins.refine):
+            for rule, place, behind in self._late(call):
+                yield self._finding(rule, call.pieces, place, behind)
+            yield from self._late_media(call)
+        yield from branch_findings(self._graph, self._counter)
+
+    # -------------------------------------------------------------------------------- constants after values
+
+    def _late(self, call: Call) -> Iterator[tuple[str, int, int]]:
+        """Yields rule, place of the piece, and tokens of constant text after it.
+
+        One piece for every rule, and one for every turn: moving its constants moves them before the other values too.
+        """
+        seen: set[str] = set()
+        role, told = "", False
+        for place, piece in enumerate(call.pieces):
+            if piece.kind is Kind.ROLE:
+                role = piece.name
+            if piece.kind in (Kind.ROLE, Kind.MEDIA):
+                told = False
+            if piece.kind is Kind.GENERATED:
+                return  # from here on no two runs share anything, however it is ordered
+            if piece.kind in PRIVATE and not told:
+                behind = self._constant_behind(call.pieces, place)
+                rule = self._rule(call.pieces, place, role, behind)
+                if rule is not None and rule not in seen:
+                    seen.add(rule)
+                    told = True
+                    yield rule, place, behind
+
+    def _rule(self, pieces: tuple[Piece, ...], place: int, role: str, behind: int) -> str | None:
+        """Returns what is wrong with a piece where it stands; None where nothing is."""
+        if behind < LEAST_BEHIND:
+            return "shared-late" if self._shared_behind(pieces, place) else None
+        return _rule_of_kind(pieces, place, role)
+
+    def _shared_behind(self, pieces: Sequence[Piece], place: int) -> str:
+        """Returns the first shared argument after a piece that could come before it; empty where there is none."""
+        for piece in pieces[place + 1 :]:
+            if piece.kind is Kind.GENERATED:
+                break
+            if piece.kind is Kind.SHARED and piece.name:
+                return piece.name
+        return ""
+
+    def _constant_behind(self, pieces: Sequence[Piece], place: int) -> int:
+        tokens, run = 0, [pieces[place]]
+        for piece in (*pieces[place + 1 :], Piece(Kind.GENERATED)):
+            if piece.kind in (Kind.ROLE, Kind.MEDIA, Kind.GENERATED):
+                tokens += free_tokens(Marked.of(run), self._counter)
+                run = []
+            else:
+                run.append(piece)
+            if piece.kind is Kind.GENERATED:
+                break
+        return tokens
+
+    def _finding(self, rule: str, pieces: tuple[Piece, ...], place: int, behind: int) -> Finding:
+        piece = pieces[place]
+        first, last = self._lines(piece.line)
+        what = _what(rule, piece, behind)
+        if rule == "shared-late":
+            name = self._shared_behind(pieces, place)
+            what = f"{piece.name} stands in front of {name}, which runs have in common; put {name} first"
+        return Finding(rule, first, last, self._graph.name, what, Shareable(behind, behind))
+
+    def _lines(self, line: Line | None) -> tuple[int, int]:
+        """Returns the first and the last line of the statement that is on a line."""
+        number = self._subject.program.function.lineno if line is None else line.number
+        for run in self._subject.program.runs:
+            for source in run.sources:
+                statement = source.statement
+                if statement.lineno <= number <= (statement.end_lineno or number):
+                    return statement.lineno, statement.end_lineno or number
+        return number, number
+
+    # -------------------------------------------------------------------------------- images
+
+    def _late_media(self, call: Call) -> Iterator[Finding]:
+        private = ""
+        for piece in call.pieces:
+            if piece.kind is Kind.GENERATED:
+                return
+            if piece.kind in PRIVATE:
+                private = private or piece.name or "volatile text"
+            elif piece.kind is Kind.MEDIA and private and piece.line is not None:
+                first, last = self._lines(piece.line)
+                what = f"the image {piece.name or 'of the program'} stands behind {private}; put it in front"
+                yield Finding("image-late", first, last, self._graph.name, what, NO_GAIN)
+                return
+
+
+def _rule_of_kind(pieces: tuple[Piece, ...], place: int, role: str) -> str:
+    if pieces[place].kind is Kind.VOLATILE:
+        return "volatile-early"
+    if role == "system":
+        return "instance-in-system"
+    return "counter-early" if is_counter(pieces, place) else "constants-late"
+
+
+def _what(rule: str, piece: Piece, behind: int) -> str:
+    value = piece.text if piece.kind is Kind.VOLATILE else piece.name
+    if rule == "volatile-early":
+        return volatile_text(repr(value), behind)
+    how = "say these first, in words that fit there"
+    if rule == "instance-in-system":
+        how = f"say {value} behind them, in the user's turn for instance"
+        return f"the system turn has {value} in front of {behind} tokens that never change; {how}"
+    if rule == "counter-early":
+        return f"the counter {value} stands in front of {behind} tokens that never change; {how}"
+    return f"{value} stands in front of {behind} tokens that never change; {how}"
+
+
+# ------------------------------------------------------------------------------------ branches of a fork
+
+
+def branch_findings(graph: Graph, counter: Counter) -> Iterator[Finding]:
+    """Finds branches that part too early: what they all say comes after what each says for itself.
+
+    forks += lambda i: f"Tip {i} of 3. Name one concrete action in at most ten words."
+    """
+    first_segments: dict[Node, list[Segment]] = {}
+    starts = {segment.before: segment for segment in segments_of(graph)}
+    for number, stream in enumerate(graph.streams):
+        if graph.parents(number) is not None and stream[0] in starts:
+            first_segments.setdefault(stream[0].inputs[0], []).append(starts[stream[0]])
+    for fork, segments in first_segments.items():
+        assert isinstance(fork.op, Fork), "branches begin at forks"
+        common = _common_tokens(segments, counter)
+        line = segments[0].line
+        if len(segments) > 1 and common >= LEAST_COMMON and line is not None:
+            what = (
+                f"{len(segments)} branches part in front of {common} tokens that all of them say; "
+                "say these in front of the fork, or first in every branch"
+            )
+            saved = common * (len(segments) - 1)
+            yield Finding("counter-early", line.number, line.number, graph.name, what, Shareable(0, saved))
+
+
+def _common_tokens(segments: list[Segment], counter: Counter) -> int:
+    """Counts tokens of sentences that every branch says after the first one in which they differ."""
+    said = [list(sentences_of(Marked.of(_named(segment)).text)) for segment in segments]
+    parting = next((n for n, alike in enumerate(zip(*said, strict=False)) if len(set(alike)) > 1), None)
+    if parting is None:
+        return 0
+    after = [set(sentences[parting + 1 :]) for sentences in said]
+    common = [sentence for sentence in said[0][parting + 1 :] if all(sentence in others for others in after)]
+    return sum(counter.tokens(sentence) for sentence in common if len(re.findall(r"\w+", sentence)) > 2)
+
+
+def _named(segment: Segment) -> list[Piece]:
+    """Writes values as their names: two of a name are the same in all branches."""
+    return [
+        piece if piece.kind is Kind.CONSTANT else Piece(Kind.CONSTANT, f"{{{piece.name}}}") for piece in segment.pieces
+    ]
