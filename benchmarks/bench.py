@@ -4,7 +4,7 @@ Runs of a group follow each other in turn, workload by workload, so that a ratio
 then all workloads again. When the time is up, repeats are left out rather than workloads.
 
     group 1   full, no-cache, fcfs, ...   as many runtimes as memory holds, all alive
-    group 2   full, random, ...           the rest, again with the full configuration as their partner
+    group 2   full, fcfs, ...           the rest, again with the full configuration as their partner
     group 3   full, vllm_cpu              a peer at a time
 """
 

@@ -21,7 +21,6 @@ class Configuration:
         name: on the command line and in the table.
         about: what is switched off, as the report says it.
         options: of the runtime.
-        companions: options that are added where this version has them.
         parallel: branches run at once; False runs one after the other.
         hints: the interpreter sends the prefix of a fork ahead.
     """
@@ -29,14 +28,13 @@ class Configuration:
     name: str
     about: str
     options: Mapping[str, Value] = field(default_factory=dict)
-    companions: Mapping[str, Value] = field(default_factory=dict)
     parallel: bool = True
     hints: bool = True
 
     @property
     def frontend(self) -> bool:
         """It differs from the full configuration in the interpreter only."""
-        return not self.options and not self.companions and not (self.parallel and self.hints)
+        return not self.options and not (self.parallel and self.hints)
 
     def runtime_options(self, common: Mapping[str, Value]) -> dict[str, Value]:
         """`common` with this configuration's own options.
@@ -45,8 +43,7 @@ class Configuration:
             ParameterError: this version's runtime has no such option, or not with that value.
         """
         known = set(RuntimeOptions.__struct_fields__)
-        companions = {name: value for name, value in self.companions.items() if name in known}
-        options = {**common, **companions, **self.options}
+        options = {**common, **self.options}
         unknown = sorted(set(options) - known)
         if unknown:
             raise ParameterError(f"this version's runtime has no option {', '.join(unknown)}")
@@ -57,11 +54,9 @@ class Configuration:
 FULL = Configuration("full", "all optimisations")
 PAPER = (
     Configuration("no-cache", "No cache, and so no hints", {"radix_cache": False}, hints=False),
-    Configuration("no-tree", "No tree structure (a table: only whole sequences are found)", {"partial_match": False}),
     Configuration("fcfs", "First come, first served", {"policy": "fcfs"}),
-    Configuration("random", "Random order", {"policy": "random"}),
     Configuration("no-parallelism", "No frontend parallelism", parallel=False),
-    Configuration("no-hint", "No frontend hint", companions={"fork_hints": False}, hints=False),
+    Configuration("no-hint", "No frontend hint", hints=False),
 )
 OURS = (
     Configuration("no-tree-attention", "No tree attention", {"tree_attention": False}),

@@ -38,7 +38,6 @@ SETTINGS: dict[str, dict[str, object]] = {
     "tree attention off": {"tree_attention": False},
     "screened head off": {"screened_head": False},
     "kernels of torch": {"kernels": "torch"},
-    "overlap": {"overlap": True},  # on the CPU: steps in a thread
 }
 ON_DEVICES: dict[str, dict[str, object]] = {"overlap off": {"overlap": False}, "graphs off": {"cuda_graphs": False}}
 

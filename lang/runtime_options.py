@@ -17,8 +17,19 @@ Device = Literal["auto", "cpu", "cuda"]
 Weights = Literal["auto", "float32", "bf16", "int8"]
 Kernels = Literal["auto", "native", "triton", "torch"]
 KVDType = Literal["auto", "fp8"]
-Policy = Literal["lpm", "dfs-weight", "fcfs", "random"]
+Policy = Literal["lpm", "fcfs"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+# Options of earlier versions → why they went, and what to write.
+GONE = {
+    "foresight": "requests are admitted by what they need next; leave it out",
+    "protect_waiting": "the least recently used prefixes are evicted first; leave it out",
+    "deadline_pressure": "deadlines end requests and do not reorder them; leave it out",
+    "fairness": "it is part of policy='lpm'; leave it out",
+    "critical_path": "it is part of policy='lpm'; leave it out",
+    "fork_hints": "it is part of policy='lpm'; leave it out",
+    "partial_match": "any cached prefix is found; leave it out, or write radix_cache=False for no cache",
+}
 
 ORACLE = "oracle"  # the name of the model that checks the runtime: no weights, answers are a hash of the prompt
 DEFAULT = "default"  # the embedded model
@@ -48,26 +59,14 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         chunk_size: most prompt tokens computed in one step; None computes prompts whole.
         pool_tokens: tokens the KV pool holds; None derives it from pool_memory.
         pool_memory: bytes for the KV pool, of each rank; None takes a share of what is free.
-        policy: order of waiting requests: "lpm" (longest cached prefix first), "dfs-weight" (depth first through the
-            tree of what waits, heaviest subtree first), "fcfs" (arrival) or "random" (by lot, from `seed`).
+        policy: order of waiting requests: "lpm" (longest cached prefix first) or "fcfs" (arrival).
         radix_cache: keep and reuse prefixes.
         in_step_sharing: requests of the same step share a new prefix too.
-        partial_match: a prefix of what is cached is found too; False finds whole sequences only, as a table without a
-            tree would (an ablation).
-        fork_hints: the prefix of a fork is computed ahead where much of it is new, and its branches are admitted
-            together.
-        fairness: among requests with equally much cached the program that has been served least goes first.
-        critical_path: among the calls of one program that are equal otherwise, the one that has most ahead of it goes
-            first, where the program says what that is.
-        deadline_pressure: a request that would miss its deadline in its turn goes first.
-        protect_waiting: prefixes that the next requests are about to read are evicted last.
-        foresight: admit a request only when the KV pool will hold all that runs until each has generated its
-            max_tokens, so that none is sent back and computed again. It computes less, and runs fewer at once.
         pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1; requests that find no room beside
             them take theirs.
         tree_attention: attend once to what sequences of a step share.
         overlap: the next step is planned while one runs. "auto" does so where the runner does not wait for its steps (a
-            CUDA device); True also on the CPU, where the step then runs in a thread.
+            CUDA device); True refuses to start anywhere else.
         screened_head: find the most likely token without computing every logit in full.
         incremental_tokenization: keep the tokens of earlier texts, and encode only what is new.
         jump_forward: text that a constraint leaves no choice about is appended without steps of its own.
@@ -77,7 +76,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         max_wait: seconds after which a waiting request goes before cache-aware order.
         max_queue: requests the gateway holds; more are refused with OverloadedError.
         request_timeout: seconds after which a request without an earlier deadline ends.
-        seed: of the generator that draws seeds for requests without one, and of policy="random"; None draws it.
+        seed: of the generator that draws seeds for requests without one; None draws it.
         threads: CPU threads of the engine, of all ranks together; None takes torch's choice.
         check_every_step: check the integrity of pool and tree after every step (slow; for tests).
         step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
@@ -100,13 +99,6 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     policy: Policy = "lpm"
     radix_cache: bool = True
     in_step_sharing: bool = True
-    partial_match: bool = True
-    fork_hints: bool = True
-    fairness: bool = True
-    critical_path: bool = True
-    deadline_pressure: bool = True
-    protect_waiting: bool = True
-    foresight: bool = False
     pin_share: float = 0.5
     tree_attention: bool = True
     overlap: bool | Literal["auto"] = "auto"

@@ -134,7 +134,6 @@ def open_engine(
         MissingExtraError: a package is not installed.
     """
     from .constraints.matcher_cache import AtOnce
-    from .runners.threaded_runner import ThreadedRunner
     from .scheduler.config import PolicyName, SchedulerConfig
     from .scheduler.scheduler import Scheduler
     from .testing.launched_oracle import LaunchedOracle
@@ -146,19 +145,11 @@ def open_engine(
         max_step_tokens=options.chunk_size,
         max_step_logits=max(MOST_LOGITS, options.max_running),
         policy=PolicyName(options.policy),
-        policy_seed=options.seed or 0,
         radix_cache=options.radix_cache,
         in_step_sharing=options.in_step_sharing,
-        partial_match=options.partial_match,
-        fork_hints=options.fork_hints,
         least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
-        fairness=options.fairness,
-        critical_path=options.critical_path,
-        deadline_pressure=options.deadline_pressure,
-        protect_waiting=options.protect_waiting,
         pin_share=options.pin_share,
         max_wait=options.max_wait,
-        foresight=options.foresight,
         jump_forward=options.jump_forward,
         check_every_step=options.check_every_step,
     )
@@ -205,11 +196,10 @@ def open_engine(
         if prepare_constraints:
             open_tokens = _begun(openers[0], open_tokens)
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
-        if options.overlap is True and not isinstance(runner, AsyncRunner):
-            runner = ThreadedRunner(runner)
-            endings.append(runner.close)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
     shelf = _constraint_shelf(options, runner, open_tokens, openers, tries, lasting)
+    if options.overlap is True and not isinstance(runner, AsyncRunner):
+        raise ParameterError('overlap=True: steps on this device are waited for; write overlap="auto"')
     config = replace(config, overlap=options.overlap is not False and isinstance(runner, AsyncRunner))
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
     if oracle is not None:

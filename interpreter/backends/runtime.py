@@ -50,6 +50,7 @@ from ...lang.protocol import (
 )
 from ...lang.runtime_options import (
     DEFAULT,
+    GONE,
     MAX_MODEL_LENGTH,
     ORACLE,
     Device,
@@ -121,13 +122,6 @@ class Runtime:
         policy: Policy = "lpm",
         radix_cache: bool = True,
         in_step_sharing: bool = True,
-        partial_match: bool = True,
-        fork_hints: bool = True,
-        fairness: bool = True,
-        critical_path: bool = True,
-        deadline_pressure: bool = True,
-        protect_waiting: bool = True,
-        foresight: bool = False,
         pin_share: float = 0.5,
         tree_attention: bool = True,
         overlap: bool | Literal["auto"] = "auto",
@@ -147,7 +141,10 @@ class Runtime:
         **unknown: object,
     ) -> None:
         if unknown:
-            raise unknown_option("Runtime()", next(iter(unknown)), _option_names())
+            name = next(iter(unknown))
+            if name in GONE:
+                raise ParameterError(f"Runtime() has no option {name!r} any more: {GONE[name]}")
+            raise unknown_option("Runtime()", name, _option_names())
         for name, given in (("model", model), ("model_path", model_path)):
             if given is not None:
                 checks.text(name, given, MAX_MODEL_LENGTH, "a name or a path, or leave it out for the default model")
@@ -171,13 +168,6 @@ class Runtime:
             policy=policy,
             radix_cache=radix_cache,
             in_step_sharing=in_step_sharing,
-            partial_match=partial_match,
-            fork_hints=fork_hints,
-            fairness=fairness,
-            critical_path=critical_path,
-            deadline_pressure=deadline_pressure,
-            protect_waiting=protect_waiting,
-            foresight=foresight,
             pin_share=pin_share,
             tree_attention=tree_attention,
             overlap=overlap,
@@ -223,7 +213,7 @@ class Runtime:
         return Capabilities(
             name=f"runtime {welcome.model if welcome else self.options.model}",
             score=True,
-            hint=self.options.fork_hints,
+            hint=True,
             pins=self.options.radix_cache,
             token_ids=True,
             prefix_cache=self.options.radix_cache,

@@ -70,24 +70,6 @@ class RadixCache:
         """Length of the longest cached prefix; nothing is touched."""
         return sum(shared for _, shared in self._known(tokens, salt))
 
-    def peek_whole(self, tokens: Tokens, salt: str) -> int:
-        """Length of the longest prefix that was left as a whole sequence."""
-        length = longest = 0
-        for node, shared in self._known(tokens, salt):
-            length += shared
-            if node.whole and shared == len(node.tokens):
-                longest = length
-        return longest
-
-    def touch(self, tokens: Tokens, salt: str) -> int:
-        """As `peek`, and what was found counts as a use. A node found in part stays whole."""
-        self._time += 1
-        length = 0
-        for node, shared in self._known(tokens, salt):
-            node.last_use = self._time
-            length += shared
-        return length
-
     def _known(self, tokens: Tokens, salt: str) -> Iterator[tuple[RadixNode, int]]:
         """(node, tokens it shares) from the root on, the last node perhaps in part."""
         node = self._roots.get(salt)
@@ -127,20 +109,7 @@ class RadixCache:
             position += shared
         return match if node is match.node else Match(node, position)
 
-    def whole(self, match: Match) -> Match:
-        """The longest part of `match` that was left as a whole sequence: what a table of sequences would find."""
-        end = match.length
-        for node in ascend(match.node):
-            if node.whole:
-                return Match(node, end)
-            end -= len(node.tokens)
-        return Match(self._root(match.node.salt), 0)
-
     # ---------------------------------------------------------------------------------------- change
-
-    def mark_whole(self, match: Match) -> None:
-        """A sequence ends here: whoever computed it leaves it to the others."""
-        match.node.whole = not match.node.is_root
 
     def extend(self, match: Match, tokens: Tokens, slots: Slots, *, priority: int = 0) -> Match:
         """Puts `tokens` behind a match that ends where the tree does not know the next token.
@@ -274,7 +243,7 @@ class RadixCache:
     @staticmethod
     def _may_take_from(node: RadixNode, child: RadixNode) -> bool:
         """The boundary between them is nobody's: a text that is generated again moves it token by token."""
-        return not (node.is_root or node.pins or node.whole or child.held or len(node.children) > 1)
+        return not (node.is_root or node.pins or child.held or len(node.children) > 1)
 
     def _move_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
         """The first tokens of a child become the last ones of its parent, which the caller alone holds."""

@@ -33,7 +33,6 @@ class RadixNode:
         "slots",
         "tokens",
         "tree",
-        "whole",
     )
 
     def __init__(
@@ -51,7 +50,6 @@ class RadixNode:
         self.last_use = 0
         self.priority = 0  # lower ones are evicted first
         self.queued = False  # has its one entry in the eviction queue
-        self.whole = False  # a sequence was left here, from the root to the end of this node
 
     @property
     def is_root(self) -> bool:

@@ -25,7 +25,6 @@ class Counters:
     expired: int = 0
     retractions: int = 0
     aged_admissions: int = 0  # of requests that had waited longer than max_wait
-    urgent_admissions: int = 0  # of requests brought forward by their deadline
     sibling_admissions: int = 0  # of branches called behind the first of their fork, and who shares more than they
     fair_admissions: int = 0  # before an older request that was equal but for the service of its program
     prompt_tokens: int = 0  # of requests when they are first admitted
@@ -59,7 +58,6 @@ class Counters:
     pins_expired: int = 0
     pins_given_way: int = 0  # to requests that found no room, or to newer pins
     pins_lost: int = 0  # with a cache that was flushed, or given up after a failed step
-    protected_prefixes: int = 0  # of waiting requests, at evictions that could have taken them
     pool_rebuilds: int = 0  # after failed steps and failed integrity checks
     integrity_failures: int = 0
     idle_checks: int = 0  # of the whole tree and pool, completed in idle time

@@ -9,9 +9,7 @@ from ...lang.errors import ParameterError
 
 class PolicyName(StrEnum):
     LPM = "lpm"  # longest prefix match first
-    DFS_WEIGHT = "dfs-weight"  # depth first through the tree of waiting requests, heaviest subtree first
     FCFS = "fcfs"  # first come, first served
-    RANDOM = "random"  # drawn by lot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,23 +23,13 @@ class SchedulerConfig:
         max_step_logits: rows of one step whose logits are computed; log-probabilities of long prompts would
             otherwise ask for gigabytes at a vocabulary of 262,144. At least max_running.
         policy: order of waiting requests; policy.py has the definitions.
-        policy_seed: of the lots of the random policy.
         policy_window: waiting requests that are compared by their match; those behind keep their order of arrival.
         radix_cache: keep and reuse keys and values of finished and running requests.
         in_step_sharing: a request may use keys that another request computes in the same step.
-        partial_match: a request may use a part of what another left; False: only sequences that were left whole, as a
-            table of sequences would give them, and so nothing of the same step.
-        fork_hints: hints are computed, and waiting branches follow the first of them (lpm).
         least_ahead: a hint of which fewer tokens are missing is dropped, unless it pins.
-        fairness: among equals the program that has been served least goes first (lpm).
-        critical_path: among equal calls of one program the one with most ahead of it goes first (lpm).
-        deadline_pressure: a request that would miss its deadline in its turn goes first (lpm, dfs-weight).
-        protect_waiting: what the head of the queue is about to read is evicted last.
         pin_share: of the pool; pins together hold at most so much.
         max_wait: a request that has waited so many seconds goes before all cache-aware order; lanes.py says what
             that makes of its wait as a whole.
-        foresight: a request is admitted when the pool will hold all that runs to the end of its max_tokens
-            (foresight.py), instead of by headroom.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
         partial_logits: a row that only has to choose a token may be answered with the token, without its logits.
         jump_forward: tokens that a constraint leaves no choice about are appended without a step of their own.
@@ -55,20 +43,12 @@ class SchedulerConfig:
     max_step_tokens: int | None = 512
     max_step_logits: int = 256
     policy: PolicyName = PolicyName.LPM
-    policy_seed: int = 0
     policy_window: int = 256
     radix_cache: bool = True
     in_step_sharing: bool = True
-    partial_match: bool = True
-    fork_hints: bool = True
     least_ahead: int = 0
-    fairness: bool = True
-    critical_path: bool = True
-    deadline_pressure: bool = True
-    protect_waiting: bool = True
     pin_share: float = 0.5
     max_wait: float = 10.0
-    foresight: bool = False
     headroom: int = 8
     partial_logits: bool = True
     jump_forward: bool = True
@@ -81,7 +61,6 @@ class SchedulerConfig:
             "max_running": 1,
             "max_step_logits": self.max_running,
             "policy_window": 1,
-            "policy_seed": 0,
             "headroom": 0,
             "constraint_fuel": 1,
         }

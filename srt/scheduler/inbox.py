@@ -38,7 +38,6 @@ class Inbox:
     """Used by the scheduler alone.
 
     Args:
-        fork_hints: hints without a pin are computed; else they are dropped.
         pictures: None: the model reads text only.
         info: answers the control "info".
     """
@@ -51,7 +50,6 @@ class Inbox:
         counters: Counters,
         clock: Clock,
         *,
-        fork_hints: bool,
         pictures: PictureStore | None,
         constrained: ConstrainedTexts,
         searches: Searches,
@@ -62,7 +60,6 @@ class Inbox:
         self._space = space
         self._counters = counters
         self._clock = clock
-        self._fork_hints = fork_hints
         self._pictures = pictures
         self._constrained = constrained
         self._searches = searches
@@ -103,9 +100,6 @@ class Inbox:
         self._end_expired()
 
     def _accept(self, message: EngineGenerate | EngineScore | EngineChoose | EnginePrefill) -> None:
-        if isinstance(message, EnginePrefill) and message.pin is None and not self._fork_hints:
-            self._counters.dropped_hints += 1
-            return
         now = self._clock.now()
         try:
             match message:

@@ -41,8 +41,7 @@ class KVSpace:
         self.tree_time = Stopwatch(clock)
         self._counters = counters
         self._reuse = config.radix_cache
-        self._parts = config.partial_match
-        self._share_in_step = config.radix_cache and config.in_step_sharing and config.partial_match
+        self._share_in_step = config.radix_cache and config.in_step_sharing
         self._run = max(1, min(_LONGEST_RUN, self.pool.total // (_SPARE_SHARE * config.max_running)))
         self._step = 0
         self._placed_in = np.zeros(num_slots, dtype=np.int64)  # slot → step that placed it
@@ -60,8 +59,7 @@ class KVSpace:
         if not self._reuse:
             return 0
         with self.tree_time:
-            peek = self.cache.peek if self._parts else self.cache.peek_whole
-            return peek(request.tokens, request.schedule.salt)
+            return self.cache.peek(request.tokens, request.schedule.salt)
 
     # ---------------------------------------------------------------------------------------- requests
 
@@ -71,14 +69,12 @@ class KVSpace:
         known = request.tokens if self._reuse else request.tokens[:0]
         with self.tree_time:
             match = self.cache.match(known, request.schedule.salt)
-            if not self._parts:
-                match = self.cache.whole(match)
             self.cache.lock(match)
         self._take_match(request, match)
 
     def advance(self, request: Request) -> None:
         """Takes over what others have put into the tree since, while this request was computing its prompt."""
-        if not self._reuse or not self._parts or request.match is None or request.tree_length < request.kv_length:
+        if not self._reuse or request.match is None or request.tree_length < request.kv_length:
             return  # private slots lie behind the match: nothing of the tree can follow them
         with self.tree_time:
             match = self.cache.advance(request.match, request.tokens)
@@ -103,17 +99,6 @@ class KVSpace:
     def missing(self, request: Request, end: int) -> int:
         """Slots to allocate before rows up to `end` can run."""
         return max(0, end - request.slot_end)
-
-    def must_evict(self, count: int) -> bool:
-        """So many slots are not free, and can be had."""
-        return self.pool.free < count <= self.available
-
-    def touch(self, request: Request) -> int:
-        """What a waiting request will read counts as used now; says how many tokens that are."""
-        if not self._reuse:
-            return 0
-        with self.tree_time:
-            return self.cache.touch(request.tokens, request.schedule.salt)
 
     def make_room(self, count: int) -> bool:
         """Evicts until `count` slots are free; False if even an empty cache would not do."""
@@ -198,7 +183,6 @@ class KVSpace:
         self.adopt(request, min(request.computed, request.kv_length, request.length))
         self.pool.release(request.private_slots)
         with self.tree_time:
-            self.cache.mark_whole(request.match)
             self.cache.unlock(request.match)
         self.detach(request)
 

@@ -11,14 +11,12 @@ from ..core.clock import Clock
 from ..core.counters import Counters
 from ..core.faults import FaultHook
 from .config import SchedulerConfig
-from .foresight import peak_need
 from .kv_manager import KVSpace
-from .policy.policy import Arranger, Order
+from .policy.policy import AdmissionPolicy
 from .request import Phase, Prefilling, Request
 from .request_table import Roster
 from .step_plan import StepPlan
 
-_PROTECTED = 16  # requests at the head of the queue whose prefixes are evicted last
 _PATIENCE = 16  # steps after which a queue whose head does not fit is looked at again, though nobody has ended
 
 
@@ -54,9 +52,7 @@ class Planner:
         self._behind = False  # a step is running
         self._leaving = 0  # requests that certainly end with that step
         self.short = False  # the last plan left rows out for want of room, which the running step may yet give
-        self._arranger = Arranger(config, space.peek, counters)
-        self._order: Order | None = None  # the last one: who comes next, until there is a new one
-        self._protected = False  # in this step
+        self._policy = AdmissionPolicy(config, space.peek, counters)
         self._held = 0  # steps for which nobody needs to be asked whether he fits
         self._held_at = 0  # state of the roster then
 
@@ -73,9 +69,7 @@ class Planner:
             running = [request for request in running if request.wants_rows]
             self._leaving = sum(not request.goes_on for request in paused)
         running.sort(key=lambda request: request.rank)
-        self._arranger.pace.begin_step(self._clock.now(), busy=bool(running and self.current.planned))
         self._space.begin_step()
-        self._protected = False
         plan = self.current = StepPlan(None, self._config.max_step_logits)
         for request in running:
             if request.phase is Phase.RUNNING and request.decoding:
@@ -90,13 +84,8 @@ class Planner:
             for request in rest:
                 if request.phase is Phase.RUNNING and not request.decoding and not plan.full:
                     self._plan_rows(request)
-        if self._roster.waiting:
-            admitted = 0
-            if not plan.full and self._may_admit and not self._still_held:
-                admitted = self._admit(plan)
-            self._arranger.pace.admitted(admitted)
-        else:
-            self._order = None
+        if self._roster.waiting and not plan.full and self._may_admit and not self._still_held:
+            self._admit(plan)
         return plan
 
     @property
@@ -111,11 +100,10 @@ class Planner:
 
     # ------------------------------------------------------------------------------------------- waiting
 
-    def _admit(self, plan: StepPlan) -> int:
+    def _admit(self, plan: StepPlan) -> None:
         """Takes waiting requests while limits and memory allow; the first that does not fit stops the rest."""
-        order = self._order = self._arranger.arrange(list(self._roster.waiting.values()), self._clock.now())
+        order = self._policy.order(list(self._roster.waiting.values()), self._clock.now())
         promised = self._promised()
-        admitted = 0
         while not plan.full and self._may_admit:
             request = order.next()
             if request is None:
@@ -127,21 +115,17 @@ class Planner:
                 self._roster.drop(request)
             elif self._has_room(request, promised):
                 self._roster.admit(request)
-                admitted += 1
                 self._plan_rows(request)
                 if request.match is not None:  # it has not failed, and was not done at once
                     order.admitted(request)
-                    self._arranger.admitted(request)
                     promised += self._space.missing(request, request.length) + self._config.headroom
             elif isinstance(request.job, Prefilling):
                 self._roster.drop(request)  # a hint does not hold up anybody
             else:
                 self._space.close(request)
-                order.put_back(request)
                 if all(rows.request.decoding for rows in plan.planned):
                     self._held, self._held_at = _PATIENCE, self._roster.changes
                 break
-        return admitted
 
     def _not_worth_it(self, request: Request) -> bool:
         """A hint of which so little is missing that a step of its own would cost more than it saves: the branches that
@@ -154,11 +138,7 @@ class Planner:
     def _has_room(self, request: Request, promised: int) -> bool:
         """Whether an opened request fits. Pins keep their place while there will be room without them: they give way
         when nobody runs, and when the request has waited too long."""
-        if self._config.foresight:
-            running = [*self._roster.running.values(), request]
-            needed = peak_need(running, self._space, self._config.max_step_tokens)
-        else:
-            needed = promised + self._space.missing(request, request.length)
+        needed = promised + self._space.missing(request, request.length)
         if needed <= self._space.available:
             return True
         aged = request.arrival <= self._clock.now() - self._config.max_wait
@@ -192,7 +172,7 @@ class Planner:
             self._roster.fail(request, error)
             return
         request.kv_length += 1
-        self._arranger.service.add(request, 1)
+        self._policy.usage.add(request, 1)
         self.current.add_next(request)
 
     def _plan_rows(self, request: Request) -> None:
@@ -211,7 +191,7 @@ class Planner:
         self._add(request, end, known)
 
     def _add(self, request: Request, end: int, known: int) -> None:
-        self._arranger.service.add(request, end - request.computed)
+        self._policy.usage.add(request, end - request.computed)
         self.current.add(request, end, known)
 
     def _claim(self, request: Request) -> tuple[int, Slots] | None:
@@ -235,7 +215,7 @@ class Planner:
         count = self._space.missing(request, end)
         if request.decoding and count:
             count = self._space.run_length(request)
-            self._make_room(count)
+            self._space.make_room(count)
         return end, self._space.allocate(count)
 
     def _ensure_room(self, request: Request, end: int) -> bool:
@@ -244,7 +224,7 @@ class Planner:
         The request of the highest rank gets everything if it must, so some row runs in every step.
         """
         count = self._space.missing(request, end)
-        while not self._make_room(count):
+        while not self._space.make_room(count):
             if self._space.take_back_spare(self._roster.running.values()):
                 continue
             if self._behind:
@@ -261,19 +241,3 @@ class Planner:
             if victim is request:
                 return False
         return True
-
-    def _make_room(self, count: int) -> bool:
-        """Evicts, but last what the head of the queue is about to read."""
-        if (
-            self._config.protect_waiting
-            and self._order is not None
-            and not self._protected
-            and self._roster.waiting
-            and self._space.must_evict(count)
-        ):
-            self._protected = True
-            heads = self._order.upcoming(_PROTECTED)
-            for request in reversed(heads):  # the next one is used last, and so evicted last
-                if request.phase is Phase.WAITING and request.match is None:
-                    self._counters.protected_prefixes += self._space.touch(request) > 0
-        return self._space.make_room(count)

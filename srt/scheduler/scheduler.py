@@ -117,7 +117,6 @@ class Scheduler:
             self.space,
             self._counters,
             clock,
-            fork_hints=config.fork_hints,
             pictures=runner.pictures,
             constrained=self._constrained,
             searches=self._searches,

@@ -121,11 +121,6 @@ def test_configurations_that_this_version_cannot_run_are_named_with_the_reason()
     assert "backwards" in missing["wrong"]
 
 
-def test_companions_are_added_where_they_exist() -> None:
-    configuration = Configuration("c", "", companions={"seed": 3, "no_such_option": False})
-    assert configuration.runtime_options({"max_queue": 8}) == {"max_queue": 8, "seed": 3}
-
-
 def test_the_full_configuration_is_always_among_the_chosen() -> None:
     assert [c.name for c in choose(["fcfs"])] == ["full", "fcfs"]
     with pytest.raises(ParameterError, match="there are full"):

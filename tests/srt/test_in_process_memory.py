@@ -16,7 +16,6 @@ from umbel.srt import in_process, launch
 from umbel.srt.core.batch import Runner
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import Engine, LoadedModel, Reading
-from umbel.srt.runners.threaded_runner import ThreadedRunner
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from .runners.cuda.engines import in_torch, on_host, tiny_model
@@ -37,10 +36,6 @@ def device_runner() -> Runner:
 
 def waiting_runner() -> Runner:
     return in_torch(*tiny_model("qwen 3", vocab_size=ByteTokenizer().vocab_size))
-
-
-def threaded_runner() -> Runner:
-    return ThreadedRunner(waiting_runner())
 
 
 def watched(runner: Runner) -> list[weakref.ref[Any]]:
@@ -64,7 +59,7 @@ async def use(backend: LocalBackend) -> None:
     await backend.close()
 
 
-RUNNERS = pytest.mark.parametrize("make", [device_runner, waiting_runner, threaded_runner])
+RUNNERS = pytest.mark.parametrize("make", [device_runner, waiting_runner])
 
 
 @RUNNERS

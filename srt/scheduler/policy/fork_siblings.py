@@ -1,4 +1,4 @@
-"""Branches of one fork come together: when one is admitted, its waiting siblings are called to come right behind it.
+"""Admits branches of one fork together: when one is admitted, its waiting siblings are called to come next.
 
 The program goes on when its last branch has ended, so a branch that waits alone makes all of them wait.
 
@@ -30,8 +30,8 @@ def _group(request: Request) -> _Group | None:
     return (schedule.salt, schedule.program_id, schedule.fork_group) if schedule.fork_group else None
 
 
-class Siblings:
-    """Who has been called, across steps: a step may be full before the last sibling is in."""
+class ForkSiblings:
+    """Remembers which requests have been called, across steps: a step may be full before the last sibling is in."""
 
     def __init__(self) -> None:
         self._turns: dict[int, int] = {}  # number → turn; smaller goes first, 0: not called

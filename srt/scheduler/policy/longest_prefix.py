@@ -16,43 +16,42 @@ from numpy.typing import NDArray
 from ...cache.radix_node import common_length
 from ...core.counters import Counters
 from ..request import Request
-from .fork_siblings import Siblings
-from .priority import Lane, LaneKey, Lanes
-from .program_fairness import Service
+from .fork_siblings import ForkSiblings
+from .priority import Ageing, PriorityKey
+from .program_fairness import ProgramUsage
 
 Peek = Callable[[Request], int]  # cached tokens of a waiting request
 
-# (lane's key …, oldest of the salt, turn of a called sibling, −cached, service of the program, place, number)
-_Key = tuple[LaneKey, int, int, int, int, int, int]
+# ((−priority, not aged), oldest of the salt, turn of a called sibling, −cached, usage of the program, place, number)
+_Key = tuple[PriorityKey, int, int, int, int, int, int]
 
 
 class LongestPrefix:
-    """By lane, salt of the oldest, call, longest cached prefix, service of the program, arrival.
+    """Orders by priority and age, salt of the oldest, call, longest cached prefix, usage of the program, arrival.
 
     Args:
         waiting: oldest first.
-        behind: those behind the window, oldest first: they come last, by arrival.
-        siblings, service: None leaves them out of account.
+        rest: requests outside the window, oldest first: they come last, by arrival.
         places: number → place in the order of arrival, of those that have another's.
     """
 
     def __init__(
         self,
         waiting: Sequence[Request],
-        behind: Sequence[Request],
+        rest: Sequence[Request],
         peek: Peek,
-        lanes: Lanes,
+        ageing: Ageing,
         counters: Counters,
         *,
-        siblings: Siblings | None,
-        service: Service | None,
+        siblings: ForkSiblings,
+        usage: ProgramUsage,
         places: Mapping[int, int],
     ) -> None:
-        self._behind = list(reversed(behind))
-        self._lanes = lanes
+        self._rest = list(reversed(rest))
+        self._ageing = ageing
         self._counters = counters
         self._siblings = siblings
-        self._service = service
+        self._usage = usage
         self._places = places
         self._oldest_of_salt: dict[tuple[int, str], int] = {}
         self._left = {request.number: request for request in waiting}
@@ -61,9 +60,8 @@ class LongestPrefix:
         self._pushed: dict[int, _Key] = {}  # by number: its one entry of the heap that counts
         # (salt, cached length, next token) → those that an admission may bring forward
         self._followers: dict[tuple[str, int, int], list[Request]] = {}
-        self._reordered: set[int] = set()  # given before an older one that was its equal but for service
-        if siblings is not None:
-            siblings.begin(waiting)
+        self._reordered: set[int] = set()  # given before an older one that was its equal but for usage
+        siblings.begin(waiting)
         for request in waiting:
             schedule = request.schedule
             self._oldest_of_salt.setdefault((schedule.priority, schedule.salt), request.number)
@@ -76,41 +74,23 @@ class LongestPrefix:
             if request is None or self._pushed[request.number] is not key:
                 continue  # given already, or it has moved
             if self._key(request) != key:
-                self._push(request)  # its program has been served since: later than the entry says
+                self._push(request)  # its program has run rows since: later than the entry says
                 continue
             if self._overtakes(key):
                 self._reordered.add(request.number)
             del self._left[request.number]
             return request
-        return self._behind.pop() if self._behind else None
+        return self._rest.pop() if self._rest else None
 
     def admitted(self, request: Request) -> None:
         """`request` has been planned: its tokens before kv_length are in the tree now."""
-        self._lanes.admitted(request)
+        self._ageing.admitted(request)
         self._counters.fair_admissions += request.number in self._reordered
         tokens = request.tokens[: request.kv_length]
         self._bring_forward(request.schedule.salt, tokens)
-        if self._siblings is not None:
-            self._counters.sibling_admissions += self._siblings.turn(request) < 0
-            for called in self._siblings.call(request, tokens, self._left, self._cached):
-                self._push(called)
-
-    def put_back(self, request: Request) -> None:
-        """`request` was given, and does not fit: it is the next one again."""
-        if request.number not in self._pushed:
-            self._behind.append(request)
-            return
-        self._left[request.number] = request
-        self._push(request)
-
-    def upcoming(self, count: int) -> list[Request]:
-        """The next ones, as things stand."""
-        return [self._left[key[-1]] for key in heapq.nsmallest(count, map(self._pushed.__getitem__, self._left))]
-
-    def press(self, moved: Sequence[Request]) -> None:
-        """These have changed their lane."""
-        for request in moved:
-            self._push(request)
+        self._counters.sibling_admissions += self._siblings.turn(request) < 0
+        for called in self._siblings.call(request, tokens, self._left, self._cached):
+            self._push(called)
 
     # ---------------------------------------------------------------------------------------- inside
 
@@ -126,14 +106,14 @@ class LongestPrefix:
         heapq.heappush(self._heap, key)
 
     def _key(self, request: Request) -> _Key:
-        lane, number = self._lanes.key(request), request.number
-        if lane[1] is not Lane.ORDERED:
-            return (lane, 0, 0, 0, 0, number, number)
+        number = request.number
+        if self._ageing.aged(request):
+            return (self._ageing.key(request), 0, 0, 0, 0, number, number)
         schedule = request.schedule
         salt = self._oldest_of_salt[schedule.priority, schedule.salt]
-        turn = self._siblings.turn(request) if self._siblings else 0
-        service = self._service.of(request) if self._service else 0
-        return (lane, salt, turn, -self._cached[number], service, self._places.get(number, number), number)
+        turn, usage = self._siblings.turn(request), self._usage.rows(request)
+        place = self._places.get(number, number)
+        return (self._ageing.key(request), salt, turn, -self._cached[number], usage, place, number)
 
     def _bring_forward(self, salt: str, tokens: NDArray[np.int32]) -> None:
         """Those that share more with `tokens` than they had cached have that cached now."""
@@ -143,9 +123,7 @@ class LongestPrefix:
                     self._place(other, max(cached, common_length(tokens, other.tokens)))
 
     def _overtakes(self, key: _Key) -> bool:
-        """An older request would have been next if programs were not told apart by their service."""
-        if self._service is None:
-            return False
+        """Says whether an older request would have been next if programs were not told apart by their usage."""
         equal, place = key[:4], key[-2]
         entries = (self._pushed[other] for other in self._left)
         return any(other[-2] < place and other[:4] == equal for other in entries)

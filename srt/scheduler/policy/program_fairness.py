@@ -1,20 +1,32 @@
-"""What each program has been given: fairness among requests that the policy holds for equal.
+"""Orders requests that the policy holds for equal, by the programs that they belong to.
 
-Of two requests that have equally much cached, the one of the program with less service goes first. So a program
-of one call does not stand behind all 64 branches of another one that it shares its prefix with.
+Among programs. Of two requests that have equally much cached, the one of the program with less usage goes first. So a
+program of one call does not wait for all 64 branches of another one that it shares its prefix with.
+
+Among the calls of one program: longest remaining critical path first. A program knows its graph: after one branch of a
+fork a long text may follow, after seven others nothing. With fewer places than branches the long one should not begin
+last. `Schedule.ahead` says so, and only the program's own order depends on it: its waiting calls exchange their places
+in the order of arrival among themselves.
+
+    arrival          1 P   2 P   3 Q   4 P           ahead of P's calls: 10, 20, 90
+    places           4     2     3     1             P still has places 1, 2 and 4, and Q its own
+
+So no other program gains or loses a place, whatever a program claims to have ahead. Requests that have waited too long
+are ordered by their true arrival (priority.py).
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 
 from ..request import Request
 
-_REMEMBERED = 4096  # programs; the one that was served longest ago is forgotten
+_REMEMBERED = 4096  # programs; the one whose rows ran longest ago is forgotten
 
 
-class Service:
-    """Rows run for every program: its computed prompt tokens and its generated ones.
+class ProgramUsage:
+    """Counts rows run for every program: its computed prompt tokens and its generated ones.
 
-    A request without a program is a program of its own, and has had nothing.
+    A request without a program is a program of its own, and has used nothing.
     """
 
     def __init__(self) -> None:
@@ -30,5 +42,28 @@ class Service:
         if len(self._rows) > _REMEMBERED:
             self._rows.popitem(last=False)
 
-    def of(self, request: Request) -> int:
+    def rows(self, request: Request) -> int:
+        """Rows run for the request's program so far."""
         return self._rows.get((request.schedule.salt, request.schedule.program_id), 0)
+
+
+class CriticalPath:
+    """Keeps which call has which place, across steps: a call that was admitted has taken its place with it."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}  # number → place, of those that have another's
+
+    def arrange(self, waiting: Sequence[Request]) -> Mapping[int, int]:
+        """Returns number → place (a number of arrival), for calls of programs that say what is ahead of them."""
+        programs: dict[tuple[str, int, str], list[Request]] = {}
+        for request in waiting:
+            schedule = request.schedule
+            if schedule.program_id:
+                programs.setdefault((schedule.salt, schedule.priority, schedule.program_id), []).append(request)
+        before, self._places = self._places, {}
+        for requests in programs.values():
+            if any(request.schedule.ahead or request.number in before for request in requests):
+                places = sorted(before.get(request.number, request.number) for request in requests)
+                in_order = sorted(requests, key=lambda request: (-request.schedule.ahead, request.number))
+                self._places.update((request.number, place) for request, place in zip(in_order, places, strict=True))
+        return self._places

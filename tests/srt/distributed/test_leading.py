@@ -19,7 +19,6 @@ from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.models.sharding import CutTensors, share_config
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.runners.threaded_runner import ThreadedRunner
 from umbel.srt.runners.torch_runner import build_runner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -99,16 +98,6 @@ def test_texts_of_the_cuda_engine_on_two_ranks_are_those_of_one(overlap: bool) -
         texts, scheduler = answers(runner, questions, max_running=8, overlap=overlap)
     assert texts == truth
     assert (scheduler.counters["overlapped_steps"] > 5) is overlap
-
-
-def test_texts_of_the_torch_engine_overlapped_in_a_thread_are_those_of_one_rank() -> None:
-    config, tensors = tiny_model("gemma 3")
-    questions = traffic(11)
-    truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1)
-    with led(2, lambda team: in_torch(config, tensors, team=team)) as (runner, _):
-        texts, scheduler = answers(ThreadedRunner(runner), questions, max_running=8, overlap=True)
-    assert texts == truth
-    assert scheduler.counters["overlapped_steps"] > 5
 
 
 @pytest.mark.parametrize("point", ["engine.forward", "engine.sample"])

@@ -128,11 +128,11 @@ def test_a_rank_ends_with_its_engine(on_two: ul.Runtime) -> None:
 
 
 @pytest.mark.nightly
-def test_four_ranks_overlapped_leave_nothing_behind(tmp_path: Path) -> None:
+def test_four_ranks_leave_nothing_behind(tmp_path: Path) -> None:
     """Two key heads: ranks 0 and 1 hold the same one."""
     write_folder(tmp_path / "model", BY_NAME["qwen3"])
     expected = stories(LocalBackend(str(tmp_path / "model"), **OPTIONS))
-    with ul.Runtime(str(tmp_path / "model"), tensor_parallel=4, overlap=True, **OPTIONS) as runtime:
+    with ul.Runtime(str(tmp_path / "model"), tensor_parallel=4, **OPTIONS) as runtime:
         assert stories(runtime) == expected
         assert runtime._process is not None
         place = runtime._process.folder

@@ -63,7 +63,6 @@ configs = st.fixed_dictionaries(
         "max_running": st.sampled_from([1, 2, 16]),
         "radix_cache": st.sampled_from([True, True, False]),
         "in_step_sharing": st.booleans(),
-        "partial_match": st.sampled_from([True, True, False]),
         "headroom": st.sampled_from([0, 8]),
         "max_step_logits": st.sampled_from([16, 256]),
         "pool": st.sampled_from([52, 70, 400]),

@@ -14,7 +14,6 @@ from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Runner
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.messages import Ended, EngineFailed, EngineGenerate, EngineScore, FromEngine, Schedule, ScoreEnded
-from umbel.srt.runners.threaded_runner import ThreadedRunner
 from umbel.srt.runners.torch_runner import build_runner
 from umbel.srt.sampling.gumbel import Draw
 from umbel.srt.sampling.sampler import Sampler
@@ -241,8 +240,6 @@ RUNNERS: dict[str, tuple[Callable[[dict[str, Any], Any], Any], bool]] = {  # and
     "native, no screen": (lambda *model: alone(native(*model, screened_head=False)), False),
     "native, bf16": (lambda *model: alone(native(*model, weights="bf16")), False),
     "native, int8": (lambda *model: alone(native(*model, weights="int8")), False),
-    "native, in a thread": (lambda *model: alone(ThreadedRunner(native(*model))), True),
-    "torch, in a thread": (lambda *model: alone(ThreadedRunner(in_torch(*model))), True),
     "cuda": (lambda *model: alone(on_host(*model)), False),
     "cuda, overlapped": (lambda *model: alone(on_host(*model)), True),
     "cuda, no graphs": (lambda *model: alone(on_host(*model, cuda_graphs=False)), True),

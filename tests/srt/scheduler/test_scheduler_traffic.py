@@ -34,28 +34,18 @@ def test_a_pool_of_one_working_set_reaches_98_percent_of_the_optimum(workload: s
 
 
 def test_in_a_small_pool_the_order_decides() -> None:
-    """A third of the working set: longest prefix first loses little, arrival and lots lose much."""
+    """A third of the working set: longest prefix first loses little, arrival loses much."""
     achieved = {}
     for policy in PolicyName:
         result = run("exam", 0.3, policy=policy)
         achieved[policy] = result.achieved / result.optimal
-    assert achieved[PolicyName.LPM] > 0.92
-    assert achieved[PolicyName.DFS_WEIGHT] > 0.9
-    assert achieved[PolicyName.FCFS] < achieved[PolicyName.RANDOM] < 0.7
-
-
-def test_what_the_head_of_the_queue_needs_is_evicted_last() -> None:
-    achieved = {}
-    for protect in (True, False):
-        result = run("agent", 0.3, protect_waiting=protect)
-        achieved[protect] = result.achieved / result.optimal
-        assert (result.engine.count("protected_prefixes") > 0) is protect
-    assert achieved[True] > achieved[False]
+    assert achieved[PolicyName.LPM] > 0.9
+    assert achieved[PolicyName.FCFS] < 0.7
 
 
 def test_switches_change_the_order_and_no_answer() -> None:
     """In a small pool, so that eviction and waiting happen."""
-    switches = ("fork_hints", "fairness", "deadline_pressure", "protect_waiting", "radix_cache", "in_step_sharing")
+    switches = ("radix_cache", "in_step_sharing")
     settings = [
         {},
         {"overlap": True},

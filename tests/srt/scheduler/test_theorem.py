@@ -44,21 +44,18 @@ def test_a_call_that_is_left_over_does_not_end_a_subtree_early() -> None:
     assert computed(batch, 2, PolicyName.LPM, forks, max_running=1) == sum_of_edges(batch)
 
 
-DEPTH_FIRST = st.sampled_from([PolicyName.LPM, PolicyName.DFS_WEIGHT])
-
-
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(batch=requests, policy=DEPTH_FIRST, slack=st.integers(0, 3))
-def test_depth_first_computes_every_edge_once(batch: Requests, policy: PolicyName, slack: int) -> None:
+@given(batch=requests, slack=st.integers(0, 3))
+def test_longest_prefix_first_computes_every_edge_once(batch: Requests, slack: int) -> None:
     pool = max(map(len, batch)) + slack
-    assert computed(batch, pool, policy, max_running=1) == sum_of_edges(batch)
+    assert computed(batch, pool, PolicyName.LPM, max_running=1) == sum_of_edges(batch)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(batch=requests, policy=DEPTH_FIRST, extra=st.integers(0, 20))
-def test_it_does_so_for_requests_that_run_together(batch: Requests, policy: PolicyName, extra: int) -> None:
+@given(batch=requests, extra=st.integers(0, 20))
+def test_it_does_so_for_requests_that_run_together(batch: Requests, extra: int) -> None:
     pool = max(map(len, batch)) + extra
-    assert computed(batch, pool, policy) == sum_of_edges(batch)
+    assert computed(batch, pool, PolicyName.LPM) == sum_of_edges(batch)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -129,5 +126,4 @@ def test_online_arrivals_stay_near_the_optimum() -> None:
         rates[policy] = engine.count("cached_tokens") / engine.count("prompt_tokens")
     optimum = 1 - sum_of_edges(batch) / sum(map(len, batch))
     assert rates[PolicyName.LPM] > 0.94 * optimum
-    assert rates[PolicyName.DFS_WEIGHT] > 0.94 * optimum
-    assert max(rates[PolicyName.FCFS], rates[PolicyName.RANDOM]) < 0.5 * optimum
+    assert rates[PolicyName.FCFS] < 0.5 * optimum

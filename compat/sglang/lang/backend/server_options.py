@@ -58,7 +58,7 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "ep_size": (1, "write tp_size=, or leave it out"),
     "attention_backend": (None, "write kernels= ('auto', 'native', 'torch', ...)"),
     "sampling_backend": (None, "leave it out"),
-    "schedule_conservativeness": (1.0, "write foresight=True for admission by the worst moment to come"),
+    "schedule_conservativeness": (1.0, "leave it out: requests that do not fit wait"),
     "enable_torch_compile": (False, "leave it out"),
     "enable_mixed_chunk": (False, "prompts and single tokens always share steps; leave it out"),
     "enable_metrics": (False, "runtime.get_server_info() has the counters"),
