@@ -73,7 +73,7 @@ def test_nothing_that_runs_foreign_code_is_used() -> None:
 
 
 def test_wall_clock_time_is_not_used_for_decisions() -> None:
-    """`time.time()` jumps when someone sets the clock; `srt.clock` and `time.monotonic` do not."""
+    """`time.time()` jumps when someone sets the clock; `srt.core.clock` and `time.monotonic` do not."""
     found = [
         str(path.relative_to(ROOT))
         for path in tracked(".py")

@@ -1,4 +1,4 @@
-"""The gateway's end of the processes that compile constraints (constraint_worker.py).
+"""The gateway's end of the processes that compile constraints (compiler_worker).
 
 quick   every constraint begins here, and may take a part of a second: real ones do
 slow    those that take longer begin anew here, so that they hold up each other only; started for the first of them
@@ -86,7 +86,9 @@ class CompilerProcess:
 
 
 def _worker(after: Callable[[], None], limits: WorkerLimits) -> WorkerProcess[CompileJob, Compiled | Refused]:
-    return WorkerProcess("constraint_worker", "constraint", Compiled | Refused, after=after, limits=limits)
+    return WorkerProcess(
+        "umbel.srt.constraints.compiler_worker", "constraint", Compiled | Refused, after=after, limits=limits
+    )
 
 
 def _took_long(given: _Given) -> bool:

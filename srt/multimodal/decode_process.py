@@ -1,4 +1,4 @@
-"""The gateway's end of the process that decodes pictures and clips (decode_worker.py)."""
+"""The gateway's end of the process that decodes pictures and clips (decode_worker)."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class DecoderProcess:
     ) -> None:
         self._limits = limits
         self._worker: WorkerProcess[DecodeJob, Decoded | Refused] = WorkerProcess(
-            "pictures.decode_worker", "picture", Decoded | Refused, after=after, limits=worker_limits
+            "umbel.srt.multimodal.decode_worker", "picture", Decoded | Refused, after=after, limits=worker_limits
         )
         self.counters: Counter[str] = self._worker.counters
 

@@ -160,7 +160,7 @@ class WorkerProcess(Generic[Job, Answer]):
     """Jobs for a module that calls `worker_child.run`, on one running loop.
 
     Args:
-        module: of this package, by its name in it.
+        module: its full name, "umbel.srt.constraints.compiler_worker".
         name: of what it works on, for counters.
         answers: the type of what the child answers; given as an object, because a union is not a class.
         after: is called when an answer has been given, so that what it led to is sent.
@@ -282,7 +282,7 @@ class WorkerProcess(Generic[Job, Answer]):
         await self._end()
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", f"{__package__}.{self._module}", str(os.getpid())),
+                *(sys.executable, "-P", "-m", self._module, str(os.getpid())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_NEVER_PAUSED,

@@ -235,7 +235,7 @@ def test_what_llguidance_reads_too_long_is_refused_before_the_engine_hears_of_it
 
 SLOW_WORKER = """
 import time
-from umbel.srt import constraint_worker as worker
+from umbel.srt.constraints import compiler_worker as worker
 
 compile_within = worker.compile_within
 def slow(job):
@@ -366,7 +366,8 @@ def test_a_stopped_process_costs_no_answer() -> None:
 # A worker that is ready only after more CPU time than a constraint may take.
 SLOW_START = """
 import time
-from umbel.srt import constraint_worker as worker, worker_child
+from umbel.srt.constraints import compiler_worker as worker
+from umbel.srt.processes import worker_child
 
 def prepare():
     while time.process_time() < 0.6: pass
@@ -378,7 +379,8 @@ worker_child.run(0, prepare, worker.CompileJob, worker.compile_within)
 NEVER_READY = "raise SystemExit(3)"
 SELF_KILLING = """
 import os, signal
-from umbel.srt import constraint_worker as worker, worker_child
+from umbel.srt.constraints import compiler_worker as worker
+from umbel.srt.processes import worker_child
 
 worker_child.run(0, lambda: None, worker.CompileJob, lambda job: os.kill(os.getpid(), signal.{name}))
 """
@@ -386,7 +388,8 @@ SLEEPING = SELF_KILLING.replace("os.kill(os.getpid(), signal.{name})", "signal.p
 
 # A library that computes for ever and never lets Python run: no timer's handler is heard.
 DEAF = """
-from umbel.srt import constraint_worker as worker, worker_child
+from umbel.srt.constraints import compiler_worker as worker
+from umbel.srt.processes import worker_child
 
 def compute(job):
     sum(range(10**12))
@@ -481,7 +484,7 @@ def framed(content: bytes) -> bytes:
 
 
 GREEDY_WORKER = """
-from umbel.srt import constraint_worker as worker
+from umbel.srt.constraints import compiler_worker as worker
 
 compile_within = worker.compile_within
 def greedy(job):
