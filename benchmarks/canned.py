@@ -19,7 +19,6 @@ from umbel.lang.protocol import (
     Done,
     Final,
     FinishReason,
-    FromBackend,
     GenRequest,
     Hint,
     Scored,
@@ -38,11 +37,10 @@ from umbel.srt.core.messages import (
     ToEngine,
     Tokens,
 )
+from umbel.srt.gateway.front_end import Answer, Client
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.tokenizer.prompt import CACHE_BYTES
 from umbel.srt.tokenizer.tokenizer import Tokenizer
-
-_PEER = b"here"
 
 
 class Canned:
@@ -53,11 +51,11 @@ class Canned:
     """
 
     def __init__(self, tokenizer: Tokenizer, context_length: int, *, reuse: bool = True) -> None:
+        self._client = Client(self, b"canned")
         self.gateway = Gateway(
             tokenizer,
             model="canned",
             to_engine=self._to_engine,
-            to_peer=lambda _, message: self._deliver(message),
             clock=SystemClock(),
             limits=Limits(),
             token_cache_bytes=CACHE_BYTES if reuse else 0,
@@ -107,10 +105,10 @@ class Canned:
 
     def _send(self, message: ToBackend) -> None:
         started = time.thread_time()
-        self.gateway.receive(_PEER, message)
+        self.gateway.receive(self._client, message)
         self.gateway_seconds += time.thread_time() - started
 
-    def _deliver(self, message: FromBackend) -> None:
+    def deliver(self, identity: bytes, message: Answer) -> None:
         started = time.thread_time()
         self._calls.deliver(message)
         self.gateway_seconds -= time.thread_time() - started  # this is the program's side

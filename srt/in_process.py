@@ -15,7 +15,7 @@ from typing import get_args
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
 from ..lang.exchange import Exchange, Outgoing
-from ..lang.programs import PROGRAM_HOST, FromPrograms, ProgramEvent, RunProgram
+from ..lang.programs import PROGRAM_HOST, ProgramEvent, RunProgram
 from ..lang.prompt import Part, tokens_at_most
 from ..lang.protocol import (
     Abort,
@@ -24,7 +24,6 @@ from ..lang.protocol import (
     ConstraintKind,
     Done,
     Final,
-    FromBackend,
     GenRequest,
     Hint,
     Locate,
@@ -41,8 +40,9 @@ from .core.config import CompilerLimits, Limits, PictureLimits
 from .core.faults import FaultHook, no_faults
 from .core.messages import ToEngine
 from .engine.thread import EngineThread
+from .gateway.front_end import Answer, Client
 from .gateway.gateway import Gateway
-from .gateway.program_backend import PROGRAMS_PEER, capabilities_of
+from .gateway.program_backend import capabilities_of
 from .gateway.programs import Programs
 from .launch import Engine, LoadedModel, Reading, open_engine, open_tokenizer
 from .multimodal.budget import most_tokens
@@ -51,8 +51,6 @@ from .multimodal.decode import InlineDecoder
 from .multimodal.digests import InlineDigests
 from .testing.delay import Delay
 from .tokenizer.prompt import CACHE_BYTES
-
-_PEER = b"local"
 
 
 class LocalBackend:
@@ -91,7 +89,8 @@ class LocalBackend:
         self._faults = faults
         self._step_seconds = step_seconds
         self.down: Delay[Outgoing] = Delay(latency, self._receive)
-        self.up: Delay[FromBackend | FromPrograms] = Delay(latency, self._deliver)
+        self.up: Delay[Answer] = Delay(latency, self._arrived)
+        self._client = Client(self, b"local")
         self._given_template = chat_template
         self._loaded = loaded
         self._template: ChatTemplate | None = None
@@ -153,8 +152,9 @@ class LocalBackend:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a new loop, such as the next asyncio.run of a test
             assert self._gateway is not None
-            self._gateway.peer_lost(_PEER)
-            self._gateway.peer_lost(PROGRAMS_PEER)
+            self._gateway.client_lost(self._client)
+            if self._programs is not None:
+                self._gateway.client_lost(self._programs.calls_client)
             self._loop, self._pump = loop, None
             self._exchange = Exchange(
                 self.down.put,
@@ -203,8 +203,8 @@ class LocalBackend:
         """Ends what is running, and gives the model's memory back unless it was `loaded`; the next `start` begins
         anew."""
         if self._gateway is not None and self._programs is not None:
-            self._gateway.peer_lost(_PEER)
-            self._programs.peer_lost(_PEER)
+            self._gateway.client_lost(self._client)
+            self._programs.client_lost(self._client)
         if self._exchange is not None:
             self._exchange.fail(lambda: BackendError("the backend was closed"))
         pump, self._pump = self._pump, None
@@ -245,7 +245,6 @@ class LocalBackend:
             tokenizer,
             model=self._name,
             to_engine=self._to_engine,
-            to_peer=self._to_peer,
             clock=self._clock,
             limits=self._limits,
             faults=self._faults,
@@ -267,8 +266,7 @@ class LocalBackend:
             capabilities_of(self.capabilities.name, self._image_tokens),
             lambda: self.chat_template,
             host=PROGRAM_HOST,
-            to_gateway=lambda message: gateway.receive(PROGRAMS_PEER, message),
-            to_peer=lambda _, message: self.up.put(message),
+            to_gateway=gateway.receive,
             limits=self._limits,
             after=lambda: None,
             counters=gateway.counters,
@@ -280,19 +278,17 @@ class LocalBackend:
             return
         match message:
             case RunProgram():
-                programs.receive(_PEER, message)
-            case Abort(label) if programs.abort(_PEER, label):
+                programs.receive(self._client, message)
+            case Abort(label) if programs.abort(self._client, label):
                 pass
             case _:
-                gateway.receive(_PEER, message)
+                gateway.receive(self._client, message)
 
-    def _to_peer(self, peer: bytes, message: FromBackend) -> None:
-        if peer != PROGRAMS_PEER:
-            self.up.put(message)
-        elif self._programs is not None:
-            self._programs.deliver(message)
+    def deliver(self, identity: bytes, message: Answer) -> None:
+        """Of a front end: carries an answer of the gateway to the caller, after the latency."""
+        self.up.put(message)
 
-    def _deliver(self, message: FromBackend | FromPrograms) -> None:
+    def _arrived(self, message: Answer) -> None:
         if self._exchange is not None:
             self._exchange.deliver(message)
 

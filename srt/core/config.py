@@ -24,7 +24,7 @@ class Limits:
     max_choices: int = MAX_CHOICES
     max_choice_length: int = MAX_CHOICE_LENGTH  # characters
     max_prompt_parts: int = 100_000
-    max_peers: int = 1024  # client sockets
+    max_clients: int = 1024  # client sockets
     max_pins: int = 1024  # of all clients together; a hint beyond them pins nothing
     longest_pin: float = 86_400.0  # seconds
     max_label_length: int = 256  # characters of ids, programs and fork groups
@@ -34,7 +34,7 @@ class Limits:
     deadline_grace: float = 1.0
     # Seconds of silence after which the gateway sends a client something: where that cannot be delivered, the client is
     # gone and its requests are aborted. A client that is stopped, or busy with work of its own, keeps them.
-    peer_silence: float = 60.0
+    client_silence: float = 60.0
     max_programs: int = 256  # at once: each is some tasks of the gateway's loop; more wait at their client
     program_timeout: float = 86_400.0  # seconds; its calls end by request_timeout, each for itself
     # Of the places in max_queue, this part is for the calls of programs: they never shut out those of clients.

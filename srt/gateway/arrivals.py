@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ...lang.protocol import GenRequest, Hint, Locate, ScoreRequest, ToBackend
+from .front_end import Client
 from .gateway import Gateway
 
 log = logging.getLogger("umbel.gateway")
@@ -27,39 +28,39 @@ class Arrivals:
     def __init__(self, gateway: Gateway, after: Callable[[], None]) -> None:
         self._gateway = gateway
         self._after = after
-        self._waiting: dict[bytes, deque[ToBackend]] = {}  # of peers with a text in the works
+        self._waiting: dict[Client, deque[ToBackend]] = {}  # of peers with a text in the works
         self._tasks: set[asyncio.Task[None]] = set()
         # One thread: more of them would take the cores from the model.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="umbel-tokenizer")
         self.counters: Counter[str] = Counter()
 
-    def receive(self, peer: bytes, message: ToBackend) -> None:
+    def receive(self, client: Client, message: ToBackend) -> None:
         """Now, or when what is before it has been received."""
-        queue = self._waiting.get(peer)
+        queue = self._waiting.get(client)
         if queue is not None:
             queue.append(message)
         elif self._gateway.is_long(message):
-            self._waiting[peer] = deque([message])
-            task = asyncio.get_running_loop().create_task(self._work_off(peer), name="long texts of a peer")
+            self._waiting[client] = deque([message])
+            task = asyncio.get_running_loop().create_task(self._work_off(client), name="long prompts of a client")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            self._gateway.receive(peer, message)
+            self._gateway.receive(client, message)
 
-    def peer_lost(self, peer: bytes) -> None:
-        """What waits of this peer is forgotten."""
-        self._waiting.pop(peer, None)
-        self._gateway.peer_lost(peer)
+    def client_lost(self, client: Client) -> None:
+        """What waits of this client is forgotten."""
+        self._waiting.pop(client, None)
+        self._gateway.client_lost(client)
 
-    async def _work_off(self, peer: bytes) -> None:
-        queue = self._waiting[peer]
+    async def _work_off(self, client: Client) -> None:
+        queue = self._waiting[client]
         while queue:
             await self._prepare(queue[0])
-            if self._waiting.get(peer) is not queue:  # the peer has gone meanwhile
+            if self._waiting.get(client) is not queue:  # the client has gone meanwhile
                 return
-            self._gateway.receive(peer, queue.popleft())
+            self._gateway.receive(client, queue.popleft())
             self._after()
-        del self._waiting[peer]
+        del self._waiting[client]
 
     async def _prepare(self, message: ToBackend) -> None:
         """Whatever fails here fails again when the gateway receives the message, and is answered there."""

@@ -1,6 +1,6 @@
 """The calls of a gateway that have not ended, found by whatever somebody knows of them.
 
-engine request id ──▶ call ◀── (peer, label)        a call stands here from its arrival to its one ending
+engine request id ──▶ call ◀── (client, label)        a call stands here from its arrival to its one ending
                        ▲
                 deadline heap                       entries of ended calls are skipped, and cleared when they are many
 """
@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator
 
 from .calls import Call
+from .front_end import Client
 
 _CLEARED_AT = 256  # entries: a call that ended early would be held until its deadline, prompt and all
 
@@ -20,7 +21,7 @@ class CallTable:
     def __init__(self) -> None:
         self._live: dict[Call, None] = {}  # a set in order of arrival
         self._by_request: dict[int, Call] = {}
-        self._by_label: dict[tuple[bytes, str], list[Call]] = {}
+        self._by_label: dict[tuple[Client, str], list[Call]] = {}
         self._deadlines: list[tuple[float, int, Call]] = []
         self._order = itertools.count()  # between equal deadlines: calls do not compare
 
@@ -38,14 +39,14 @@ class CallTable:
         self._live[call] = None
         for message in call.messages:
             self._by_request[message.id] = call
-        self._by_label.setdefault((call.peer, call.label), []).append(call)
+        self._by_label.setdefault((call.client, call.label), []).append(call)
         self.watch(call, call.deadline)
 
     def remove(self, call: Call) -> None:
         del self._live[call]
         for message in call.messages:
             self._by_request.pop(message.id, None)
-        key = (call.peer, call.label)
+        key = (call.client, call.label)
         calls = self._by_label[key]
         calls.remove(call)
         if not calls:
@@ -70,11 +71,11 @@ class CallTable:
         """Nothing more will come for this engine request; its call may have others."""
         self._by_request.pop(id, None)
 
-    def of_label(self, peer: bytes, label: str) -> tuple[Call, ...]:
-        return tuple(self._by_label.get((peer, label), ()))
+    def of_label(self, client: Client, label: str) -> tuple[Call, ...]:
+        return tuple(self._by_label.get((client, label), ()))
 
-    def of_peer(self, peer: bytes) -> tuple[Call, ...]:
-        return tuple(call for call in self._live if call.peer == peer)
+    def of_client(self, client: Client) -> tuple[Call, ...]:
+        return tuple(call for call in self._live if call.client == client)
 
     @property
     def next_due(self) -> float:

@@ -52,6 +52,7 @@ from ..core.messages import (
 )
 from ..multimodal.cache import Picture
 from ..tokenizer.detokenizer import Detokenizer
+from .front_end import Client
 
 Bounded = EngineGenerate | EngineScore | EngineChoose | EngineControl  # the engine messages that have an ending
 TokenBytes = Callable[[int], bytes]
@@ -68,17 +69,17 @@ class ProtocolBreach(Exception):
 
 @dataclass(slots=True, eq=False)
 class Call(ABC):
-    """One request of one peer."""
+    """One request of one client."""
 
-    peer: bytes
-    label: str  # the peer's id for it; means nothing but to the peer
+    client: Client
+    label: str  # the client's id for it; means nothing but to the client
     messages: tuple[Bounded, ...]  # what the engine is asked
     deadline: float  # on the gateway's clock
     open: set[int] = field(init=False)  # ids of engine requests without an ending
     phase: Phase = field(default=Phase.HELD, init=False)
     pictures: tuple[Picture, ...] = field(default=(), init=False)  # which the shelf holds for it
     losses: list[str] = field(default_factory=list, init=False)  # why what the engine had of it was lost
-    aborted: bool = field(default=False, init=False)  # its peer wants it no more; the engine was told
+    aborted: bool = field(default=False, init=False)  # its client wants it no more; the engine was told
 
     def __post_init__(self) -> None:
         self.open = {message.id for message in self.messages}
@@ -89,7 +90,7 @@ class Call(ABC):
         return ""
 
     def failure(self, error: UmbelError) -> FromBackend | None:
-        """What its peer is told when it cannot be served."""
+        """What its client is told when it cannot be served."""
         return Failure(self.label, type(error).__name__, str(error))
 
     def outgoing(self, now: float) -> tuple[Bounded, ...]:
@@ -99,7 +100,7 @@ class Call(ABC):
 
     @property
     def repeatable(self) -> bool:
-        """Its peer has been told nothing of what has no ending, so another engine may be asked that."""
+        """Its client has been told nothing of what has no ending, so another engine may be asked that."""
         return True
 
     def repeat(self, ids: Iterator[int]) -> None:
@@ -116,7 +117,7 @@ class Call(ABC):
 
     @abstractmethod
     def accept(self, event: FromEngine) -> list[FromBackend]:
-        """One event of one of this call's engine requests → what the peer is told."""
+        """One event of one of this call's engine requests → what the client is told."""
 
 
 def _with_timeout(message: Bounded, seconds: float) -> Bounded:

@@ -1,7 +1,7 @@
-"""The gateway's ROUTER: many client sockets behind one address, each a peer with numbered frames.
+"""The front end of programs on this machine: a ZeroMQ ROUTER, with numbered frames on each connection.
 
-What is said to a peer is collected and goes out as one frame per `flush`. Nobody is waited for: there is
-no high-water mark, and a peer that is gone is an error of the send, not a silent loss.
+Messages to a client are collected and go out as one frame per `flush`. Sending never waits: there is no high-water
+mark, and a client that is gone is an error of the send, not a silent loss.
 """
 
 import errno
@@ -16,129 +16,131 @@ from ...lang.inlet import Inlet, prepare
 from ...lang.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
 from ..core.clock import Clock
 from ..core.wire import from_gateway_codec, to_gateway_codec, too_large_for_client
+from .front_end import Client
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
-    """One client socket."""
+class Connection:
+    """One client's socket, and the frames on it."""
 
-    identity: bytes  # made by the router, so no peer can take another's
+    client: Client  # its identity is made by the router, so no client can take another's
     inbound: Inbound[ToGateway]
     outbound: Outbound[FromGateway]
-    heard: float  # on the gateway's clock; or probed
+    last_seen: float  # on the gateway's clock: a frame came, or the client was probed
     outbox: list[FromGateway] = field(default_factory=list)
     waits_for_welcome: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """One frame of one peer: its messages, or why it could not be read."""
+class Received:
+    """One frame of one client: its messages, or why it could not be read."""
 
-    peer: Peer
+    connection: Connection
     messages: list[ToGateway]
     error: FrameError | None = None
 
 
 class Clients:
-    """All clients. Made on a running loop.
+    """All connections. Made on a running loop.
 
     Args:
         path: of the socket's file, in a private folder.
-        most: peers; more are not let in.
-        clock: when they were heard.
-        hear: is given what has come, frame by frame.
-        failed: is given an exception of reading or of `hear`; nobody is heard after it.
+        max_connections: frames of further clients are dropped and counted.
+        clock: tells when a client was last seen.
+        on_frames: called with the frames that have come.
+        on_error: called with an exception of reading or of `on_frames`; nothing is read after it.
     """
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         path: Path,
-        most: int,
+        max_connections: int,
         *,
         clock: Clock,
-        hear: Callable[[list[Heard]], None],
-        failed: Callable[[BaseException], None],
+        on_frames: Callable[[list[Received]], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
         self._socket = prepare(context.socket(zmq.ROUTER), MAX_FRAME)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(f"ipc://{path}")
-        self._most = most
+        self._max_connections = max_connections
         self._clock = clock
-        self._hear = hear
-        self._peers: dict[bytes, Peer] = {}
-        self._talking: dict[bytes, Peer] = {}  # those with something in their outbox
+        self._on_frames = on_frames
+        self._connections: dict[bytes, Connection] = {}
+        self._unsent: dict[bytes, Connection] = {}  # those with something in their outbox
         self._incoming, self._outgoing = to_gateway_codec(), from_gateway_codec()
         self.counters: Counter[str] = Counter()
-        self._inlet = Inlet(self._socket, self._receive, failed)
+        self._inlet = Inlet(self._socket, self._receive, on_error)
 
     def _receive(self, messages: list[list[bytes]]) -> None:
         now = self._clock.now()
-        heard: list[Heard] = []
+        received: list[Received] = []
         for identity, *frames in messages:
-            peer = self._peer(identity, now)
-            if peer is None:
+            connection = self._connection(identity, now)
+            if connection is None:
                 continue
             try:
-                heard.append(Heard(peer, peer.inbound.read(frames)))
+                received.append(Received(connection, connection.inbound.read(frames)))
             except FrameError as error:
-                heard.append(Heard(peer, [], error))
-        self._hear(heard)
+                received.append(Received(connection, [], error))
+        self._on_frames(received)
 
     def look(self) -> None:
-        """For safety: whatever has come is read, had its arrival been missed."""
+        """Reads what has come, in case its arrival was missed."""
         self._inlet.look()
 
-    def say(self, identity: bytes, message: FromGateway) -> None:
-        """To a peer that may have gone meanwhile."""
-        peer = self._peers.get(identity)
-        if peer is not None:
-            peer.outbox.append(message)
-            self._talking[identity] = peer
+    def deliver(self, identity: bytes, message: FromGateway) -> None:
+        """Queues a message for the next `flush`; drops it when the client is gone."""
+        connection = self._connections.get(identity)
+        if connection is not None:
+            connection.outbox.append(message)
+            self._unsent[identity] = connection
 
-    def flush(self) -> list[Peer]:
-        """Send everything that was said since the last time. Returns the peers that are gone, forgotten now."""
-        if not self._talking:
+    def flush(self) -> list[Client]:
+        """Sends what was queued since the last time → the clients that are gone, forgotten now."""
+        if not self._unsent:
             return []
-        talking, self._talking = self._talking, {}
+        unsent, self._unsent = self._unsent, {}
         gone = []
-        for peer in talking.values():
-            messages, peer.outbox = peer.outbox, []
+        for identity, connection in unsent.items():
+            messages, connection.outbox = connection.outbox, []
             try:
-                for frames in peer.outbound.write_all(messages):
-                    self._socket.send_multipart((peer.identity, *frames), flags=zmq.NOBLOCK)
+                for frames in connection.outbound.write_all(messages):
+                    self._socket.send_multipart((identity, *frames), flags=zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 if error.errno != errno.EHOSTUNREACH:
                     raise
-                self.forget(peer)
-                gone.append(peer)
+                self.forget(connection.client)
+                gone.append(connection.client)
         self._inlet.look()
         return gone
 
-    def forget(self, peer: Peer) -> None:
-        self._peers.pop(peer.identity, None)
+    def forget(self, client: Client) -> None:
+        self._connections.pop(client.identity, None)
 
     def probe(self, silence: float) -> None:
         """Sends a message to clients that have been silent for so many seconds; `flush` then finds those that are gone.
         A program that is stopped or busy is not gone."""
         now = self._clock.now()
-        for peer in self._peers.values():
-            if now - peer.heard > silence:
-                peer.heard = now
-                self.say(peer.identity, Pong())
+        for identity, connection in self._connections.items():
+            if now - connection.last_seen > silence:
+                connection.last_seen = now
+                self.deliver(identity, Pong())
 
-    def waiting(self) -> list[Peer]:
-        """Those that asked whether the runtime is ready and have not been told."""
-        return [peer for peer in self._peers.values() if peer.waits_for_welcome]
+    def waiting(self) -> list[Connection]:
+        """Returns those that asked whether the runtime is ready and have not been told."""
+        return [connection for connection in self._connections.values() if connection.waits_for_welcome]
 
-    def _peer(self, identity: bytes, now: float) -> Peer | None:
-        """Who is heard now; None when there is no room for one more."""
-        peer = self._peers.get(identity)
-        if peer is None:
-            if len(self._peers) >= self._most:
-                self.counters["peers_refused"] += 1
+    def _connection(self, identity: bytes, now: float) -> Connection | None:
+        """Finds or makes the connection that a frame came on; None when there is no room for one more."""
+        connection = self._connections.get(identity)
+        if connection is None:
+            if len(self._connections) >= self._max_connections:
+                self.counters["clients_refused"] += 1
                 return None
             inbound = Inbound(self._incoming, self.counters)
-            peer = self._peers[identity] = Peer(identity, inbound, Outbound(self._outgoing, too_large_for_client), now)
-        peer.heard = now
-        return peer
+            outbound = Outbound(self._outgoing, too_large_for_client)
+            connection = self._connections[identity] = Connection(Client(self, identity), inbound, outbound, now)
+        connection.last_seen = now
+        return connection

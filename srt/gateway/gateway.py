@@ -52,6 +52,7 @@ from ..tokenizer.prompt import CACHE_BYTES, PromptEncoder
 from ..tokenizer.tokenizer import Tokenizer
 from .call_table import CallTable
 from .calls import Call, ControlCall, GenCall, Phase, ScoreCall
+from .front_end import Client
 from .hints import HintDesk
 from .images import PictureDesk
 from .pending_images import PictureCall
@@ -69,13 +70,12 @@ class EngineState(StrEnum):
 
 
 class Gateway:
-    """Calls of all peers, and the engine they are sent to.
+    """Calls of all clients, and the engine they are sent to.
 
     Args:
         tokenizer: of the model the engine runs.
         model: its name, for messages.
         to_engine: carries a message to the engine. May raise; that call then fails.
-        to_peer: carries a message to a peer; must not raise (a peer that is gone is reported by `peer_lost`).
         seed: of the generator of seeds for requests that name none; None takes the system's entropy.
         token_cache_bytes: of memory for the tokens of earlier texts; 0 encodes every text whole and anew.
         constraints: compiles those of requests; None compiles them where they arrive.
@@ -88,7 +88,6 @@ class Gateway:
         *,
         model: str,
         to_engine: Callable[[ToEngine], None],
-        to_peer: Callable[[bytes, FromBackend], None],
         clock: Clock,
         limits: Limits,
         faults: FaultHook = no_faults,
@@ -99,7 +98,6 @@ class Gateway:
     ) -> None:
         self._model = model
         self._to_engine = to_engine
-        self._to_peer = to_peer
         self._clock = clock
         self._limits = limits
         self._faults = faults
@@ -143,34 +141,34 @@ class Gateway:
         """Calls without an ending."""
         return len(self._calls)
 
-    # ------------------------------------------------------------------ from peers
+    # ------------------------------------------------------------------ from clients
 
-    def receive(self, peer: bytes, message: ToBackend) -> None:
-        """One message of one peer. Whatever it holds, it ends with an answer, not with an exception."""
+    def receive(self, client: Client, message: ToBackend) -> None:
+        """One message of one client. Whatever it holds, it ends with an answer, not with an exception."""
         if isinstance(message, GenRequest | ScoreRequest | Control):
             self.counters["requests"] += 1
         if media := self._pictures.media(message):
             assert isinstance(message, Showable), "it shows media"
-            self._show(peer, message, media)
+            self._show(client, message, media)
         else:
-            self._take(peer, message)
+            self._take(client, message)
 
-    def _take(self, peer: bytes, message: ToBackend) -> None:
+    def _take(self, client: Client, message: ToBackend) -> None:
         """Its media, if it has any, are pictures."""
         match message:
             case GenRequest() | ScoreRequest() | Control():
-                self._accept(peer, message)
+                self._accept(client, message)
             case Locate():
-                self._locate(peer, message)
+                self._locate(client, message)
             case Hint():
                 if self._state is EngineState.READY:
-                    self._hints.take(peer, message, self._context_length)
+                    self._hints.take(client, message, self._context_length)
                 else:
                     self._hints.unused()
             case Release(label):
-                self._release(peer, label)
+                self._release(client, label)
             case Abort(label):
-                for call in self._calls.of_label(peer, label):
+                for call in self._calls.of_label(client, label):
                     self._abort(call)
             case _:
                 assert_never(message)
@@ -184,13 +182,13 @@ class Gateway:
         except UmbelError:  # it will be refused, which takes no time
             return False
 
-    def peer_lost(self, peer: bytes) -> None:
-        """Nobody hears this peer's answers any more: stop computing them."""
-        for call in self._calls.of_peer(peer):
+    def client_lost(self, client: Client) -> None:
+        """Stops computing the answers of a client that is gone."""
+        for call in self._calls.of_client(client):
             self._abort_engine_requests(call)
             self._end(call, None)
             self.counters["orphaned"] += 1
-        self._hints.peer_lost(peer)
+        self._hints.client_lost(client)
 
     # ------------------------------------------------------------------ from the engine
 
@@ -227,15 +225,15 @@ class Gateway:
             self._calls.request_ended(event.id)
         if call.open:
             for message in messages:
-                self._to_peer(call.peer, message)
+                call.client.deliver(message)
             return
         *chunks, ending = messages
         for message in chunks:
-            self._to_peer(call.peer, message)
+            call.client.deliver(message)
         self._end(call, ending)
 
     def engine_lost(self, reason: str) -> None:
-        """The engine died: what its peers have seen a part of ends now, all else waits for the next engine."""
+        """The engine died: what its clients have seen a part of ends now, all else waits for the next engine."""
         self._state = EngineState.STARTING
         self._heartbeat = None
         self._hints.engine_lost()
@@ -316,22 +314,20 @@ class Gateway:
 
     # ------------------------------------------------------------------ arrival
 
-    def _accept(self, peer: bytes, message: GenRequest | ScoreRequest | Control) -> None:
+    def _accept(self, client: Client, message: GenRequest | ScoreRequest | Control) -> None:
         try:
             self._check_open(message)
-            call = self._admit(peer, message)
+            call = self._admit(client, message)
         except UmbelError as error:
-            self._refuse(peer, message.id, error)
+            self._refuse(client, message.id, error)
             return
         except Exception:
             log.exception("a request could not be admitted")
             self.counters["internal_errors"] += 1
-            self._to_peer(
-                peer, _failure(message.id, BackendError("internal error while reading the request; see the log"))
-            )
+            client.deliver(_failure(message.id, BackendError("internal error while reading the request; see the log")))
             return
         if call is None:
-            self._to_peer(peer, Done(message.id, self.info()))
+            client.deliver(Done(message.id, self.info()))
             return
         self._calls.add(call)
         if isinstance(message, GenRequest | ScoreRequest):
@@ -378,15 +374,15 @@ class Gateway:
                 "try again when some have ended, or raise max_queue"
             )
 
-    def _admit(self, peer: bytes, message: GenRequest | ScoreRequest | Control) -> Call | None:
+    def _admit(self, client: Client, message: GenRequest | ScoreRequest | Control) -> Call | None:
         """A call, or None for a question that the gateway answers alone."""
         self._faults("gateway.tokenize")
         now = self._clock.now()
         match message:
             case GenRequest():
-                call: Call = self._admission.generate(message, peer=peer, now=now)
+                call: Call = self._admission.generate(message, client=client, now=now)
             case ScoreRequest():
-                call = self._admission.score(message, peer=peer, now=now)
+                call = self._admission.score(message, client=client, now=now)
             case Control(label, verb):
                 if verb not in VERBS:
                     raise ParameterError(f"unknown control verb {verb!r}; write one of {', '.join(VERBS)}")
@@ -397,7 +393,7 @@ class Gateway:
                         raise self._dead()
                 question = EngineControl(next(self._ids), verb)
                 alone = self.info if verb == "info" else None
-                call = ControlCall(peer, label, (question,), now + self._limits.request_timeout, alone)
+                call = ControlCall(client, label, (question,), now + self._limits.request_timeout, alone)
             case _:
                 assert_never(message)
         self._check_length(call)
@@ -407,13 +403,13 @@ class Gateway:
         if self._context_length is not None and isinstance(call, GenCall | ScoreCall):
             self._admission.check_length(call, self._context_length, self._model)
 
-    def _release(self, peer: bytes, label: str) -> None:
-        for call in self._calls.of_label(peer, label):
+    def _release(self, client: Client, label: str) -> None:
+        for call in self._calls.of_label(client, label):
             if isinstance(call, PictureCall) and isinstance(call.message, Hint):
                 self._end(call, None)
-        self._hints.release(peer, label)
+        self._hints.release(client, label)
 
-    def _locate(self, peer: bytes, question: Locate) -> None:
+    def _locate(self, client: Client, question: Locate) -> None:
         """Answered at once: the tokenizer knows it, and no call depends on it."""
         try:
             answer: Located | Failure = self._admission.locate(question)
@@ -423,11 +419,11 @@ class Gateway:
             log.exception("tokens could not be located")
             self.counters["internal_errors"] += 1
             answer = _failure(question.id, BackendError("internal error while locating tokens; see the log"))
-        self._to_peer(peer, answer)
+        client.deliver(answer)
 
     # ------------------------------------------------------------------ pictures
 
-    def _show(self, peer: bytes, message: Showable, media: Sequence[Media]) -> None:
+    def _show(self, client: Client, message: Showable, media: Sequence[Media]) -> None:
         """The message is held until its media are pictures, which may be at once."""
         hint = isinstance(message, Hint)
         if hint and self._state is not EngineState.READY:
@@ -440,9 +436,9 @@ class Gateway:
             if hint:
                 self._hints.unused()
             else:
-                self._refuse(peer, message.id, error)
+                self._refuse(client, message.id, error)
             return
-        call = self._pictures.wait(peer, message, media, deadline)
+        call = self._pictures.wait(client, message, media, deadline)
         self._calls.add(call)
         call.showing.begin(lambda error: self._shown(call, error))
 
@@ -453,7 +449,7 @@ class Gateway:
                 return
             self._calls.remove(call)
             try:
-                self._take(call.peer, call.shown(self._clock.now()))
+                self._take(call.client, call.shown(self._clock.now()))
             finally:
                 self._pictures.settle(call)
         except Exception:
@@ -501,15 +497,15 @@ class Gateway:
         self._abort_engine_requests(call)
         self._fail(call, BackendError(f"internal error while {doing}; see the log"))
 
-    def _refuse(self, peer: bytes, label: str, error: UmbelError) -> None:
+    def _refuse(self, client: Client, label: str, error: UmbelError) -> None:
         self.counters["refused"] += 1
-        self._to_peer(peer, _failure(label, error))
+        client.deliver(_failure(label, error))
 
     def _fail(self, call: Call, error: UmbelError) -> None:
         self._end(call, call.failure(error))
 
     def _end(self, call: Call, ending: FromBackend | None) -> None:
-        """The one place where a call is let go. Its peer hears the ending, unless the peer is gone."""
+        """The one place where a call is let go. Its client is told the ending, unless the client is gone."""
         self._calls.remove(call)
         if isinstance(call, GenCall) and call.inquiry is not None:
             call.inquiry.forget()
@@ -521,7 +517,7 @@ class Gateway:
         if ending is None:
             return
         self.counters["failed" if isinstance(ending, Failure) else "finished"] += 1
-        self._to_peer(call.peer, ending)
+        call.client.deliver(ending)
 
     def _dead(self) -> EngineError:
         return EngineError(f"the engine could not be restarted: {self._cause}; make a new Runtime")

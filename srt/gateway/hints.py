@@ -10,6 +10,7 @@ from ..core.faults import FaultHook
 from ..core.messages import EngineRelease, ToEngine
 from ..multimodal.cache import Picture
 from ..multimodal.prompts import pictures_of
+from .front_end import Client
 from .pin_table import PinTable
 from .validation import Admission
 
@@ -43,7 +44,7 @@ class HintDesk:
         self._faults = faults
         self._counters = counters
 
-    def take(self, peer: bytes, hint: Hint, context_length: int | None) -> None:
+    def take(self, client: Client, hint: Hint, context_length: int | None) -> None:
         """The engine is ready for it."""
         try:
             message = self._admission.hint(hint)
@@ -55,12 +56,12 @@ class HintDesk:
                 if not self._pins.room(now):
                     self.unused()
                     return
-                self._release(self._pins.take(peer, hint.id))
+                self._release(self._pins.take(client, hint.id))
             self._faults("gateway.send")
             self._bring(pictures_of(hint.prompt))
             self._to_engine(message)
             if hint.pin is not None:  # the engine has it; one that could not be sent takes no room
-                self._pins.add(peer, hint.id, message.id, now + hint.pin)
+                self._pins.add(client, hint.id, message.id, now + hint.pin)
             self._counters["hints"] += 1
         except Exception as error:
             self.unused()
@@ -69,12 +70,12 @@ class HintDesk:
     def unused(self) -> None:
         self._counters["hints_unused"] += 1
 
-    def release(self, peer: bytes, label: str) -> None:
-        """What the peer has pinned under this label, if anything."""
-        self._release(self._pins.take(peer, label))
+    def release(self, client: Client, label: str) -> None:
+        """What the client has pinned under this label, if anything."""
+        self._release(self._pins.take(client, label))
 
-    def peer_lost(self, peer: bytes) -> None:
-        for number in self._pins.take_all(peer):
+    def client_lost(self, client: Client) -> None:
+        for number in self._pins.take_all(client):
             self._release(number)
 
     def engine_lost(self) -> None:

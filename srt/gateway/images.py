@@ -9,6 +9,7 @@ from ..core.messages import ToEngine
 from ..multimodal.cache import Picture, PictureShelf
 from ..multimodal.prompts import Showable, Showing, media_of, pictures_of, without_bytes
 from .calls import Call
+from .front_end import Client
 from .pending_images import PictureCall
 
 log = logging.getLogger("umbel.gateway")
@@ -35,11 +36,11 @@ class PictureDesk:
         """What a message shows and nobody has decoded for it."""
         return media_of(message) if self._shelf is not None and isinstance(message, Showable) else []
 
-    def wait(self, peer: bytes, message: Showable, media: Sequence[Media], deadline: float) -> PictureCall:
+    def wait(self, client: Client, message: Showable, media: Sequence[Media], deadline: float) -> PictureCall:
         """A call that is held until these are pictures, from when its `showing` begins."""
         assert self._shelf is not None, "it has media"
         showing = Showing(self._shelf, media, message.origin.salt)
-        return PictureCall(peer, message.id, (), deadline, without_bytes(message), showing)
+        return PictureCall(client, message.id, (), deadline, without_bytes(message), showing)
 
     def settle(self, call: PictureCall) -> None:
         """It waits no more. Who needs its pictures holds them by now."""

@@ -14,7 +14,7 @@ from .calls import Call, ProtocolBreach
 @dataclass(slots=True, eq=False)
 class PictureCall(Call):
     """A message that shows media. It is no request of the engine yet: when its media are pictures it is taken as any
-    other, and this call is gone. Until then it ends as calls do: by its deadline, its peer or its media."""
+    other, and this call is gone. Until then it ends as calls do: by its deadline, its client or its media."""
 
     message: Showable
     showing: Showing

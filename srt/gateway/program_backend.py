@@ -1,7 +1,6 @@
 """The backend of programs that run in the gateway: the gateway itself, without sockets.
 
-Their calls take the way of everybody's calls (admission, deadlines, salts, the queue's limit), under the name of one
-peer of our own.
+Their calls take the way of all calls (validation, deadlines, salts, the queue's limit), as those of one client.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -14,15 +13,12 @@ from ...lang.exchange import Exchange
 from ...lang.prompt import Part, tokens_at_most
 from ...lang.protocol import Capabilities, Chunk, ConstraintKind, Done, Final, GenRequest, Hint, Scored, ScoreRequest
 
-# Identities that begin with a zero byte are the router's to give, and those have five bytes: no client has this one.
-PROGRAMS_PEER = b"\0programs"
-
 
 class ProgramBackend:
     """What programs see of the gateway.
 
     Args:
-        exchange: to the gateway, as `PROGRAMS_PEER`.
+        exchange: to the gateway, as one client.
         capabilities: those that clients see, so that a program is refused here what it is refused there.
         make_template: the model's chat template, compiled when a program first needs it.
     """

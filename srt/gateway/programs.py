@@ -21,8 +21,9 @@ from ...lang.chat_template import ChatTemplate
 from ...lang.errors import BackendError, CancelledError, DeadlineError, OverloadedError, ParameterError, UmbelError
 from ...lang.exchange import Exchange, Outgoing
 from ...lang.programs import FromPrograms, GraphWanted, HostedProgram, ProgramEvent, ProgramHost, RunProgram, trouble_of
-from ...lang.protocol import Capabilities, Failure, FromBackend, ToBackend
+from ...lang.protocol import Capabilities, Failure, ToBackend
 from ..core.config import Limits
+from .front_end import Answer, Client
 from .graph_cache import GraphShelf
 from .program_backend import ProgramBackend
 
@@ -30,15 +31,14 @@ log = logging.getLogger("umbel.gateway")
 
 
 class Programs:
-    """Programs of all peers, on one loop.
+    """Runs programs of all clients on one loop, and is the front end of their calls.
 
     Args:
         capabilities: of the runtime, as its clients see them.
         make_template: its chat template, made when it is first needed.
         host: the module that reads and runs programs, by its name: a `ProgramHost`.
-        to_gateway: carries a message of `PROGRAMS_PEER` to the gateway; what that one says to it goes to `deliver`.
-        to_peer: carries a message to a peer; must not raise.
-        after: called when programs have said something, so that it is sent.
+        to_gateway: carries a message of `calls_client` to the gateway, which answers it by `deliver`.
+        after: called when programs have sent something, to flush it.
         counters: what is counted goes there.
     """
 
@@ -48,24 +48,23 @@ class Programs:
         make_template: Callable[[], ChatTemplate],
         *,
         host: str,
-        to_gateway: Callable[[ToBackend], None],
-        to_peer: Callable[[bytes, FromPrograms], None],
+        to_gateway: Callable[[Client, ToBackend], None],
         limits: Limits,
         after: Callable[[], None],
         counters: Counter[str],
     ) -> None:
         self._host = host
         self._to_gateway = to_gateway
-        self._to_peer = to_peer
         self._limits = limits
         self._after = after
         self.counters = counters
         window = max(1, int(limits.max_queue * limits.program_share))
         self._exchange = Exchange(self._ask, window=window, longest=limits.request_timeout)
+        self.calls_client = Client(self, b"")  # of what programs generate; their own clients are told variables
         self._backend = ProgramBackend(self._exchange, capabilities, make_template)
         self._shelf: GraphShelf[HostedProgram] | None = None  # from the first program on
         self._opening = asyncio.Lock()
-        self._running: dict[tuple[bytes, str], _Running] = {}
+        self._running: dict[tuple[Client, str], _Running] = {}
         self._argument_bytes = 0
         self._stirred = False  # `after` will be called in this turn of the loop
 
@@ -74,51 +73,51 @@ class Programs:
         """Programs without an ending."""
         return len(self._running)
 
-    # ------------------------------------------------------------------ from peers
+    # ------------------------------------------------------------------ from clients
 
-    def receive(self, peer: bytes, request: RunProgram) -> None:
+    def receive(self, client: Client, request: RunProgram) -> None:
         """Whatever it holds, it ends with an answer, not with an exception."""
         self.counters["programs"] += 1
         try:
-            self._check(peer, request)
+            self._check(client, request)
         except UmbelError as error:
             self.counters["programs_refused"] += 1
-            self._to_peer(peer, _failure(request.id, error))
+            client.deliver(_failure(request.id, error))
             return
         running = _Running(request)
-        self._running[peer, request.id] = running
+        self._running[client, request.id] = running
         self._argument_bytes += len(request.arguments)
-        running.task = asyncio.get_running_loop().create_task(self._serve(peer, running), name="a shipped program")
-        running.task.add_done_callback(lambda task: self._done(peer, running, task))
+        running.task = asyncio.get_running_loop().create_task(self._serve(client, running), name="a shipped program")
+        running.task.add_done_callback(lambda task: self._done(client, running, task))
 
-    def abort(self, peer: bytes, label: str) -> bool:
-        """Whether the peer has such a program, which ends now."""
-        running = self._running.get((peer, label))
+    def abort(self, client: Client, label: str) -> bool:
+        """Ends a program of a client → whether there is one."""
+        running = self._running.get((client, label))
         if running is None:
             return False
         running.stop(CancelledError("the program was cancelled"))
         return True
 
-    def peer_lost(self, peer: bytes) -> None:
-        """Nobody hears this peer's variables any more: stop computing them."""
+    def client_lost(self, client: Client) -> None:
+        """Stops the programs of a client that is gone."""
         for (owner, _), running in tuple(self._running.items()):
-            if owner == peer:
+            if owner == client:
                 running.stop(None)
                 self.counters["programs_orphaned"] += 1
 
     # ------------------------------------------------------------------ from the gateway
 
-    def deliver(self, message: FromBackend) -> None:
-        """What the gateway says to `PROGRAMS_PEER`."""
+    def deliver(self, identity: bytes, message: Answer) -> None:
+        """Passes an answer of the gateway on to the call of a program that waits for it."""
         self._exchange.deliver(message)
 
     # ------------------------------------------------------------------ how
 
-    def _check(self, peer: bytes, request: RunProgram) -> None:
+    def _check(self, client: Client, request: RunProgram) -> None:
         limits = self._limits
         if len(request.id) > limits.max_label_length:
             raise ParameterError(f"id has {len(request.id)} characters; write at most {limits.max_label_length}")
-        if (peer, request.id) in self._running:
+        if (client, request.id) in self._running:
             raise ParameterError(f"program id {request.id!r} is in use; give every program its own id")
         timeout = request.origin.timeout
         if timeout is not None and not 0 <= timeout < float("inf"):
@@ -133,11 +132,11 @@ class Programs:
                 f"the {limits.max_argument_bytes} that this runtime holds; try again when some have ended"
             )
 
-    async def _serve(self, peer: bytes, running: "_Running") -> None:
+    async def _serve(self, client: Client, running: "_Running") -> None:
         """Tells the ending itself, except when it is cancelled."""
         request = running.request
         try:
-            ending = await self._run(peer, running)
+            ending = await self._run(client, running)
         except TimeoutError:
             ending = _failure(request.id, DeadlineError("the deadline passed before the program was complete"))
         except UmbelError as error:
@@ -146,15 +145,15 @@ class Programs:
             log.exception("internal error while running a program")
             self.counters["internal_errors"] += 1
             ending = _failure(request.id, error)
-        self._end(peer, running, ending)
+        self._end(client, running, ending)
 
-    async def _run(self, peer: bytes, running: "_Running") -> FromPrograms:
+    async def _run(self, client: Client, running: "_Running") -> FromPrograms:
         """Raises TimeoutError when the time of the program is over."""
         request = running.request
 
         def tell(event: ProgramEvent) -> None:
             if running.told:
-                self._say(peer, event)
+                self._say(client, event)
 
         longest = self._limits.program_timeout
         seconds = longest if request.origin.timeout is None else min(request.origin.timeout, longest)
@@ -175,32 +174,32 @@ class Programs:
                 self._shelf = GraphShelf(self._limits, host.read, self.counters)
         return self._shelf
 
-    def _end(self, peer: bytes, running: "_Running", ending: FromPrograms | None) -> None:
+    def _end(self, client: Client, running: "_Running", ending: FromPrograms | None) -> None:
         """The one place where a program is let go."""
         request = running.request
         running.told = False
-        if self._running.get((peer, request.id)) is not running:
+        if self._running.get((client, request.id)) is not running:
             return
-        del self._running[peer, request.id]
+        del self._running[client, request.id]
         self._argument_bytes -= len(request.arguments)
         if ending is not None:
-            self._say(peer, ending)
+            self._say(client, ending)
 
-    def _done(self, peer: bytes, running: "_Running", task: "asyncio.Task[None]") -> None:
+    def _done(self, client: Client, running: "_Running", task: "asyncio.Task[None]") -> None:
         """Of a task that was cancelled, or has failed where it must not."""
         error: UmbelError | None = running.reason
         if not task.cancelled() and (failed := task.exception()) is not None:
             log.critical("a program's task failed", exc_info=failed)
             error = BackendError("internal error while running the program; see the log")
-        self._end(peer, running, None if error is None else _failure(running.request.id, error))
+        self._end(client, running, None if error is None else _failure(running.request.id, error))
 
     def _ask(self, message: Outgoing) -> None:
         assert not isinstance(message, RunProgram), "programs ship no programs"
-        self._to_gateway(message)
+        self._to_gateway(self.calls_client, message)
         self._will_stir()
 
-    def _say(self, peer: bytes, message: FromPrograms) -> None:
-        self._to_peer(peer, message)
+    def _say(self, client: Client, message: FromPrograms) -> None:
+        client.deliver(message)
         self._will_stir()
 
     def _will_stir(self) -> None:
@@ -214,7 +213,7 @@ class Programs:
 
 
 class _Running:
-    """One program of one peer."""
+    """One program of one client."""
 
     __slots__ = ("reason", "request", "task", "told")
 

@@ -23,10 +23,11 @@ import zmq
 
 from ...lang.chat_template import ChatTemplate
 from ...lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
+from ...lang.exchange import Outgoing
 from ...lang.link import Bye, FrameError, Hello, Ping, Pong, ToGateway
 from ...lang.process_life import machine_in_words, read_process, read_this_thread
 from ...lang.programs import RunProgram
-from ...lang.protocol import Abort, Failure, FromBackend, Hint, Release, ToBackend
+from ...lang.protocol import Abort, Failure, Hint, Release
 from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart
 from ..constraints.compiled_cache import ConstraintLibrary
 from ..constraints.compiler_process import CompilerProcess
@@ -43,10 +44,11 @@ from ..multimodal.format import PictureFormat
 from ..processes import lifeline
 from ..tokenizer.prompt import CACHE_BYTES
 from .arrivals import Arrivals
-from .clients import Clients, Heard, Peer
+from .clients import Clients, Connection, Received
 from .engine_client import EngineChild
+from .front_end import Client
 from .gateway import Gateway
-from .program_backend import PROGRAMS_PEER, capabilities_of
+from .program_backend import capabilities_of
 from .programs import Programs
 from .startup import Startup
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
@@ -69,10 +71,10 @@ class GatewayServer:
         self._clients = Clients(
             self._context,
             self._folder / CLIENTS_SOCKET,
-            self._limits.max_peers,
+            self._limits.max_clients,
             clock=self._clock,
-            hear=self._hear_clients,
-            failed=_end_process,
+            on_frames=self._on_client_frames,
+            on_error=_end_process,
         )
         self._core: Gateway | None = None  # from when the tokenizer is known
         self._arrivals: Arrivals | None = None  # with the core
@@ -101,68 +103,66 @@ class GatewayServer:
 
     # ------------------------------------------------------------------ clients
 
-    def _hear_clients(self, frames: list[Heard]) -> None:
-        for heard in frames:
-            if heard.error is not None:
-                self._refuse(heard.peer, heard.error)
-            for message in heard.messages:
-                self._receive(heard.peer, message)
+    def _on_client_frames(self, frames: list[Received]) -> None:
+        for received in frames:
+            if received.error is not None:
+                self._refuse(received.connection.client, received.error)
+            for message in received.messages:
+                self._on_client_message(received.connection, message)
         self._flush()
 
-    def _refuse(self, peer: Peer, error: FrameError) -> None:
-        """A frame that could not be read: the requests in it, as far as their names can be read, end here."""
+    def _refuse(self, client: Client, error: FrameError) -> None:
+        """Fails the requests in a frame that could not be read, as far as their ids can be read."""
         log.warning("a frame of a client could not be read")
         for label in error.labels:
-            self._clients.say(
-                peer.identity, Failure(label, ParameterError.__name__, f"the request could not be read: {error}")
-            )
+            client.deliver(Failure(label, ParameterError.__name__, f"the request could not be read: {error}"))
 
-    def _receive(self, peer: Peer, message: ToGateway) -> None:
+    def _on_client_message(self, connection: Connection, message: ToGateway) -> None:
+        client = connection.client
         match message:
             case Ping():
-                self._clients.say(peer.identity, Pong())
+                self._clients.deliver(client.identity, Pong())
             case Hello():
-                self._startup.greet(peer)
+                self._startup.greet(connection)
             case Bye():
-                self._lose(peer)
+                self._clients.forget(client)
+                self.client_lost(client)
+            case _:
+                self.receive(client, message)
+
+    # ------------------------------------------------------------------ requests of every front end
+
+    def receive(self, client: Client, message: Outgoing) -> None:
+        """Passes a request on: programs to `Programs`, all else to the gateway. Its answer comes by `client.deliver`;
+        the caller flushes."""
+        match message:
             case RunProgram() if self._programs is not None:
-                self._programs.receive(peer.identity, message)
-            case Abort(label) if self._programs is not None and self._programs.abort(peer.identity, label):
+                self._programs.receive(client, message)
+            case Abort(label) if self._programs is not None and self._programs.abort(client, label):
                 pass
             case _ if self._arrivals is not None and not isinstance(message, RunProgram):
-                self._arrivals.receive(peer.identity, message)
+                self._arrivals.receive(client, message)
             case Hint() | Release() | Abort():
                 pass  # a hint is optional, and there is nothing yet to let go of or to abort
             case _:
                 reason = "the runtime is starting; send the request again when it is ready"
-                self._clients.say(peer.identity, Failure(message.id, OverloadedError.__name__, reason))
+                client.deliver(Failure(message.id, OverloadedError.__name__, reason))
 
-    def _hear_programs(self, message: ToBackend) -> None:
-        assert self._arrivals is not None, "programs come with the core"
-        self._arrivals.receive(PROGRAMS_PEER, message)
-
-    def _to_peer(self, peer: bytes, message: FromBackend) -> None:
-        if peer == PROGRAMS_PEER:
-            assert self._programs is not None, "only programs have asked as it"
-            self._programs.deliver(message)
-        else:
-            self._clients.say(peer, message)
+    def client_lost(self, client: Client) -> None:
+        """Stops computing what a client that is gone has asked for."""
+        if self._arrivals is not None and self._programs is not None:
+            self._arrivals.client_lost(client)
+            self._programs.client_lost(client)
 
     def _flush(self) -> None:
-        """Everything that was said to anyone since the last time, one frame each."""
-        for peer in self._clients.flush():
+        """Sends every message that was queued since the last time, one frame for each receiver."""
+        for client in self._clients.flush():
             log.info("a client is gone; its requests are aborted")
-            self._lose(peer)
+            self.client_lost(client)
         if self._engine is not None:
             self._engine.flush()
         if self._core is not None and self._core.next_deadline < self._looks_at:
             self._stirred.set()
-
-    def _lose(self, peer: Peer) -> None:
-        self._clients.forget(peer)
-        if self._arrivals is not None and self._programs is not None:
-            self._arrivals.peer_lost(peer.identity)
-            self._programs.peer_lost(peer.identity)
 
     # ------------------------------------------------------------------ the start
 
@@ -181,7 +181,6 @@ class GatewayServer:
             tokenizer,
             model=model,
             to_engine=self._to_engine,
-            to_peer=self._to_peer,
             clock=self._clock,
             limits=self._limits,
             faults=fault_hook(),
@@ -201,8 +200,7 @@ class GatewayServer:
             capabilities_of(f"runtime {model}", image_tokens),
             lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model, checked=False),
             host=self._program_host,
-            to_gateway=self._hear_programs,
-            to_peer=self._clients.say,
+            to_gateway=self._arrivals.receive,
             limits=self._limits,
             after=self._flush,
             counters=self._core.counters,
@@ -244,7 +242,7 @@ class GatewayServer:
                     pass
             if self._core is not None:
                 self._core.tick()
-            self._clients.probe(self._limits.peer_silence)
+            self._clients.probe(self._limits.client_silence)
             self._clients.look()
             self._looks_at = self._next_look()
             self._flush()

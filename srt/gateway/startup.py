@@ -8,7 +8,7 @@ from ...lang.link import FromGateway, Progress, StartFailed, Welcome
 from ..core.config import Limits
 from ..core.wire import EngineReady
 from ..tokenizer.tokenizer import Tokenizer
-from .clients import Clients, Peer
+from .clients import Clients, Connection
 from .supervisor import StartFailure
 
 
@@ -25,17 +25,17 @@ class Startup:
         self.engine: EngineReady | None = None  # the living one's
         self.failure: StartFailure | None = None  # why there will be no engine
 
-    def greet(self, peer: Peer) -> None:
+    def greet(self, connection: Connection) -> None:
         """A client asks whether the runtime is ready."""
-        peer.waits_for_welcome = True
-        self._clients.say(peer.identity, Progress(self._phase))
+        connection.waits_for_welcome = True
+        self._clients.deliver(connection.client.identity, Progress(self._phase))
         self._answer()
 
     def enter(self, phase: str) -> None:
         """The start has come to another phase."""
         self._phase = phase
-        for peer in self._clients.waiting():
-            self._clients.say(peer.identity, Progress(phase))
+        for connection in self._clients.waiting():
+            self._clients.deliver(connection.client.identity, Progress(phase))
 
     def tokenizer_loaded(self, model: str, tokenizer: Tokenizer, image_tokens: int) -> None:
         """`image_tokens`: of a picture at most; 0 for a model that reads text only."""
@@ -75,6 +75,6 @@ class Startup:
             )
         else:
             return
-        for peer in self._clients.waiting():
-            peer.waits_for_welcome = False
-            self._clients.say(peer.identity, answer)
+        for connection in self._clients.waiting():
+            connection.waits_for_welcome = False
+            self._clients.deliver(connection.client.identity, answer)

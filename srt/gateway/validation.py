@@ -24,6 +24,7 @@ from ..tokenizer.offsets import media_places, text_of, token_places
 from ..tokenizer.prompt import PromptEncoder
 from ..tokenizer.tokenizer import Tokenizer
 from .calls import GenCall, ScoreCall
+from .front_end import Client
 
 _SALT = re.compile(r"[A-Za-z0-9_-]*")
 _SEEDS = 2**63
@@ -71,7 +72,7 @@ class Admission:
 
     # ------------------------------------------------------------------ the three kinds of requests
 
-    def generate(self, request: GenRequest, *, peer: bytes, now: float) -> GenCall:
+    def generate(self, request: GenRequest, *, client: Client, now: float) -> GenCall:
         """Raises an UmbelError that says what is wrong with the request."""
         self._check(request.id, request.origin, request.prompt)
         self._check_sampling(request.sampling)
@@ -82,7 +83,7 @@ class Admission:
         seed = self._draw_seed() if first is None else first
         schedule = _schedule(request.origin)
         return GenCall(
-            peer,
+            client,
             request.id,
             tuple(
                 EngineGenerate(
@@ -108,7 +109,7 @@ class Admission:
         assert isinstance(message, EngineGenerate), "a GenCall asks for nothing else"
         return EnginePrefill(next(self._ids), message.token_ids, message.schedule)
 
-    def score(self, request: ScoreRequest, *, peer: bytes, now: float) -> ScoreCall:
+    def score(self, request: ScoreRequest, *, client: Client, now: float) -> ScoreCall:
         """Raises an UmbelError that says what is wrong with the request."""
         self._check(request.id, request.origin, request.prompt)
         self._check_choices(request.choices)
@@ -126,7 +127,7 @@ class Admission:
             beginning = self._beginning("the unconditional log-probability of a choice")
             without = [[beginning, *choice] for choice in choices]
             messages.append(EngineScore(next(self._ids), without, 1, schedule))
-        return ScoreCall(peer, request.id, tuple(messages), self._deadline(request.origin, now), choices)
+        return ScoreCall(client, request.id, tuple(messages), self._deadline(request.origin, now), choices)
 
     def hint(self, hint: Hint) -> EnginePrefill:
         """Raises an UmbelError when the prefix can never be used."""

@@ -1,18 +1,35 @@
 """A gateway with a scripted engine: what it sends is recorded, what the engine says is up to the test."""
 
 from umbel.lang.prompt import Text
-from umbel.lang.protocol import ConstraintSpec, FinishReason, FromBackend, GenRequest, Origin, ToBackend
+from umbel.lang.protocol import ConstraintSpec, FinishReason, GenRequest, Origin, ToBackend
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.compiled_cache import ConstraintLibrary
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.config import Limits
 from umbel.srt.core.faults import FaultHook, no_faults
 from umbel.srt.core.messages import Ended, EngineAbort, EngineGenerate, EngineScore, ToEngine
+from umbel.srt.gateway.front_end import Answer, Client
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
-PEER = b"peer"
+CLIENT = b"client"
 CONTEXT = 100
+
+
+class FakeFrontEnd:
+    """A front end that keeps what its clients are told."""
+
+    def __init__(self) -> None:
+        self.delivered: list[tuple[bytes, Answer]] = []
+
+    def deliver(self, identity: bytes, message: Answer) -> None:
+        self.delivered.append((identity, message))
+
+    def client(self, identity: bytes = CLIENT) -> Client:
+        return Client(self, identity)
+
+    def answers(self, identity: bytes = CLIENT) -> list[Answer]:
+        return [message for owner, message in self.delivered if owner == identity]
 
 
 class Harness:
@@ -27,12 +44,11 @@ class Harness:
     ) -> None:
         self.clock = VirtualClock()
         self.to_engine: list[ToEngine] = []
-        self.to_peers: list[tuple[bytes, FromBackend]] = []
+        self.front_end = FakeFrontEnd()
         self.gateway = Gateway(
             tokenizer or ByteTokenizer(),
             model="toy",
             to_engine=self.to_engine.append,
-            to_peer=lambda peer, message: self.to_peers.append((peer, message)),
             clock=self.clock,
             limits=limits,
             faults=faults,
@@ -42,8 +58,11 @@ class Harness:
         if ready:
             self.gateway.engine_ready(CONTEXT)
 
-    def send(self, message: ToBackend, peer: bytes = PEER) -> None:
-        self.gateway.receive(peer, message)
+    def send(self, message: ToBackend, client: bytes = CLIENT) -> None:
+        self.gateway.receive(self.front_end.client(client), message)
+
+    def lose(self, client: bytes = CLIENT) -> None:
+        self.gateway.client_lost(self.front_end.client(client))
 
     def generates(self) -> list[EngineGenerate]:
         return [message for message in self.to_engine if isinstance(message, EngineGenerate)]
@@ -54,8 +73,8 @@ class Harness:
     def aborts(self) -> list[int]:
         return [message.id for message in self.to_engine if isinstance(message, EngineAbort)]
 
-    def answers(self, peer: bytes = PEER) -> list[FromBackend]:
-        return [message for owner, message in self.to_peers if owner == peer]
+    def answers(self, client: bytes = CLIENT) -> list[Answer]:
+        return self.front_end.answers(client)
 
 
 def generate(

@@ -41,6 +41,7 @@ from umbel.srt.core.config import Limits
 from umbel.srt.core.faults import no_faults
 from umbel.srt.core.messages import ToEngine
 from umbel.srt.core.wire import EngineFrame, from_engine_codec, from_gateway_codec, to_engine_codec, to_gateway_codec
+from umbel.srt.gateway.front_end import Answer, Client
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import ORACLE_FAVOURITES, Engine, open_engine
@@ -110,8 +111,8 @@ class Record:
     aborted: bool = False
 
 
-class Client:
-    """One peer: its requests, its frames."""
+class SimulatedClient:
+    """One client: its requests, its frames."""
 
     def __init__(self, world: "World", name: bytes, *, loss: float) -> None:
         self.world, self.name = world, name
@@ -148,7 +149,7 @@ class Client:
         for record in self.records.values():
             if not record.endings:
                 record.endings.append((self.world.clock.now(), None))
-        self.world.gateway.peer_lost(self.name)
+        self.world.gateway.client_lost(Client(self.world, self.name))
 
 
 class World:
@@ -161,13 +162,12 @@ class World:
         self.loss = loss
         self.trace = hashlib.sha256()
         self.kills = self.ticks = 0
-        self.clients = [Client(self, f"client-{index}".encode(), loss=loss) for index in range(3)]
+        self.clients = [SimulatedClient(self, f"client-{index}".encode(), loss=loss) for index in range(3)]
         self.compiler = PatientCompiler()
         self.gateway = Gateway(
             TOKENIZER,
             model="oracle",
             to_engine=self._to_engine,
-            to_peer=self._to_peer,
             clock=self.clock,
             limits=LIMITS,
             seed=seed,
@@ -201,8 +201,8 @@ class World:
     def _to_engine(self, message: ToEngine) -> None:
         self.engine_down.put(self._down_out.write([message]))
 
-    def _to_peer(self, peer: bytes, message: FromBackend) -> None:
-        client = next(client for client in self.clients if client.name == peer)
+    def deliver(self, identity: bytes, message: Answer) -> None:
+        client = next(client for client in self.clients if client.name == identity)
         client.up.put(client.gateway_outbound.write([message]))
 
     # ------------------------------------------------------------------ time
@@ -227,7 +227,7 @@ class World:
             for frames in client.down.take():
                 for message in client.gateway_inbound.read(frames):
                     if not client.gone:
-                        self.gateway.receive(client.name, message)  # type: ignore[arg-type]  # clients send requests
+                        self.gateway.receive(Client(self, client.name), message)  # type: ignore[arg-type]  # clients send requests
         if self.ticks % 7 == 0:
             self.compiler.work()
         if self.engine is not None:

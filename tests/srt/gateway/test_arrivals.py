@@ -5,12 +5,12 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from umbel.lang.prompt import Media, Text
-from umbel.lang.protocol import Abort, Failure, GenRequest, ScoreRequest
+from umbel.lang.protocol import Abort, Failure, GenRequest, ScoreRequest, ToBackend
 from umbel.srt.gateway.arrivals import Arrivals
 from umbel.srt.tokenizer.prompt import LONG
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
-from ..gateway_harness import PEER, Harness, generate
+from ..gateway_harness import CLIENT, Harness, generate
 
 OTHER = b"other"
 LONG_TEXT = "umbel of a thousand words " * (LONG // 20)
@@ -39,6 +39,9 @@ class Scene:
         self.flushed = 0
         self.arrivals = Arrivals(self.harness.gateway, self._flush)
 
+    def receive(self, client: bytes, message: ToBackend) -> None:
+        self.arrivals.receive(self.harness.front_end.client(client), message)
+
     def _flush(self) -> None:
         self.flushed += 1
 
@@ -65,7 +68,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_a_long_text_is_tokenized_on_another_thread_and_gives_the_same_tokens() -> None:
     async def story(scene: Scene) -> None:
-        scene.arrivals.receive(PEER, generate("a", LONG_TEXT))
+        scene.receive(CLIENT, generate("a", LONG_TEXT))
         await until(lambda: bool(scene.harness.generates()))
 
     scene = play(story)
@@ -80,7 +83,7 @@ def test_a_long_text_is_tokenized_on_another_thread_and_gives_the_same_tokens() 
 
 def test_a_short_text_goes_straight_in() -> None:
     async def story(scene: Scene) -> None:
-        scene.arrivals.receive(PEER, generate("a", "hello"))
+        scene.receive(CLIENT, generate("a", "hello"))
         assert len(scene.harness.generates()) == 1
 
     play(story)
@@ -89,9 +92,9 @@ def test_a_short_text_goes_straight_in() -> None:
 def test_messages_behind_a_long_one_wait_and_those_of_others_do_not() -> None:
     async def story(scene: Scene) -> None:
         scene.tokenizer.go_on.clear()
-        scene.arrivals.receive(PEER, generate("long", LONG_TEXT))
-        scene.arrivals.receive(PEER, generate("short", "x"))
-        scene.arrivals.receive(PEER, Abort("long"))
+        scene.receive(CLIENT, generate("long", LONG_TEXT))
+        scene.receive(CLIENT, generate("short", "x"))
+        scene.receive(CLIENT, Abort("long"))
         scene.tokenizer.go_on.set()
         await until(lambda: len(scene.harness.generates()) == 2)
 
@@ -103,11 +106,11 @@ def test_messages_behind_a_long_one_wait_and_those_of_others_do_not() -> None:
 def test_another_client_is_served_while_a_long_text_is_tokenized() -> None:
     async def story(scene: Scene) -> None:
         known = generate("known", "hello")
-        scene.arrivals.receive(OTHER, known)  # its tokens are kept
+        scene.receive(OTHER, known)  # its tokens are kept
         scene.tokenizer.go_on.clear()
-        scene.arrivals.receive(PEER, generate("long", LONG_TEXT))
+        scene.receive(CLIENT, generate("long", LONG_TEXT))
         await asyncio.sleep(0)
-        scene.arrivals.receive(OTHER, generate("again", "hello"))
+        scene.receive(OTHER, generate("again", "hello"))
         assert scene.prompts() == [6, 6]
         scene.tokenizer.go_on.set()
         await until(lambda: len(scene.prompts()) == 3)
@@ -118,23 +121,23 @@ def test_another_client_is_served_while_a_long_text_is_tokenized() -> None:
 def test_what_waits_of_a_client_that_is_gone_is_never_received() -> None:
     async def story(scene: Scene) -> None:
         scene.tokenizer.go_on.clear()
-        scene.arrivals.receive(PEER, generate("long", LONG_TEXT))
-        scene.arrivals.receive(PEER, generate("short", "x"))
-        scene.arrivals.peer_lost(PEER)
+        scene.receive(CLIENT, generate("long", LONG_TEXT))
+        scene.receive(CLIENT, generate("short", "x"))
+        scene.arrivals.client_lost(scene.harness.front_end.client())
         scene.tokenizer.go_on.set()
         while scene.arrivals._tasks:
             await asyncio.sleep(0)
 
     scene = play(story)
     assert scene.prompts() == []
-    assert scene.harness.to_peers == []
+    assert scene.harness.front_end.delivered == []
 
 
 def test_a_long_request_that_is_wrong_is_answered_like_a_short_one() -> None:
     async def story(scene: Scene) -> None:
-        scene.arrivals.receive(PEER, generate("surrogate", LONG_TEXT + "\ud800"))
-        scene.arrivals.receive(PEER, GenRequest("media", (Text(LONG_TEXT), Media("image", "00", b""))))
-        scene.arrivals.receive(PEER, ScoreRequest("choices", (Text(LONG_TEXT),), ()))
+        scene.receive(CLIENT, generate("surrogate", LONG_TEXT + "\ud800"))
+        scene.receive(CLIENT, GenRequest("media", (Text(LONG_TEXT), Media("image", "00", b""))))
+        scene.receive(CLIENT, ScoreRequest("choices", (Text(LONG_TEXT),), ()))
         await until(lambda: len(scene.harness.answers()) == 3)
 
     answers = play(story).harness.answers()
@@ -147,9 +150,9 @@ def test_a_long_request_that_is_wrong_is_answered_like_a_short_one() -> None:
 
 def test_a_long_text_whose_tokens_are_known_is_not_long() -> None:
     async def story(scene: Scene) -> None:
-        scene.arrivals.receive(PEER, generate("a", LONG_TEXT))
+        scene.receive(CLIENT, generate("a", LONG_TEXT))
         await until(lambda: bool(scene.harness.generates()))
-        scene.arrivals.receive(PEER, generate("b", LONG_TEXT + "and more"))
+        scene.receive(CLIENT, generate("b", LONG_TEXT + "and more"))
         assert len(scene.harness.generates()) == 2
 
     play(story)

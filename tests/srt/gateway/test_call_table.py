@@ -5,11 +5,13 @@ import weakref
 from umbel.srt.gateway.call_table import CallTable
 from umbel.srt.gateway.calls import GenCall
 
-from ..gateway_harness import PEER
+from ..gateway_harness import FakeFrontEnd
+
+CLIENT = FakeFrontEnd().client()
 
 
 def call(deadline: float) -> GenCall:
-    return GenCall(PEER, "a", (), deadline, False, lambda _: b"", None)
+    return GenCall(CLIENT, "a", (), deadline, False, lambda _: b"", None)
 
 
 class Held(GenCall):
@@ -24,7 +26,7 @@ def test_ended_calls_are_not_held_until_their_deadlines() -> None:
     table.add(living)
     held = []
     for _ in range(5000):
-        ended = Held(PEER, "a", (), 600.0, False, lambda _: b"", None)
+        ended = Held(CLIENT, "a", (), 600.0, False, lambda _: b"", None)
         table.add(ended)
         table.remove(ended)
         held.append(weakref.ref(ended))

@@ -9,7 +9,8 @@ import pytest
 import zmq
 from umbel.lang.link import Codec, FromGateway, Hello, Inbound, Outbound, Pong, ToGateway
 from umbel.srt.core.clock import VirtualClock
-from umbel.srt.gateway.clients import Clients, Heard, Peer
+from umbel.srt.gateway.clients import Clients, Connection, Received
+from umbel.srt.gateway.front_end import Client
 
 pytestmark = pytest.mark.processes
 
@@ -23,10 +24,15 @@ class Meeting:
     def __init__(self, folder: Path) -> None:
         self.clock = VirtualClock()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.heard: list[Heard] = []
+        self.heard: list[Received] = []
         path = folder / "clients"
         self.clients = Clients(
-            self.context, path, 8, clock=self.clock, hear=self.heard.extend, failed=lambda error: self.heard.clear()
+            self.context,
+            path,
+            8,
+            clock=self.clock,
+            on_frames=self.heard.extend,
+            on_error=lambda error: self.heard.clear(),
         )
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -40,13 +46,13 @@ class Meeting:
     def answers(self) -> list[FromGateway]:
         return self._inbound.read(self.socket.recv_multipart()) if self.socket.poll(PATIENCE * 1000) else []
 
-    async def until_heard(self, count: int) -> Peer:
+    async def until_heard(self, count: int) -> Connection:
         while len(self.heard) < count:
             self.clients.look()
             await asyncio.sleep(0)
-        return self.heard[-1].peer
+        return self.heard[-1].connection
 
-    def probe(self) -> list[Peer]:
+    def probe(self) -> list[Client]:
         """Those that are gone, after a long silence."""
         self.clock.advance(SILENCE + 1)
         self.clients.probe(SILENCE)
@@ -68,12 +74,12 @@ def meet(folder: Path, story: Callable[[Meeting], Awaitable[None]]) -> None:
 def test_a_client_that_is_silent_but_there_stays_and_its_frames_go_on(tmp_path: Path) -> None:
     async def story(meeting: Meeting) -> None:
         meeting.say()
-        peer = await meeting.until_heard(1)
+        connection = await meeting.until_heard(1)
         for _ in range(3):  # stopped for minutes, or busy with work of its own
             assert meeting.probe() == []
             assert meeting.answers() == [Pong()]
         meeting.say()
-        assert await meeting.until_heard(2) is peer
+        assert await meeting.until_heard(2) is connection
         assert meeting.clients.counters["lost"] == 0
 
     meet(tmp_path, story)
@@ -82,13 +88,13 @@ def test_a_client_that_is_silent_but_there_stays_and_its_frames_go_on(tmp_path: 
 def test_a_client_that_is_gone_without_a_word_is_found_by_a_probe(tmp_path: Path) -> None:
     async def story(meeting: Meeting) -> None:
         meeting.say()
-        peer = await meeting.until_heard(1)
+        connection = await meeting.until_heard(1)
         meeting.socket.close(linger=0)
-        gone: list[Peer] = []
+        gone: list[Client] = []
         while not gone:  # its end reaches the router some moments later
             gone = meeting.probe()
             await asyncio.sleep(0)
-        assert gone == [peer]
+        assert gone == [connection.client]
 
     meet(tmp_path, story)
 

@@ -9,7 +9,7 @@ from umbel.srt.constraints.compiled_cache import ConstraintLibrary
 from umbel.srt.core.messages import EngineGenerate, EnginePrefill, Tokens
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
-from ..gateway_harness import CONTEXT, PEER, Harness, ended, generate
+from ..gateway_harness import CONTEXT, Harness, ended, generate
 from ..patient_compiler import PatientCompiler
 
 YES = ConstraintSpec("regex", "yes|no")
@@ -80,7 +80,7 @@ def test_an_abort_while_compiling_ends_the_request_and_its_work() -> None:
 def test_a_lost_peer_is_forgotten_while_compiling() -> None:
     here = Patience()
     here.gateway.send(generate("a", constraint=YES))
-    here.gateway.gateway.peer_lost(PEER)
+    here.gateway.lose()
     here.compiler.work()
     assert not here.gateway.answers()
     assert not here.gateway.generates()

@@ -39,7 +39,7 @@ from umbel.srt.core.messages import (
 )
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
-from ..gateway_harness import CONTEXT, PEER, Harness, ended, generate
+from ..gateway_harness import CONTEXT, Harness, ended, generate
 
 BOS = 256
 
@@ -331,11 +331,11 @@ class TestEndings:
         harness.send(generate("a", n=2), b"gone")
         harness.send(generate("b"), b"here")
         gone = [request.id for request in harness.generates()[:2]]
-        harness.gateway.peer_lost(b"gone")
+        harness.lose(b"gone")
         assert sorted(harness.aborts()) == gone
         for id in gone:
             harness.gateway.engine_event(ended(id, [], reason=FinishReason.ABORT))
-        assert harness.to_peers == []
+        assert harness.front_end.delivered == []
         assert harness.gateway.in_flight == 1
 
     def test_later_requests_wait_for_the_next_engine(self) -> None:
@@ -566,7 +566,7 @@ class TestAskingAgain:
     def test_a_peer_that_is_gone_is_asked_nothing_again(self, lose: Callable[[Harness], None]) -> None:
         harness = Harness()
         harness.send(generate())
-        harness.gateway.peer_lost(PEER)
+        harness.lose()
         lose(harness)
         assert (harness.generates(), harness.answers()) == ([], [])
 
@@ -584,7 +584,7 @@ class TestHintsAndControls:
     def test_a_hint_that_cannot_be_used_is_counted_and_answered_by_nothing(self, text: str) -> None:
         harness = Harness(ready=text != "y")
         harness.send(Hint("h", (Text(text),)))
-        assert (harness.to_engine, harness.to_peers) == ([], [])
+        assert (harness.to_engine, harness.front_end.delivered) == ([], [])
         assert harness.gateway.counters["hints_unused"] == 1
 
     def test_info_joins_what_gateway_and_engine_know(self) -> None:
@@ -611,7 +611,7 @@ def test_every_limit_is_what_the_reliability_note_says() -> None:
     assert (limits.request_timeout, limits.max_queue) == (600.0, 1024)
     assert (limits.max_salt_length, limits.max_choices, limits.max_choice_length) == (128, 1024, 16_384)
     assert (limits.max_prompt_parts, limits.max_label_length, limits.max_priority) == (100_000, 256, 1_000_000)
-    assert (limits.deadline_grace, limits.peer_silence, limits.max_peers) == (1.0, 60.0, 1024)
+    assert (limits.deadline_grace, limits.client_silence, limits.max_clients) == (1.0, 60.0, 1024)
     assert (limits.max_pins, limits.longest_pin) == (1024, 86_400.0)
     assert (limits.max_programs, limits.program_timeout, limits.program_share) == (256, 86_400.0, 0.5)
     assert (limits.max_argument_bytes, limits.max_graph_bytes, limits.long_graph) == (256 << 20, 8 << 20, 8_192)

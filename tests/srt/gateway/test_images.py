@@ -38,7 +38,7 @@ from umbel.srt.multimodal.digests import InlineDigests
 from umbel.srt.multimodal.format import PictureFormat
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
-from ..gateway_harness import PEER, ended
+from ..gateway_harness import CLIENT, FakeFrontEnd, ended
 from ..multimodal.patient_decoder import PatientDecoder
 from ..multimodal.samples import FORM, clip, media, noise, saved
 
@@ -52,13 +52,12 @@ class Scene:
         self.clock = VirtualClock()
         self.decoder = PatientDecoder()
         self.to_engine: list[ToEngine] = []
-        self.answers: list[object] = []
+        self.front_end = FakeFrontEnd()
         self.shelf = PictureShelf(form, self.decoder, InlineDigests(), PictureLimits(**limits))
         self.gateway = Gateway(
             ByteTokenizer(),
             model="toy",
             to_engine=self.to_engine.append,
-            to_peer=lambda peer, message: self.answers.append(message),
             clock=self.clock,
             limits=Limits(max_queue=8, request_timeout=60.0),
             seed=7,
@@ -67,8 +66,12 @@ class Scene:
         if ready:
             self.gateway.engine_ready(1000)
 
-    def send(self, message: object, peer: bytes = PEER) -> None:
-        self.gateway.receive(peer, message)  # type: ignore[arg-type]  # messages of several kinds
+    @property
+    def answers(self) -> list[object]:
+        return [message for _, message in self.front_end.delivered]
+
+    def send(self, message: object, client: bytes = CLIENT) -> None:
+        self.gateway.receive(self.front_end.client(client), message)  # type: ignore[arg-type]  # messages of several kinds
 
     def kinds(self) -> list[str]:
         return [type(message).__name__.removeprefix("Engine") for message in self.to_engine]
@@ -273,7 +276,7 @@ def test_what_waits_of_a_peer_that_is_gone_is_forgotten() -> None:
     scene = Scene()
     scene.send(gen("a", CAT))
     scene.send(Hint("h", (DOG,)))
-    scene.gateway.peer_lost(PEER)
+    scene.gateway.client_lost(scene.front_end.client())
     scene.decoder.work()
     assert (scene.decoder.asked, scene.answers, scene.gateway.in_flight) == ([], [], 0)
     assert scene.gateway.counters["hints_unused"] == 1

@@ -26,7 +26,7 @@ def test_a_pin_travels_with_its_seconds_and_a_release_by_its_label() -> None:
     harness.send(pin("p", 30.0))
     (prefill,) = prefills(harness)
     assert (prefill.pin, prefill.schedule) == (30.0, Schedule(salt="s"))
-    harness.send(Release("p"), peer=b"somebody else")
+    harness.send(Release("p"), client=b"another")
     assert releases(harness) == []
     harness.send(Release("p"))
     harness.send(Release("p"))
@@ -35,9 +35,9 @@ def test_a_pin_travels_with_its_seconds_and_a_release_by_its_label() -> None:
 
 def test_the_pins_of_a_client_that_goes_away_are_released() -> None:
     harness = Harness()
-    for label, peer in (("a", b"one"), ("b", b"one"), ("c", b"two")):
-        harness.send(pin(label), peer=peer)
-    harness.gateway.peer_lost(b"one")
+    for label, client in (("a", b"one"), ("b", b"one"), ("c", b"two")):
+        harness.send(pin(label), client=client)
+    harness.lose(b"one")
     assert releases(harness) == [prefill.id for prefill in prefills(harness)[:2]]
 
 

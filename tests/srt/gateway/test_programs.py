@@ -18,7 +18,6 @@ from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.errors import GraphError
 from umbel.lang.programs import (
     PROGRAM_HOST,
-    FromPrograms,
     GraphWanted,
     ProgramBudget,
     ProgramEnded,
@@ -27,16 +26,17 @@ from umbel.lang.programs import (
     RunProgram,
     digest_of,
 )
-from umbel.lang.protocol import Abort, Failure, FromBackend, GenRequest, Origin, ToBackend
+from umbel.lang.protocol import Abort, Failure, GenRequest, Origin
 from umbel.srt.core.config import Limits
 from umbel.srt.core.messages import EngineFailed, Tokens
+from umbel.srt.gateway.front_end import Answer
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.gateway.graph_cache import GraphShelf
-from umbel.srt.gateway.program_backend import PROGRAMS_PEER, capabilities_of
+from umbel.srt.gateway.program_backend import capabilities_of
 from umbel.srt.gateway.programs import Programs
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
-from ..gateway_harness import PEER, Harness, ended
+from ..gateway_harness import CLIENT, Harness, ended
 
 OTHER = b"other"
 
@@ -65,12 +65,10 @@ class World(Harness):
     def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008  # frozen
         super().__init__(limits=limits)
         self.flushed = 0
-        self.told: list[tuple[bytes, FromPrograms | FromBackend]] = []
         self.gateway = Gateway(
             ByteTokenizer(),
             model="toy",
             to_engine=self.to_engine.append,
-            to_peer=self._to_peer,
             clock=self.clock,
             limits=limits,
             seed=7,
@@ -80,30 +78,29 @@ class World(Harness):
             capabilities_of("runtime toy"),
             lambda: ChatTemplate(None),
             host=PROGRAM_HOST,
-            to_gateway=self._hear,
-            to_peer=lambda peer, message: self.told.append((peer, message)),
+            to_gateway=self.gateway.receive,
             limits=limits,
             after=self._flush,
             counters=self.gateway.counters,
         )
 
-    def _hear(self, message: ToBackend) -> None:
-        self.gateway.receive(PROGRAMS_PEER, message)
+    def receive(self, client: bytes, request: RunProgram) -> None:
+        self.programs.receive(self.front_end.client(client), request)
 
     def _flush(self) -> None:
         self.flushed += 1
 
-    def _to_peer(self, peer: bytes, message: FromBackend) -> None:
-        if peer == PROGRAMS_PEER:
-            self.programs.deliver(message)
-        else:
-            self.told.append((peer, message))
+    def abort(self, client: bytes, label: str) -> bool:
+        return self.programs.abort(self.front_end.client(client), label)
 
-    def of(self, label: str, peer: bytes = PEER) -> list[FromPrograms | FromBackend]:
-        return [message for owner, message in self.told if owner == peer and message.id == label]
+    def lose(self, client: bytes) -> None:
+        self.programs.client_lost(self.front_end.client(client))
 
-    def ending(self, label: str, peer: bytes = PEER) -> FromPrograms | FromBackend | None:
-        endings = [each for each in self.of(label, peer) if isinstance(each, ProgramEnded | Failure | GraphWanted)]
+    def of(self, label: str, client: bytes = CLIENT) -> list[Answer]:
+        return [message for message in self.front_end.answers(client) if message.id == label]
+
+    def ending(self, label: str, client: bytes = CLIENT) -> Answer | None:
+        endings = [each for each in self.of(label, client) if isinstance(each, ProgramEnded | Failure | GraphWanted)]
         assert len(endings) <= 1, "a program ends once"
         return endings[0] if endings else None
 
@@ -138,7 +135,7 @@ def run(scenario: Callable[[World], Awaitable[None]], limits: Limits = Limits())
 
 def test_variables_come_as_they_are_known_and_then_one_ending() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program())
+        world.receive(CLIENT, program())
         await world.calls(1)
         world.answer(0, "one")
         await world.calls(2)
@@ -159,7 +156,7 @@ def test_variables_come_as_they_are_known_and_then_one_ending() -> None:
 
 def test_pieces_are_told_to_who_asks_for_them() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program(calls=1, stream=True))
+        world.receive(CLIENT, program(calls=1, stream=True))
         await world.calls(1)
         world.gateway.engine_event(Tokens(world.generates()[0].id, list(b"on")))
         await until(lambda: len(world.of("p")) >= 3)
@@ -174,7 +171,7 @@ def test_pieces_are_told_to_who_asks_for_them() -> None:
 
 def test_a_budget_travels_with_its_program() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program(budget=ProgramBudget(calls=1)))
+        world.receive(CLIENT, program(budget=ProgramBudget(calls=1)))
         await world.calls(1)
         world.answer(0, "one")
         await until(lambda: world.ending("p"))
@@ -190,8 +187,8 @@ def test_a_budget_travels_with_its_program() -> None:
 def test_calls_have_the_salt_priority_and_time_of_their_program() -> None:
     async def scenario(world: World) -> None:
         origin = Origin(program_id="not mine to choose", salt="mine", priority=3, timeout=50.0)
-        world.programs.receive(PEER, program(calls=1, origin=origin))
-        world.programs.receive(PEER, program("q", calls=1, origin=Origin(salt="../theirs")))
+        world.receive(CLIENT, program(calls=1, origin=origin))
+        world.receive(CLIENT, program("q", calls=1, origin=Origin(salt="../theirs")))
         await world.calls(1)
         schedule = world.generates()[0].schedule
         assert (schedule.salt, schedule.priority) == ("mine", 3)
@@ -214,12 +211,12 @@ def test_calls_have_the_salt_priority_and_time_of_their_program() -> None:
 
 def test_a_graph_that_is_not_here_is_asked_for_and_found_from_then_on() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program("a", whole=False))
+        world.receive(CLIENT, program("a", whole=False))
         await until(lambda: world.ending("a"))
         assert isinstance(world.ending("a"), GraphWanted)
-        world.programs.receive(PEER, program("b"))
+        world.receive(CLIENT, program("b"))
         await world.calls(1)
-        world.programs.receive(OTHER, program("c", whole=False))
+        world.receive(OTHER, program("c", whole=False))
         await world.calls(2)
         for index, text in enumerate(("b0", "c0", "b1", "c1")):
             await world.calls(index + 1)
@@ -235,12 +232,12 @@ def test_nobody_puts_a_graph_in_the_place_of_another() -> None:
     async def scenario(world: World) -> None:
         good, evil = program("a"), program("b", text="evil")
         lie = RunProgram("b", good.digest, evil.slots, evil.graph)
-        world.programs.receive(OTHER, lie)
+        world.receive(OTHER, lie)
         await until(lambda: world.ending("b", OTHER))
         failure = world.ending("b", OTHER)
         assert isinstance(failure, Failure)
         assert "another digest" in failure.message
-        world.programs.receive(PEER, program("a", whole=False))
+        world.receive(CLIENT, program("a", whole=False))
         await until(lambda: world.ending("a"))
         assert isinstance(world.ending("a"), GraphWanted)
 
@@ -307,28 +304,28 @@ def test_what_cannot_be_read_is_refused_whatever_reading_raises() -> None:
 
 def test_an_abort_ends_the_program_and_its_calls() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program())
+        world.receive(CLIENT, program())
         await world.calls(1)
-        assert not world.programs.abort(OTHER, "p")
-        assert world.programs.abort(PEER, "p")
+        assert not world.abort(OTHER, "p")
+        assert world.abort(CLIENT, "p")
         await until(lambda: world.ending("p"))
         failure = world.ending("p")
         assert isinstance(failure, Failure)
         assert failure.kind == "CancelledError"
         await until(lambda: world.aborts() == [world.generates()[0].id])
         world.answer(0, "late")
-        assert not world.programs.abort(PEER, "p")
+        assert not world.abort(CLIENT, "p")
 
     run(scenario)
 
 
 def test_a_client_that_goes_takes_its_programs_with_it_and_no_others() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program())
+        world.receive(CLIENT, program())
         await world.calls(1)
-        world.programs.receive(OTHER, program())
+        world.receive(OTHER, program())
         await world.calls(2)
-        world.programs.peer_lost(PEER)
+        world.lose(CLIENT)
         await until(lambda: world.aborts() == [world.generates()[0].id])
         world.answer(0, "late")
         world.answer(1, "one")
@@ -343,7 +340,7 @@ def test_a_client_that_goes_takes_its_programs_with_it_and_no_others() -> None:
 
 def test_a_deadline_ends_it() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program(origin=Origin(timeout=0.0)))
+        world.receive(CLIENT, program(origin=Origin(timeout=0.0)))
         await until(lambda: world.ending("p"))
         failure = world.ending("p")
         assert isinstance(failure, Failure)
@@ -354,7 +351,7 @@ def test_a_deadline_ends_it() -> None:
 
 def test_a_program_does_not_notice_that_its_engine_was_replaced() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program("p", calls=1))
+        world.receive(CLIENT, program("p", calls=1))
         await world.calls(1)
         world.gateway.engine_lost("signal 9")
         world.gateway.engine_ready(100)
@@ -370,7 +367,7 @@ def test_a_program_does_not_notice_that_its_engine_was_replaced() -> None:
 
 def test_a_second_engine_that_dies_ends_it_with_the_cause() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program())
+        world.receive(CLIENT, program())
         await world.calls(1)
         world.gateway.engine_lost("signal 11")
         world.gateway.engine_ready(100)
@@ -382,7 +379,7 @@ def test_a_second_engine_that_dies_ends_it_with_the_cause() -> None:
         assert ending.error is not None
         assert (ending.error.kind, "signal 9" in ending.error.message) == ("EngineError", True)
         world.gateway.engine_ready(100)
-        world.programs.receive(PEER, program("again", calls=1))
+        world.receive(CLIENT, program("again", calls=1))
         await world.calls(3)
         world.answer(2, "one")
         await until(lambda: world.ending("again"))
@@ -392,7 +389,7 @@ def test_a_second_engine_that_dies_ends_it_with_the_cause() -> None:
 
 def test_a_failing_call_fails_what_needs_it() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program())
+        world.receive(CLIENT, program())
         await world.calls(1)
         world.gateway.engine_event(EngineFailed(world.generates()[0].id, "EngineError", "out of luck"))
         await until(lambda: world.ending("p"))
@@ -414,19 +411,19 @@ def test_programs_beyond_the_limits_are_refused_at_once() -> None:
             ("x" * 300, program("x" * 300), "ParameterError"),
             ("late", program("late", origin=Origin(timeout=float("nan"))), "ParameterError"),
         ):
-            world.programs.receive(PEER, request)
+            world.receive(CLIENT, request)
             failure = world.ending(label)
             assert isinstance(failure, Failure)
             assert failure.kind == kind
-        world.programs.receive(PEER, program(calls=1))
-        world.programs.receive(PEER, program("more"))
+        world.receive(CLIENT, program(calls=1))
+        world.receive(CLIENT, program("more"))
         failure = world.ending("more")
         assert isinstance(failure, Failure)
         assert failure.kind == "OverloadedError"
         await world.calls(1)
         world.answer(0, "one")
         await until(lambda: world.ending("p"))
-        world.programs.receive(PEER, program("now", calls=0))
+        world.receive(CLIENT, program("now", calls=0))
         await until(lambda: isinstance(world.ending("now"), ProgramEnded))
 
     run(scenario, limits)
@@ -434,12 +431,12 @@ def test_programs_beyond_the_limits_are_refused_at_once() -> None:
 
 def test_an_id_in_use_is_refused_and_the_program_that_has_it_runs_on() -> None:
     async def scenario(world: World) -> None:
-        world.programs.receive(PEER, program(calls=1))
-        world.programs.receive(PEER, program(calls=1))
+        world.receive(CLIENT, program(calls=1))
+        world.receive(CLIENT, program(calls=1))
         (failure,) = world.of("p")
         assert isinstance(failure, Failure)
         assert "is in use" in failure.message
-        world.told.clear()
+        world.front_end.delivered.clear()
         await world.calls(1)
         world.answer(0, "one")
         await until(lambda: isinstance(world.ending("p"), ProgramEnded))
@@ -452,14 +449,14 @@ def test_programs_leave_room_in_the_queue_for_calls_of_clients() -> None:
 
     async def scenario(world: World) -> None:
         for number in range(6):
-            world.programs.receive(PEER, program(str(number), calls=1))
+            world.receive(CLIENT, program(str(number), calls=1))
         await world.calls(2)
         for _ in range(50):
             await asyncio.sleep(0)
         assert len(world.generates()) == 2
-        world.gateway.receive(OTHER, GenRequest("g", ()))
-        assert world.told == [] or not isinstance(world.told[-1][1], Failure)
-        world.gateway.receive(OTHER, Abort("g"))
+        world.send(GenRequest("g", ()), OTHER)
+        assert world.front_end.delivered == [] or not isinstance(world.front_end.delivered[-1][1], Failure)
+        world.send(Abort("g"), OTHER)
         for index in range(7):
             await world.calls(index + 1)
             world.answer(index, "x")
@@ -488,20 +485,20 @@ def test_whatever_happens_every_program_ends_once(seed: int) -> None:
                 world.gateway.engine_event(ended(call, list(b"text")))
 
         for number in range(60):
-            peer = dice.choice([peer for peer in (PEER, OTHER, b"third") if peer not in gone] or [b"last"])
+            client = dice.choice([client for client in (CLIENT, OTHER, b"third") if client not in gone] or [b"last"])
             match dice.choices(("send", "answer", "abort", "leave", "kill"), (40, 50, 12, 1, 3))[0]:
                 case "send":
                     calls, stream = dice.randint(0, 3), dice.random() < 0.5
                     whole = dice.random() < 0.8
-                    sent.append((peer, str(number)))
-                    world.programs.receive(peer, program(str(number), calls=calls, stream=stream, whole=whole))
+                    sent.append((client, str(number)))
+                    world.receive(client, program(str(number), calls=calls, stream=stream, whole=whole))
                 case "answer" if answered < len(world.generates()):
                     answer()
                 case "abort" if sent:
-                    world.programs.abort(*dice.choice(sent))
+                    world.abort(*dice.choice(sent))
                 case "leave":
-                    gone.add(peer)
-                    world.programs.peer_lost(peer)
+                    gone.add(client)
+                    world.lose(client)
                 case "kill":
                     world.gateway.engine_lost("killed")
                     world.gateway.engine_ready(100)
@@ -511,11 +508,11 @@ def test_whatever_happens_every_program_ends_once(seed: int) -> None:
             if answered < len(world.generates()):
                 answer()
             await asyncio.sleep(0)
-        for peer, label in sent:
-            ending = world.ending(label, peer)  # asserts that there is no second one
-            assert ending is not None or peer in gone
+        for client, label in sent:
+            ending = world.ending(label, client)  # asserts that there is no second one
+            assert ending is not None or client in gone
             if ending is not None:
-                assert world.of(label, peer)[-1] is ending, "nothing is told after the end"
+                assert world.of(label, client)[-1] is ending, "nothing is told after the end"
 
     run(scenario)
 

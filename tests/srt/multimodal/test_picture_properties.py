@@ -24,6 +24,7 @@ from umbel.srt.core.messages import (
     ScoreEnded,
     ToEngine,
 )
+from umbel.srt.gateway.front_end import Answer, Client
 from umbel.srt.gateway.gateway import EngineState, Gateway
 from umbel.srt.multimodal.cache import PictureShelf
 from umbel.srt.multimodal.digests import InlineDigests
@@ -61,7 +62,6 @@ class Traffic:
             ByteTokenizer(),
             model="toy",
             to_engine=self._to_engine,
-            to_peer=self._to_peer,
             clock=self.clock,
             limits=Limits(max_queue=6, request_timeout=60.0),
             seed=7,
@@ -91,7 +91,7 @@ class Traffic:
         if not true:
             self.wrong.append(what)
 
-    def _to_peer(self, peer: bytes, message: object) -> None:
+    def deliver(self, identity: bytes, message: Answer) -> None:
         if isinstance(message, Final | Scored | Failure):
             self.endings[message.id] += 1
         if isinstance(message, Failure) and "had the request's pictures" in message.message:
@@ -113,15 +113,17 @@ class Traffic:
         origin = Origin(salt=dice.choice(("", "", "salt")), timeout=dice.choice((None, 1.0)))
         kind = dice.choice(("gen", "gen", "gen", "score", "hint", "constrained"))
         if kind == "hint":
-            self.gateway.receive(peer, Hint("hint", prompt, origin, pin=5.0))
+            self.gateway.receive(Client(self, peer), Hint("hint", prompt, origin, pin=5.0))
             return
         self.asked.add(label)
         if kind == "score":
-            self.gateway.receive(peer, ScoreRequest(label, prompt, ("a", "b"), origin=origin))
+            self.gateway.receive(Client(self, peer), ScoreRequest(label, prompt, ("a", "b"), origin=origin))
             return
         constraint = ConstraintSpec("regex", "a+") if kind == "constrained" else None
         sampling = SamplingParams(max_tokens=4)
-        self.gateway.receive(peer, GenRequest(label, prompt, sampling, origin=origin, constraint=constraint))
+        self.gateway.receive(
+            Client(self, peer), GenRequest(label, prompt, sampling, origin=origin, constraint=constraint)
+        )
 
     def decode(self) -> None:
         self.decoder.work()
@@ -159,12 +161,12 @@ class Traffic:
     def abort(self) -> None:
         if self.asked:
             label = self.dice.choice(sorted(self.asked))
-            self.gateway.receive(label.partition("-")[0].encode(), Abort(label))
+            self.gateway.receive(Client(self, label.partition("-")[0].encode()), Abort(label))
 
     def peer_goes(self) -> None:
         peer = self.dice.choice(PEERS)
         self.lost |= {label for label in self.asked if label.startswith(peer.decode()) and not self.endings[label]}
-        self.gateway.peer_lost(peer)
+        self.gateway.client_lost(Client(self, peer))
         self._forget_ended()
 
     def time_passes(self) -> None:
