@@ -7,22 +7,29 @@ nothing is left to visit it is true of the whole tree, and has to agree with the
 The next round visits every node again.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .radix_node import RadixNode
 from .slot_allocator import IntegrityError, SlotPool
+
+if TYPE_CHECKING:
+    from .eviction import EvictionPolicy
+    from .radix_cache import RadixNode
 
 _SLICE = 128  # nodes in a slice at most; about a third of a millisecond
 _SLOTS = 64  # of a long node, that count as one more
 
 
 class IdleCheck:
-    """All nodes of one tree, and how far the check has come. The tree says what happens to them; roots are left out."""
+    """Holds all nodes of one tree, and how far the check has come. The tree reports changes; roots are left out."""
 
-    def __init__(self, pool: SlotPool) -> None:
+    def __init__(self, pool: SlotPool, eviction: EvictionPolicy) -> None:
         self._pool = pool
+        self._eviction = eviction
         self.visits = 0  # cumulative
         self.forget()
 
@@ -100,7 +107,7 @@ class IdleCheck:
 
     def _visit(self, node: RadixNode) -> None:
         self.visits += 1
-        require_node(node)
+        require_node(node, self._eviction)
         if node.locks:
             raise IntegrityError(f"node {node.id} has {node.locks} locks, and nobody runs")
         parent = node.parent
@@ -121,15 +128,15 @@ class IdleCheck:
         self._pins.pop(node.id, None)
 
 
-def require_node(node: RadixNode) -> None:
-    """What holds of any node at any time.
+def require_node(node: RadixNode, eviction: EvictionPolicy) -> None:
+    """Checks what holds of any node at any time.
 
     Raises:
         IntegrityError: naming the node.
     """
     if not 0 < len(node.tokens) == len(node.slots):
         raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens and {len(node.slots)} slots")
-    if node.evictable and not node.queued:
+    if node.evictable and not eviction.knows(node):
         raise IntegrityError(f"leaf {node.id} can never be evicted: it is not in the queue")
     for first, child in node.children.items():
         if child.parent is not node or child.tokens[:1].tolist() != [first] or child.salt != node.salt:

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..core.counters import Counters
-from .radix_cache import RadixCache
-from .radix_node import Match
+from .radix_cache import Match, RadixCache
 
 
 @dataclass(slots=True)

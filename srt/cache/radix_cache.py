@@ -3,7 +3,7 @@
 A node owns a run of tokens and the slots of their keys and values; children are keyed by their first token.
 Locked nodes (lock count > 0) are never evicted; a lock covers the whole path, so ancestors have at least the
 locks of their children. Pins are the same for whoever is no request, counted apart because they can be taken back
-(pins.py). Eviction takes least recently used leaves first.
+(pins.py). An eviction policy says which leaf goes next (eviction.py).
 
     root(salt) ── "You are helpful." ─┬─ "Hello" ── "Hi!"          every salt has a root of its own:
                                       └─ "What is 2+2?"            two salts never share a node
@@ -11,15 +11,126 @@ locks of their children. Pins are the same for whoever is no request, counted ap
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from .eviction import EvictionPolicy, LeastRecentlyUsed
 from .idle_check import IdleCheck, require_node
-from .radix_node import Match, RadixNode, Tokens, ascend, common_length
-from .slot_allocator import IntegrityError, SlotPool, Slots
+from .slot_allocator import IntegrityError, Place, SlotPool, Slots
+
+Tokens = NDArray[np.int32]
+
+
+class RadixNode:
+    """One edge of the tree with the point it leads to. Changed only by RadixCache."""
+
+    __slots__ = (
+        "children",
+        "id",
+        "last_use",
+        "locks",
+        "parent",
+        "pins",
+        "place",
+        "priority",
+        "salt",
+        "slots",
+        "tokens",
+        "tree",
+    )
+
+    def __init__(
+        self,
+        tree: RadixCache,
+        node_id: int,
+        salt: str,
+        parent: RadixNode | None,
+        tokens: Tokens,
+        slots: Slots,
+        place: Place,
+    ) -> None:
+        self.tree = tree
+        self.id = node_id
+        self.salt = salt
+        self.parent = parent  # None: a root, or no longer in the tree
+        self.tokens = tokens
+        self.slots = slots  # of the pool in `place`
+        self.place = place
+        self.children: dict[int, RadixNode] = {}
+        self.locks = 0
+        self.pins = 0
+        self.last_use = 0
+        self.priority = 0  # lower ones are evicted first
+
+    @property
+    def is_root(self) -> bool:
+        return not len(self.tokens)
+
+    @property
+    def held(self) -> bool:
+        """By a request or a pin."""
+        return bool(self.locks or self.pins)
+
+    @property
+    def evictable(self) -> bool:
+        return not self.held and not self.children and self.parent is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix: it ends at the end of `node`. Lock it before anything else changes the tree.
+
+    `fresh`: the holder made `node` itself, so while nobody else uses it, it may grow in place.
+    """
+
+    node: RadixNode
+    length: int  # tokens from the root to the end of node
+    fresh: bool = False
+
+    @property
+    def path(self) -> tuple[tuple[int, int, int], ...]:
+        """Root first: (node id, position of its first token, number of tokens). It stays until `tree.splits` grows."""
+        steps = []
+        end = self.length
+        for node in ascend(self.node):
+            steps.append((node.id, end - len(node.tokens), len(node.tokens)))
+            end -= len(node.tokens)
+        return tuple(reversed(steps))
+
+    def slots(self, start: int = 0) -> Slots:
+        """The slots of tokens [start, length)."""
+        runs = []
+        end = self.length
+        for node in ascend(self.node):
+            if end <= start:
+                break
+            first = end - len(node.tokens)
+            runs.append(node.slots[max(0, start - first) :])
+            end = first
+        return np.concatenate(runs[::-1]) if runs else np.empty(0, dtype=np.int32)
+
+
+def ascend(node: RadixNode) -> Iterator[RadixNode]:
+    """The node and its ancestors, without the root."""
+    current: RadixNode | None = node
+    while current is not None and not current.is_root:
+        yield current
+        current = current.parent
+
+
+def common_length(left: Tokens, right: Tokens) -> int:
+    """How many first tokens two sequences share."""
+    length = min(len(left), len(right))
+    if not length:
+        return 0
+    different = left[:length] != right[:length]
+    first = int(different.argmax())  # 0 where nothing differs
+    return first if different[first] else length
+
 
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
@@ -28,23 +139,27 @@ class RadixCache:
     """The tree. It takes slots from the caller at `extend` and gives them to the pool at `evict`.
 
     Costs: match and extend O(tokens compared + nodes on the path); lock and unlock O(nodes on the path);
-    evict O(log n) per node, by a queue whose entries are checked when they are taken (no walk of the tree).
+    evict one operation of the eviction policy per node, O(log n) (no walk of the tree).
+
+    Args:
+        pool: takes back the slots of evicted nodes.
+        eviction: says which leaf goes next; least recently used first by default.
     """
 
-    def __init__(self, pool: SlotPool) -> None:
+    def __init__(self, pool: SlotPool, eviction: EvictionPolicy | None = None) -> None:
         self._pool = pool
-        self.idle_check = IdleCheck(pool)
+        self.eviction = eviction if eviction is not None else LeastRecentlyUsed()
+        self.idle_check = IdleCheck(pool, self.eviction)
         self._next_id = 0
         self._time = 0  # counts uses; the order is all that matters
         self.evicted_tokens = 0  # cumulative
         self.splits = 0  # cumulative; each changes the paths through the node that was split
-        self.queue_operations = 0  # cumulative pushes and pops of the eviction queue
         self.forget()
 
     def forget(self) -> None:
         """An empty tree. Slots are not given back: the caller clears the pool too, or has counted them."""
         self._roots: dict[str, RadixNode] = {}
-        self._queue: list[tuple[int, int, int, RadixNode]] = []  # (priority, last use, node id, node)
+        self.eviction.clear()
         self._tokens = 0
         self._held_tokens = 0  # in nodes with a lock or a pin
         self._pinned_tokens = 0
@@ -152,7 +267,7 @@ class RadixCache:
             node.locks -= 1
             if not node.held:
                 self._held_tokens -= len(node.tokens)
-                self._enqueue(node)
+                self._offer(node)
         root = self._root(match.node.salt)
         assert root.locks > 0, "unlock without lock"
         root.locks -= 1
@@ -177,7 +292,7 @@ class RadixCache:
                 self._pinned_tokens -= len(node.tokens)
             if not node.held:
                 self._held_tokens -= len(node.tokens)
-                self._enqueue(node)
+                self._offer(node)
 
     def move_lock(self, held: Match, wanted: Match) -> None:
         """The holder of `held` holds `wanted` instead; what both share stays locked throughout."""
@@ -188,19 +303,11 @@ class RadixCache:
     def evict(self, count: int) -> int:
         """Gives at least `count` tokens' slots to the pool if so many are not held; says how many it gave.
 
-        Whole leaves, of the lowest priority and least recently used first.
+        Evicts whole leaves, in the order of the eviction policy.
         """
         given = 0
-        while given < count and self._queue:
-            _, last_use, _, node = heapq.heappop(self._queue)
-            self.queue_operations += 1
-            node.queued = False
-            if not node.evictable:
-                continue  # held, grown children or gone since; it is queued again when that ends
-            if node.last_use != last_use:
-                self._enqueue(node)  # used since: at most once per use
-                continue
-            given += self._remove(node)
+        while given < count and (leaf := self.eviction.pop()) is not None:
+            given += self._remove(leaf)
         self.evicted_tokens += given
         return given
 
@@ -227,7 +334,7 @@ class RadixCache:
 
     def _node(self, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots) -> RadixNode:
         self._next_id += 1
-        return RadixNode(self, self._next_id, salt, parent, tokens, slots)
+        return RadixNode(self, self._next_id, salt, parent, tokens, slots, self._pool.place)
 
     def _root(self, salt: str) -> RadixNode:
         root = self._roots.get(salt)
@@ -280,18 +387,17 @@ class RadixCache:
         leaf.parent = None
         self.idle_check.removed(leaf)
         self._tokens -= len(leaf.tokens)
+        assert leaf.place is self._pool.place, "slots go back to the pool that gave them"
         self._pool.release(leaf.slots)
         if parent.is_root:
             self._drop_if_empty(parent)
         else:
-            self._enqueue(parent)
+            self._offer(parent)
         return len(leaf.tokens)
 
-    def _enqueue(self, node: RadixNode) -> None:
-        if node.evictable and not node.queued:
-            heapq.heappush(self._queue, (node.priority, node.last_use, node.id, node))
-            self.queue_operations += 1
-            node.queued = True
+    def _offer(self, node: RadixNode) -> None:
+        if node.evictable:
+            self.eviction.add(node)
 
     # ------------------------------------------------------------------------------------------ look
 
@@ -332,7 +438,7 @@ class RadixCache:
                 raise IntegrityError(f"node {node.id} has {node.locks} locks that its holders do not explain")
             if node.pins != pins.pop(node.id, 0):
                 raise IntegrityError(f"node {node.id} has {node.pins} pins that nobody has put there")
-            require_node(node)
+            require_node(node, self.eviction)
             if node not in self.idle_check:
                 raise IntegrityError(f"node {node.id} is not known to the check of idle time")
             nodes += 1

@@ -8,6 +8,7 @@ At every moment a slot is exactly one of: free (here), in the radix tree, or pri
 """
 
 from collections.abc import Iterable
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +21,31 @@ Slots = NDArray[np.int32]
 FIRST_SLOT = 1  # behind batch.DUMMY_SLOT
 
 
+class Place(Enum):
+    """Where the keys and values of a run of tokens lie.
+
+    One place today. A tier in host memory or on disk is a further member, with an allocator of its own; the tree then
+    moves a node there instead of removing it.
+    """
+
+    DEVICE = "device"  # the runner's pool
+
+
 class IntegrityError(EngineError):
     """The bookkeeping of pool and tree contradicts itself: a bug of ours, found before it gives a wrong token."""
 
 
 class SlotPool:
-    """Hands out slots and takes them back. Released slots are merged only when the sorted ones run out.
+    """Hands out the slots of one place and takes them back.
+
+    Released slots are merged only when the sorted ones run out.
 
     Args:
         num_slots: size of the runner's pool, the dummy slot included.
         faults: visited at `memory.allocate`.
     """
+
+    place = Place.DEVICE
 
     def __init__(self, num_slots: int, faults: FaultHook = no_faults) -> None:
         assert num_slots > FIRST_SLOT, "a pool needs at least one slot behind the dummy"

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..cache.pins import Pins
-from ..cache.radix_cache import RadixCache
-from ..cache.radix_node import Match
+from ..cache.radix_cache import Match, RadixCache
 from ..cache.slot_allocator import SlotPool, Slots
 from ..core.clock import Clock
 from ..core.counters import Counters, Stopwatch

@@ -25,7 +25,7 @@ from ...fsm.choices.nodes import Node
 from ...fsm.choices.search import ChoiceSearch
 from ...fsm.stops import Matcher, Stops
 from ...lang.sampling import SamplingParams
-from ..cache.radix_node import Match
+from ..cache.radix_cache import Match
 from ..constraints.matcher import Cursor
 from ..core.messages import IdLogprob, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures

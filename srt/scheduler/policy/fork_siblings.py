@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache.radix_node import common_length
+from ...cache.radix_cache import common_length
 from ..request import Request
 
 _Group = tuple[str, str, str]  # salt, program, fork group

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache.radix_node import common_length
+from ...cache.radix_cache import common_length
 from ...core.counters import Counters
 from ..request import Request
 from .fork_siblings import ForkSiblings
