@@ -289,8 +289,8 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", team: "Team") 
     import torch
 
     from .distributed.launch import device_of
+    from .runners.build import build_runner, resolve_device
     from .runners.cuda.memory import StepLimits
-    from .runners.torch_runner import build_runner, resolve_device
 
     if options.threads is not None or team.ranks > 1:  # ranks on the CPU share its cores
         torch.set_num_threads(max(1, (options.threads or torch.get_num_threads()) // team.ranks))

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from umbel.srt.core.batch import Batch, Pick, Picks
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.memory import StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.runners.torch_runner import build_runner
 
 from .batches import Rows, Step, forked_step, step_of
 from .figures import Figure, Unit

@@ -5,6 +5,7 @@ left over is a mistake of the checkpoint, named in one error.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -14,6 +15,16 @@ from ...lang.errors import ModelError
 Tensors = Mapping[str, torch.Tensor]
 
 LISTED = 8  # names in one message
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTensors:
+    """Linear maps that one product computes, stacked along their outputs."""
+
+    names: tuple[str, ...]  # in the checkpoint, without ".weight" and ".bias"
+    widths: tuple[int, ...]  # outputs of each
+    inputs: int
+    biased: bool = False
 
 
 class Checkpoint:
@@ -53,9 +64,20 @@ class Checkpoint:
             )
         return tensor.to(self.device).contiguous()
 
-    def take_fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> torch.Tensor:
-        """Several tensors, stacked along the first dimension: one product instead of several."""
-        return torch.cat([self.take(name, *shape) for name, shape in zip(names, shapes, strict=True)])
+    def take_weights(self, tensors: LinearTensors, *, as_stored: bool = False) -> list[torch.Tensor]:
+        """The matrix of each map, [width, inputs], in the model's dtype or as the file stores it."""
+        take = self.take_as_stored if as_stored else self.take
+        return [
+            take(f"{name}.weight", width, tensors.inputs)
+            for name, width in zip(tensors.names, tensors.widths, strict=True)
+        ]
+
+    def take_bias(self, tensors: LinearTensors) -> torch.Tensor | None:
+        """The biases of all maps as one, [sum of widths]; None: they have none."""
+        if not tensors.biased:
+            return None
+        parts = [self.take(f"{name}.bias", width) for name, width in zip(tensors.names, tensors.widths, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def finish(self, *, ignored: frozenset[str] = frozenset()) -> None:
         """Nothing may be left over, apart from `ignored` names and buffers that old checkpoints stored."""

@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies of the scaling variants, and how queries and keys are turned.
+"""Rotary position embedding: frequencies of the scaling variants, and the rotation of queries and keys.
 
 Frequencies and angles are float32; cosines and sines are rounded to the model's dtype before use, as
 transformers does, so that both give the same logits.
@@ -14,7 +14,7 @@ import torch
 class RopeType(Enum):
     """Variants whose frequencies do not depend on how long the sequence has become.
 
-    `dynamic` and `longrope` are absent on purpose: they turn all keys anew when a sequence passes a length, so a
+    `dynamic` and `longrope` are absent on purpose: they rotate all keys anew when a sequence passes a length, so a
     cached key would be wrong for a longer continuation.
     """
 
@@ -98,22 +98,22 @@ def _yarn(config: RopeConfig, exponents: torch.Tensor) -> torch.Tensor:
 
 
 class Rope:
-    """Turns heads by position. One object per set of frequencies; `angles` once per step, `turn` once per layer."""
+    """One set of frequencies. `angles` is called once per step, `apply_rope` once per layer."""
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device | str) -> None:
         self._frequencies = frequencies(config, head_dim).to(device)
         self._factor = config.attention_factor
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines, and sines with the sign that `turn` needs; each [R, 1, head_dim]."""
+        """Cosines, and sines with the sign that `apply_rope` needs; each [R, 1, head_dim]."""
         angle = positions[:, None].float() * self._frequencies
         cos, sin = angle.cos() * self._factor, angle.sin() * self._factor
         both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         return both[0].to(dtype)[:, None], both[1].to(dtype)[:, None]
 
 
-def turn(heads: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """[R, heads, head_dim] → the same, dimension i turned with dimension i + head_dim/2."""
+def apply_rope(heads: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """[R, heads, head_dim] → the same, dimension i rotated with dimension i + head_dim/2."""
     cos, sin = angles
     halves = heads.view(*heads.shape[:-1], 2, heads.shape[-1] // 2)
     swapped = halves.flip(-2).view(heads.shape)

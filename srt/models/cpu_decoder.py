@@ -1,4 +1,4 @@
-"""The decoder families of `decoder.py` on the native kernels: one call per step.
+"""The families' decoder on the native CPU kernels: one call per step.
 
 Arithmetic is float32. Weights are rounded when they are packed (not at all when the checkpoint has them in that
 format), keys and values when the pool is bfloat16. Where the CPU multiplies bfloat16 in tiles (AMX), a bfloat16 pool
@@ -20,11 +20,12 @@ from ..core.model import Given
 from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.decoder import DecoderKernel, DecoderLayer, DecoderShape, DecoderStep
 from ..kernels.cpu.head import Head
-from ..kernels.cpu.linear import Format, PackedMatrix
-from ..layers.checkpoint import Checkpoint, Tensors
+from ..kernels.cpu.linear import PackedMatrix
+from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
+from ..layers.linear import QuantMethod
 from ..layers.rope import Rope, RopeConfig
-from .decoder import landmarks
 from .decoder_config import DecoderConfig
+from .layer_tensors import EMBEDDING, FINAL_NORM, HEAD, landmarks, layer_tensors, unused
 
 ACTIVATION_CODES = {
     "silu": 0,
@@ -51,6 +52,11 @@ class CpuRows:
 class CpuDecoder:
     """A whole model: hidden states from `forward`, tokens and logits from `head`.
 
+    Args:
+        method: the weight format of the layers' linear maps and of the head. The native step multiplies the weights
+            that it creates, without a call of `apply`.
+        screened: the head chooses tokens without their logits where it can.
+
     Raises:
         ModelError: configuration or tensors that cannot be used.
     """
@@ -60,7 +66,7 @@ class CpuDecoder:
         config: DecoderConfig,
         tensors: Tensors,
         *,
-        weights: Format,
+        method: QuantMethod[PackedMatrix],
         kv_dtype: torch.dtype,
         screened: bool,
         library: ctypes.CDLL,
@@ -74,17 +80,15 @@ class CpuDecoder:
         self._kept: list[object] = []  # what the native structures point to
         self._checkpoint = Checkpoint(tensors, dtype=torch.float32, device=torch.device("cpu"))
         self._checkpoint.require(landmarks(config))
-        self.weights = weights
-        self._exact = kv_dtype is torch.float32
-        self._library = library
+        self.method = method
         self._ropes = {rope: Angles(rope, config) for rope in dict.fromkeys(layer.rope for layer in config.layers)}
 
-        embedding = self._checkpoint.take_as_stored("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        embedding = self._checkpoint.take_as_stored(EMBEDDING, config.vocab_size, config.hidden_size)
         head = embedding
         if not config.tied:
-            head = self._checkpoint.take_as_stored("lm_head.weight", config.vocab_size, config.hidden_size)
-        self.head = Head(library, self._packed([_readable(head)]), screen=screened)
-        embedding = _readable(embedding)
+            head = self._checkpoint.take_as_stored(HEAD, config.vocab_size, config.hidden_size)
+        self.head = Head(library, method.create([head]), screen=screened)
+        embedding = embedding if embedding.dtype in (torch.float32, torch.bfloat16) else embedding.float()
         self._kept.append(embedding)
         shape = DecoderShape(
             hidden=config.hidden_size,
@@ -99,10 +103,10 @@ class CpuDecoder:
             activation=ACTIVATION_CODES[config.activation],
             embedding=embedding.data_ptr(),
             embedding_is_bf16=int(embedding.dtype is torch.bfloat16),
-            final_norm=self._norm("model.norm.weight", config.hidden_size),
+            final_norm=self._norm(FINAL_NORM, config.hidden_size),
         )
         layers = [self._layer(index) for index in range(len(config.layers))]
-        self._checkpoint.finish(ignored=frozenset({"lm_head.weight"}) if config.tied else frozenset())
+        self._checkpoint.finish(ignored=unused(config))
         self._kernel = DecoderKernel(library, shape, layers)
 
     def forward(
@@ -138,27 +142,12 @@ class CpuDecoder:
         self._kernel.forward(step)
 
     def _layer(self, index: int) -> DecoderLayer:
-        config, layer = self.config, self.config.layers[index]
-        hidden, wide = config.hidden_size, config.intermediate_size
-        prefix = f"model.layers.{index}"
-        heads, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        qkv, qkv_bias = self._matrix(
-            {f"{attention}.q_proj": heads, f"{attention}.k_proj": kv, f"{attention}.v_proj": kv},
-            hidden,
-            config.qkv_bias,
-        )
-        output, output_bias = self._matrix({f"{attention}.o_proj": hidden}, heads, config.output_bias)
-        gate_up, gate_up_bias = self._matrix(
-            {f"{mlp}.gate_proj": wide, f"{mlp}.up_proj": wide}, hidden, config.mlp_bias
-        )
-        down, down_bias = self._matrix({f"{mlp}.down_proj": hidden}, wide, config.mlp_bias)
-        norm = {
-            "before_attention": "input_layernorm",
-            "after_attention": "post_attention_layernorm" if config.sandwich_norm else None,
-            "before_mlp": "pre_feedforward_layernorm" if config.sandwich_norm else "post_attention_layernorm",
-            "after_mlp": "post_feedforward_layernorm" if config.sandwich_norm else None,
-        }
+        config, layer, tensors = self.config, self.config.layers[index], layer_tensors(self.config, index)
+        hidden, head_dim = config.hidden_size, config.head_dim
+        qkv, qkv_bias = self._linear(tensors.qkv)
+        output, output_bias = self._linear(tensors.output)
+        gate_up, gate_up_bias = self._linear(tensors.gate_up)
+        down, down_bias = self._linear(tensors.down)
         return DecoderLayer(
             qkv=qkv,
             output=output,
@@ -168,29 +157,26 @@ class CpuDecoder:
             output_bias=output_bias,
             gate_up_bias=gate_up_bias,
             down_bias=down_bias,
-            query_norm=self._norm(f"{attention}.q_norm.weight", config.head_dim) if config.qk_norm else None,
-            key_norm=self._norm(f"{attention}.k_norm.weight", config.head_dim) if config.qk_norm else None,
+            before_attention=self._norm(tensors.before_attention, hidden),
+            after_attention=self._norm(tensors.after_attention, hidden),
+            before_mlp=self._norm(tensors.before_mlp, hidden),
+            after_mlp=self._norm(tensors.after_mlp, hidden),
+            query_norm=self._norm(tensors.query_norm, head_dim),
+            key_norm=self._norm(tensors.key_norm, head_dim),
             rope=list(self._ropes).index(layer.rope),
             plan=self.windows.index(layer.window),
-            **{field: self._norm(f"{prefix}.{name}.weight", hidden) if name else None for field, name in norm.items()},
         )
 
-    def _matrix(self, outputs: dict[str, int], inputs: int, biased: bool) -> tuple[int, int | None]:
-        """Addresses of the packed matrix of maps stacked in this order, and of their bias."""
-        take = self._checkpoint.take_as_stored
-        sources = [_readable(take(f"{name}.weight", count, inputs)) for name, count in outputs.items()]
-        matrix = self._packed(sources)
+    def _linear(self, tensors: LinearTensors) -> tuple[int, int | None]:
+        """Addresses of the maps' weight and bias; no bias: None."""
+        matrix, bias = self.method.load(self._checkpoint, tensors), self._checkpoint.take_bias(tensors)
         self._kept.append(matrix)
-        if not biased:
-            return matrix.handle, None
-        return matrix.handle, self._keep(
-            torch.cat([self._checkpoint.take(f"{name}.bias", count) for name, count in outputs.items()])
-        )
+        return matrix.handle, None if bias is None else self._keep(bias)
 
-    def _packed(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
-        return PackedMatrix(self._library, sources, self.weights, exact=self._exact)
-
-    def _norm(self, name: str, size: int) -> int:
+    def _norm(self, name: str | None, size: int) -> int | None:
+        """The address of a norm's weight; None: the layer has no such norm."""
+        if name is None:
+            return None
         weight = self._checkpoint.take(name, size)
         return self._keep(weight + 1.0 if self.config.centered_norm else weight)
 
@@ -226,11 +212,6 @@ class Angles:
             self._table[self._known : end, self._half :] = sin[:, 0, self._half :]
             self._known = end
         return self._table.ctypes.data
-
-
-def _readable(weight: torch.Tensor) -> torch.Tensor:
-    """As stored where the kernels read that, else in float32."""
-    return weight if weight.dtype in (torch.float32, torch.bfloat16) else weight.float()
 
 
 def _array(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:

@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen 2, Qwen 3 and Gemma 3, dense or with experts: families are configurations.
+"""The families' decoder in torch, on any device: dense or with experts. Families are configurations.
 
     token ids → embedding → layers × [ norm → attention → +   norm → MLP → + ] → norm → logits of the rows asked for
                     ↑ in the rows of pictures what a tower sees in them
@@ -6,9 +6,11 @@
 Rows of all sequences are one flat list: only attention knows which row belongs to whom. The rounding of every
 intermediate follows transformers, so that greedy text is the same in the same dtype. R rows, D = head_dim.
 
-On several ranks each has some of the heads and a slice of every MLP (parallel/shares.py): to it, they are the model's.
+On several ranks each has some of the heads and a slice of every MLP (sharding.py): to it, they are the model's.
 What comes out of attention and MLP is added up over the ranks, and everything between is the same on all of them.
 """
+
+from typing import Any
 
 import torch
 
@@ -16,11 +18,12 @@ from ..attention.backend import AttentionStep
 from ..cache.kv_pool import KVGeometry
 from ..distributed.communicator import ALONE, Team
 from ..layers.checkpoint import Checkpoint, Tensors
-from ..layers.config_values import Config
-from ..layers.layers import ACTIVATIONS, Head, Linear, RMSNorm
-from ..layers.rope import Rope, turn
-from .decoder_config import DecoderConfig, LayerConfig, read_config
+from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, TorchHead, dense_method
+from ..layers.norm import RMSNorm
+from ..layers.rope import Rope, apply_rope
+from .decoder_config import DecoderConfig
 from .experts import Experts, expert_kernels
+from .layer_tensors import EMBEDDING, FINAL_NORM, HEAD, LayerTensors, landmarks, layer_tensors, unused
 from .model import Rows
 from .sharding import portion
 from .vocab_parallel import Embedding, TeamHead
@@ -28,43 +31,35 @@ from .vocab_parallel import Embedding, TeamHead
 MLP_ROWS = 1024  # rows of one pass through an MLP, which has by far the widest intermediates
 
 
-class Attention:
-    """Queries, keys and values from one product; norm and turn of queries and keys in one go."""
+class TorchAttention:
+    """Attention of one layer: one product for queries, keys and values, one norm and one rotation for the first two."""
 
-    def __init__(self, index: int, layer: LayerConfig, config: DecoderConfig, weights: Checkpoint, *, pack: bool):
+    # Any: each method has its own form of weight, and only the method reads it.
+    def __init__(
+        self, index: int, tensors: LayerTensors, config: DecoderConfig, weights: Checkpoint, method: QuantMethod[Any]
+    ) -> None:
         self._index = index
-        self._window = layer.window
+        self._window = config.layers[index].window
         self._config = config
-        prefix = f"model.layers.{index}.self_attn"
-        hidden, head_dim = config.hidden_size, config.head_dim
-        widths = [config.heads * head_dim, config.kv_heads * head_dim, config.kv_heads * head_dim]
-        names = [f"{prefix}.{name}_proj" for name in "qkv"]
-        weight = weights.take_fused([f"{name}.weight" for name in names], [(width, hidden) for width in widths])
-        bias = None
-        if config.qkv_bias:
-            bias = weights.take_fused([f"{name}.bias" for name in names], [(width,) for width in widths])
-        self._qkv = Linear(weight, bias, packed=pack)
-        output_bias = weights.take(f"{prefix}.o_proj.bias", hidden) if config.output_bias else None
-        self._output = Linear(weights.take(f"{prefix}.o_proj.weight", hidden, widths[0]), output_bias, packed=pack)
-        self._head_norm = self._read_head_norm(prefix, weights) if config.qk_norm else None
-
-    def _read_head_norm(self, prefix: str, weights: Checkpoint) -> RMSNorm:
-        """The weights of all query heads above those of all key heads: [heads + kv_heads, D]."""
-        config = self._config
-        query = weights.take(f"{prefix}.q_norm.weight", config.head_dim).expand(config.heads, -1)
-        key = weights.take(f"{prefix}.k_norm.weight", config.head_dim).expand(config.kv_heads, -1)
-        return RMSNorm(torch.cat([query, key]), eps=config.norm_eps, centered=config.centered_norm)
+        self._qkv = Linear(method, weights, tensors.qkv)
+        self._output = Linear(method, weights, tensors.output)
+        self._head_norm: RMSNorm | None = None
+        if tensors.query_norm is not None and tensors.key_norm is not None:
+            # The weights of all query heads above those of all key heads: [heads + kv_heads, D].
+            query = weights.take(tensors.query_norm, config.head_dim).expand(config.heads, -1)
+            key = weights.take(tensors.key_norm, config.head_dim).expand(config.kv_heads, -1)
+            self._head_norm = RMSNorm(torch.cat([query, key]), eps=config.norm_eps, centered=config.centered_norm)
 
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: AttentionStep
     ) -> torch.Tensor:
         config = self._config
-        turned = config.heads + config.kv_heads
+        rotated = config.heads + config.kv_heads
         qkv = self._qkv(x).view(len(x), -1, config.head_dim)  # [R, heads + 2 kv_heads, D]
-        query_key, values = qkv[:, :turned], qkv[:, turned:]
+        query_key, values = qkv[:, :rotated], qkv[:, rotated:]
         if self._head_norm is not None:
             query_key = self._head_norm(query_key)
-        query_key = turn(query_key, angles)
+        query_key = apply_rope(query_key, angles)
         attended = attention.attend(
             self._index,
             query_key[:, : config.heads],
@@ -76,20 +71,15 @@ class Attention:
         return self._output(attended.flatten(1))
 
 
-class MLP:
+class TorchMLP:
     """down(activation(gate(x)) × up(x)), gate and up from one product."""
 
-    def __init__(self, index: int, config: DecoderConfig, weights: Checkpoint, *, pack: bool):
-        prefix = f"model.layers.{index}.mlp"
-        hidden, wide = config.hidden_size, config.intermediate_size
-        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        gate_up = weights.take_fused([f"{name}.weight" for name in names], [(wide, hidden)] * 2)
-        gate_up_bias = down_bias = None
-        if config.mlp_bias:
-            gate_up_bias = weights.take_fused([f"{name}.bias" for name in names], [(wide,)] * 2)
-            down_bias = weights.take(f"{prefix}.down_proj.bias", hidden)
-        self._gate_up = Linear(gate_up, gate_up_bias, packed=pack)
-        self._down = Linear(weights.take(f"{prefix}.down_proj.weight", hidden, wide), down_bias, packed=pack)
+    # Any: as above.
+    def __init__(
+        self, tensors: LayerTensors, config: DecoderConfig, weights: Checkpoint, method: QuantMethod[Any]
+    ) -> None:
+        self._gate_up = Linear(method, weights, tensors.gate_up)
+        self._down = Linear(method, weights, tensors.down)
         self._activation = ACTIVATIONS[config.activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,39 +89,37 @@ class MLP:
         return self._down(self._activation(gate).mul_(up))
 
 
-class Layer:
+class TorchLayer:
     """Attention and MLP, each inside a residual sum; Gemma normalises their results as well."""
 
+    # Any: as above.
     def __init__(
-        self, index: int, layer: LayerConfig, config: DecoderConfig, weights: Checkpoint, team: Team, *, pack: bool
-    ):
+        self, index: int, config: DecoderConfig, weights: Checkpoint, team: Team, method: QuantMethod[Any]
+    ) -> None:
         def norm(name: str) -> RMSNorm:
-            weight = weights.take(f"model.layers.{index}.{name}.weight", config.hidden_size)
+            weight = weights.take(name, config.hidden_size)
             return RMSNorm(weight, eps=config.norm_eps, centered=config.centered_norm)
 
+        layer, tensors = config.layers[index], layer_tensors(config, index)
         self.rope = layer.rope
         self._team = team
-        self._before_attention = norm("input_layernorm")
-        self._attention = Attention(index, layer, config, weights, pack=pack)
-        self._mlp: MLP | Experts = (
-            MLP(index, config, weights, pack=pack)
-            if layer.experts is None
-            else Experts(
-                f"model.layers.{index}",
+        self._before_attention = norm(tensors.before_attention)
+        self._attention = TorchAttention(index, tensors, config, weights, method)
+        self._mlp: TorchMLP | Experts
+        if layer.experts is None:
+            self._mlp = TorchMLP(tensors, config, weights, method)
+        else:
+            self._mlp = Experts(
+                tensors.prefix,
                 layer.experts,
                 weights,
                 hidden=config.hidden_size,
                 activation=config.activation,
                 kernels=expert_kernels(weights.device),
             )
-        )
-        if config.sandwich_norm:
-            self._after_attention: RMSNorm | None = norm("post_attention_layernorm")
-            self._before_mlp = norm("pre_feedforward_layernorm")
-            self._after_mlp: RMSNorm | None = norm("post_feedforward_layernorm")
-        else:
-            self._after_attention = self._after_mlp = None
-            self._before_mlp = norm("post_attention_layernorm")  # Llama names it by its place, not its use
+        self._after_attention = None if tensors.after_attention is None else norm(tensors.after_attention)
+        self._before_mlp = norm(tensors.before_mlp)
+        self._after_mlp = None if tensors.after_mlp is None else norm(tensors.after_mlp)
 
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: AttentionStep
@@ -142,12 +130,13 @@ class Layer:
         return x + (self._after_mlp(mixed) if self._after_mlp else mixed)
 
 
-class Decoder:
+class TorchDecoder:
     """A whole model, or the part of it that a rank of `team` has.
 
     Args:
         config, tensors: of that part; the vocabulary's size is that of the whole.
-        pack: lay weights out for oneDNN (CPU only), see `layers.Linear`.
+        pack: lay weights out for oneDNN (CPU only), see `linear.PackedMethod`.
+        method: the weight format of the layers' linear maps; None: floats of the dtype. Experts and head are floats.
     """
 
     def __init__(
@@ -159,7 +148,9 @@ class Decoder:
         device: torch.device,
         pack: bool,
         team: Team = ALONE,
+        method: QuantMethod[Any] | None = None,  # Any: as above
     ) -> None:
+        method = method or dense_method(packed=pack)
         weights = Checkpoint(tensors, dtype=dtype, device=device)
         weights.require(landmarks(config))
         self.config = config
@@ -173,23 +164,23 @@ class Decoder:
         # Only the rows of a step are converted, unless the head is the same matrix and has to be converted anyway.
         take = weights.take if config.tied and not pack else weights.take_as_stored
         first, end = portion(config.vocab_size, team.rank, team.ranks)
-        embedding = take("model.embed_tokens.weight", end - first, config.hidden_size)
+        embedding = take(EMBEDDING, end - first, config.hidden_size)
         self._embedding = Embedding(embedding, vocab_size=config.vocab_size, dtype=dtype, team=team)
         self._embedding_scale = None
         if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
-        self._layers = [
-            Layer(index, layer, config, weights, team, pack=pack) for index, layer in enumerate(config.layers)
-        ]
-        final = weights.take("model.norm.weight", config.hidden_size)
+        self._layers = [TorchLayer(index, config, weights, team, method) for index in range(len(config.layers))]
+        final = weights.take(FINAL_NORM, config.hidden_size)
         self._norm = RMSNorm(final, eps=config.norm_eps, centered=config.centered_norm)
         head = embedding
         if not config.tied:
-            head = weights.take_as_stored("lm_head.weight", end - first, config.hidden_size)
+            head = weights.take_as_stored(HEAD, end - first, config.hidden_size)
         self._head = TeamHead(
-            Head(head, dtype=dtype, softcap=config.logit_softcap, packed=pack), vocab_size=config.vocab_size, team=team
+            TorchHead(head, dtype=dtype, softcap=config.logit_softcap, packed=pack),
+            vocab_size=config.vocab_size,
+            team=team,
         )
-        weights.finish(ignored=frozenset({"lm_head.weight"}) if config.tied else frozenset())
+        weights.finish(ignored=unused(config))
         self._ropes = {rope: Rope(rope, config.head_dim, device) for rope in {layer.rope for layer in config.layers}}
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
@@ -204,23 +195,3 @@ class Decoder:
         x = self._norm(x.index_select(0, rows.logit_rows))  # [L, hidden]
         self._head(x, out)
         return out
-
-
-def landmarks(config: DecoderConfig) -> list[str]:
-    """Names that tell early whether the checkpoint is of this family at all, and complete."""
-    names = ["model.embed_tokens.weight", "model.norm.weight"]
-    if not config.tied:
-        names.append("lm_head.weight")
-    return names + [
-        f"model.layers.{index}.{part}.weight"
-        for index, layer in enumerate(config.layers)
-        for part in ("input_layernorm", "self_attn.q_proj", "mlp.down_proj")
-        if part != "mlp.down_proj" or layer.experts is None  # which are spelled in several ways: see `experts.py`
-    ]
-
-
-def build_decoder(
-    config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device, pack: bool, team: Team = ALONE
-) -> Decoder:
-    """A decoder of one of `decoder_config.FAMILIES`. Raises ModelError when config or tensors do not fit."""
-    return Decoder(read_config(config), tensors, dtype=dtype, device=device, pack=pack, team=team)

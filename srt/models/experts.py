@@ -15,13 +15,13 @@ import torch
 from torch.nn import functional
 
 from ..kernels.triton import twins
-from ..layers.checkpoint import Checkpoint
-from ..layers.layers import ACTIVATIONS
-from .experts_config import ExpertsConfig
+from ..layers.checkpoint import Checkpoint, LinearTensors
+from ..layers.linear import ACTIVATIONS
+from .decoder_config import ExpertsConfig
 
 
 class ExpertKernels(Protocol):
-    """Who computes: the module `kernels.triton.moe`, or its twin, `kernels.triton.twins`."""
+    """The kernels that compute experts: the module `kernels.triton.moe`, or its reference, `kernels.triton.twins`."""
 
     def linear(
         self,
@@ -126,8 +126,8 @@ class _SharedExpert:
     """The MLP that every token goes through, times the sigmoid of a number that the token gives."""
 
     def __init__(self, block: str, width: int, weights: Checkpoint, *, hidden: int, activation: str) -> None:
-        names = [f"{block}.shared_expert.{name}_proj.weight" for name in ("gate", "up")]
-        self._gate_up = weights.take_fused(names, [(width, hidden)] * 2)
+        names = f"{block}.shared_expert.gate_proj", f"{block}.shared_expert.up_proj"
+        self._gate_up = torch.cat(weights.take_weights(LinearTensors(names, (width, width), hidden)))
         self._down = weights.take(f"{block}.shared_expert.down_proj.weight", hidden, width)
         self._share = weights.take(f"{block}.shared_expert_gate.weight", 1, hidden)
         self._activation = ACTIVATIONS[activation]

@@ -21,7 +21,7 @@ class Rows:
 
 
 class Model(Protocol):
-    """A causal language model. The families' is `decoder.Decoder`, the rest run in `transformers_model`."""
+    """A causal language model. The families' is `decoder.TorchDecoder`, the rest run in `transformers_model`."""
 
     vocab_size: int
     context_length: int

@@ -1,4 +1,6 @@
-"""From a Hugging Face configuration and its tensors to a model: our own decoder, or transformers'."""
+"""Builds a model of a Hugging Face configuration and its tensors: our own decoder in torch, or transformers'."""
+
+from typing import Any
 
 import torch
 
@@ -6,9 +8,9 @@ from ...lang.errors import ModelError, ParameterError
 from ..distributed.communicator import ALONE, Team
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
-from ..layers.layers import can_pack
-from .decoder import build_decoder
-from .decoder_config import FAMILIES
+from ..layers.linear import QuantMethod, can_pack
+from .decoder import TorchDecoder
+from .families import is_family, read_config
 from .model import Model
 
 
@@ -20,6 +22,7 @@ def build_model(
     device: torch.device | str = "cpu",
     pack: bool | None = None,
     team: Team = ALONE,
+    method: QuantMethod[Any] | None = None,  # Any: only the method reads its weights
 ) -> Model:
     """Build the model that `config["model_type"]` names.
 
@@ -41,12 +44,13 @@ def build_model(
             f"quantization_config {config['quantization_config']!r}: packed weights cannot be read; "
             "load the unquantised checkpoint, or a GGUF file"
         )
-    if config.get("model_type") in FAMILIES:
+    if is_family(config):
         offered = target.type == "cpu" and can_pack(dtype)
         if pack and not offered:
             raise ParameterError(f"pack=True: this machine cannot pack {dtype} on {target}; write pack=None")
         packed = offered if pack is None else pack
-        return build_decoder(config, tensors, dtype=dtype, device=target, pack=packed, team=team)
+        decoder = read_config(config)
+        return TorchDecoder(decoder, tensors, dtype=dtype, device=target, pack=packed, team=team, method=method)
     if pack:
         raise ParameterError(f"pack=True: {config.get('model_type')!r} runs in transformers; write pack=None")
     from .transformers_model import build_transformers_model  # imports transformers: seconds, so only when needed

@@ -21,7 +21,8 @@ from ...lang.errors import ParameterError
 from ..distributed.communicator import Team
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
-from .decoder_config import FAMILIES, DecoderConfig, read_config
+from .decoder_config import DecoderConfig
+from .families import FAMILIES, is_family, read_config
 
 MOST_RANKS = 64
 
@@ -43,11 +44,10 @@ def require_shares(config: Config, ranks: int) -> None:
         ModelError: a configuration that cannot be used.
         ParameterError: it cannot; the message says why, and which numbers of ranks it can be spread over.
     """
-    family = config.get("model_type")
-    if family not in FAMILIES:
+    if not is_family(config):
         raise ParameterError(
-            f"tensor_parallel={ranks}: {family!r} runs in transformers, whose layers are not cut; write "
-            f"tensor_parallel=1, or take a model of {', '.join(FAMILIES)}"
+            f"tensor_parallel={ranks}: {config.get('model_type')!r} runs in transformers, whose layers are not cut; "
+            f"write tensor_parallel=1, or take a model of {', '.join(FAMILIES)}"
         )
     whole = read_config(config)
     reason = _obstacle(whole, ranks)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..distributed.communicator import Team
-from ..layers.layers import HEAD_ROWS
+from ..layers.linear import HEAD_ROWS
 from .sharding import portion
 
 

@@ -1,4 +1,4 @@
-"""Runs steps on the native CPU kernels: a `batch.Runner` like `model_runner.ModelRunner`, without torch in the step.
+"""Runs steps on the native CPU kernels: a `batch.Runner` like `torch_runner.TorchRunner`, without torch in the step.
 
 The decoder is one native call; then the head answers each row with what was asked of it.
 """
@@ -10,21 +10,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...lang.runtime_options import Weights
 from ..cache.kv_pool import KVGeometry, KVPool
 from ..core.batch import Batch, Logits, LogitsError, Pick, Picks
 from ..core.image_token_ids import without_pictures
 from ..core.isolation import isolate
 from ..kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
 from ..kernels.cpu.library import isa_of
-from ..kernels.cpu.linear import Format
 from ..kernels.cpu.sampling import CpuSampling
 from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..models.cpu_decoder import CpuDecoder, CpuRows, PoolTable
-from ..models.decoder_config import FAMILIES, read_config
+from ..models.families import is_family, read_config
 from ..multimodal.store import VisionStore
 from ..scheduler.row_requests import choose_few
+from ..weights.quantization import cpu_method
 from .logits_buffer import LogitsBuffer
 
 
@@ -79,7 +80,7 @@ class CpuRunner:
         head = self.model.head.counters
         return {
             "kernels": f"native {isa_of(self._library).value}",
-            "weights": self.model.weights.name.lower(),
+            "weights": self.model.method.name,
             "keys_read": self._attention.counters.keys_read,
             "keys_saved": self._attention.counters.keys_saved,
             "screened_rows": head.rows - head.fallbacks if self.model.head.screens else 0,
@@ -142,7 +143,7 @@ def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str
     """Why the native kernels cannot run this model here, as a clause; None when they can."""
     if device.type != "cpu":
         return f"they run on the CPU, not on {device}"
-    if config.get("model_type") not in FAMILIES:
+    if not is_family(config):
         return f"{config.get('model_type')!r} runs in transformers"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"the KV pool would be {dtype}; write float32 or bfloat16"
@@ -162,7 +163,7 @@ def build_cpu_runner(
     library: ctypes.CDLL,
     num_slots: Callable[[KVGeometry], int],
     dtype: torch.dtype,
-    weights: str,
+    weights: Weights,
     tree_attention: bool,
     screened_head: bool,
     pictures: VisionStore | None = None,
@@ -181,7 +182,7 @@ def build_cpu_runner(
     model = CpuDecoder(
         read_config(config),
         tensors,
-        weights=weight_format(weights, tensors),
+        method=cpu_method(weights, tensors, library, exact=dtype is torch.float32),
         kv_dtype=dtype,
         screened=screened_head,
         library=library,
@@ -193,10 +194,3 @@ def build_cpu_runner(
         library=library,
         pictures=pictures,
     )
-
-
-def weight_format(name: str, tensors: Tensors) -> Format:
-    if name != "auto":
-        return {"float32": Format.F32, "bf16": Format.BF16, "int8": Format.INT8}[name]
-    first = tensors.get("model.layers.0.mlp.down_proj.weight")
-    return Format.BF16 if first is not None and first.dtype is torch.bfloat16 else Format.F32

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ...layers.norm import HeadNorm
 from .early import launched_early, wait_for_kernels_before
-from .head_norm import HeadNorm
 from .jit import block_of, jit
 from .rounding import FP8_LARGEST, rounded
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from ...cache.kv_pool import movable, rounded
-from ...layers.layers import ACTIVATIONS, RMSNorm
-from .head_norm import HeadNorm
+from ...layers.linear import ACTIVATIONS
+from ...layers.norm import HeadNorm, RMSNorm
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor:

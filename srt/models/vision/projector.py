@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from ....lang.errors import ModelError
 from ...layers.checkpoint import Checkpoint
-from ...layers.layers import ACTIVATIONS, RMSNorm
+from ...layers.linear import ACTIVATIONS
+from ...layers.norm import RMSNorm
 from .config import VisionConfig
 
 _ROOT = "multi_modal_projector"

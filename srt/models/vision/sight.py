@@ -9,7 +9,7 @@ from ....lang.errors import RequestError
 from ...core.image_token_ids import PICTURE_BASE
 from ...core.messages import EnginePicture
 from ...layers.checkpoint import Checkpoint, Tensors
-from ...layers.layers import can_pack
+from ...layers.linear import can_pack
 from .config import VisionConfig
 from .layout import arrange, arranged_tokens
 from .preprocessor import Normalisation

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from ....lang.errors import ModelError
-from ...layers.checkpoint import Checkpoint
-from ...layers.layers import ACTIVATIONS, Linear
+from ...layers.checkpoint import Checkpoint, LinearTensors
+from ...layers.linear import ACTIVATIONS, Linear, dense_method
 from .config import TowerConfig
 
 BATCH_ROWS = 4096  # positions of one pass, of however many tiles: bounds the widest intermediate at about 64 MiB
@@ -40,24 +40,20 @@ class LayerNorm:
         return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
 
 
-class Layer:
+class TowerLayer:
     """Attention of all positions of a tile to all of them, and an MLP."""
 
     def __init__(self, index: int, config: TowerConfig, weights: Checkpoint, *, pack: bool) -> None:
         name = f"{_ROOT}.encoder.layers.{index}"
         width, wide = config.hidden_size, config.intermediate_size
-        projections = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
+        names = tuple(f"{name}.self_attn.{part}_proj" for part in "qkv")
         self._heads = config.heads
         self._norm_before_attention = LayerNorm(f"{name}.layer_norm1", config, weights)
-        self._qkv = Linear(
-            weights.take_fused([f"{part}.weight" for part in projections], [(width, width)] * 3),
-            weights.take_fused([f"{part}.bias" for part in projections], [(width,)] * 3),
-            packed=pack,
-        )
+        method = dense_method(packed=pack)
+        self._qkv = Linear(method, weights, LinearTensors(names, (width,) * 3, width, biased=True))
 
-        def linear(part: str, out_features: int, in_features: int) -> Linear:
-            weight = weights.take(f"{name}.{part}.weight", out_features, in_features)
-            return Linear(weight, weights.take(f"{name}.{part}.bias", out_features), packed=pack)
+        def linear(part: str, outputs: int, inputs: int) -> Linear:
+            return Linear(method, weights, LinearTensors((f"{name}.{part}",), (outputs,), inputs, biased=True))
 
         self._output = linear("self_attn.out_proj", width, width)
         self._norm_before_mlp = LayerNorm(f"{name}.layer_norm2", config, weights)
@@ -83,8 +79,8 @@ class Tower:
     Args:
         depths: after how many layers the state is looked at; several give their states side by side.
         last_norm: normalise the state after the last layer, as Gemma 3 does and LLaVA does not.
-        pack: lay weights out for oneDNN, see `layers.Linear`. With the hundreds of rows of a tile that pays in bfloat16
-            only, 10 to 30 % of a product; in float32 it costs 5 to 15 %.
+        pack: lay weights out for oneDNN, see `linear.PackedMethod`. With the hundreds of rows of a tile that pays in
+            bfloat16 only, 10 to 30 % of a product; in float32 it costs 5 to 15 %.
     """
 
     def __init__(
@@ -106,7 +102,7 @@ class Tower:
         self._class = weights.take(f"{embeddings}.class_embedding", width) if clip else None
         # The name is CLIP's, and misspelt in every checkpoint.
         self._first_norm = LayerNorm(f"{_ROOT}.pre_layrnorm", config, weights) if clip else None
-        self._layers = [Layer(index, config, weights, pack=pack) for index in range(max(depths))]
+        self._layers = [TowerLayer(index, config, weights, pack=pack) for index in range(max(depths))]
         self._last_norm = LayerNorm(f"{_ROOT}.post_layernorm", config, weights) if last_norm else None
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ...cache.kv_pool import FLOAT8, KVGeometry
 from ...distributed.communicator import ALONE, Team
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
-from ...models.decoder_config import FAMILIES, read_config
+from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
 from .captured import graph_logits, graph_plans, graph_rows
 from .decoder import CudaDecoder, attention_geometry
@@ -37,9 +37,8 @@ from .warming import SUMMARISED, warming_steps
 
 def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> str | None:
     """Why the Triton kernels cannot run a model here, as a clause; None when they can."""
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        return f"{family!r} runs in transformers"
+    if not is_family(config):
+        return f"{config.get('model_type')!r} runs in transformers"
     try:
         parts = triton_parts()
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""The decoder families on fused kernels: the same reading as `models.decoder`, with fewer passes over the rows.
+"""The families' decoder on fused kernels: as `models.decoder`, with fewer passes over the rows.
 
                           in torch                                       here
     residual + norm       sum, norm, cast                                one kernel
-    queries, keys         norm, cast, turn, two copies to the pool       one kernel
+    queries, keys         norm, cast, rope, two copies to the pool       one kernel
     gate                  activation, product                            one kernel, of few rows that of its map, too
     logits                product, conversion                            of few rows one kernel
 
@@ -11,6 +11,7 @@ to. After the last attention only rows whose logits are asked for go on. R rows,
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,17 +19,18 @@ from ...attention.backend import AttentionGeometry, AttentionStep
 from ...cache.kv_pool import KVGeometry
 from ...core.model import Given
 from ...distributed.communicator import ALONE, Team
-from ...kernels.triton.head_norm import HeadNorm
 from ...kernels.triton.rope_table import rope_table
 from ...layers.checkpoint import Checkpoint, Tensors
+from ...layers.linear import Linear
+from ...layers.norm import HeadNorm
 from ...layers.rope import RopeConfig
-from ...models.decoder import landmarks
-from ...models.decoder_config import DecoderConfig, LayerConfig
+from ...models.decoder_config import DecoderConfig
 from ...models.experts import Experts
+from ...models.layer_tensors import EMBEDDING, FINAL_NORM, HEAD, LayerTensors, landmarks, layer_tensors, unused
 from ...models.sharding import portion
 from ...models.vocab_parallel import Embedding, TeamHead
 from .head import DeviceHead
-from .kernels import FusedKernels
+from .kernels import FusedKernels, FusedMethod, KernelMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class CudaDecoder:
 
     Args:
         kv_dtype: of the KV pool, which may be float8.
-        kernels: what it is made of besides products.
+        kernels: what it is made of.
+        method: the weight format of the layers' linear maps; None: floats of the dtype. Experts and head are floats.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -62,7 +65,9 @@ class CudaDecoder:
         device: torch.device,
         kernels: FusedKernels,
         team: Team = ALONE,
+        method: FusedMethod[Any] | None = None,  # Any: only the method reads its weights
     ) -> None:
+        method = method or KernelMethod(kernels)
         weights = Checkpoint(tensors, dtype=dtype, device=device)
         weights.require(landmarks(config))
         self.config = config
@@ -75,19 +80,19 @@ class CudaDecoder:
         self._kernels = kernels
         self._team = team
         first, end = portion(config.vocab_size, team.rank, team.ranks)
-        embedding = weights.take("model.embed_tokens.weight", end - first, config.hidden_size)
+        embedding = weights.take(EMBEDDING, end - first, config.hidden_size)
         self._embedding = Embedding(embedding, vocab_size=config.vocab_size, dtype=dtype, team=team)
         self._embedding_scale = None
         if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
-        self._layers = [_Layer(index, layer, config, weights, kernels) for index, layer in enumerate(config.layers)]
-        self._norm = weights.take("model.norm.weight", config.hidden_size)
+        self._layers = [_LayerWeights(index, config, weights, kernels, method) for index in range(len(config.layers))]
+        self._norm = weights.take(FINAL_NORM, config.hidden_size)
         head = embedding
         if not config.tied:
-            head = weights.take("lm_head.weight", end - first, config.hidden_size)
+            head = weights.take(HEAD, end - first, config.hidden_size)
         own = DeviceHead(head.to(dtype), softcap=config.logit_softcap, kernels=kernels)
         self._head = TeamHead(own, vocab_size=config.vocab_size, team=team)
-        weights.finish(ignored=frozenset({"lm_head.weight"}) if config.tied else frozenset())
+        weights.finish(ignored=unused(config))
         self._tables: dict[RopeConfig, torch.Tensor] = {
             rope: rope_table(rope, config.head_dim, config.context_length, dtype=dtype, device=device)
             for rope in {layer.rope for layer in config.layers}
@@ -104,7 +109,7 @@ class CudaDecoder:
             if layer is last and rows.logit_rows is not None:
                 attended = attended.index_select(0, rows.logit_rows)
                 residual = residual.index_select(0, rows.logit_rows)
-            x = self._team.sum(kernels.linear(attended, layer.output, layer.output_bias))
+            x = self._team.sum(layer.output(attended))
             x = self._add_norm(x, residual, layer.before_mlp, after=layer.after_attention)
             x = self._team.sum(layer.mlp(x))
             following_norm = self._norm if following is None else following.before_attention
@@ -128,11 +133,13 @@ class CudaDecoder:
             x, residual, weight, eps=self.config.norm_eps, centered=self._centered, after=after
         )
 
-    def _attend(self, layer: "_Layer", x: torch.Tensor, rows: DeviceRows, attention: AttentionStep) -> torch.Tensor:
+    def _attend(
+        self, layer: "_LayerWeights", x: torch.Tensor, rows: DeviceRows, attention: AttentionStep
+    ) -> torch.Tensor:
         """[R, hidden] → what the output map reads: [R, heads · D]."""
         pool = attention.pool
         queries = self._kernels.turn_and_store(
-            self._kernels.linear(x, layer.qkv, layer.qkv_bias),
+            layer.qkv(x),
             rows.positions,
             attention.write_slots,
             self._tables[layer.rope],
@@ -146,75 +153,56 @@ class CudaDecoder:
         return attended.flatten(1)
 
 
-class _Layer:
+class _LayerWeights:
     """The weights of one layer, fused where one product does for several."""
 
+    # Any: each method has its own form of weight, and only the method reads it.
     def __init__(
-        self, index: int, layer: LayerConfig, config: DecoderConfig, weights: Checkpoint, kernels: FusedKernels
+        self, index: int, config: DecoderConfig, weights: Checkpoint, kernels: FusedKernels, method: FusedMethod[Any]
     ) -> None:
+        layer, tensors = config.layers[index], layer_tensors(config, index)
         self.index = index
         self.window = layer.window
         self.rope = layer.rope
         hidden, head_dim = config.hidden_size, config.head_dim
-        prefix = f"model.layers.{index}"
 
         def norm(name: str) -> torch.Tensor:
-            return weights.take(f"{prefix}.{name}.weight", hidden)
+            return weights.take(name, hidden)
 
-        self.before_attention = norm("input_layernorm")
-        heads, kv = config.heads * head_dim, config.kv_heads * head_dim
-        attention = f"{prefix}.self_attn"
-        names = [f"{attention}.{name}_proj" for name in "qkv"]
-        self.qkv, self.qkv_bias = _stacked(names, [heads, kv, kv], hidden, weights, biased=config.qkv_bias)
+        self.before_attention = norm(tensors.before_attention)
+        self.qkv = Linear(method, weights, tensors.qkv)
         self.head_norm: HeadNorm | None = None
-        if config.qk_norm:
-            query = weights.take(f"{attention}.q_norm.weight", head_dim)
-            key = weights.take(f"{attention}.k_norm.weight", head_dim)
+        if tensors.query_norm is not None and tensors.key_norm is not None:
+            query, key = weights.take(tensors.query_norm, head_dim), weights.take(tensors.key_norm, head_dim)
             self.head_norm = HeadNorm(query, key, eps=config.norm_eps, centered=config.centered_norm)
-        self.output = weights.take(f"{attention}.o_proj.weight", hidden, heads)
-        self.output_bias = weights.take(f"{attention}.o_proj.bias", hidden) if config.output_bias else None
-
-        self.after_attention = self.after_mlp = None
-        if config.sandwich_norm:
-            self.after_attention = norm("post_attention_layernorm")
-            self.before_mlp = norm("pre_feedforward_layernorm")
-            self.after_mlp = norm("post_feedforward_layernorm")
-        else:
-            self.before_mlp = norm("post_attention_layernorm")  # Llama names it by its place, not its use
-        self.mlp: _MLP | Experts
+        self.output = Linear(method, weights, tensors.output)
+        self.after_attention = None if tensors.after_attention is None else norm(tensors.after_attention)
+        self.before_mlp = norm(tensors.before_mlp)
+        self.after_mlp = None if tensors.after_mlp is None else norm(tensors.after_mlp)
+        self.mlp: _GatedMLP | Experts
         if layer.experts is None:
-            self.mlp = _MLP(f"{prefix}.mlp", config, weights, kernels)
+            self.mlp = _GatedMLP(tensors, config, weights, method)
         else:
             self.mlp = Experts(
-                prefix, layer.experts, weights, hidden=hidden, activation=config.activation, kernels=kernels
+                tensors.prefix, layer.experts, weights, hidden=hidden, activation=config.activation, kernels=kernels
             )
 
 
-class _MLP:
+class _GatedMLP:
     """down(activation(gate(x)) × up(x)), gate and up from one product."""
 
-    def __init__(self, prefix: str, config: DecoderConfig, weights: Checkpoint, kernels: FusedKernels) -> None:
-        hidden, wide = config.hidden_size, config.intermediate_size
-        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        self._gate_up, self._gate_up_bias = _stacked(names, [wide, wide], hidden, weights, biased=config.mlp_bias)
-        self._down = weights.take(f"{prefix}.down_proj.weight", hidden, wide)
-        self._down_bias = weights.take(f"{prefix}.down_proj.bias", hidden) if config.mlp_bias else None
+    # Any: as above.
+    def __init__(
+        self, tensors: LayerTensors, config: DecoderConfig, weights: Checkpoint, method: FusedMethod[Any]
+    ) -> None:
+        self._method = method
+        self._gate_up = method.load(weights, tensors.gate_up)
+        self._gate_up_bias = weights.take_bias(tensors.gate_up)
+        self._down = Linear(method, weights, tensors.down)
         self._activation = config.activation
-        self._kernels = kernels
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        middle = self._kernels.gated(x, self._gate_up, self._gate_up_bias, self._activation)
-        return self._kernels.linear(middle, self._down, self._down_bias)
-
-
-def _stacked(
-    names: list[str], widths: list[int], inputs: int, weights: Checkpoint, *, biased: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Several maps as one: weight [sum of widths, inputs] and bias."""
-    weight = weights.take_fused([f"{name}.weight" for name in names], [(width, inputs) for width in widths])
-    if not biased:
-        return weight, None
-    return weight, weights.take_fused([f"{name}.bias" for name in names], [(width,) for width in widths])
+        return self._down(self._method.apply_gated(self._gate_up, x, self._gate_up_bias, self._activation))
 
 
 def attention_geometry(config: DecoderConfig) -> AttentionGeometry:

@@ -2,7 +2,7 @@
 
 import torch
 
-from ...layers.layers import HEAD_ROWS
+from ...layers.linear import HEAD_ROWS
 from .kernels import FusedKernels
 
 

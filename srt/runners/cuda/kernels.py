@@ -3,12 +3,15 @@
 Both are modules: `kernels.triton.twins`, and `triton_kernels` beside this file.
 """
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
-from ...kernels.triton.head_norm import HeadNorm
+from ...layers.linear import DenseMethod, QuantMethod
+from ...layers.norm import HeadNorm
 from ...models.experts import ExpertKernels
+
+Weight = TypeVar("Weight")
 
 
 class FusedKernels(ExpertKernels, Protocol):
@@ -51,3 +54,25 @@ class FusedKernels(ExpertKernels, Protocol):
         *,
         head_norm: HeadNorm | None = None,
     ) -> torch.Tensor: ...
+
+
+class FusedMethod(QuantMethod[Weight], Protocol[Weight]):
+    """A weight format of the CUDA decoder, which multiplies and gates in one call."""
+
+    def apply_gated(self, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+        """activation(gate) × up of [gate, up] = x Wᵀ + bias: [R, inputs] → [R, outputs / 2]"""
+
+
+class KernelMethod(DenseMethod):
+    """Floats of the model's dtype, multiplied by the decoder's kernels."""
+
+    def __init__(self, kernels: FusedKernels) -> None:
+        self._kernels = kernels
+
+    def apply(self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self._kernels.linear(x, weight, bias)
+
+    def apply_gated(
+        self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor:
+        return self._kernels.gated(x, weight, bias, activation)

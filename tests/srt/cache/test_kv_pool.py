@@ -5,7 +5,7 @@ import torch
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import Kernels
 from umbel.srt.cache.kv_pool import FLOAT8, KVGeometry, KVPool, rounded
-from umbel.srt.runners.torch_runner import build_runner
+from umbel.srt.runners.build import build_runner
 
 from ..models.reference import relative_error
 from ..runners.cuda.engines import mixed_steps, on_host, only_last_rows, sequences, tiny_model

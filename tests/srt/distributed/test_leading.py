@@ -18,8 +18,8 @@ from umbel.srt.distributed.messages import Clear, Step, ToRank, to_rank
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.models.sharding import CutTensors, share_config
 from umbel.srt.multimodal.store import VisionStore
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.runners.torch_runner import build_runner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
 from ..models.reference import Piece, Sequences, random_tokens, relative_error, run_steps

@@ -7,7 +7,8 @@ import torch
 from umbel.lang.errors import ParameterError
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.models.sharding import CutTensors, portion, require_shares, share_config
-from umbel.srt.runners.torch_runner import ModelRunner, build_runner
+from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.torch_runner import TorchRunner
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, run_steps, tensors_of
 from .threads import ThreadTeam, on_ranks
@@ -57,9 +58,9 @@ def sequences() -> Sequences:
     return Sequences([random_tokens(length, seed) for seed, length in enumerate(LENGTHS)], NUM_SLOTS)
 
 
-def in_torch(config: dict[str, Any], tensors: Tensors, **options: Any) -> ModelRunner:
+def in_torch(config: dict[str, Any], tensors: Tensors, **options: Any) -> TorchRunner:
     runner = build_runner(config, tensors, num_slots=NUM_SLOTS, dtype="float32", kernels="torch", **options)
-    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner, TorchRunner)
     return runner
 
 

@@ -13,9 +13,10 @@ from umbel.srt.kernels.cpu import library as kernel_library
 from umbel.srt.kernels.cpu.build import NoKernels, WrongKernels, find_compiler, library_path, walk_path
 from umbel.srt.kernels.cpu.isa import Isa, choose_isa, narrower, usable
 from umbel.srt.kernels.cpu.library import isa_of, load_library, load_walk
-from umbel.srt.runners import torch_runner
+from umbel.srt.runners import build as runner_build
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner
-from umbel.srt.runners.torch_runner import ModelRunner, build_runner
+from umbel.srt.runners.torch_runner import TorchRunner
 
 from ..models.reference import reference_model, tensors_of
 
@@ -151,13 +152,13 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise NoKernels("there is no C++ compiler; install one")
 
-    monkeypatch.setattr(torch_runner, "load_library", refuse)
+    monkeypatch.setattr(runner_build, "load_library", refuse)
 
 
 @pytest.mark.usefixtures("_no_kernels")
 def test_without_kernels_torch_computes_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     runner = build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32")
-    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner, TorchRunner)
     assert "torch computes, not the native kernels: there is no C++ compiler; install one" in caplog.text
 
 
@@ -172,7 +173,7 @@ def test_kernels_that_were_asked_for_and_cannot_be_had_are_an_error() -> None:
 def test_a_model_that_the_kernels_do_not_take_runs_in_torch(caplog: pytest.LogCaptureFixture) -> None:
     odd = reference_model("llama", head_dim=20)
     runner = build_runner(odd.config.to_dict(), tensors_of(odd), num_slots=50, dtype="float32")
-    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner, TorchRunner)
     assert "head_dim=20 is no multiple of 16" in caplog.text
 
 
@@ -182,11 +183,11 @@ def test_torch_refuses_weights_that_it_does_not_compute_with() -> None:
 
 
 def test_every_format_of_weights_runs() -> None:
-    for weights, form in (("float32", "F32"), ("bf16", "BF16"), ("int8", "INT8"), ("auto", "F32")):
+    for weights, form in (("float32", "f32"), ("bf16", "bf16"), ("int8", "int8"), ("auto", "f32")):
         runner = build_runner(CONFIG, TENSORS, num_slots=50, dtype="float32", weights=weights)  # type: ignore[arg-type]
         assert isinstance(runner, CpuRunner)
-        assert runner.model.weights.name == form
+        assert runner.model.method.name == form
     stored = {name: tensor.bfloat16() for name, tensor in TENSORS.items()}
     runner = build_runner(CONFIG, stored, num_slots=50, dtype="float32")
     assert isinstance(runner, CpuRunner)
-    assert runner.model.weights.name == "BF16"
+    assert runner.model.method.name == "bf16"

@@ -5,8 +5,9 @@ import ctypes
 import pytest
 import torch
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.layers.layers import ACTIVATIONS, RMSNorm
-from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, turn
+from umbel.srt.layers.linear import ACTIVATIONS
+from umbel.srt.layers.norm import RMSNorm
+from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, apply_rope
 
 from .native import native_isas
 
@@ -102,7 +103,7 @@ def test_heads_are_turned_as_in_torch_and_keys_and_values_lie_in_their_slots(
     if normed:
         query, key = query_key[:, :heads], query_key[:, heads:]
         query_key = torch.cat([norm(query, weights[0]), norm(key, weights[1])], dim=1)
-    expected = turn(query_key.contiguous(), rope.angles(positions, torch.float32))
+    expected = apply_rope(query_key.contiguous(), rope.angles(positions, torch.float32))
     values = qkv[:, heads + kv_heads :].clone()
 
     pools = [torch.zeros(rows + 9, kv_heads, head_dim, dtype=dtype) for _ in range(2)]

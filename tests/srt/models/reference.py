@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from umbel.srt.core.batch import Batch
-from umbel.srt.runners.torch_runner import ModelRunner
+from umbel.srt.runners.torch_runner import TorchRunner
 
 # Small, but with every dimension of its own, so that a swapped one is a shape error.
 TINY: dict[str, Any] = {
@@ -88,7 +88,7 @@ class Sequences:
         )
 
 
-def run_steps(runner: ModelRunner, sequences: Sequences, steps: Sequence[Sequence[Piece]]) -> list[torch.Tensor]:
+def run_steps(runner: TorchRunner, sequences: Sequences, steps: Sequence[Sequence[Piece]]) -> list[torch.Tensor]:
     """Logits of every token of every sequence, whatever step computed it: [tokens, vocab] each."""
     collected: list[list[torch.Tensor]] = [[] for _ in sequences.token_ids]
     for pieces in steps:

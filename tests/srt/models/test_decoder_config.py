@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from umbel.lang.errors import ModelError, ParameterError
 from umbel.srt.layers.rope import RopeType
-from umbel.srt.models.decoder_config import read_config
-from umbel.srt.runners.torch_runner import build_runner
+from umbel.srt.models.families import read_config
+from umbel.srt.runners.build import build_runner
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

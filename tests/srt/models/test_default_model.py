@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from umbel.srt.runners.torch_runner import ModelRunner, build_runner
+from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.weights import open_model
 
 from .reference import Piece, Sequences, reference_logits, relative_error, run_steps
@@ -23,7 +24,7 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="module")
-def runner() -> ModelRunner:
+def runner() -> TorchRunner:
     source = open_model("default")
     return build_runner(source.config, source.tensors, num_slots=NUM_SLOTS, dtype="float32")
 
@@ -43,7 +44,7 @@ def prompt() -> list[int]:
     return [2, *open_model("default").tokenizer().encode(TEXT, first=True)]
 
 
-def test_logits_equal_those_of_transformers_whole_and_in_chunks(runner: ModelRunner, reference: Any) -> None:
+def test_logits_equal_those_of_transformers_whole_and_in_chunks(runner: TorchRunner, reference: Any) -> None:
     ids = prompt()
     expected = reference_logits(reference, ids)
     sequences = Sequences([ids], NUM_SLOTS)
@@ -56,7 +57,7 @@ def test_logits_equal_those_of_transformers_whole_and_in_chunks(runner: ModelRun
         assert relative_error(run_steps(runner, sequences, steps)[0], expected) < 1e-4
 
 
-def test_logits_past_the_sliding_window_equal_those_of_transformers(runner: ModelRunner, reference: Any) -> None:
+def test_logits_past_the_sliding_window_equal_those_of_transformers(runner: TorchRunner, reference: Any) -> None:
     ids = (prompt() * 40)[:540]  # the window is 512
     with torch.no_grad():
         expected = reference(input_ids=torch.tensor([ids]), use_cache=False, logits_to_keep=10).logits[0]
@@ -67,7 +68,7 @@ def test_logits_past_the_sliding_window_equal_those_of_transformers(runner: Mode
     assert relative_error(runner.forward(sequences.batch([Piece(0, 530, 10)])).values, expected) < 1e-4
 
 
-def test_greedy_text_equals_that_of_transformers_generate(runner: ModelRunner, reference: Any) -> None:
+def test_greedy_text_equals_that_of_transformers_generate(runner: TorchRunner, reference: Any) -> None:
     ids = prompt()
     generated = reference.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=None)[0]
     runner.clear()

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from umbel.lang.errors import ModelError, ParameterError
-from umbel.srt.models.decoder import Decoder
-from umbel.srt.models.decoder_config import read_config
+from umbel.srt.models.decoder import TorchDecoder
+from umbel.srt.models.families import read_config
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import obstacle
-from umbel.srt.runners.torch_runner import build_runner
 
 from .reference import Piece, Sequences, random_tokens, reference_logits, reference_model, relative_error, run_steps
 from .reference import tensors_of as stacked_tensors_of
@@ -93,7 +93,7 @@ def one_by_one(tensors: dict[str, torch.Tensor], block: str, names: tuple[str, s
 def test_logits_equal_those_of_transformers(case: str) -> None:
     reference, config, tensors = reference_of(case)
     runner = build_runner(config, tensors, num_slots=NUM_SLOTS, dtype="float32")
-    assert isinstance(runner.model, Decoder)
+    assert isinstance(runner.model, TorchDecoder)
     expected = [reference_logits(reference, ids.tolist()) for ids in sequences().token_ids]
     for actual, logits in zip(run_steps(runner, sequences(), CHUNKS), expected, strict=True):
         assert relative_error(actual, logits) < 2e-5

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from umbel.lang.runtime_options import Kernels
-from umbel.srt.runners.torch_runner import ModelRunner, build_runner
+from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.torch_runner import TorchRunner
 
 from .reference import (
     Piece,
@@ -169,7 +170,7 @@ def test_both_spellings_of_rope_parameters_give_the_same_model(case: str) -> Non
     assert torch.equal(new.forward(batch).values, old.forward(batch).values)
 
 
-def shared_prefix_run(runner: ModelRunner) -> tuple[torch.Tensor, torch.Tensor]:
+def shared_prefix_run(runner: TorchRunner) -> tuple[torch.Tensor, torch.Tensor]:
     """The logits of a sequence's tail: computed alone, and in the step that computes its prefix for another."""
     ids = random_tokens(20, 5)
     alone = run_steps(runner, Sequences([ids], NUM_SLOTS), [[Piece(0, 0, 20)]])[0][12:]

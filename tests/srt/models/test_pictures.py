@@ -14,8 +14,8 @@ from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.image_token_ids import PICTURE_BASE, picture_spans, picture_tokens
 from umbel.srt.core.messages import Ended, EngineGenerate
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.models.decoder import build_decoder
 from umbel.srt.models.model import attention_geometry
+from umbel.srt.models.registry import build_model
 from umbel.srt.multimodal.sequence import SequencePictures
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
@@ -24,7 +24,7 @@ from umbel.srt.runners.cuda.device import HostAccelerator
 from umbel.srt.runners.cuda.memory import StepLimits
 from umbel.srt.runners.cuda.parts import twin_parts
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.runners.torch_runner import ModelRunner
+from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
 from ..multimodal.toy_vision import ToyVision, picture
@@ -68,7 +68,7 @@ def store_of(*, both_ways: bool) -> tuple[VisionStore, ToyVision]:
     return store, vision
 
 
-def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> ModelRunner | CpuRunner | CudaRunner:
+def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> TorchRunner | CpuRunner | CudaRunner:
     """engine: "torch", "native" or "device", the engine of CUDA with the twins of its kernels on the host."""
     config, tensors = reference.config.to_dict(), tensors_of(reference)
     if engine == "device":
@@ -84,9 +84,9 @@ def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> Mo
             parts=twin_parts(),
         )
     if engine == "torch":
-        model = build_decoder(config, tensors, dtype=torch.float32, device=torch.device("cpu"), pack=False)
+        model = build_model(config, tensors, dtype=torch.float32, pack=False)
         backend = TorchBackend(attention_geometry(model), "cpu", block_rows=4)
-        return ModelRunner(model, num_slots=NUM_SLOTS, backend=backend, pictures=store)
+        return TorchRunner(model, num_slots=NUM_SLOTS, backend=backend, pictures=store)
     return build_cpu_runner(
         config,
         tensors,
@@ -201,9 +201,7 @@ def test_facts_say_what_the_tower_did(engine: str) -> None:
 
 def test_a_model_of_text_says_nothing_of_pictures() -> None:
     reference = reference_model("llama", **MODELS["llama"])
-    model = build_decoder(
-        reference.config.to_dict(), tensors_of(reference), dtype=torch.float32, device=torch.device("cpu"), pack=False
-    )
-    runner = ModelRunner(model, num_slots=NUM_SLOTS)
+    model = build_model(reference.config.to_dict(), tensors_of(reference), dtype=torch.float32, pack=False)
+    runner = TorchRunner(model, num_slots=NUM_SLOTS)
     assert runner.pictures is None
     assert not any("picture" in name for name in runner.facts())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from umbel.lang.errors import ModelError
 from umbel.srt.models.transformers_model import TransformersModel, build_transformers_model
-from umbel.srt.runners.torch_runner import build_runner
+from umbel.srt.runners.build import build_runner
 
 from .reference import (
     Piece,

@@ -8,12 +8,13 @@ import torch
 from umbel.lang.errors import ParameterError
 from umbel.srt.cache.kv_pool import KVGeometry, KVPool, slots_for_bytes
 from umbel.srt.core.batch import Runner
-from umbel.srt.layers import layers
-from umbel.srt.layers.layers import can_pack
+from umbel.srt.layers import linear
+from umbel.srt.layers.linear import can_pack
 from umbel.srt.models import decoder, registry
-from umbel.srt.runners import logits_buffer, torch_runner
+from umbel.srt.runners import build, logits_buffer
+from umbel.srt.runners.build import build_runner, resolve_dtype
 from umbel.srt.runners.cpu_runner import CpuRunner
-from umbel.srt.runners.torch_runner import ModelRunner, build_runner, resolve_dtype
+from umbel.srt.runners.torch_runner import TorchRunner
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
 
@@ -29,7 +30,7 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(params=["torch", "native"])
-def runner(request: pytest.FixtureRequest) -> ModelRunner | CpuRunner:
+def runner(request: pytest.FixtureRequest) -> TorchRunner | CpuRunner:
     return build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", kernels=request.param)
 
 
@@ -37,12 +38,12 @@ def sequences() -> Sequences:
     return Sequences([random_tokens(30, 1), random_tokens(17, 2)], NUM_SLOTS)
 
 
-def test_the_runner_has_the_shape_that_the_scheduler_expects(runner: ModelRunner | CpuRunner) -> None:
+def test_the_runner_has_the_shape_that_the_scheduler_expects(runner: TorchRunner | CpuRunner) -> None:
     seam: Runner = runner
     assert (seam.vocab_size, seam.context_length, seam.num_slots) == (97, 256, NUM_SLOTS)
 
 
-def test_only_the_rows_asked_for_get_logits(runner: ModelRunner | CpuRunner) -> None:
+def test_only_the_rows_asked_for_get_logits(runner: TorchRunner | CpuRunner) -> None:
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     every = runner.forward(batch).values.clone()
     some = runner.forward(dataclasses.replace(batch, logit_rows=np.array([3, 29, 46]))).values
@@ -52,7 +53,7 @@ def test_only_the_rows_asked_for_get_logits(runner: ModelRunner | CpuRunner) -> 
     assert runner.forward(dataclasses.replace(batch, logit_rows=np.array([], dtype=np.int64))).values.shape == (0, 97)
 
 
-def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: ModelRunner | CpuRunner) -> None:
+def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: TorchRunner | CpuRunner) -> None:
     first = runner.forward(sequences().batch([Piece(0, 0, 5)])).values
     first += 1.0
     second = runner.forward(sequences().batch([Piece(0, 5, 3)])).values
@@ -60,7 +61,7 @@ def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: ModelRun
 
 
 def test_a_buffer_of_unusual_size_is_given_back(
-    runner: ModelRunner | CpuRunner, monkeypatch: pytest.MonkeyPatch
+    runner: TorchRunner | CpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logits_buffer, "KEPT_BYTES", 20 * 97 * 4)
     assert runner.forward(sequences().batch([Piece(0, 0, 30)])).values.shape == (30, 97)
@@ -68,7 +69,7 @@ def test_a_buffer_of_unusual_size_is_given_back(
     assert after.untyped_storage().nbytes() <= 20 * 97 * 4
 
 
-def test_clear_forgets_every_key(runner: ModelRunner | CpuRunner) -> None:
+def test_clear_forgets_every_key(runner: TorchRunner | CpuRunner) -> None:
     runner.forward(sequences().batch([Piece(0, 0, 30)]))
     assert all(keys.any() for keys in runner.pool.keys)
     runner.clear()
@@ -110,8 +111,8 @@ def test_mlp_and_vocabulary_products_in_blocks_give_the_same_logits(monkeypatch:
     batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
     whole = runner.forward(batch).values.clone()
     monkeypatch.setattr(decoder, "MLP_ROWS", 7)
-    monkeypatch.setattr(layers, "HEAD_ROWS", 5)
-    monkeypatch.setattr(layers, "HEAD_BLOCK", 13)
+    monkeypatch.setattr(linear, "HEAD_ROWS", 5)
+    monkeypatch.setattr(linear, "HEAD_BLOCK", 13)
     in_blocks = build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float32", kernels="torch", pack=True)
     assert relative_error(runner.forward(batch).values, whole) < 1e-5
     assert relative_error(in_blocks.forward(batch).values, whole) < 1e-5
@@ -158,5 +159,5 @@ def test_a_pool_larger_than_memory_says_what_to_write() -> None:
 def test_auto_takes_bfloat16_only_where_the_cpu_multiplies_it(
     fast: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_runner, "cpu_multiplies_bfloat16", lambda: fast)
+    monkeypatch.setattr(build, "cpu_multiplies_bfloat16", lambda: fast)
     assert resolve_dtype("auto", torch.device("cpu")) is dtype

@@ -7,8 +7,9 @@ import pytest
 import torch
 from umbel.fsm.tokens.vocabulary import pack
 from umbel.srt.core.batch import Allowed, Draws, Pick, Picks
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner
-from umbel.srt.runners.torch_runner import ModelRunner, build_runner
+from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.sampling.gumbel import draw_keys
 from umbel.srt.sampling.torch_sampler import TorchSampling
 from umbel.srt.scheduler.row_requests import choose_few, draws_of
@@ -21,7 +22,7 @@ WORDS = (VOCABULARY + 31) // 32
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])
-def runner(request: pytest.FixtureRequest) -> ModelRunner | CpuRunner:
+def runner(request: pytest.FixtureRequest) -> TorchRunner | CpuRunner:
     torch.set_num_threads(1)
     reference = reference_model("gemma3_text", head_dim=16, sliding_window=5, sliding_window_pattern=3)
     config, tensors = reference.config.to_dict(), tensors_of(reference)
@@ -60,7 +61,7 @@ def twin(logits: torch.Tensor, asked: Picks) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_choice_is_that_from_all_logits(runner: ModelRunner | CpuRunner, seed: int) -> None:
+def test_the_choice_is_that_from_all_logits(runner: TorchRunner | CpuRunner, seed: int) -> None:
     asked = picks(np.random.default_rng(seed))
     batch = Sequences([random_tokens(ROWS, seed)], 120).batch([Piece(0, 0, ROWS)])
     batch = dataclasses.replace(batch, logit_rows=np.arange(ROWS))

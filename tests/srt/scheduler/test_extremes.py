@@ -14,7 +14,7 @@ from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Runner
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.messages import Ended, EngineFailed, EngineGenerate, EngineScore, FromEngine, Schedule, ScoreEnded
-from umbel.srt.runners.torch_runner import build_runner
+from umbel.srt.runners.build import build_runner
 from umbel.srt.sampling.gumbel import Draw
 from umbel.srt.sampling.sampler import Sampler
 from umbel.srt.scheduler.request import Generation

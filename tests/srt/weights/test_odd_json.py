@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from umbel.lang.errors import ModelError
 from umbel.srt.layers.config_values import MOST_LAYERS, positive_int, positive_number
-from umbel.srt.models.decoder_config import read_config as read_decoder
+from umbel.srt.models.families import read_config as read_decoder
 from umbel.srt.weights.configs import read_config
 from umbel.srt.weights.convert import MANIFEST, read_manifest
 from umbel.srt.weights.safetensors_folder import INDEX, open_tensors

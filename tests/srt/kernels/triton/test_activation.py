@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from umbel.srt.kernels.triton import activation, twins
-from umbel.srt.layers.layers import ACTIVATIONS
+from umbel.srt.layers.linear import ACTIVATIONS
 
 from .closeness import DTYPES, TOLERANCES, random, relative_error
 

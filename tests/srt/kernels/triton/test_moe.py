@@ -8,8 +8,8 @@ from umbel.srt.kernels.triton import moe, twins
 from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles, tiles_for
 from umbel.srt.kernels.triton.moe_few import are_few
 from umbel.srt.layers.checkpoint import Checkpoint
+from umbel.srt.models.decoder_config import ExpertsConfig
 from umbel.srt.models.experts import ExpertKernels, Experts, expert_kernels
-from umbel.srt.models.experts_config import ExpertsConfig
 
 from .closeness import DTYPES, random, relative_error
 

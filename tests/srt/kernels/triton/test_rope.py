@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from umbel.srt.kernels.triton import rope, twins
-from umbel.srt.kernels.triton.head_norm import HeadNorm
 from umbel.srt.kernels.triton.rope_table import rope_table
-from umbel.srt.layers.layers import RMSNorm
-from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, turn
+from umbel.srt.layers.norm import HeadNorm, RMSNorm
+from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, apply_rope
 
 from .closeness import DTYPES, TOLERANCES, random, relative_error
 
@@ -73,7 +72,7 @@ def test_the_twin_does_what_the_decoder_in_torch_does() -> None:
     heads = qkv.view(5, 8, 32)
     weight = torch.cat([norm.query_weight.expand(4, -1), norm.key_weight.expand(2, -1)])
     angles = Rope(ROPE, 32, torch.get_default_device()).angles(places()[0], torch.bfloat16)
-    turned = turn(RMSNorm(weight, eps=1e-6, centered=True)(heads[:, :6]), angles)
+    turned = apply_rope(RMSNorm(weight, eps=1e-6, centered=True)(heads[:, :6]), angles)
     assert torch.equal(queries, turned[:, :4])
     assert torch.equal(keys[SLOTS_OF_ROWS], turned[:, 4:])
     assert torch.equal(values[SLOTS_OF_ROWS], heads[:, 6:])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 from umbel.lang.errors import ModelError
-from umbel.srt.models.decoder_config import read_config
+from umbel.srt.models.families import read_config
 from umbel.srt.models.vision.config import read_vision
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR, Normalisation, read_normalisation, read_picture_format
 from umbel.srt.models.vision.text_config import text_config

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from umbel.srt.core.batch import Batch
 from umbel.srt.layers.checkpoint import Tensors
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.building import build_cuda_runner
 from umbel.srt.runners.cuda.device import Accelerator, HostAccelerator
 from umbel.srt.runners.cuda.memory import StepLimits
 from umbel.srt.runners.cuda.parts import Parts, twin_parts
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.runners.torch_runner import ModelRunner, build_runner
+from umbel.srt.runners.torch_runner import TorchRunner
 
 from ...models.reference import Piece, Sequences, random_tokens, reference_model, tensors_of
 
@@ -95,12 +96,12 @@ def on_host(
     )
 
 
-def in_torch(config: dict[str, Any], tensors: Tensors, **options: Any) -> ModelRunner:
+def in_torch(config: dict[str, Any], tensors: Tensors, **options: Any) -> TorchRunner:
     """The runner that the CUDA engine is compared with."""
     runner = build_runner(
         config, tensors, **{"num_slots": NUM_SLOTS, "dtype": "float32", "kernels": "torch", "pack": False, **options}
     )
-    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner, TorchRunner)
     return runner
 
 

@@ -12,11 +12,12 @@ import torch
 from umbel.lang.errors import UmbelError
 from umbel.srt.core.batch import AsyncRunner
 from umbel.srt.layers.checkpoint import Tensors
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.building import build_cuda_runner
 from umbel.srt.runners.cuda.device import CudaAccelerator
 from umbel.srt.runners.cuda.memory import StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.runners.torch_runner import ModelRunner, build_runner
+from umbel.srt.runners.torch_runner import TorchRunner
 
 from ...models.reference import Piece, Sequences, relative_error
 from .engines import EXPERTS, FAMILIES, NUM_SLOTS, in_torch, mixed_steps, only_last_rows, sequences, tiny_model
@@ -106,7 +107,7 @@ def test_steps_are_launched_behind_steps_that_nobody_has_read() -> None:
 # ------------------------------------------------------------------------------------- real weights
 
 
-def greedy(runner: CudaRunner | ModelRunner, prompt: list[int], count: int) -> tuple[list[int], list[torch.Tensor]]:
+def greedy(runner: CudaRunner | TorchRunner, prompt: list[int], count: int) -> tuple[list[int], list[torch.Tensor]]:
     """The most likely tokens one after another, and the logits that each was chosen by."""
     ids, logits, done = list(prompt), [], 0
     for _ in range(count):

@@ -9,6 +9,7 @@ from umbel.lang.errors import ModelError, ParameterError
 from umbel.srt.cache.kv_pool import FLOAT8, KVGeometry
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.multimodal.store import VisionStore
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda import memory
 from umbel.srt.runners.cuda.building import build_cuda_runner, obstacle
 from umbel.srt.runners.cuda.decoder import CudaDecoder
@@ -23,7 +24,6 @@ from umbel.srt.runners.cuda.memory import (
 )
 from umbel.srt.runners.cuda.parts import twin_parts
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.runners.torch_runner import build_runner
 
 from ...multimodal.toy_vision import ToyVision
 from .engines import in_torch, on_host, tiny_model

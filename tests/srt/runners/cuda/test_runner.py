@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings, strategies
 from umbel.srt.core.batch import AsyncRunner, Batch
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.runners.torch_runner import ModelRunner
+from umbel.srt.runners.torch_runner import TorchRunner
 
 from ...attention.batches import Branch, branches, make_tree_batch, radix_paths
 from ...models.reference import Piece, Sequences, relative_error
@@ -93,7 +93,7 @@ def test_branches_that_share_a_prefix_read_it_once(tree_attention: bool) -> None
 
 
 @pytest.fixture(scope="module")
-def engines() -> tuple[ModelRunner, CudaRunner]:
+def engines() -> tuple[TorchRunner, CudaRunner]:
     """Two engines of one model with windows, whose pools hold the same random keys."""
     config, tensors = tiny_model("gemma 3", max_position_embeddings=TREE_SLOTS)
     truth, runner = in_torch(config, tensors, num_slots=TREE_SLOTS), on_host(config, tensors, num_slots=TREE_SLOTS)
@@ -107,7 +107,7 @@ def engines() -> tuple[ModelRunner, CudaRunner]:
 @settings(max_examples=25, deadline=None)
 @given(parts=branches, seed=strategies.integers(0, 1000))
 def test_steps_of_any_tree_of_sequences_give_the_logits_of_torch(
-    engines: tuple[ModelRunner, CudaRunner], parts: list[Branch], seed: int
+    engines: tuple[TorchRunner, CudaRunner], parts: list[Branch], seed: int
 ) -> None:
     truth, runner = engines
     batch, slots = make_tree_batch(parts, seed)

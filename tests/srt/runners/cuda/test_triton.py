@@ -9,11 +9,11 @@ import torch
 from umbel.srt.cache.kv_pool import FLOAT8
 from umbel.srt.core.batch import Pick, Picks
 from umbel.srt.layers.checkpoint import Tensors
-from umbel.srt.runners import torch_runner
+from umbel.srt.runners import build
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.building import accelerator_for
 from umbel.srt.runners.cuda.parts import triton_parts
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.runners.torch_runner import build_runner
 from umbel.srt.sampling.gumbel import draw_keys
 
 from ...models.reference import Piece, relative_error
@@ -65,7 +65,7 @@ def test_it_is_what_is_built_where_triton_is_asked_for() -> None:
     runner = build_runner(config, tensors, num_slots=50, dtype="float32", device=device, kernels="triton")
     assert isinstance(runner, CudaRunner)
     assert (runner.num_slots, runner.facts()["kernels"]) == (50, "triton")
-    assert (runner.trie_walk is None) is (torch_runner._host_walk() is None)  # masks are made on the host
+    assert (runner.trie_walk is None) is (build._host_walk() is None)  # masks are made on the host
 
 
 def test_keys_in_float8_are_those_of_torch() -> None:

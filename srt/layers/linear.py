@@ -1,0 +1,140 @@
+"""Linear maps and the seam of weight formats, the head, and activations; rounded where transformers rounds.
+
+QuantMethod   DenseMethod        floats, on any device, multiplied by torch
+              PackedMethod       floats, laid out for oneDNN
+              CpuMethod          float32, bf16 or int8 on the native CPU kernels      weights/quantization.py
+              KernelMethod       floats, multiplied by Triton's kernels               runners/cuda/kernels.py
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch.nn import functional
+
+from .checkpoint import Checkpoint, LinearTensors
+
+HEAD_ROWS = 64  # rows of one product with the vocabulary
+HEAD_BLOCK = 65_536  # tokens of one such product where weights are packed; smaller blocks cost speed at one row
+PACK_BATCH_HINT = 16  # rows for which oneDNN lays weights out; measured best or equal for 1 to 32 rows
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+Weight = TypeVar("Weight")
+
+
+class QuantMethod(Protocol[Weight]):
+    """A weight format: how a linear map is read from a checkpoint, kept in memory, and multiplied.
+
+    A format that changes weights when they are loaded (int8) has a `create` of its own; one that checkpoints store
+    (GPTQ, AWQ) has a `load` of its own, which takes other tensors than `NAME.weight`.
+    """
+
+    name: str  # in the runner's facts
+
+    def create(self, sources: Sequence[torch.Tensor]) -> Weight:
+        """Stacks matrices, each [n_i, inputs], along their outputs and lays them out in this format."""
+
+    def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> Weight:
+        """Reads the tensors that this format stores for the maps, and creates one weight of them."""
+
+    def apply(self, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [R, inputs] → x Wᵀ + bias [R, outputs]"""
+
+
+class DenseMethod:
+    """Floats of the model's dtype, multiplied by torch."""
+
+    name = "dense"
+
+    def create(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        return sources[0] if len(sources) == 1 else torch.cat(list(sources))
+
+    def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> torch.Tensor:
+        return self.create(checkpoint.take_weights(tensors))
+
+    def apply(self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return functional.linear(x, weight, bias)
+
+
+class PackedMethod(DenseMethod):
+    """Floats laid out once for oneDNN instead of at every call. CPU only.
+
+    Packing makes float32 maps 1.1 to 4 times faster at 1 to 32 rows. The sums are in another order, so results differ
+    in the last bits.
+    """
+
+    name = "packed"
+
+    def create(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        weight = super().create(sources).contiguous()
+        return cast(torch.Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, PACK_BATCH_HINT))
+
+    def apply(self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return cast(torch.Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
+
+
+def dense_method(*, packed: bool) -> DenseMethod:
+    return PackedMethod() if packed else DenseMethod()
+
+
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this machine's oneDNN takes packed weights of this dtype (bfloat16 needs AVX-512)."""
+    method, eye = PackedMethod(), torch.eye(64, dtype=dtype)
+    try:
+        result = method.apply(method.create([eye]), eye)
+    except (RuntimeError, AttributeError, NotImplementedError):  # an operator that is absent or refuses
+        return False
+    return torch.equal(result, eye)
+
+
+class Linear:
+    """x → x Wᵀ + b, read from a checkpoint in the format of a method."""
+
+    # Any: each method has its own form of weight, and only the method reads it.
+    def __init__(self, method: QuantMethod[Any], checkpoint: Checkpoint, tensors: LinearTensors) -> None:
+        self._method = method
+        self._weight = method.load(checkpoint, tensors)
+        self._bias = checkpoint.take_bias(tensors)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._method.apply(self._weight, x, self._bias)
+
+
+class TorchHead:
+    """Hidden states → logits, written to the caller's buffer in pieces of at most 16 MiB.
+
+    Whole rows of a large vocabulary would be fresh memory at every step: about 7 ms per 32 MiB. For the same reason
+    packed blocks are converted one by one in the same place, so a start is faster and needs less memory.
+    """
+
+    def __init__(self, weight: torch.Tensor, *, dtype: torch.dtype, softcap: float, packed: bool) -> None:
+        self._method = dense_method(packed=packed)
+        self._softcap = softcap
+        blocks = torch.split(weight, HEAD_BLOCK) if packed else (weight,)
+        self._widths = [len(block) for block in blocks]
+        if packed:
+            converted = torch.empty_like(blocks[0], dtype=dtype)
+            self._blocks = [self._method.create([converted[: len(block)].copy_(block)]) for block in blocks]
+        else:
+            self._blocks = [weight.to(dtype)]
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [L, hidden] → out [L, vocab]"""
+        for rows, target in zip(torch.split(x, HEAD_ROWS), torch.split(out, HEAD_ROWS), strict=True):
+            first = 0
+            for block, width in zip(self._blocks, self._widths, strict=True):
+                logits = self._method.apply(block, rows)
+                if self._softcap:
+                    logits = (logits / self._softcap).tanh() * self._softcap
+                target[:, first : first + width] = logits
+                first += width

@@ -1,0 +1,41 @@
+"""The decoder families that run on our own kernels: each is one file that reads its configuration.
+
+A family differs from the others by the fields of `DecoderConfig`, not by code: three executors (torch, the CPU kernels,
+CUDA) run the same description, see `layer_tensors.py`. A new one is a file here and a line below: docs/add_a_model.md.
+"""
+
+from collections.abc import Callable
+
+from ....lang.errors import ModelError
+from ...layers.config_values import Config
+from ..decoder_config import DecoderConfig
+from . import gemma3, llama, mistral, mixtral, qwen2, qwen3
+
+# model_type → its reader
+FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
+    "llama": llama.read,
+    "mistral": mistral.read,
+    "qwen2": qwen2.read,
+    "qwen3": qwen3.read,
+    "gemma3_text": gemma3.read,
+    "mixtral": mixtral.read,
+    "qwen2_moe": qwen2.read_moe,
+    "qwen3_moe": qwen3.read_moe,
+}
+
+
+def is_family(config: Config) -> bool:
+    """Whether a model runs on our own decoders; the others run in transformers."""
+    family = config.get("model_type")
+    return isinstance(family, str) and family in FAMILIES
+
+
+def read_config(config: Config) -> DecoderConfig:
+    """Describes the decoder of a Hugging Face configuration.
+
+    Raises:
+        ModelError: a value that is missing, wrong, or not implemented here.
+    """
+    if not is_family(config):
+        raise ModelError(f"model_type {config.get('model_type')!r} is not one of {', '.join(FAMILIES)}")
+    return FAMILIES[config["model_type"]](config)

@@ -1,0 +1,52 @@
+"""Gemma 3, its text decoder: norms after attention and MLP too, and two kinds of layers with their own frequencies."""
+
+from dataclasses import replace
+
+from ....lang.errors import ModelError
+from ...layers.config_values import Config, flag, positive_int, positive_number
+from ..decoder_config import DecoderConfig, LayerConfig, NormNames
+from ..read_fields import FULL, SLIDING, layer_count, listed_kinds, read_decoder, read_rope_by_layer_type, read_windows
+
+NORMS = NormNames(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+
+
+def read(config: Config) -> DecoderConfig:
+    if flag(config, "use_bidirectional_attention", False):
+        raise ModelError("use_bidirectional_attention=true makes an encoder; load a text-generating Gemma 3")
+    if config.get("attn_logit_softcapping"):
+        raise ModelError("attn_logit_softcapping: Gemma 3 has none (Gemma 2 had); write null")
+    biased = flag(config, "attention_bias", False)
+    decoder = read_decoder(
+        config,
+        _layers(config),
+        default_head_dim=256,
+        activation_key="hidden_activation",
+        default_activation="gelu_pytorch_tanh",
+        default_tied=True,
+    )
+    # A softcap of null means none, and so does an explicit 0.
+    softcap = positive_number(config, "final_logit_softcapping") if config.get("final_logit_softcapping") else 0.0
+    return replace(
+        decoder,
+        qk_norm=True,
+        norms=NORMS,
+        centered_norm=True,
+        qkv_bias=biased,
+        output_bias=biased,
+        embedding_scale=decoder.hidden_size**0.5,
+        attention_scale=positive_number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        logit_softcap=softcap,
+    )
+
+
+def _layers(config: Config) -> tuple[LayerConfig, ...]:
+    kinds = listed_kinds(config)
+    if kinds is None:
+        pattern = positive_int(config, "sliding_window_pattern", 6)
+        kinds = [FULL if (index + 1) % pattern == 0 else SLIDING for index in range(layer_count(config))]
+    windows, ropes = read_windows(config, kinds), read_rope_by_layer_type(config)
+    return tuple(LayerConfig(window, ropes[kind]) for window, kind in zip(windows, kinds, strict=True))

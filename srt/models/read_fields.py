@@ -1,0 +1,238 @@
+"""Reads what the configurations of several families have in common.
+
+Hugging Face configurations in the spelling of transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
+A value that the decoders do not implement is refused with a ModelError, never ignored. Defaults are those that
+transformers takes when the configuration is silent.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...lang.errors import ModelError
+from ..layers.config_values import MOST_LAYERS, Config, flag, positive_int, positive_number, section
+from ..layers.linear import ACTIVATIONS
+from ..layers.rope import RopeConfig, RopeType, yarn_attention_factor
+from .decoder_config import DecoderConfig, ExpertsConfig, LayerConfig
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+# Any: a section of parsed JSON, whose values are checked when they are read.
+Section = dict[str, Any]
+
+
+def read_decoder(
+    config: Config,
+    layers: tuple[LayerConfig, ...],
+    *,
+    default_head_dim: int | None = None,
+    default_eps: float = 1e-6,
+    default_tied: bool = False,
+    activation_key: str = "hidden_act",
+    default_activation: str = "silu",
+) -> DecoderConfig:
+    """A decoder like Llama's, without biases, whose fields a family replaces where it differs.
+
+    Args:
+        default_head_dim: None: the hidden size, divided by the heads.
+    """
+    heads = positive_int(config, "num_attention_heads")
+    hidden_size = positive_int(config, "hidden_size")
+    kv_heads = positive_int(config, "num_key_value_heads", heads)
+    head_dim = positive_int(config, "head_dim", default_head_dim or hidden_size // heads)
+    if heads % kv_heads:
+        raise ModelError(f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
+    if head_dim % 2:
+        raise ModelError(f"head_dim={head_dim} is odd, so its dimensions cannot be turned in pairs")
+    activation = str(config.get(activation_key) or default_activation)
+    if activation not in ACTIVATIONS:
+        raise ModelError(f"{activation_key} {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+    return DecoderConfig(
+        vocab_size=positive_int(config, "vocab_size"),
+        context_length=_context_length(config, layers),
+        hidden_size=hidden_size,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        layers=layers,
+        activation=activation,
+        norm_eps=positive_number(config, "rms_norm_eps", default_eps),
+        tied=flag(config, "tie_word_embeddings", default_tied),
+        attention_scale=float(head_dim) ** -0.5,
+    )
+
+
+def _context_length(config: Config, layers: tuple[LayerConfig, ...]) -> int:
+    """YaRN configurations often keep the original length in max_position_embeddings; the factor extends it."""
+    stated = positive_int(config, "max_position_embeddings")
+    ropes = [layer.rope for layer in layers if layer.rope.type is RopeType.YARN]
+    return max([stated, *(int(rope.original_length * rope.factor) for rope in ropes)])
+
+
+# ------------------------------------------------------------------------------------------ layers
+
+
+def layer_count(config: Config) -> int:
+    return positive_int(config, "num_hidden_layers", most=MOST_LAYERS)
+
+
+def listed_kinds(config: Config) -> list[str] | None:
+    """`layer_types`, SLIDING or FULL for each layer; None: the configuration does not list them."""
+    given, count = config.get("layer_types"), layer_count(config)
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) != count or not set(given) <= {SLIDING, FULL}:
+        raise ModelError(f"layer_types {given!r}: write {count} times {SLIDING!r} or {FULL!r}")
+    return list(given)
+
+
+def read_windows(config: Config, kinds: Sequence[str]) -> list[int | None]:
+    """The window of each layer of a kind; None: the layer attends to everything."""
+    return [positive_int(config, "sliding_window", 4096) if kind == SLIDING else None for kind in kinds]
+
+
+def read_layers(
+    config: Config,
+    kinds: Sequence[str],
+    *,
+    default_theta: float = 10_000.0,
+    experts: Sequence[ExpertsConfig | None] | None = None,
+) -> tuple[LayerConfig, ...]:
+    """Layers that share one set of frequencies. experts: of each layer; None: all MLPs are dense."""
+    windows, rope = read_windows(config, kinds), read_rope(config, default_theta=default_theta)
+    by_layer = experts or [None] * len(windows)
+    return tuple(LayerConfig(window, rope, some) for window, some in zip(windows, by_layer, strict=True))
+
+
+# ------------------------------------------------------------------------------------------ experts
+
+
+def read_some_experts(config: Config, *, count: int, chosen: int, shared_width: int = 0) -> list[ExpertsConfig | None]:
+    """The experts of each layer, as Qwen's configurations spell them; None: the layer's MLP is dense."""
+    experts = read_experts(
+        config,
+        width_key="moe_intermediate_size",
+        count=count,
+        chosen=chosen,
+        renormalise=flag(config, "norm_topk_prob", False),
+        rounded=True,
+        shared_width=shared_width,
+    )
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
+        raise ModelError(f"configuration: mlp_only_layers={dense!r}; write a list of the numbers of layers")
+    step = positive_int(config, "decoder_sparse_step", 1)
+    return [experts if index not in dense and (index + 1) % step == 0 else None for index in range(layer_count(config))]
+
+
+def read_experts(
+    config: Config,
+    *,
+    width_key: str,
+    count: int,
+    chosen: int,
+    renormalise: bool,
+    rounded: bool = False,
+    shared_width: int = 0,
+) -> ExpertsConfig:
+    """One set of experts. `count` and `chosen`: what transformers takes when the configuration is silent."""
+    key = "num_local_experts" if config.get("num_experts") is None else "num_experts"  # transformers writes either
+    experts = ExpertsConfig(
+        count=positive_int(config, key, count),
+        chosen=positive_int(config, "num_experts_per_tok", chosen),
+        width=positive_int(config, width_key),
+        renormalise=renormalise,
+        rounded=rounded,
+        shared_width=shared_width,
+    )
+    if experts.chosen > experts.count:
+        raise ModelError(
+            f"configuration: num_experts_per_tok={experts.chosen} of {key}={experts.count}; write at most as many"
+        )
+    return experts
+
+
+# ------------------------------------------------------------------------------------------ rotary embedding
+
+
+def read_rope(config: Config, *, default_theta: float) -> RopeConfig:
+    """One set of frequencies for all layers: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    parameters = section(config, "rope_scaling") or section(config, "rope_parameters")
+    return _read(parameters, config, theta=positive_number(config, "rope_theta", default_theta))
+
+
+def read_rope_by_layer_type(config: Config) -> dict[str, RopeConfig]:
+    """Gemma 3: full layers take `rope_theta` and `rope_scaling`, sliding layers `rope_local_base_freq` alone."""
+    nested = section(config, "rope_parameters")
+    if nested and not {"full_attention", "sliding_attention"} & set(nested):
+        raise ModelError(
+            f"rope_parameters {nested!r}: write them per layer type, "
+            '{"full_attention": {...}, "sliding_attention": {...}}'
+        )
+    full = section(nested, "full_attention") | section(config, "rope_scaling")
+    sliding = section(nested, "sliding_attention")
+    return {
+        "full_attention": _read(full, config, theta=positive_number(config, "rope_theta", 1_000_000.0)),
+        "sliding_attention": _read(sliding, config, theta=positive_number(config, "rope_local_base_freq", 10_000.0)),
+    }
+
+
+def _read(parameters: Section, config: Config, *, theta: float) -> RopeConfig:
+    name = parameters.get("rope_type") or parameters.get("type") or "default"
+    try:
+        kind = RopeType(name)
+    except ValueError:
+        raise ModelError(
+            f"rope_type {name!r} is not one of {', '.join(kind.value for kind in RopeType)}; "
+            "variants that depend on the length of the sequence cannot share cached keys"
+        ) from None
+    partial = positive_number(dict(config) | parameters, "partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise ModelError(f"partial_rotary_factor={partial}: these families turn whole heads")
+    theta = positive_number(parameters, "rope_theta", theta)
+    match kind:
+        case RopeType.DEFAULT:
+            return RopeConfig(kind, theta)
+        case RopeType.LINEAR:
+            return RopeConfig(kind, theta, factor=positive_number(parameters, "factor"))
+        case RopeType.LLAMA3:
+            return RopeConfig(
+                kind,
+                theta,
+                factor=positive_number(parameters, "factor"),
+                original_length=_original_length(parameters, config),
+                low_freq_factor=positive_number(parameters, "low_freq_factor"),
+                high_freq_factor=positive_number(parameters, "high_freq_factor"),
+            )
+        case RopeType.YARN:
+            return _read_yarn(parameters, config, theta)
+
+
+def _read_yarn(parameters: Section, config: Config, theta: float) -> RopeConfig:
+    original = _original_length(parameters, config)
+    factor = positive_number(parameters, "factor", positive_int(config, "max_position_embeddings") / original)
+    if parameters.get("attention_factor") is not None:
+        attention_factor = positive_number(parameters, "attention_factor")
+    else:
+        mscale, all_dim = (
+            positive_number(parameters, key) if parameters.get(key) else None for key in ("mscale", "mscale_all_dim")
+        )
+        attention_factor = yarn_attention_factor(factor, mscale, all_dim)
+    return RopeConfig(
+        RopeType.YARN,
+        theta,
+        factor=factor,
+        original_length=original,
+        beta_fast=positive_number(parameters, "beta_fast", 32.0),
+        beta_slow=positive_number(parameters, "beta_slow", 1.0),
+        truncate=flag(parameters, "truncate", True),
+        attention_factor=attention_factor,
+    )
+
+
+def _original_length(parameters: Section, config: Config) -> int:
+    """The configuration's own field wins over the nested one, as in transformers."""
+    key = "original_max_position_embeddings"
+    if config.get(key) is not None:
+        return positive_int(config, key)
+    return positive_int(parameters, key, positive_int(config, "max_position_embeddings"))

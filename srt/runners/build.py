@@ -1,0 +1,204 @@
+"""Builds a runner of a configuration and its tensors: chooses device, dtype and kernels, sizes the pool."""
+
+import ctypes
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...fsm.tokens.trie_walk import Walk
+from ...lang.errors import ModelError, ParameterError
+from ...lang.runtime_options import Kernels, KVDType, Weights
+from ..attention.torch_backend import TorchBackend
+from ..cache.kv_pool import FLOAT8, KVGeometry, slots_for_bytes
+from ..distributed.communicator import ALONE, Team
+from ..kernels.cpu.build import NoKernels
+from ..kernels.cpu.library import load_library, load_walk
+from ..kernels.cpu.trie_walk import CpuTrieWalk
+from ..layers.checkpoint import Tensors
+from ..layers.config_values import Config
+from ..models.model import attention_geometry
+from ..models.registry import build_model
+from ..models.sharding import CutTensors, share_config
+from ..models.vision.registry import build_vision, sees, text_part
+from ..multimodal.store import VisionStore
+from ..weights.quantization import require_dense
+from .cuda.memory import StepLimits, measured_workspace, pool_slots, probe_slots
+from .torch_runner import TorchRunner
+
+if TYPE_CHECKING:
+    from .cpu_runner import CpuRunner
+    from .cuda.runner import CudaRunner
+
+_log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_runner(
+    config: Config,
+    tensors: Tensors,
+    *,
+    kv_bytes: int | None = None,
+    num_slots: int | None = None,
+    dtype: str = "auto",
+    kv_dtype: KVDType = "auto",
+    device: str = "cpu",
+    kernels: Kernels = "auto",
+    weights: Weights = "auto",
+    tree_attention: bool = True,
+    screened_head: bool = True,
+    cuda_graphs: bool = True,
+    limits: StepLimits | None = None,
+    pack: bool | None = None,
+    team: Team = ALONE,
+) -> "TorchRunner | CpuRunner | CudaRunner":
+    """Model, pool and kernels in one call. Give the pool's size as `kv_bytes` or as `num_slots`; on a CUDA device it
+    may be left out, and is what the weights and the largest step leave.
+
+    With kernels "auto", a model that the device's own kernels cannot run here, for whatever reason, runs in torch, and
+    a warning says why. `pack` is torch's way to lay weights out. The tower of a model that sees runs in torch.
+
+    With a `team` of several ranks each of them makes this call, with the same arguments but for its device, and builds
+    its part; `kv_bytes` is each rank's. A tower is on every rank. The native kernels compute a step in one call, in
+    which ranks cannot meet, so torch computes; steps do not run as captured graphs.
+
+    Raises:
+        ModelError: configuration or tensors that cannot be used.
+        ParameterError: a pool too small, an unknown dtype or device, kernels or weights that cannot be had here.
+    """
+    target = resolve_device(device)
+    left_out = kv_bytes is None and num_slots is None
+    if (kv_bytes is not None and num_slots is not None) or (left_out and target.type == "cpu"):
+        raise ParameterError(f"kv_bytes={kv_bytes}, num_slots={num_slots}: write exactly one of them")
+    resolved = resolve_dtype(dtype, target)
+    pool_dtype = FLOAT8 if kv_dtype == "fp8" else resolved
+    limits = limits or StepLimits()
+    pictures = None
+    if sees(config):
+        pictures = VisionStore(build_vision(config, tensors, dtype=resolved, device=target))
+        config, tensors = text_part(config, tensors)
+    if team.ranks > 1:
+        config, tensors = share_config(config, team.ranks), CutTensors(tensors, config, team)
+        cuda_graphs = False
+
+    def slots(geometry: KVGeometry) -> int:
+        if num_slots is not None:
+            return num_slots
+        assert kv_bytes is not None, "one of the two is given"
+        return slots_for_bytes(geometry, kv_bytes)
+
+    if kernels == "triton" or (kernels == "auto" and target.type == "cuda"):
+        from .cuda.building import accelerator_for, build_cuda_runner
+        from .cuda.building import obstacle as cuda_obstacle
+
+        reason = cuda_obstacle(config, dtype=resolved, kv_dtype=pool_dtype, device=target)
+        if reason is None:
+            require_dense(weights, resolved, "the Triton kernels compute")
+            return build_cuda_runner(
+                config,
+                tensors,
+                accelerator=accelerator_for(target),
+                dtype=resolved,
+                kv_dtype=pool_dtype,
+                num_slots=None if left_out else slots,
+                limits=limits,
+                tree_attention=tree_attention,
+                cuda_graphs=cuda_graphs,
+                pictures=pictures,
+                trie_walk=_host_walk(),
+                team=team,
+            )
+        _torch_instead("triton", reason, asked=kernels)
+    if kernels == "native" or (kernels == "auto" and target.type == "cpu"):
+        from .cpu_runner import build_cpu_runner, obstacle
+
+        reason = obstacle(config, dtype=pool_dtype, device=target)
+        if team.ranks > 1:
+            reason = f"they compute a step in one call, in which {team.ranks} ranks cannot meet"
+        library = None if reason else _library()
+        if isinstance(library, ctypes.CDLL):
+            library.umbel_set_threads(torch.get_num_threads())
+            return build_cpu_runner(
+                config,
+                tensors,
+                library=library,
+                num_slots=slots,
+                dtype=resolved,
+                weights=weights,
+                tree_attention=tree_attention,
+                screened_head=screened_head,
+                pictures=pictures,
+            )
+        _torch_instead("native", reason or str(library), asked=kernels)
+    require_dense(weights, resolved, "torch computes")
+    model = build_model(config, tensors, dtype=resolved, device=target, pack=pack, team=team)
+
+    def runner(slots: int) -> TorchRunner:
+        backend = TorchBackend(attention_geometry(model), model.device, tree_attention=tree_attention)
+        return TorchRunner(model, num_slots=slots, backend=backend, pictures=pictures, kv_dtype=pool_dtype)
+
+    geometry = model.kv_geometry.rounded_to(pool_dtype)
+    if left_out:
+        from .cuda.building import accelerator_for
+
+        accelerator = accelerator_for(target)
+        workspace = measured_workspace(runner(probe_slots(limits)), accelerator, limits, pictures)
+        return runner(team.least(pool_slots(geometry, accelerator, workspace=workspace)))
+    return runner(slots(geometry))
+
+
+def _torch_instead(tried: Kernels, reason: str, *, asked: Kernels) -> None:
+    """Logs why torch computes. Raises ParameterError where the caller asked for the kernels that were tried."""
+    if asked == tried:
+        raise ParameterError(f'kernels="{tried}": {reason}; leave it out, and torch computes')
+    _log.warning("torch computes, not the %s kernels: %s", tried, reason)
+
+
+def _host_walk() -> Walk | None:
+    """The native walk that makes masks on the host, whatever device computes.
+
+    None, with a warning, where nothing can be compiled: then numpy makes them, which takes many times as long.
+    """
+    try:
+        return CpuTrieWalk(load_walk())
+    except NoKernels as error:
+        _log.warning("numpy walks through the vocabulary for masks: %s", error)
+        return None
+
+
+def _library() -> ctypes.CDLL | NoKernels:
+    """Loads the native kernels, or says why there are none."""
+    try:
+        return load_library()
+    except NoKernels as error:
+        return error
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name. Raises ParameterError for another kind, ModelError where torch sees none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ParameterError(f'device={name!r}; write "cpu", "cuda" or "cuda:0"') from None
+    if device.type not in ("cpu", "cuda"):
+        raise ParameterError(f'device={name!r}; write "cpu", "cuda" or "cuda:0"')
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f'device={name!r}: torch sees no CUDA device here; write "cpu"')
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of that name; "auto" is bfloat16 where the hardware multiplies it, else float32."""
+    if name == "auto":
+        on_cuda = device.type == "cuda"
+        fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_cuda else cpu_multiplies_bfloat16()
+        return torch.bfloat16 if fast else torch.float32
+    if name not in DTYPES:
+        raise ParameterError(f'dtype={name!r}; write "auto" or one of {", ".join(DTYPES)}')
+    return DTYPES[name]
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether the CPU has AVX512-BF16 or AMX. Elsewhere torch emulates bfloat16, several times slower than float32."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

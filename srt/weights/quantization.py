@@ -1,0 +1,93 @@
+"""Weight formats by the name that the option `weights` takes, and what holds them on each engine.
+
+              torch, Triton       native CPU kernels
+    float32   dtype float32       Format.F32
+    bf16      dtype bfloat16      Format.BF16
+    int8      no                  Format.INT8: symmetric, one scale for each output
+
+`QuantMethod` is the seam: create, load, apply (layers/linear.py). A new format is a line here, a method where none of
+those below will do, and its name in `lang.runtime_options.Weights`.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...lang.errors import ParameterError
+from ...lang.runtime_options import Weights
+from ..kernels.cpu.linear import Format, PackedMatrix
+from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
+from ..layers.linear import DenseMethod, PackedMethod, QuantMethod
+
+__all__ = ["FORMATS", "CpuMethod", "DenseMethod", "PackedMethod", "QuantMethod", "cpu_method", "require_dense"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """One line of the table above."""
+
+    native: Format
+    dense: torch.dtype | None  # None: torch and Triton have no such format
+
+
+FORMATS = {
+    "float32": WeightFormat(Format.F32, torch.float32),
+    "bf16": WeightFormat(Format.BF16, torch.bfloat16),
+    "int8": WeightFormat(Format.INT8, None),
+}
+
+
+class CpuMethod:
+    """A `QuantMethod` of the native CPU kernels: matrices packed in one of their formats.
+
+    Args:
+        exact: BF16 leaves inputs in float32, see `PackedMatrix`.
+    """
+
+    def __init__(self, library: ctypes.CDLL, form: Format, *, exact: bool) -> None:
+        self._library = library
+        self._form = form
+        self._exact = exact
+        self.name = form.name.lower()
+
+    def create(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
+        """Sources may be freed afterwards. Raises EngineError when there is no memory."""
+        return PackedMatrix(self._library, list(map(_readable, sources)), self._form, exact=self._exact)
+
+    def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> PackedMatrix:
+        return self.create(checkpoint.take_weights(tensors, as_stored=True))
+
+    def apply(self, weight: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return weight(x, bias)
+
+
+def cpu_method(name: Weights, tensors: Tensors, library: ctypes.CDLL, *, exact: bool) -> CpuMethod:
+    """The format of that name; "auto" is bf16 for a checkpoint that stores 16 bits, else float32."""
+    if name != "auto":
+        return CpuMethod(library, FORMATS[name].native, exact=exact)
+    first = tensors.get("model.layers.0.mlp.down_proj.weight")
+    stored = Format.BF16 if first is not None and first.dtype is torch.bfloat16 else Format.F32
+    return CpuMethod(library, stored, exact=exact)
+
+
+def require_dense(name: Weights, dtype: torch.dtype, who: str) -> None:
+    """Torch and Triton keep weights in the dtype in which they compute.
+
+    Args:
+        who: computes, as a clause.
+
+    Raises:
+        ParameterError: another format is asked for.
+    """
+    if name != "auto" and FORMATS[name].dense is not dtype:
+        raise ParameterError(
+            f"weights={name!r}: {who}, with weights of the dtype, {dtype}; leave weights out, or run on the native "
+            "CPU kernels"
+        )
+
+
+def _readable(weight: torch.Tensor) -> torch.Tensor:
+    """As stored where the kernels read that, else in float32."""
+    return weight if weight.dtype in (torch.float32, torch.bfloat16) else weight.float()

@@ -1,0 +1,90 @@
+"""The seam of weight formats: a method that no engine knows runs in the torch decoder, and the table of formats."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch.nn import functional
+from umbel.lang.errors import ParameterError
+from umbel.lang.runtime_options import Weights
+from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.layers.checkpoint import Checkpoint, LinearTensors
+from umbel.srt.models.registry import build_model
+from umbel.srt.runners.torch_runner import TorchRunner
+from umbel.srt.weights.quantization import FORMATS, DenseMethod, cpu_method, require_dense
+
+from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, run_steps, tensors_of
+
+MAPS = LinearTensors(("a", "b"), (32, 16), 48, biased=True)
+TENSORS = {
+    f"{name}.{kind}": torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    for seed, (name, kind, shape) in enumerate(
+        [("a", "weight", (32, 48)), ("b", "weight", (16, 48)), ("a", "bias", (32,)), ("b", "bias", (16,))]
+    )
+}
+
+
+@dataclass
+class ScaledMethod:
+    """A format that keeps each matrix divided by its largest number; notes what it was asked for."""
+
+    name: str = "scaled"
+    loaded: list[str] = field(default_factory=list)
+    applied: int = 0
+
+    def create(self, sources: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = torch.cat(list(sources))
+        scale = weight.abs().max()
+        return weight / scale, scale
+
+    def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> tuple[torch.Tensor, torch.Tensor]:
+        self.loaded.extend(tensors.names)
+        return self.create(checkpoint.take_weights(tensors))
+
+    def apply(
+        self, weight: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        self.applied += 1
+        out = functional.linear(x, weight[0]) * weight[1]
+        return out if bias is None else out + bias
+
+
+def test_the_torch_decoder_keeps_and_multiplies_its_weights_as_a_method_says() -> None:
+    reference = reference_model("qwen2")
+    config, tensors, method = reference.config.to_dict(), tensors_of(reference), ScaledMethod()
+    sequences = Sequences([random_tokens(9, 0)], 20)
+    steps = [[Piece(0, 0, 9)]]
+    dense = TorchRunner(build_model(config, tensors, dtype=torch.float32), num_slots=20)
+    fake = TorchRunner(build_model(config, tensors, dtype=torch.float32, method=method), num_slots=20)
+    expected, actual = (run_steps(runner, sequences, steps)[0] for runner in (dense, fake))
+    assert relative_error(actual, expected) < 1e-5
+    assert len(method.loaded) == 7 * config["num_hidden_layers"]
+    assert method.applied == 4 * config["num_hidden_layers"], "gate and up are one product, and so are q, k and v"
+
+
+def test_every_format_of_the_cpu_multiplies_what_it_has_loaded() -> None:
+    checkpoint = Checkpoint(TENSORS, dtype=torch.float32, device=torch.device("cpu"))
+    x, bias = torch.randn(3, 48, generator=torch.Generator().manual_seed(9)), checkpoint.take_bias(MAPS)
+    dense = DenseMethod()
+    expected = dense.apply(dense.load(checkpoint, MAPS), x, bias)
+    tolerances: dict[Weights, float] = {"float32": 1e-5, "bf16": 0.02, "int8": 0.02}
+    assert set(tolerances) == set(FORMATS)
+    for name, tolerance in tolerances.items():
+        method = cpu_method(name, {}, load_library(), exact=True)
+        assert relative_error(method.apply(method.load(checkpoint, MAPS), x, bias), expected) < tolerance, name
+
+
+def test_auto_keeps_16_bits_where_the_checkpoint_has_them() -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    stored = {name: torch.zeros(2, 2, dtype=torch.bfloat16)}
+    assert cpu_method("auto", stored, load_library(), exact=False).name == "bf16"
+    assert cpu_method("auto", {name: torch.zeros(2, 2)}, load_library(), exact=False).name == "f32"
+
+
+def test_torch_takes_the_formats_of_its_dtype_only() -> None:
+    require_dense("auto", torch.float16, "torch computes")
+    require_dense("bf16", torch.bfloat16, "torch computes")
+    for name, dtype in (("int8", torch.float32), ("bf16", torch.float32)):
+        with pytest.raises(ParameterError, match=f"weights='{name}': torch computes, with weights of the dtype"):
+            require_dense(name, dtype, "torch computes")
