@@ -18,7 +18,7 @@ from .causes import Decision, Ending
 from .history import Asked, Intent
 from .journal import Journal
 from .layout import Layout, Piece
-from .neighbours import Neighbour, Surroundings
+from .neighbours import Neighbour, Environment
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -44,7 +44,7 @@ async def explained(run: "Run") -> CacheReport:
     made: dict[Intent, list[Asked]] = {}
     for asked in tuple(journal.calls):
         made.setdefault(asked.intent, []).append(asked)
-    surroundings = Surroundings([*journal.history.calls, *journal.calls])
+    surroundings = Environment([*journal.history.calls, *journal.calls])
     calls: list[CallReport] = []
     for intent in tuple(journal.intents.values()):
         if intent not in made:
@@ -62,7 +62,7 @@ def _uncalled(intent: Intent) -> CallReport:
 
 
 async def _call(
-    backend: Backend, journal: Journal, surroundings: Surroundings, asked: Asked, attempt: int
+    backend: Backend, journal: Journal, surroundings: Environment, asked: Asked, attempt: int
 ) -> CallReport:
     intent, usage = asked.intent, asked.usage
     if usage is None:
@@ -94,7 +94,7 @@ def _created(backend: Backend, usage: Usage) -> int:
 
 
 async def _explained(
-    backend: Backend, journal: Journal, surroundings: Surroundings, asked: Asked, usage: Usage
+    backend: Backend, journal: Journal, surroundings: Environment, asked: Asked, usage: Usage
 ) -> tuple[CacheCause, CacheMiss | None]:
     laid = layout.of_call(asked)
     if not backend.capabilities.prefix_cache:

@@ -7,13 +7,12 @@ them (`hosted/conversation.py`), so that one script answers Echo and every fake.
 from collections.abc import Iterable
 
 from ...lang.prompt import Part, Text
-from ..backends.hosted.continuation import begun_by
-from ..backends.hosted.conversation import Content, Conversation, Message, PlainText
+from ..backends.hosted.conversation import Content, Conversation, Message, PlainText, asked_to_continue
 
 
 def meant(messages: tuple[Message, ...]) -> tuple[Part, ...]:
     """What the messages ask to be continued: a turn that a continuation request quotes is an open turn again."""
-    return written(begun_by(messages))
+    return written(asked_to_continue(messages))
 
 
 def written(asked: Conversation | PlainText) -> tuple[Part, ...]:

@@ -15,6 +15,7 @@ import pytest
 import umbel as ul
 import umbel.compat.sglang as sgl
 from umbel.interpreter import loop
+from umbel.interpreter.backends.hosted.environment import Environment
 from umbel.interpreter.demands import expressions
 from umbel.interpreter.fakes.structured import Form
 from umbel.lang.chat_template import CHATML
@@ -73,7 +74,7 @@ def openai(shape: Shape) -> Iterator[Backend]:
             base_url=server.base_url,
             api_key=server.api_key,
             profile="vllm",
-            environment={},
+            environment=Environment(variables={}),
         )
 
 

@@ -7,6 +7,9 @@ whose scaffolding is control text and cannot be mistaken:
     ------ control ----                ---------------- control ------------
 
 Everything else is content, also text that spells `<|im_end|>`.
+
+Where a provider cannot simply let a chat model go on with a text, the model is asked to. The wording is constant: a
+provider's prefix cache finds it again, and fakes recognise it.
 """
 
 import re
@@ -162,3 +165,44 @@ class _Reader:
                 f"{self._backend} takes turns of a conversation, and the text {said[:60]!r} stands outside of them; "
                 "write it inside system(...), user(...) or assistant(...)"
             )
+
+
+CONTINUE_TURN = (
+    "Continue your last message exactly where it stops. Write only what comes next, without repeating anything."
+)
+CONTINUE_TEXT = (
+    "You continue texts. The user gives the beginning of a text; answer with what comes next in it. "
+    "Begin exactly where it stops, repeat nothing of it, and write only what comes next."
+)
+
+
+def ask_to_continue_turn(conversation: Conversation) -> tuple[Message, ...]:
+    """Writes the turns of a call that goes on with an assistant turn; of an ordinary call where it is empty."""
+    if not conversation.begun:
+        return conversation.turns
+    return (*conversation.turns, Message("assistant", conversation.begun), message("user", CONTINUE_TURN))
+
+
+def ask_to_continue_text(text: PlainText) -> tuple[Message, ...]:
+    """Writes the turns of a call that goes on with a text outside of roles."""
+    return (message("system", CONTINUE_TEXT), Message("user", text.content))
+
+
+def asked_to_continue(messages: tuple[Message, ...]) -> Conversation | PlainText:
+    """Reads what a chat request asks to be continued: the inverse of both."""
+    match messages:
+        case (Message("system") as asked, Message("user", content)) if asked.text == CONTINUE_TEXT:
+            return PlainText(content)
+        case (*turns, Message("assistant", content), Message("user") as asked) if asked.text == CONTINUE_TURN:
+            return Conversation(tuple(turns), content)
+        case _:
+            return Conversation(messages, ())
+
+
+def continuation_warning(backend: str) -> str:
+    """Says what is told once when a chat model is asked to continue a text."""
+    return (
+        f"{backend} is a chat model, and this program writes text outside of roles: the model is asked to continue it, "
+        "which it does less reliably than a completion model; write user(...) and assistant(gen(...)), or give a "
+        "completion model"
+    )

@@ -5,18 +5,20 @@ model = umbel.LiteLLM("mistral/mistral-large-latest")           # the provider's
 
 import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Unpack
 
-from ....lang.errors import ParameterError, unknown_option
-from .credentials import checked_key
-from .lowered import Fields
-from .openai.backend import OpenAI
+from ....lang import checks
+from ....lang.errors import ParameterError
+from ....lang.runtime_options import MAX_MODEL_LENGTH
+from .backend import CallOptions
+from .constraint_params import Fields
+from .credentials import checked_address, checked_headers, checked_key, secrets_of
+from .errors import Provider
+from .openai.dialect import TranslatedBackend, checked_chat_profile
 from .openai.profiles import COMPATIBLE, Profile
-from .surroundings import Surroundings
 from .translated import Object, TranslatedStream, Translator
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+_EXAMPLE = "https://models.example.com/v1"
 
 # Arguments of LiteLLM that are set here, and what to write instead of them in extra_body.
 _OURS: Mapping[str, str] = {
@@ -32,7 +34,7 @@ _OURS: Mapping[str, str] = {
 }
 
 
-class LiteLLM(OpenAI):
+class LiteLLM(TranslatedBackend):
     """A backend for one model of a provider that LiteLLM knows.
 
     Conversations, stops, budgets and retries are as of `OpenAI`; LiteLLM's own retries are off. What the model enforces
@@ -44,19 +46,16 @@ class LiteLLM(OpenAI):
         api_key: the key; None: the provider's own environment variable.
         base_url: another server of the provider.
         profile: what the model can do, as of `OpenAI`.
-        timeout, first_byte_timeout, idle_timeout, max_retries, max_concurrency, extra_body, default_headers: as of
-            `OpenAI`; `extra_body` are further arguments of `litellm.acompletion`, none of those that are
-            set here.
-        surroundings: clock, sleep and chance, for tests.
+        extra_body: further arguments of `litellm.acompletion`, none of those that are set here.
+        default_headers: sent with every request.
+        options: as of `CallOptions`.
 
     Raises:
         MissingExtraError: the `litellm` package is not installed.
         ParameterError: a wrong value or option.
     """
 
-    PACKAGE = "litellm"
-    EXTRA = "litellm"
-    KIND = "litellm"
+    KIND = PACKAGE = EXTRA = "litellm"
 
     def __init__(
         self,
@@ -65,46 +64,25 @@ class LiteLLM(OpenAI):
         api_key: str | None = None,
         base_url: str | None = None,
         profile: Profile = COMPATIBLE,
-        timeout: float = 600.0,
-        first_byte_timeout: float | None = None,
-        idle_timeout: float = 120.0,
-        max_retries: int = 3,
-        max_concurrency: int = 64,
         extra_body: Mapping[str, Any] | None = None,  # Any: JSON
         default_headers: Mapping[str, str] | None = None,
-        surroundings: Surroundings | None = None,
-        **unknown: object,
+        **options: Unpack[CallOptions],
     ) -> None:
-        if unknown:
-            options = (name for name in LiteLLM.__init__.__annotations__ if name not in ("unknown", "return"))
-            raise unknown_option("LiteLLM()", next(iter(unknown)), options)
-        if not isinstance(profile, Profile) or not profile.chat:
-            raise ParameterError(f"LiteLLM(profile={profile!r}): write a Profile(...) of a chat model")
-        api_key = checked_key("api_key", api_key)
-        super().__init__(
-            model,
-            api_key=api_key or "none",
-            base_url="https://litellm" if base_url is None else base_url,
-            mode="chat",
-            profile=profile,
-            timeout=timeout,
-            first_byte_timeout=first_byte_timeout,
-            idle_timeout=idle_timeout,
-            max_retries=max_retries,
-            max_concurrency=max_concurrency,
-            extra_body=extra_body,
-            default_headers=default_headers,
-            surroundings=surroundings,
-            environment={},
-        )
+        self.check_options(options)
+        profile = checked_chat_profile("LiteLLM", profile)
+        model = checks.text("LiteLLM(): model", model, MAX_MODEL_LENGTH, "a name such as 'mistral/mistral-small'")
+        api_key, headers = checked_key("api_key", api_key), checked_headers(default_headers)
+        host = "litellm" if base_url is None else checked_address("base_url", base_url, _EXAMPLE)[1]
+        key_from = "api_key= or the provider's environment variable"
+        provider = Provider(f"litellm {model}", host, key_from, secrets_of(api_key or "", headers))
+        super().__init__(model, provider, options, profile=profile, extra_body=extra_body)
         for name in sorted(self._extra.keys() & _OURS.keys()):
             raise ParameterError(f"LiteLLM(): extra_body sets {name!r}, which is set here; {_OURS[name]}")
-        given: Fields = {"api_key": api_key, "base_url": base_url, "extra_headers": dict(default_headers or {})}
+        given: Fields = {"api_key": api_key, "base_url": base_url, "extra_headers": headers}
         self._given = {name: value for name, value in given.items() if value}
 
-    def _client(self, concurrency: int) -> "AsyncOpenAI":
-        # The line is typed by the SDK of OpenAI, of which it uses what a translator has.
-        return cast("AsyncOpenAI", _LiteLLMClient({**self._given, "timeout": self._patience.silent}))
+    def open_client(self) -> Translator:
+        return _LiteLLMClient({**self._given, "timeout": self._timeouts.silent})
 
 
 class _LiteLLMClient(Translator):

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ....lang import checks
 from ....lang.errors import DeadlineError, UmbelError
-from .surroundings import Surroundings
+from .environment import Environment
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Retries:
     async def run(
         self,
         attempt: Callable[[], Awaitable[T]],
-        surroundings: Surroundings,
+        environment: Environment,
         deadline: float | None,
         counts: "Counter[str]",
     ) -> T:
@@ -72,7 +72,7 @@ class Retries:
 
         Args:
             attempt: raises Transient for what may be tried again; whatever else it raises is final.
-            deadline: on the surroundings' clock; no wait goes past it.
+            deadline: on the environment' clock; no wait goes past it.
             counts: gets one for every retry, under its reason.
 
         Raises:
@@ -88,11 +88,11 @@ class Retries:
             failed += 1
             if failed > self.most:
                 raise _after(failure.error, failed)
-            wait = self.wait(failed, failure.retry_after, surroundings.chance())
-            if deadline is not None and surroundings.clock() + wait >= deadline:
+            wait = self.wait(failed, failure.retry_after, environment.chance())
+            if deadline is not None and environment.clock() + wait >= deadline:
                 raise DeadlineError(f"no time is left for another try in {wait:.1f} s; the last one ended: {failure}")
             counts[failure.reason] += 1
-            await surroundings.sleep(wait)
+            await environment.sleep(wait)
 
 
 def _after(error: UmbelError, tries: int) -> UmbelError:

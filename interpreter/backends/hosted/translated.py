@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from .lowered import Fields
+from .constraint_params import Fields
 
 Object = dict[str, Any]  # Any: JSON
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ....lang.errors import BackendError, RequestError
-from .surroundings import Patience
+from .environment import Timeouts
 
 if TYPE_CHECKING:
     import httpx2
@@ -33,7 +33,7 @@ def http_library(sdk: ModuleType) -> ModuleType:
 
 
 def open_client(
-    sdk: ModuleType, patience: Patience, concurrency: int, wire: "httpx2.AsyncBaseTransport | None" = None
+    sdk: ModuleType, timeouts: Timeouts, concurrency: int, wire: "httpx2.AsyncBaseTransport | None" = None
 ) -> "httpx2.AsyncClient":
     """Opens a client for one event loop.
 
@@ -49,10 +49,10 @@ def open_client(
         _refuse_redirect(response)
         response.request.extensions[_ANSWERED] = response.status_code < 300
         assert isinstance(response.stream, http.AsyncByteStream), "an asynchronous client reads asynchronously"
-        response.stream = _bounded(http)(response.stream, _decoder(response), response.request, patience.idle)
+        response.stream = _bounded(http)(response.stream, _decoder(response), response.request, timeouts.idle)
 
     client: httpx2.AsyncClient = http.AsyncClient(
-        timeout=http.Timeout(patience.silent, connect=patience.connect, pool=None),
+        timeout=http.Timeout(timeouts.silent, connect=timeouts.connect, pool=None),
         limits=http.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         follow_redirects=False,
         headers={"accept-encoding": "identity"},

@@ -5,23 +5,20 @@ model = umbel.VertexAI("gemini-2.5-flash", project="my-project", location="europ
 
 import base64
 import importlib
-import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Unpack
 
 from ....lang import checks
-from ....lang.errors import CapabilityError, ParameterError, RequestError, shown, unknown_option
-from .credentials import checked_key
-from .failures import Provider
-from .lowered import Fields
-from .openai.backend import OpenAI
+from ....lang.errors import CapabilityError, ParameterError, RequestError, shown
+from ....lang.runtime_options import MAX_MODEL_LENGTH
+from .backend import CallOptions
+from .constraint_params import Fields
+from .credentials import checked_key, secrets_of
+from .errors import Provider
+from .openai.dialect import TranslatedBackend, checked_chat_profile
 from .openai.profiles import Profile
-from .surroundings import Surroundings
 from .translated import Object, ProviderError, Translator
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 # Of the Gemini models: which parameters they take, and that they enforce any JSON schema.
 GEMINI = Profile(
@@ -42,7 +39,7 @@ _SAME = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty
 _REASONS = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others are the provider's filters
 
 
-class VertexAI(OpenAI):
+class VertexAI(TranslatedBackend):
     """A backend for one Gemini model at Vertex AI, or at Google's Gemini API.
 
     Conversations, stops, budgets and retries are as of `OpenAI`. JSON schemas are the model's to enforce; other
@@ -56,17 +53,15 @@ class VertexAI(OpenAI):
         safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
         profile: what the model can do, as of `OpenAI`.
         client: a `google.genai.Client` that is used as it is; None: one is made.
-        timeout, first_byte_timeout, idle_timeout, max_retries, max_concurrency: as of `OpenAI`.
-        surroundings: clock, sleep and chance, for tests.
+        options: as of `CallOptions`.
 
     Raises:
         MissingExtraError: the `google-genai` package is not installed, and no client is given.
         ParameterError: neither a project nor a key, or a wrong value or option.
     """
 
+    KIND = EXTRA = "vertexai"
     PACKAGE = "google.genai"
-    EXTRA = "vertexai"
-    KIND = "vertexai"
 
     def __init__(
         self,
@@ -78,55 +73,38 @@ class VertexAI(OpenAI):
         safety_settings: Mapping[str, str] | None = None,
         profile: Profile = GEMINI,
         client: Any = None,  # Any: google.genai.Client, an optional package's
-        timeout: float = 600.0,
-        first_byte_timeout: float | None = None,
-        idle_timeout: float = 120.0,
-        max_retries: int = 3,
-        max_concurrency: int = 64,
-        surroundings: Surroundings | None = None,
-        **unknown: object,
+        **options: Unpack[CallOptions],
     ) -> None:
-        if unknown:
-            options = (name for name in VertexAI.__init__.__annotations__ if name not in ("unknown", "return"))
-            raise unknown_option("VertexAI()", next(iter(unknown)), options)
+        environment = self.check_options(options, needs_package=client is None)
         if client is not None:
-            self.PACKAGE = ""  # nothing of it is needed
             _check_client(client)
         project, location = checked_key("project", project), checked_key("location", location)
         api_key = checked_key("api_key", api_key)
-        project = project or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        project = project or environment.variable("GOOGLE_CLOUD_PROJECT")
         if client is None and not project and not api_key:
             raise ParameterError(
                 "VertexAI() has no project; write project='my-project', set GOOGLE_CLOUD_PROJECT, or give api_key= of "
                 "the Gemini API"
             )
         safety = _checked_safety(safety_settings)
-        if not isinstance(profile, Profile) or not profile.chat:
-            raise ParameterError(f"VertexAI(profile={profile!r}): write a Profile(...) of a chat model")
-        super().__init__(
-            model,
-            api_key=api_key or "none",
-            base_url="https://aiplatform.googleapis.com",
-            mode="chat",
-            profile=profile,
-            timeout=timeout,
-            first_byte_timeout=first_byte_timeout,
-            idle_timeout=idle_timeout,
-            max_retries=max_retries,
-            max_concurrency=max_concurrency,
-            surroundings=surroundings,
-            environment={},
-        )
+        profile = checked_chat_profile("VertexAI", profile)
+        model = checks.text("VertexAI(): model", model, MAX_MODEL_LENGTH, "a name such as 'gemini-2.5-flash'")
+        key_from = "api_key=, or the credentials of Google Cloud"
+        provider = Provider(f"vertexai {model}", "aiplatform.googleapis.com", key_from, secrets_of(api_key or "", {}))
+        super().__init__(model, provider, options, profile=profile)
         self._given_client = client
         self._safety = safety
         self._where: Fields = {"api_key": api_key} if api_key else {"vertexai": True, "project": project}
         if location and not api_key:
             self._where["location"] = location
 
-    def _client(self, concurrency: int) -> "AsyncOpenAI":
+    async def prepare(self) -> None:
+        if self._given_client is None:  # nothing of the package is needed otherwise
+            await super().prepare()
+
+    def open_client(self) -> Translator:
         client = self._opened() if self._given_client is None else self._given_client
-        # The line is typed by the SDK of OpenAI, of which it uses what a translator has.
-        return cast("AsyncOpenAI", _Gemini(client, self._safety, self._provider))
+        return _Gemini(client, self._safety, self._provider)
 
     def _opened(self) -> Any:  # Any: google.genai.Client
         """Raises RequestError where Google's client cannot be made: it looks for credentials first."""
@@ -135,8 +113,8 @@ class VertexAI(OpenAI):
             return library.Client(**self._where)
         except Exception as error:
             problem = _of_credentials(error, self._provider) or RequestError(
-                f"{self._name}: Google's client cannot be made ({self._provider.scrub(str(error))}); check project=, "
-                "location= and api_key="
+                f"{self._provider.name}: Google's client cannot be made ({self._provider.scrub(str(error))}); check "
+                "project=, location= and api_key="
             )
         raise problem
 

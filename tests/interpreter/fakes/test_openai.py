@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.backends.hosted.continuation import CONTINUE_TEXT, CONTINUE_TURN
+from umbel.interpreter.backends.hosted.conversation import CONTINUE_TEXT, CONTINUE_TURN
 from umbel.lang.protocol import Usage
 from umbel.testing import LLAMA_CPP, REASONING, VLLM, FakeOpenAI, OpenAIFeatures
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import anthropic
 import umbel as ul
-from umbel.interpreter.backends.hosted.surroundings import Surroundings
+from umbel.interpreter.backends.hosted.environment import Environment
 from umbel.interpreter.backends.hosted.transport import http_library
 
 http = http_library(anthropic)  # httpx or httpx2, as the SDK is written for
@@ -73,13 +73,13 @@ class MessagesWire(http.AsyncBaseTransport):
 
     def claude(self, model: str = "claude-haiku-4-5", **options: Any) -> ul.Anthropic:
         """The backend at the other end."""
-        return ul.Anthropic(model, api_key="sk-ant-secret", surroundings=self.surroundings(), **options)
+        return ul.Anthropic(model, api_key="sk-ant-secret", environment=self.environment(), **options)
 
-    def surroundings(self) -> Surroundings:
+    def environment(self) -> Environment:
         async def sleep(seconds: float) -> None:
             pass
 
-        return Surroundings(sleep=sleep, chance=lambda: 0.5, wire=self)
+        return Environment(sleep=sleep, chance=lambda: 0.5, wire=self)
 
 
 class _Events(http.AsyncByteStream):

@@ -7,6 +7,7 @@ import anthropic
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.hosted.anthropic.backend import Anthropic
+from umbel.interpreter.backends.hosted.environment import Environment
 from umbel.interpreter.backends.hosted.transport import http_library
 
 from .messages_wire import Event, MessagesWire, events
@@ -152,8 +153,10 @@ def test_no_error_says_the_key(caplog: pytest.LogCaptureFixture):
 
 def test_a_missing_key_is_said_when_the_backend_is_made():
     with pytest.raises(ul.ParameterError, match="ANTHROPIC_API_KEY"):
-        Anthropic("claude-haiku-4-5", environment={})
-    assert "sk-1" not in repr(Anthropic("claude-haiku-4-5", environment={"ANTHROPIC_API_KEY": "sk-1"}))
+        Anthropic("claude-haiku-4-5", environment=Environment(variables={}))
+    assert "sk-1" not in repr(
+        Anthropic("claude-haiku-4-5", environment=Environment(variables={"ANTHROPIC_API_KEY": "sk-1"}))
+    )
     with pytest.raises(ul.ParameterError, match="did you mean 'api_key'"):
         Anthropic("claude-haiku-4-5", apikey="x")
     with pytest.raises(ul.ParameterError, match=r"base_url=.* must name a host"):
@@ -229,7 +232,7 @@ def test_the_backend_counts():
         told = ul.get_server_info()
     assert told["calls"] == 1
     assert told["prompt_tokens"] == 10
-    assert told["retries: 529"] == 1
+    assert told["retries_529"] == 1
 
 
 def test_the_providers_cache_cannot_be_emptied():

@@ -5,8 +5,16 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.backends.hosted.anthropic.blocks import Block, Places, Role, cut, prefix_hashes
-from umbel.interpreter.backends.hosted.anthropic.cache import MOST, Leaders, with_breakpoints
+from umbel.interpreter.backends.hosted.anthropic.cache import (
+    MOST,
+    Block,
+    Leaders,
+    Places,
+    Role,
+    cut,
+    prefix_hashes,
+    with_breakpoints,
+)
 
 LONG = "word " * 1000  # about 1,250 tokens
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.hosted.anthropic.profiles import Sampling, Thinking, profile_of
-from umbel.interpreter.backends.hosted.anthropic.stops import Lead, sendable
-from umbel.interpreter.backends.hosted.continuation import CONTINUE_TEXT, CONTINUE_TURN
+from umbel.interpreter.backends.hosted.conversation import CONTINUE_TEXT, CONTINUE_TURN
+from umbel.interpreter.backends.hosted.stops import Lead, sendable
 from umbel.lang.protocol import ConstraintSpec
 
 from .messages_wire import MessagesWire

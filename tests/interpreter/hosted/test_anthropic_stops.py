@@ -3,8 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.backends.echo_answers import cut
-from umbel.interpreter.backends.hosted.anthropic.stops import Lead, sendable
-from umbel.interpreter.backends.hosted.stops import StopCutter
+from umbel.interpreter.backends.hosted.stops import Lead, StopCutter, sendable
 from umbel.lang.sampling import MAX_TOKENS, SamplingParams
 
 TEXT = st.text("ab \n", max_size=12)

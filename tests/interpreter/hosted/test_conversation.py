@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.backends.hosted import continuation
+from umbel.interpreter.backends.hosted import conversation
 from umbel.interpreter.backends.hosted.conversation import (
     Conversation,
     Message,
@@ -111,5 +111,9 @@ def test_scaffolding_of_another_template_is_refused():
     ],
 )
 def test_a_continuation_request_can_be_recognised(asked):
-    messages = continuation.of_text(asked) if isinstance(asked, PlainText) else continuation.of_turn(asked)
-    assert continuation.begun_by(messages) == asked
+    messages = (
+        conversation.ask_to_continue_text(asked)
+        if isinstance(asked, PlainText)
+        else conversation.ask_to_continue_turn(asked)
+    )
+    assert conversation.asked_to_continue(messages) == asked

@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted.surroundings import Surroundings
+from umbel.interpreter.backends.hosted.environment import Environment
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 EVENTS = {"content-type": "text/event-stream"}
@@ -31,13 +31,13 @@ def ask(s: ul.State) -> None:
 
 
 def openai(*, lists: bool) -> ul.OpenAI:
-    around = Surroundings(wire=DeepWire(lists=lists))
-    return ul.OpenAI("m", api_key="k", base_url="http://a.example.org/v1", max_retries=0, surroundings=around)
+    around = Environment(wire=DeepWire(lists=lists))
+    return ul.OpenAI("m", api_key="k", base_url="http://a.example.org/v1", max_retries=0, environment=around)
 
 
 def anthropic() -> ul.Anthropic:
-    around = Surroundings(wire=DeepWire(lists=True))
-    return ul.Anthropic("claude-haiku-4-5", api_key="k", max_retries=0, surroundings=around)
+    around = Environment(wire=DeepWire(lists=True))
+    return ul.Anthropic("claude-haiku-4-5", api_key="k", max_retries=0, environment=around)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.hosted import transport
-from umbel.interpreter.backends.hosted.surroundings import Surroundings
+from umbel.interpreter.backends.hosted.environment import Environment
 from umbel.interpreter.fakes.provider import FakeProvider
 from umbel.lang.chat_template import Turn
 from umbel.lang.errors import UmbelError
@@ -80,10 +80,10 @@ class World:
             "first_byte_timeout": quick if self.fault is Fault.SILENCE else LONG,
             "idle_timeout": quick if self.fault is Fault.IDLE else LONG,
         }
-        around = Surroundings(sleep=sleep, chance=self.chance)
+        around = Environment(sleep=sleep, chance=self.chance)
         if self.kind == "anthropic":
-            return ul.Anthropic("claude-haiku-4-5", base_url=base_url, api_key=api_key, surroundings=around, **limits)
-        return ul.OpenAI("gpt-4o", base_url=base_url, api_key=api_key, surroundings=around, **limits)
+            return ul.Anthropic("claude-haiku-4-5", base_url=base_url, api_key=api_key, environment=around, **limits)
+        return ul.OpenAI("gpt-4o", base_url=base_url, api_key=api_key, environment=around, **limits)
 
 
 def prompt_of(backend: Backend, number: int) -> tuple[Part, ...]:

@@ -11,6 +11,7 @@ import openai
 import pytest
 import umbel as ul
 from umbel.interpreter import loop
+from umbel.interpreter.backends.hosted.environment import Environment
 from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.interpreter.fakes.openai.bodies import LLAMA_CPP, OPENAI, REASONING, SGLANG, VLLM
 from umbel.lang.chat_template import TemplateWarning
@@ -346,7 +347,8 @@ def test_a_model_without_the_mode_is_refused_when_it_is_made(model, mode):
 
 def test_the_environment_gives_key_and_address():
     wire = Wire(answer())
-    model = backend(wire, api_key=None, environment={"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://there:8/v1/"})
+    variables = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://there:8/v1/"}
+    model = backend(wire, api_key=None, environment=Environment(wire=wire, variables=variables))
     generate(model)
     assert str(wire.seen[0].url) == "http://there:8/v1/chat/completions"
     assert wire.seen[0].headers["authorization"] == "Bearer k"
@@ -484,7 +486,7 @@ def test_leaving_early_closes_the_connection():
 
 def test_errors_of_ours_are_not_blamed_on_the_server(monkeypatch):
     model = backend(Wire(answer()))
-    monkeypatch.setattr("umbel.interpreter.backends.hosted.openai.calls._whole", None)
+    monkeypatch.setattr("umbel.interpreter.backends.hosted.openai.answers._whole", None)
     with pytest.raises(TypeError):
         generate(model)
 

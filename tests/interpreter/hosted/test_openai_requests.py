@@ -2,7 +2,7 @@
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted.continuation import CONTINUE_TEXT, CONTINUE_TURN
+from umbel.interpreter.backends.hosted.conversation import CONTINUE_TEXT, CONTINUE_TURN
 from umbel.interpreter.backends.hosted.openai import profiles
 from umbel.interpreter.backends.hosted.openai.profiles import SERVERS, of_model, of_owner
 from umbel.interpreter.backends.hosted.openai.requests import Planner

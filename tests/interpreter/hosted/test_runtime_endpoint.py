@@ -12,9 +12,9 @@ import umbel as ul
 import umbel.compat.sglang as sgl
 from umbel.compat.sglang.lang.chat_template import get_chat_template
 from umbel.interpreter.backends.hosted import named_templates
-from umbel.interpreter.backends.hosted.failures import Provider
+from umbel.interpreter.backends.hosted.environment import Environment
+from umbel.interpreter.backends.hosted.errors import Provider
 from umbel.interpreter.backends.hosted.sglang.wire import Reader
-from umbel.interpreter.backends.hosted.surroundings import Surroundings
 from umbel.interpreter.fakes.server import Exchange, HttpRequest
 from umbel.lang.chat_template import CHATML, chat_template_by_name
 from umbel.lang.prompt import Text
@@ -75,14 +75,14 @@ class Gateway(FakeOpenAI):
             await exchange.respond(self.status, {"content-type": "application/json"}, b'{"error": "who are you?"}')
 
 
-AT_ONCE = Surroundings(sleep=lambda seconds: asyncio.sleep(0))
+AT_ONCE = Environment(sleep=lambda seconds: asyncio.sleep(0))
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 408, 410, 418, 422, 429, 500, 501, 502, 503, 504, 529])
 @pytest.mark.parametrize("named", [None, "local-7b"])
 def test_a_gateway_that_refuses_unknown_paths_is_asked_by_the_openai_dialect(status: int, named: str | None):
     with Gateway(status) as server:
-        model = endpoint(server, model=named, surroundings=AT_ONCE)
+        model = endpoint(server, model=named, environment=AT_ONCE)
         assert answer.run("Capital of France?", backend=model)["answer"] == " Paris"
         assert server.asked.count("/get_model_info") == (4 if status in (408, 429, 503, 529) else 1)
 
@@ -90,7 +90,7 @@ def test_a_gateway_that_refuses_unknown_paths_is_asked_by_the_openai_dialect(sta
 @pytest.mark.parametrize("status", [401, 500])
 def test_a_server_that_is_said_to_be_sglang_keeps_its_refusal(status: int):
     with Gateway(status) as server, pytest.raises(ul.BackendError, match=str(status)):
-        answer.run("?", backend=endpoint(server, server="sglang", surroundings=AT_ONCE)).sync()
+        answer.run("?", backend=endpoint(server, server="sglang", environment=AT_ONCE)).sync()
 
 
 def test_an_sglang_server_that_is_busy_is_not_taken_for_another():
@@ -103,7 +103,7 @@ def test_an_sglang_server_that_is_busy_is_not_taken_for_another():
 
     busy = [503, 429]
     with Starting(lambda text: " Paris\n") as server:
-        assert answer.run("?", backend=endpoint(server, surroundings=AT_ONCE))["answer"] == " Paris"
+        assert answer.run("?", backend=endpoint(server, environment=AT_ONCE))["answer"] == " Paris"
         assert [asked.path for asked in server.requests] == ["/generate"]
 
 

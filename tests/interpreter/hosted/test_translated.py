@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import umbel as ul
 import umbel.compat.sglang as sgl
-from umbel.interpreter.backends.hosted.surroundings import Surroundings
+from umbel.interpreter.backends.hosted.environment import Environment
 from umbel.interpreter.backends.hosted.translated import ProviderError
 from umbel.interpreter.fakes.server import Exchange, HttpRequest, Server
 from umbel.testing import FakeOpenAI
@@ -321,8 +321,8 @@ def test_missing_credentials_of_google_are_told_with_what_to_do(name: str, strea
 
 def test_a_connection_that_is_lost_for_credentials_is_tried_again():
     client = Gemini([of_google_auth("TransportError")("no way there"), "up"])
-    surroundings = Surroundings(sleep=lambda seconds: asyncio.sleep(0))
-    assert ask.run("?", backend=ul.VertexAI("gemini", client=client, surroundings=surroundings))["answer"] == "up"
+    environment = Environment(sleep=lambda seconds: asyncio.sleep(0))
+    assert ask.run("?", backend=ul.VertexAI("gemini", client=client, environment=environment))["answer"] == "up"
     assert len(client.asked) == 2
 
 

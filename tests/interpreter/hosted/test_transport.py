@@ -9,8 +9,8 @@ from email.utils import formatdate
 import openai
 import pytest
 from umbel.interpreter.backends.hosted import transport
+from umbel.interpreter.backends.hosted.environment import Timeouts
 from umbel.interpreter.backends.hosted.retries import Retries, retry_after
-from umbel.interpreter.backends.hosted.surroundings import Patience
 from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.lang.errors import (
     BackendError,
@@ -239,7 +239,7 @@ def test_times_are_numbers_above_zero(name, value):
 
 
 def test_the_first_byte_may_take_as_long_as_the_call():
-    assert Patience().silent == Patience().whole
+    assert Timeouts().silent == Timeouts().whole
 
 
 # -------------------------------------------------------------------------------------------- refusals

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import openai
 from umbel import OpenAI
-from umbel.interpreter.backends.hosted.surroundings import Surroundings
+from umbel.interpreter.backends.hosted.environment import Environment
 from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.lang.prompt import Part, Text
 from umbel.lang.protocol import Chunk, ConstraintSpec, Final, GenRequest, Origin
@@ -102,8 +102,8 @@ def streamed(*pieces: bytes | Exception | None, kind: str = "text/event-stream")
 def backend(wire: Wire, clock: Clock | None = None, **options: object) -> OpenAI:
     """A backend on this wire; chance is always one half."""
     clock = clock or Clock()
-    surroundings = Surroundings(clock, clock.sleep, lambda: 0.5, wire)
-    given = {"model": "gpt-4o", "api_key": KEY, "surroundings": surroundings, "environment": {}, **options}
+    environment = Environment(clock, clock.sleep, lambda: 0.5, wire, variables={})
+    given = {"model": "gpt-4o", "api_key": KEY, "environment": environment, **options}
     return OpenAI(**given)  # type: ignore[arg-type]  # a test's options are of all types
 
 

@@ -4,15 +4,14 @@ from typing import Any, Literal
 
 from .....lang.errors import BackendError, ConnectionLostError, RequestError
 from .....lang.protocol import Completion, FinishReason, Usage
-from ..lowered import beginning, unwrap
-from ..stops import StopCutter
-from .stops import Lead
+from ..constraint_params import beginning, unwrap
+from ..stops import Lead, StopCutter
 
 LONGEST_TOKEN = 256  # characters; a server that says more for each token it may say does not stop at all
 MOST_EVENTS = 10_000  # of an answer, beside those that bring text
 
 
-class Answer:
+class AnthropicAnswer:
     """One answer while it comes.
 
     Args:

@@ -15,15 +15,13 @@ from .....lang.errors import CapabilityError, RequestError
 from .....lang.prompt import Media, Part, Text
 from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
-from .. import continuation
+from .. import conversation
+from ..constraint_params import WRAPPING_TOKENS, ConstraintParams
+from ..content import in_base64, media_type
 from ..conversation import Conversation, Message, PlainText, read
-from ..lowered import Lowered
-from ..pictures import encoded, media_type
-from ..strict_schema import WRAPPING_TOKENS
-from .blocks import Block, Role
-from .constraints import lower
-from .profiles import AnthropicProfile, Sampling, Thinking
-from .stops import sendable
+from ..stops import sendable
+from .cache import Block, Role
+from .profiles import AnthropicProfile, Sampling, Thinking, lower
 
 # Parameters that choose among tokens and that programs can do without: they may be left out when the user says so.
 IGNORABLE = (
@@ -95,7 +93,7 @@ class Composer:
             raise CapabilityError(f"{self._name} gives one continuation a request; ask {sampling.n} times, or fork")
         said = read(request.prompt, self._name)
         if isinstance(said, PlainText):
-            self._warn(continuation.warning(self._name))
+            self._warn(conversation.continuation_warning(self._name))
         prefills = self._profile.prefill and request.constraint is None and isinstance(said, Conversation)
         messages, lead = self._messages(said, prefills)
         blocks = self._blocks(messages)
@@ -138,10 +136,10 @@ class Composer:
     def _messages(self, said: Conversation | PlainText, prefills: bool) -> tuple[tuple[Message, ...], str]:
         """Messages, and the white space that the answer may repeat."""
         if isinstance(said, PlainText):
-            return continuation.of_text(said), ""
+            return conversation.ask_to_continue_text(said), ""
         *_, last = said.begun or (None,)
         if not isinstance(last, Text):
-            return continuation.of_turn(said), ""
+            return conversation.ask_to_continue_turn(said), ""
         shown = last.text.rstrip()
         lead = last.text[len(shown) :]
         before = said.begun[:-1]
@@ -150,7 +148,7 @@ class Composer:
         if prefills:
             kept = (*before, Text(shown)) if shown else before
             return (*said.turns, Message("assistant", kept)), lead
-        return continuation.of_turn(said), ""
+        return conversation.ask_to_continue_turn(said), ""
 
     def _blocks(self, messages: Sequence[Message]) -> list[Block]:
         """System turns first. Blank texts are left out: the provider refuses them, and they say nothing. An answer at
@@ -231,7 +229,7 @@ class Composer:
         allow = f", or allow it to be left out with Anthropic(may_ignore=[{name!r}])" if name in IGNORABLE else ""
         raise CapabilityError(f"{self._name} does not take {name}={getattr(sampling, name)!r}; {instead}{allow}")
 
-    def _lowered(self, constraint: ConstraintSpec | None) -> Lowered | None:
+    def _lowered(self, constraint: ConstraintSpec | None) -> ConstraintParams | None:
         """Raises CapabilityError for a constraint that the model is not held to."""
         if constraint is None:
             return None
@@ -273,7 +271,7 @@ def _written(block: Block, name: str) -> dict[str, Any]:
         case str(text):
             written: dict[str, Any] = {"type": "text", "text": text}
         case Media() as part:
-            source = {"type": "base64", "media_type": media_type(part, name), "data": encoded(part)}
+            source = {"type": "base64", "media_type": media_type(part, name), "data": in_base64(part)}
             written = {"type": "image", "source": source}
     if block.cached:
         written["cache_control"] = {"type": "ephemeral"}

@@ -6,51 +6,23 @@ local = umbel.OpenAI("Qwen/Qwen3-8B", base_url="http://127.0.0.1:8000/v1")
 
 import asyncio
 import contextlib
-import importlib
-import importlib.util
-import os
-import warnings
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, cast, get_args
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
 
 from .....lang import checks
-from .....lang.chat_template import ChatTemplate, TemplateWarning, read_chat_template
-from .....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
-from .....lang.prompt import Part
-from .....lang.protocol import (
-    Capabilities,
-    Chunk,
-    Completion,
-    ConstraintSpec,
-    Done,
-    Final,
-    FinishReason,
-    GenRequest,
-    Hint,
-    Scored,
-    ScoreRequest,
-    Usage,
-)
+from .....lang.chat_template import ChatTemplate, read_chat_template
+from .....lang.errors import ParameterError
 from .....lang.runtime_options import MAX_MODEL_LENGTH
-from .. import continuation, token_bounds
-from ..clients import MOST_AT_ONCE
-from ..conversation import template
-from ..failures import Provider
-from ..line import Line
-from ..retries import Retries
-from ..surroundings import Patience, Surroundings
-from . import calls, profiles
-from . import scores as openai_scores
-from .answers import Answer
-from .constraints import lower
-from .endpoint import endpoint
-from .mode import AskedMode, capabilities_of, mode_of
-from .models import listed
+from .. import content
+from ..backend import ConnectionOptions
+from ..errors import Provider
+from . import profiles
+from .constraints import AskedMode
+from .dialect import OpenAIDialect
+from .endpoint import endpoint, listed
 from .profiles import Profile
-from .requests import Planner, checked_extra
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -60,7 +32,7 @@ _MOST_SECONDS_FOR_MODELS = 30.0  # that a start waits for the list of models
 _MOST_SECONDS_FOR_TOKENIZER = 10.0  # and for a tokenizer, whose package may have to fetch a file
 
 
-class OpenAI:
+class OpenAI(OpenAIDialect["AsyncOpenAI"]):
     """A backend for one model.
 
     **Roles** become the messages of a chat request, in the program's order. An assistant turn that has begun is
@@ -85,16 +57,8 @@ class OpenAI:
             "llama-cpp-python" or "compatible" say so; a Profile says it in detail.
         azure_endpoint, azure_deployment, api_version: an Azure resource.
         organization, project: at OpenAI, for accounting.
-        timeout: seconds for a call, its tries included.
-        first_byte_timeout: seconds until an answer begins; None: as long as the call may take.
-        connect_timeout: seconds until a connection stands.
-        idle_timeout: seconds of silence in the middle of an answer.
-        max_retries: tries after the first one; none once an answer has begun.
-        max_concurrency: calls at once; further ones wait.
         extra_body: fields added to every request, as the server understands them.
-        default_headers: sent with every request.
-        surroundings: clock, sleep, chance and wire, for tests.
-        environment: where keys and addresses are looked for; None: this process's, as it is now.
+        options: as of `ConnectionOptions`.
 
     Raises:
         MissingExtraError: the `openai` package is not installed.
@@ -102,11 +66,7 @@ class OpenAI:
         TemplateError: the chat template does not compile.
     """
 
-    # Of classes that reach a provider by another client (`translated`): its package ("" for none), the extra that
-    # brings it, and what names of backends begin with.
-    PACKAGE = "openai"
-    EXTRA = "openai"
-    KIND = "openai"
+    KIND = PACKAGE = EXTRA = "openai"
 
     def __init__(
         self,
@@ -122,31 +82,15 @@ class OpenAI:
         api_version: str | None = None,
         organization: str | None = None,
         project: str | None = None,
-        timeout: float = 600.0,
-        first_byte_timeout: float | None = None,
-        connect_timeout: float = 10.0,
-        idle_timeout: float = 120.0,
-        max_retries: int = 3,
-        max_concurrency: int = 64,
         extra_body: Mapping[str, Any] | None = None,  # Any: JSON
-        default_headers: Mapping[str, str] | None = None,
-        surroundings: Surroundings | None = None,
-        environment: Mapping[str, str] | None = None,
-        **unknown: object,
+        **options: Unpack[ConnectionOptions],
     ) -> None:
-        if unknown:
-            options = (name for name in OpenAI.__init__.__annotations__ if name not in ("unknown", "return"))
-            raise unknown_option(f"{type(self).__name__}()", next(iter(unknown)), options)
-        if not _is_installed(self.PACKAGE):
-            raise MissingExtraError(self.PACKAGE, self.EXTRA)
+        environment = self.check_options(options)
         named = f"{type(self).__name__}(): model"
         model = checks.text(named, model, MAX_MODEL_LENGTH, "the name of a model, such as 'gpt-4.1-mini'")
         mode = cast(AskedMode, checks.one_of("mode", mode, get_args(AskedMode)))
-        checks.instance("surroundings", surroundings, Surroundings | None)
-        checks.instance("environment", environment, Mapping | None)
         if mode == "chat" and chat_template is not None:
             raise ParameterError("chat_template= is for mode='completion'; a chat API has the model's own")
-        self.model = model
         self._endpoint = endpoint(
             api_key=api_key,
             base_url=base_url,
@@ -155,52 +99,31 @@ class OpenAI:
             api_version=api_version,
             organization=organization,
             project=project,
-            default_headers=default_headers,
-            environment=os.environ if environment is None else environment,
+            default_headers=options.get("default_headers"),
+            environment=environment,
         )
-        self._asked_mode: AskedMode = "completion" if mode == "auto" and chat_template is not None else mode
-        self._extra = checked_extra(extra_body)
-        self._name = f"{self.KIND} {model}"
-        endpoint_ = self._endpoint
-        self._provider = Provider(self._name, endpoint_.host, endpoint_.key_from, endpoint_.secrets)
-        max_concurrency = checks.integer("max_concurrency", max_concurrency, 1, MOST_AT_ONCE)
-        self._patience = Patience(timeout, first_byte_timeout, connect_timeout, idle_timeout)
-        self._surroundings = surroundings or Surroundings()
-        self._line: Line[AsyncOpenAI] = Line(
-            self._provider,
-            lambda: self._client(max_concurrency),
-            _close,
-            concurrency=max_concurrency,
-            retries=Retries(max_retries),
-            patience=self._patience,
-            surroundings=self._surroundings,
-        )
+        name = f"openai {model}"
         detects = isinstance(profile, str) and checks.plain(profile) == "auto"
-        self._detects = detects and not endpoint_.is_openai and endpoint_.azure is None
-        self._given_template = _template_of(chat_template, self._name)
-        self._chat = template(self._name)
-        self._count: Callable[[str], int] = token_bounds.count_bytes
-        self._started = False
-        self._starting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-        self._warned = False
-        self._calls = self._estimated = 0
-        self._take(self._first_profile(profile), None)
+        self._detects = detects and not self._endpoint.is_openai and self._endpoint.azure is None
+        super().__init__(
+            model,
+            Provider(name, self._endpoint.host, self._endpoint.key_from, self._endpoint.secrets),
+            options,
+            profile=self._first_profile(profile, model),
+            mode="completion" if mode == "auto" and chat_template is not None else mode,
+            written_with=None if chat_template is None else read_chat_template(chat_template, name=name),
+            extra_body=extra_body,
+        )
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.model!r}, host={self._endpoint.host!r}, mode={self._planner.mode!r})"
+    def _first_profile(self, given: str | Profile, model: str) -> Profile:
+        if isinstance(given, Profile):
+            return given
+        if not isinstance(given, str) or checks.plain(given) != "auto":
+            return profiles.named(checks.plain_value(given), model)
+        return profiles.COMPATIBLE if self._detects else profiles.of_model(model)
 
-    # -------------------------------------------------------------------------------- the Backend protocol
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        return self._chat if self._planner.mode == "chat" else self._given_template
-
-    async def start(self) -> None:
-        """Ask the server once which models it has, which costs nothing: who it is, whether key and model are right.
+    async def prepare(self) -> None:
+        """Asks the server once which models it has, which costs nothing: who it is, whether key and model are right.
 
         A server that has no such list is taken at its word.
 
@@ -209,113 +132,24 @@ class OpenAI:
             CapabilityError: the model does not have the mode that was asked for.
             ConnectionLostError: no server there.
         """
-        async with self._starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            if self._started:
-                return
-            if self.PACKAGE:
-                await asyncio.to_thread(importlib.import_module, self.PACKAGE)
-            if self.KIND == "openai" and self._endpoint.azure is None:
-                await self._ask_models()
-            if self._endpoint.is_openai:
-                with contextlib.suppress(TimeoutError):  # bytes are a bound as well
-                    async with asyncio.timeout(_MOST_SECONDS_FOR_TOKENIZER):
-                        self._count = await asyncio.to_thread(token_bounds.counter, self.model)
-            self._started = True
+        await super().prepare()
+        if self._endpoint.azure is None:
+            await self._ask_models()
+        if self._endpoint.is_openai:
+            with contextlib.suppress(TimeoutError):  # bytes are a bound as well
+                async with asyncio.timeout(_MOST_SECONDS_FOR_TOKENIZER):
+                    self._count = await asyncio.to_thread(content.token_counter, self.model)
 
-    async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
-        if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs_from is not None:
-            yield await self._prompt_logprobs(request)
-            return
-        if request.sampling.max_tokens == 0:
-            yield Final(request.id, (_NOTHING,) * request.sampling.n, Usage())  # nothing is asked of the server
-            return
-        plan = self._planner.plan(request)
-        if plan.continues_text and not self._warned:
-            self._warned = True
-            warnings.warn(continuation.warning(self._name), TemplateWarning, stacklevel=2)
-        answer = Answer(
-            plan, self._provider, self.tokens_at_most(request.prompt), constrained=request.constraint is not None
-        )
-        self._calls += 1
-        async with contextlib.aclosing(calls.chunks(self._line, plan, answer, request)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-        answer.check_whole()
-        self._estimated += not answer.counted
-        yield Final(request.id, answer.completions(), answer.usage())
+    def open_client(self) -> "AsyncOpenAI":
+        return self._endpoint.open(self._timeouts, self._concurrency, self._environment)
 
-    async def score(self, request: ScoreRequest) -> Scored:
-        """
-        Raises:
-            CapabilityError: the server tells no log-probabilities of given text.
-        """
-        if not self._capabilities.score or request.unconditional or request.probability:
-            what = request.probability or ("scores without the prompt" if request.unconditional else "scores")
-            raise CapabilityError(
-                f"{self._name} ({self._planner.profile.name}, {self._planner.mode} mode) cannot give {what}; "
-                'write select() with its default method, or method="token_length_normalized" on a server that scores'
-            )
-        self._calls += len(request.choices)
-        deadline = self._line.deadline(request.origin.timeout)
-        return await openai_scores.score(self._line, self._planner, request, deadline, self.tokens_at_most)
-
-    def hint(self, hint: Hint) -> None:
-        """Nothing can be computed ahead at this API; `capabilities.hint` says so."""
-
-    def enforces(self, constraint: ConstraintSpec) -> bool:
-        """Whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
-        return lower(constraint, self._planner.profile, self._planner.mode) is not None
-
-    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
-        if self._planner.mode == "completion":
-            return token_bounds.of_text(prompt, self._count)
-        return token_bounds.at_most(prompt, self._count, self._planner.profile.image_tokens)
-
-    async def control(self, verb: str) -> Done:
-        """Raises CapabilityError for a verb that is not "info"."""
-        match verb:
-            case "info":
-                facts = {"model": self.model, "host": self._endpoint.host, "mode": self._planner.mode}
-                retries = {f"retries_{reason}": count for reason, count in sorted(self._line.counts.items())}
-                counts = {"calls": self._calls, "calls_with_estimated_usage": self._estimated, **retries}
-                return Done(self.KIND, {**facts, "profile": self._planner.profile.name, **counts})
-            case "flush_cache":
-                raise CapabilityError(f"{self._name} cannot empty the provider's cache; it forgets by itself")
-            case _:
-                raise CapabilityError(f"{self._name} has no control verb {verb!r}; write 'info'")
-
-    async def close(self) -> None:
-        await self._line.close()
-
-    # -------------------------------------------------------------------------------- how
-
-    async def _prompt_logprobs(self, request: GenRequest) -> Final:
-        """Raises CapabilityError where the server tells none."""
-        if not self._capabilities.score:
-            self._planner.plan(request)  # it says what is not taken
-        self._calls += 1
-        deadline = self._line.deadline(request.origin.timeout)
-        told, usage = await openai_scores.of_prompt(self._line, self._planner, request, deadline, self.tokens_at_most)
-        return Final(request.id, (_NOTHING,) * request.sampling.n, usage, told)
-
-    def _client(self, concurrency: int) -> "AsyncOpenAI":
-        import openai  # late: a program may never call
-
-        from ..transport import open_client
-
-        return self._endpoint.open(open_client(openai, self._patience, concurrency, self._surroundings.wire))
-
-    def _first_profile(self, given: str | Profile) -> Profile:
-        if isinstance(given, Profile):
-            return given
-        if not isinstance(given, str) or checks.plain(given) != "auto":
-            return profiles.named(checks.plain_value(given), self.model)
-        return profiles.COMPATIBLE if self._detects else profiles.of_model(self.model)
+    async def close_client(self, client: "AsyncOpenAI") -> None:
+        await client.close()
 
     async def _ask_models(self) -> None:
-        deadline = self._line.deadline(_MOST_SECONDS_FOR_MODELS)
-        async with self._line.place(deadline) as client:
-            models = await self._line.tried(lambda: listed(client, self._provider), deadline)
+        deadline = self._session.deadline(_MOST_SECONDS_FOR_MODELS)
+        async with self._session.slot(deadline) as client:
+            models = await self._session.retried(lambda: listed(client, self._provider), deadline)
         if models is None:
             return
         models.check(self.model, self._provider)
@@ -324,33 +158,4 @@ class OpenAI:
             profile = profiles.of_owner(models.owner_of(self.model), self.model, models.server)
             if self._asked_mode == "completion":
                 profile = replace(profile, completion=True)  # the user knows; the list does not say
-        self._take(profile, models.context_of(self.model))
-
-    def _take(self, profile: Profile, max_context: int | None) -> None:
-        """Serve by this profile from now on.
-
-        Raises:
-            CapabilityError: the model does not have the mode that was asked for.
-        """
-        mode = mode_of(self._asked_mode, profile, self._name)
-        self._planner = Planner(self._name, self.model, profile, mode, self._extra)
-        self._capabilities = capabilities_of(self._name, self.model, profile, mode, max_context)
-
-
-# What max_tokens=0 gives.
-_NOTHING = Completion("", (), 0, "", FinishReason.LENGTH)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return not package or importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # of the package around it
-        return False
-
-
-async def _close(client: "AsyncOpenAI") -> None:
-    await client.close()
-
-
-def _template_of(given: str | PathLike[str] | ChatTemplate | None, name: str) -> ChatTemplate:
-    return ChatTemplate(None, name=name) if given is None else read_chat_template(given, name=name)
+        self.use_profile(profile, models.context_of(self.model))

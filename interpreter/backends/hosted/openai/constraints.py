@@ -6,16 +6,16 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-from .....lang.protocol import ConstraintKind, ConstraintSpec
-from ..lowered import Fields, Lowered
-from ..strict_schema import ANSWER, NotStrict, of_members, strict
+from .....lang.errors import CapabilityError
+from .....lang.protocol import Capabilities, ConstraintKind, ConstraintSpec
+from ..constraint_params import ANSWER, WRAPPING_TOKENS, ConstraintParams, Fields, NotStrict, of_members, strict
 from .profiles import Profile
 
 Mode = Literal["chat", "completion"]
 
 
 @lru_cache(maxsize=512)
-def lower(constraint: ConstraintSpec, profile: Profile, mode: Mode) -> Lowered | None:
+def lower(constraint: ConstraintSpec, profile: Profile, mode: Mode) -> ConstraintParams | None:
     """None for a constraint that this server does not enforce."""
     if constraint.engine not in (None, "auto"):
         return None  # the user asks for an engine of the runtime
@@ -43,62 +43,62 @@ def kinds(profile: Profile, mode: Mode) -> tuple[ConstraintKind, ...]:
     return tuple(each.kind for each in simple if lower(each, profile, mode) is not None)
 
 
-def _schema(source: str, profile: Profile, mode: Mode) -> Lowered | None:
+def _schema(source: str, profile: Profile, mode: Mode) -> ConstraintParams | None:
     try:
         match profile.schemas, mode:
             case "structured_outputs", _:
-                return Lowered({"structured_outputs": {"json": json.loads(source)}})
+                return ConstraintParams({"structured_outputs": {"json": json.loads(source)}})
             case "strict", "chat":
                 schema, wrapped = strict(source)
-                return Lowered(_response_format(schema), "json" if wrapped else "")
+                return ConstraintParams(_response_format(schema), "json" if wrapped else "")
             case "response_format", "chat":
-                return Lowered(_response_format(json.loads(source)))
+                return ConstraintParams(_response_format(json.loads(source)))
             case "response_format", "completion":
-                return Lowered({"json_schema": source})
+                return ConstraintParams({"json_schema": source})
             case "json_object", "chat":
                 strict(source, exact=True)  # what it does not know it would leave out in silence
-                return Lowered({"response_format": {"type": "json_object", "schema": json.loads(source)}})
+                return ConstraintParams({"response_format": {"type": "json_object", "schema": json.loads(source)}})
     except NotStrict:
         pass
     return None
 
 
-def _regex(pattern: str, profile: Profile, mode: Mode) -> Lowered | None:
+def _regex(pattern: str, profile: Profile, mode: Mode) -> ConstraintParams | None:
     match profile.regexes, mode:
         case "structured_outputs", _:
-            return Lowered({"structured_outputs": {"regex": pattern}})
+            return ConstraintParams({"structured_outputs": {"regex": pattern}})
         case "regex", _:
-            return Lowered({"regex": pattern})
+            return ConstraintParams({"regex": pattern})
         case "pattern", "chat":
             return _wrapped({"type": "string", "pattern": f"^(?:{pattern})$"})
     return None
 
 
-def _choices(choices: list[str], profile: Profile, mode: Mode) -> Lowered | None:
+def _choices(choices: list[str], profile: Profile, mode: Mode) -> ConstraintParams | None:
     match profile.choices, mode:
         case "structured_outputs", _:
-            return Lowered({"structured_outputs": {"choice": choices}})
+            return ConstraintParams({"structured_outputs": {"choice": choices}})
         case "regex", _:
-            return Lowered({"regex": "|".join(f"({_escaped(choice)})" for choice in choices)})
+            return ConstraintParams({"regex": "|".join(f"({_escaped(choice)})" for choice in choices)})
         case "grammar", _:
-            return Lowered({"grammar": "root ::= " + " | ".join(map(_quoted, choices))})
+            return ConstraintParams({"grammar": "root ::= " + " | ".join(map(_quoted, choices))})
         case "enum", "chat" if len(choices) <= 500:  # longer enums have bounds on their characters
             return _wrapped({"type": "string", "enum": choices})
     return None
 
 
-def _grammar(source: str, profile: Profile) -> Lowered | None:
+def _grammar(source: str, profile: Profile) -> ConstraintParams | None:
     match profile.grammars:
         case "structured_outputs":
-            return Lowered({"structured_outputs": {"grammar": source}})
+            return ConstraintParams({"structured_outputs": {"grammar": source}})
         case "grammar" | "ebnf" as field:
-            return Lowered({field: source})
+            return ConstraintParams({field: source})
         case "":
             return None
 
 
-def _wrapped(member: Fields) -> Lowered:
-    return Lowered(_response_format(of_members({ANSWER: member})), "text")
+def _wrapped(member: Fields) -> ConstraintParams:
+    return ConstraintParams(_response_format(of_members({ANSWER: member})), "text")
 
 
 def _response_format(schema: Fields) -> Fields:
@@ -124,3 +124,37 @@ def _quoted(text: str) -> str:
         for character in text
     )
     return f'"{written}"'
+
+
+AskedMode = Literal["auto", "chat", "completion"]
+
+
+def mode_of(asked: AskedMode, profile: Profile, backend: str) -> Mode:
+    """Raises CapabilityError when the model does not have the mode that was asked for. `backend`: its name."""
+    mode: Mode = "completion" if asked == "completion" or (asked == "auto" and not profile.chat) else "chat"
+    if not (profile.chat if mode == "chat" else profile.completion):
+        other = "completion" if mode == "chat" else "chat"
+        raise CapabilityError(f"{backend} ({profile.name}) has no {mode} API; write mode={other!r}")
+    return mode
+
+
+def capabilities_of(backend: str, model: str, profile: Profile, mode: Mode, max_context: int | None) -> Capabilities:
+    """`max_context`: as the server says; None: as the profile does."""
+    return Capabilities(
+        backend,
+        score=profile.scores and mode == "completion",
+        images=profile.images and mode == "chat",
+        logprobs=profile.top_logprobs >= 0,
+        max_context=max_context or profile.max_context,
+        cache_minimum=profile.cache_minimum,
+        constraints=kinds(profile, mode),
+        asks_again=True,
+        speculation=True,
+        converses=mode == "chat",
+        temperature="temperature" in profile.sampling,
+        thinking_tokens=profile.thinking_tokens,
+        continues=profile.continues or mode == "completion",
+        model=model,
+        wrapping_tokens=WRAPPING_TOKENS if mode == "chat" else 0,
+        most_n=profile.n,
+    )

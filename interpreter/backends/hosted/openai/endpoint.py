@@ -1,15 +1,24 @@
 """Where requests go, and with which key: OpenAI, a server of its dialect, or an Azure deployment."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .....lang.errors import ParameterError
+import msgspec
+
+from .....lang.errors import ParameterError, RequestError
 from ..credentials import checked_address, checked_headers, checked_key, secrets_of
+from ..environment import Environment, Timeouts
+from ..errors import Provider
 
 if TYPE_CHECKING:
-    import httpx2
     from openai import AsyncOpenAI
+
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
 
 ADDRESS = "https://api.openai.com/v1"
 _HOST = "api.openai.com"
@@ -57,10 +66,13 @@ class Endpoint:
         """What messages must not say."""
         return secrets_of(self.key, self.headers)
 
-    def open(self, http: "httpx2.AsyncClient") -> "AsyncOpenAI":
-        """A client of the SDK that leaves retries to us."""
-        import openai
+    def open(self, timeouts: Timeouts, concurrency: int, environment: Environment) -> "AsyncOpenAI":
+        """Makes a client of the SDK that leaves retries to the session."""
+        import openai  # late: a program may never call
 
+        from ..transport import open_client
+
+        http = open_client(openai, timeouts, concurrency, environment.wire)
         # Any: the two constructors share these arguments and no type.
         common: dict[str, Any] = {
             "api_key": self.key or "none",  # the SDK wants one; servers without keys do not look at it
@@ -79,6 +91,18 @@ class Endpoint:
         return openai.AsyncAzureOpenAI(**azure, **common)
 
 
+def plain_endpoint(base_url: str, api_key: str | None, default_headers: Mapping[str, str] | None) -> Endpoint:
+    """Checks the address of a server that needs no key, and what is sent there.
+
+    Raises:
+        ParameterError: an address, a key or headers that are none.
+    """
+    headers = checked_headers(default_headers)
+    key = checked_key("api_key", api_key) or ""
+    address, host = checked_address("base_url", base_url, ADDRESS)
+    return Endpoint(address, host, key, "api_key=", headers, None, None, None)
+
+
 def endpoint(
     *,
     api_key: str | None,
@@ -89,9 +113,9 @@ def endpoint(
     organization: str | None,
     project: str | None,
     default_headers: Mapping[str, str] | None,
-    environment: Mapping[str, str],
+    environment: Environment,
 ) -> Endpoint:
-    """Check what was given, and complete it from the environment.
+    """Checks what was given, and completes it from the environment.
 
     Raises:
         ParameterError: no key where one is needed, an address that is none, or two that contradict.
@@ -106,9 +130,9 @@ def endpoint(
             raise ParameterError(
                 "azure_deployment= and api_version= need azure_endpoint='https://NAME.openai.azure.com'"
             )
-        given_url = base_url if base_url is not None else environment.get("OPENAI_BASE_URL") or ADDRESS
+        given_url = base_url if base_url is not None else environment.variable("OPENAI_BASE_URL") or ADDRESS
         address, host = checked_address("base_url", given_url, ADDRESS)
-        key = environment.get("OPENAI_API_KEY", "") if api_key is None else api_key
+        key = environment.variable("OPENAI_API_KEY") if api_key is None else api_key
         if not key and (host == _HOST or host.endswith(f".{_HOST}")):
             raise ParameterError(
                 "OpenAI() has no key; write api_key=..., set OPENAI_API_KEY, or give base_url= of a server without keys"
@@ -117,11 +141,72 @@ def endpoint(
     if base_url is not None:
         raise ParameterError("base_url= and azure_endpoint= name two servers; give one of them")
     address, host = checked_address("azure_endpoint", azure_endpoint, "https://NAME.openai.azure.com")
-    version = api_version or environment.get("OPENAI_API_VERSION", "")
+    version = api_version or environment.variable("OPENAI_API_VERSION")
     if not version:
         raise ParameterError("azure_endpoint= needs api_version='2024-10-21' or a later one, or OPENAI_API_VERSION")
-    key = environment.get("AZURE_OPENAI_API_KEY", "") if api_key is None else api_key
+    key = environment.variable("AZURE_OPENAI_API_KEY") if api_key is None else api_key
     if not key:
         raise ParameterError("azure_endpoint= needs a key; write api_key=..., or set AZURE_OPENAI_API_KEY")
     azure = Azure(address, version, azure_deployment)
     return Endpoint(address, host, key, "api_key= or AZURE_OPENAI_API_KEY", headers, organization, project, azure)
+
+
+_NO_LIST = (403, 404, 405, 501)  # a key may be allowed to use models and not to list them
+_MOST_NAMED = 8
+
+
+class _Model(msgspec.Struct):
+    id: str
+    owned_by: str = ""
+    max_model_len: int | None = None
+
+
+class _List(msgspec.Struct):
+    data: list[_Model]
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What a server says of itself. `server`: its header of that name."""
+
+    models: tuple[_Model, ...]
+    server: str
+
+    def check(self, model: str, provider: Provider) -> None:
+        """Raises RequestError when the server has no such model."""
+        names = [each.id for each in self.models]
+        if model in names:
+            return
+        near = difflib.get_close_matches(model, names, n=_MOST_NAMED, cutoff=0.4) or sorted(names)[:_MOST_NAMED]
+        written = ", ".join(repr(name) for name in near) or "none at all"
+        more = f" and {len(names) - len(near)} more" if len(names) > len(near) else ""
+        raise RequestError(f"{provider.name}: {provider.host} has no model {model!r}; it has {written}{more}")
+
+    def owner_of(self, model: str) -> str:
+        return next(each.owned_by for each in self.models if each.id == model)
+
+    def context_of(self, model: str) -> int | None:
+        return next(each.max_model_len for each in self.models if each.id == model)
+
+
+async def listed(client: "AsyncOpenAI", provider: Provider) -> Models | None:
+    """Ask for the list. None: the server has none. Raises what the SDK raises, and RequestError for a wrong address."""
+    import openai
+
+    from ..transport import http_library
+
+    try:
+        response = await client.get("/models", cast_to=http_library(openai).Response)
+    except Exception as error:
+        if getattr(error, "status_code", None) not in _NO_LIST:
+            raise
+        return None
+    try:
+        found = msgspec.json.decode(response.content, type=_List)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = response.headers.get("content-type", "something unknown").split(";")[0]
+        raise RequestError(
+            f"{provider.name}: {provider.host} answers with {said} where a list of models was asked for; base_url must "
+            "be the address of the API, which often ends in /v1"
+        ) from None
+    return Models(tuple(found.data), response.headers.get("server", ""))

@@ -10,11 +10,10 @@ from .....lang.errors import CapabilityError, ParameterError, RequestError
 from .....lang.prompt import Media, Part
 from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
-from .. import continuation
+from .. import conversation
+from ..constraint_params import WRAPPING_TOKENS, ConstraintParams, Fields
+from ..content import in_base64, media_type
 from ..conversation import Content, Message, PlainText, read, text_of
-from ..lowered import Fields, Lowered
-from ..pictures import encoded, media_type
-from ..strict_schema import WRAPPING_TOKENS
 from .constraints import Mode, lower
 from .profiles import Profile
 
@@ -112,7 +111,7 @@ class Planner:
         path = "/chat/completions" if self.mode == "chat" else "/completions"
         return Plan(path, {**body, **self.extra}, cuts, wrapped, sampling.n, most_tokens, continues_text)
 
-    def lowered(self, constraint: ConstraintSpec | None) -> Lowered | None:
+    def lowered(self, constraint: ConstraintSpec | None) -> ConstraintParams | None:
         """Raises CapabilityError for a constraint that the server does not enforce."""
         if constraint is None:
             return None
@@ -134,7 +133,7 @@ class Planner:
         if isinstance(asked, PlainText):
             if not asked.content:
                 raise CapabilityError(f"{self.backend} is a chat model, and the prompt is empty; write user(...) first")
-            return {"messages": self._messages(continuation.of_text(asked))}, True
+            return {"messages": self._messages(conversation.ask_to_continue_text(asked))}, True
         if not asked.turns and not asked.begun:
             raise CapabilityError(
                 f"{self.backend} answers a conversation, and there is none yet; write user(...) first"
@@ -142,7 +141,7 @@ class Planner:
         if asked.begun and self.profile.continues:
             messages = self._messages((*asked.turns, Message("assistant", asked.begun)))
             return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}, False
-        return {"messages": self._messages(continuation.of_turn(asked))}, False
+        return {"messages": self._messages(conversation.ask_to_continue_turn(asked))}, False
 
     def text(self, parts: Iterable[Part]) -> str:
         """A prompt as one text, for the completion API."""
@@ -175,7 +174,7 @@ class Planner:
             raise CapabilityError(f"{self.backend} takes no images; use a model that does")
         return {
             "type": "image_url",
-            "image_url": {"url": f"data:{media_type(part, self.backend)};base64,{encoded(part)}"},
+            "image_url": {"url": f"data:{media_type(part, self.backend)};base64,{in_base64(part)}"},
         }
 
     def _sendable(self, text: str) -> str:

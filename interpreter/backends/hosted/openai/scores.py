@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING
 from .....lang.errors import BackendError
 from .....lang.prompt import Part, Text
 from .....lang.protocol import GenRequest, Scored, ScoredChoice, ScoreRequest, TokenLogprob, Usage
-from ..failures import Provider
-from ..line import Line
-from ..lowered import Fields
+from ..constraint_params import Fields
+from ..errors import Provider
+from ..session import Session
+from .answers import Client
 from .requests import Planner
 from .wire import Logprobs, Piece, parsed
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    pass
 
 
 async def score(
-    line: "Line[AsyncOpenAI]",
+    session: Session[Client],
     planner: Planner,
     request: ScoreRequest,
     deadline: float,
@@ -44,11 +45,11 @@ async def score(
 
     async def one(choice: str) -> tuple[ScoredChoice, Usage]:
         body = _body(prompt, choice, planner)
-        async with line.place(deadline) as client:
-            data = await line.tried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
-        piece = parsed(data, line.provider)
+        async with session.slot(deadline) as client:
+            data = await session.retried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
+        piece = parsed(data, session.provider)
         bound = tokens_at_most((Text(prompt + choice),))
-        return _scored(piece, prompt, choice, line.provider), _usage(piece, bound)
+        return _scored(piece, prompt, choice, session.provider), _usage(piece, bound)
 
     tasks = [asyncio.create_task(one(choice)) for choice in request.choices]
     try:
@@ -60,7 +61,7 @@ async def score(
 
 
 async def of_prompt(
-    line: "Line[AsyncOpenAI]",
+    session: Session[Client],
     planner: Planner,
     request: GenRequest,
     deadline: float,
@@ -74,10 +75,10 @@ async def of_prompt(
     """
     prompt = planner.text(request.prompt)
     body = _body(prompt, "", planner)
-    async with line.place(deadline) as client:
-        data = await line.tried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
-    piece = parsed(data, line.provider)
-    given = _told(piece, line.provider)
+    async with session.slot(deadline) as client:
+        data = await session.retried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
+    piece = parsed(data, session.provider)
+    given = _told(piece, session.provider)
     tokens = [
         TokenLogprob(_name_of(token), token, value or 0.0)
         for token, offset, value in _placed(given)

@@ -7,7 +7,7 @@ import msgspec
 
 from .....lang.errors import BackendError
 from .....lang.protocol import TokenLogprob
-from ..failures import Provider
+from ..errors import Provider
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 

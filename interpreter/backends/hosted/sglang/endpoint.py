@@ -4,25 +4,15 @@ model = umbel.RuntimeEndpoint("http://127.0.0.1:30000")          # SGLang, by it
 model = umbel.RuntimeEndpoint("http://127.0.0.1:8000")           # vLLM, llama.cpp and others, by /v1/completions
 """
 
-import asyncio
 import contextlib
-import importlib
-import importlib.util
 from collections.abc import AsyncIterator, Container, Mapping
+from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from .....lang import checks
 from .....lang.chat_template import ChatTemplate, read_chat_template
-from .....lang.errors import (
-    EngineError,
-    MissingExtraError,
-    OverloadedError,
-    ParameterError,
-    RequestError,
-    unknown_option,
-)
+from .....lang.errors import EngineError, OverloadedError, ParameterError, RequestError
 from .....lang.prompt import Part
 from .....lang.protocol import (
     Capabilities,
@@ -36,17 +26,14 @@ from .....lang.protocol import (
     ScoreRequest,
 )
 from .....lang.runtime_options import MAX_MODEL_LENGTH
-from .. import named_templates, token_bounds
-from ..failures import Provider
-from ..line import Line
+from .. import content, named_templates
+from ..backend import ConnectionOptions, HostedBackend
+from ..errors import Provider
 from ..openai import profiles
 from ..openai.backend import OpenAI
-from ..openai.endpoint import endpoint
-from ..openai.models import listed
+from ..openai.endpoint import listed, plain_endpoint
 from ..openai.profiles import Profile
-from ..retries import Retries
-from ..surroundings import Patience, Surroundings
-from .requests import Planner, checked_extra
+from .requests import SGLangPlanner, checked_extra
 from .server import SGLangServer
 
 if TYPE_CHECKING:
@@ -62,7 +49,7 @@ _MOST_IMAGE_TOKEN = 1024  # characters
 _MOST_NAMED = 100  # characters of a model's path in messages
 
 
-class RuntimeEndpoint:
+class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
     """A backend for the model of a server that is running already: SGLang's own API, or the OpenAI dialect's.
 
     **Text** goes to the server as it is: by `/generate`, or by `/v1/completions`. Roles are written by a chat template,
@@ -86,16 +73,17 @@ class RuntimeEndpoint:
             Jinja source, or a ChatTemplate; None: by the model's name.
         profile: what a server of the OpenAI dialect can do, as of `OpenAI`.
         image_token: what stands for a picture in the model's prompts; None: by the model's name.
-        timeout, first_byte_timeout, connect_timeout, idle_timeout, max_retries, max_concurrency, default_headers: as of
-            `OpenAI`.
         extra_body: fields added to every request; at SGLang its "sampling_params" are added to those of the request.
-        surroundings: clock, sleep, chance and wire, for tests.
+        options: as of `ConnectionOptions`.
 
     Raises:
         MissingExtraError: the `openai` package, which makes the requests, is not installed.
         ParameterError: a wrong value or option.
         TemplateError: the chat template is none, or does not compile.
     """
+
+    KIND = "endpoint"
+    PACKAGE = EXTRA = "openai"
 
     def __init__(
         self,
@@ -107,24 +95,11 @@ class RuntimeEndpoint:
         chat_template: str | PathLike[str] | ChatTemplate | None = None,
         profile: str | Profile = "auto",
         image_token: str | None = None,
-        timeout: float = 600.0,
-        first_byte_timeout: float | None = None,
-        connect_timeout: float = 10.0,
-        idle_timeout: float = 120.0,
-        max_retries: int = 3,
-        max_concurrency: int = 64,
         extra_body: Mapping[str, Any] | None = None,  # Any: JSON
-        default_headers: Mapping[str, str] | None = None,
-        surroundings: Surroundings | None = None,
-        **unknown: object,
+        **options: Unpack[ConnectionOptions],
     ) -> None:
-        if unknown:
-            options = (name for name in RuntimeEndpoint.__init__.__annotations__ if name not in ("unknown", "return"))
-            raise unknown_option("RuntimeEndpoint()", next(iter(unknown)), options)
-        if importlib.util.find_spec("openai") is None:
-            raise MissingExtraError("openai", "openai")
+        self.check_options(options)
         server = cast(Dialect, checks.one_of("server", server, get_args(Dialect)))
-        checks.instance("surroundings", surroundings, Surroundings | None)
         if not isinstance(base_url, str):
             given = type(base_url).__name__
             raise ParameterError(f"RuntimeEndpoint() takes an address such as 'http://127.0.0.1:30000', got {given}")
@@ -135,38 +110,19 @@ class RuntimeEndpoint:
             profiles.named(profile, model or "")  # raises for a name that there is not
         if image_token is not None:
             image_token = checks.text("image_token", image_token, _MOST_IMAGE_TOKEN, "a text such as '<image>'")
-        self._endpoint = endpoint(
-            api_key=api_key,
-            base_url=checks.plain(base_url).rstrip("/").removesuffix("/v1"),
-            azure_endpoint=None,
-            azure_deployment=None,
-            api_version=None,
-            organization=None,
-            project=None,
-            default_headers=default_headers,
-            environment={},
+        self._endpoint = plain_endpoint(
+            checks.plain(base_url).rstrip("/").removesuffix("/v1"), api_key, options.get("default_headers")
         )
-        self._name = f"endpoint {self._endpoint.host}"
+        name = f"endpoint {self._endpoint.host}"
+        super().__init__(Provider(name, self._endpoint.host, "api_key=", self._endpoint.secrets), options)
+        self._name = name
+        self._options = options
         self._asked, self._model, self._profile = server, model, profile
-        self._given_template = None if chat_template is None else read_chat_template(chat_template, name=self._name)
+        self._given_template = None if chat_template is None else read_chat_template(chat_template, name=name)
         self._image_token = image_token
         self._extra = checked_extra(extra_body)
-        self._provider = Provider(self._name, self._endpoint.host, "api_key=", self._endpoint.secrets)
-        self._patience = Patience(timeout, first_byte_timeout, connect_timeout, idle_timeout)
-        self._surroundings = surroundings or Surroundings()
-        self._retries, self._concurrency = max_retries, max_concurrency
-        self._line: Line[AsyncOpenAI] = Line(
-            self._provider,
-            self._open,
-            _close,
-            concurrency=max_concurrency,
-            retries=Retries(max_retries),
-            patience=self._patience,
-            surroundings=self._surroundings,
-        )
-        self._starting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._served: SGLangServer | OpenAI | None = None
-        self._template = self._given_template or ChatTemplate(None, name=self._name)
+        self._template = self._given_template or ChatTemplate(None, name=name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._endpoint.address!r}, model={self._model!r})"
@@ -187,23 +143,16 @@ class RuntimeEndpoint:
     def capabilities(self) -> Capabilities:
         return Capabilities(self._name) if self._served is None else self._served.capabilities
 
-    @property
-    def chat_template(self) -> ChatTemplate:
-        return self._template
-
-    async def start(self) -> None:
-        """Ask the server who it is and which model it has, once.
+    async def prepare(self) -> None:
+        """Asks the server who it is and which model it has, once.
 
         Raises:
             RequestError: the address, the key or the model is wrong.
             ConnectionLostError: no server there.
         """
-        async with self._starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            if self._served is not None:
-                return
-            await asyncio.to_thread(importlib.import_module, "openai")
-            served = await self._sglang() if self._asked != "openai" else None
-            self._served = served or await self._openai()
+        await super().prepare()
+        served = await self._sglang() if self._asked != "openai" else None
+        self._served = served or await self._openai()
 
     async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
         async with contextlib.aclosing((await self._ready()).generate(request)) as events:
@@ -224,7 +173,7 @@ class RuntimeEndpoint:
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         if self._served is None:
-            return token_bounds.of_text(prompt, token_bounds.count_bytes)
+            return content.text_tokens_at_most(prompt, content.count_bytes)
         return self._served.tokens_at_most(prompt)
 
     async def control(self, verb: str) -> Done:
@@ -234,7 +183,7 @@ class RuntimeEndpoint:
     async def close(self) -> None:
         if self._served is not None:
             await self._served.close()
-        await self._line.close()
+        await super().close()
 
     # -------------------------------------------------------------------------------- how
 
@@ -257,15 +206,15 @@ class RuntimeEndpoint:
         self._take_model(path)
         info = await self._facts("/get_server_info") or await self._facts("/server_info")
         seeds = info.get("enable_deterministic_inference") is True
-        planner = Planner(f"sglang {path[:_MOST_NAMED]}", self._picture_token(), seeds, self._extra)
-        return SGLangServer(self._line, planner, path, info)
+        planner = SGLangPlanner(f"sglang {path[:_MOST_NAMED]}", self._picture_token(), seeds, self._extra)
+        return SGLangServer(self._session, planner, path, info)
 
     async def _openai(self) -> OpenAI:
-        deadline = self._line.deadline(_MOST_SECONDS_TO_ASK)
+        deadline = self._session.deadline(_MOST_SECONDS_TO_ASK)
         if self._model is None:
-            async with self._line.place(deadline) as client:
+            async with self._session.slot(deadline) as client:
                 served = client.with_options(base_url=f"{self._endpoint.address}/v1")
-                models = await self._line.tried(lambda: listed(served, self._provider), deadline)
+                models = await self._session.retried(lambda: listed(served, self._provider), deadline)
             if models is None or not models.models:
                 raise RequestError(f"{self._name} tells of no models; write model= with the name of the one you mean")
             self._take_model(models.models[0].id)
@@ -279,16 +228,8 @@ class RuntimeEndpoint:
             mode="completion",
             chat_template=self._template,
             profile=self._profile,
-            timeout=self._patience.whole,
-            first_byte_timeout=self._patience.first_byte,
-            connect_timeout=self._patience.connect,
-            idle_timeout=self._patience.idle,
-            max_retries=self._retries,
-            max_concurrency=self._concurrency,
             extra_body=self._extra,
-            default_headers=self._endpoint.headers,
-            surroundings=self._surroundings,
-            environment={},
+            **self._inner_options(),
         )
         await backend.start()
         return backend
@@ -325,7 +266,7 @@ class RuntimeEndpoint:
         Args:
             absent: statuses that say so.
         """
-        deadline = self._line.deadline(_MOST_SECONDS_TO_ASK)
+        deadline = self._session.deadline(_MOST_SECONDS_TO_ASK)
 
         async def ask() -> object:
             try:
@@ -335,17 +276,16 @@ class RuntimeEndpoint:
                     raise
                 return {}
 
-        async with self._line.place(deadline) as client:
-            said = await self._line.tried(ask, deadline)
+        async with self._session.slot(deadline) as client:
+            said = await self._session.retried(ask, deadline)
         return said if isinstance(said, Mapping) else {}
 
-    def _open(self) -> "AsyncOpenAI":
-        import openai  # late: a program may never call
+    def _inner_options(self) -> ConnectionOptions:
+        """Options of the backend for a server of the OpenAI dialect: no environment variable names another server."""
+        return {**self._options, "environment": replace(self._environment, variables={})}
 
-        from ..transport import open_client
+    def open_client(self) -> "AsyncOpenAI":
+        return self._endpoint.open(self._timeouts, self._concurrency, self._environment)
 
-        return self._endpoint.open(open_client(openai, self._patience, self._concurrency, self._surroundings.wire))
-
-
-async def _close(client: "AsyncOpenAI") -> None:
-    await client.close()
+    async def close_client(self, client: "AsyncOpenAI") -> None:
+        await client.close()

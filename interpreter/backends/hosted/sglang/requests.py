@@ -8,10 +8,10 @@ from .....lang.errors import CapabilityError, ParameterError, RequestError
 from .....lang.prompt import Media, Part
 from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
-from ..lowered import Fields
+from ..constraint_params import Fields
+from ..content import in_base64, media_type
 from ..openai import requests
 from ..openai.requests import Plan
-from ..pictures import encoded, media_type
 
 PATH = "/generate"
 
@@ -55,7 +55,7 @@ def constraint_fields(constraint: ConstraintSpec) -> Fields | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
+class SGLangPlanner:
     """Plans for one server.
 
     Args:
@@ -109,7 +109,7 @@ class Planner:
     # -------------------------------------------------------------------------------- how
 
     def _picture(self, part: Media) -> str:
-        return f"data:{media_type(part, self.backend)};base64,{encoded(part)}"
+        return f"data:{media_type(part, self.backend)};base64,{in_base64(part)}"
 
     def _choosing(self, sampling: SamplingParams, constraint: ConstraintSpec | None) -> Fields:
         fields: Fields = {theirs: getattr(sampling, ours) for ours, theirs in _ALWAYS.items()}

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from .....lang.errors import BackendError, CapabilityError
 from .....lang.protocol import Scored, ScoredChoice, ScoreRequest, Usage
-from ..line import Line
-from ..lowered import Fields
-from .requests import PATH, Planner
+from ..constraint_params import Fields
+from ..session import Session
+from .requests import PATH, SGLangPlanner
 from .wire import Meta, Token, told
 
 if TYPE_CHECKING:
@@ -27,14 +27,16 @@ _BORDER = 4  # tokens of the prompt's end that are compared, at first; all of th
 _NOTHING: Fields = {"max_new_tokens": 0, "temperature": 0.0}
 
 
-async def score(line: "Line[AsyncOpenAI]", planner: Planner, request: ScoreRequest, deadline: float) -> Scored:
+async def score(
+    session: "Session[AsyncOpenAI]", planner: SGLangPlanner, request: ScoreRequest, deadline: float
+) -> Scored:
     """All choices of a request, by two or three calls.
 
     Raises:
         CapabilityError: there is nothing before the choices, or no beginning of texts to compare them behind.
         BackendError: log-probabilities are missing, or a call failed.
     """
-    scoring = _Scoring(line, planner, deadline)
+    scoring = _Scoring(session, planner, deadline)
     prompt = planner.prompt(request.prompt)
     if not prompt["text"]:
         raise CapabilityError(f"{planner.backend} scores choices behind a prompt only; write some text before them")
@@ -58,16 +60,16 @@ async def score(line: "Line[AsyncOpenAI]", planner: Planner, request: ScoreReque
 class _Scoring:
     """The calls for one request. `usage`: what they cost."""
 
-    def __init__(self, line: "Line[AsyncOpenAI]", planner: Planner, deadline: float) -> None:
-        self._line, self._planner, self._deadline = line, planner, deadline
+    def __init__(self, session: "Session[AsyncOpenAI]", planner: SGLangPlanner, deadline: float) -> None:
+        self._session, self._planner, self._deadline = session, planner, deadline
         self.usage = Usage()
 
     async def asked(self, prompt: Fields, **more: object) -> list[Meta]:
         """Facts about each of the texts of a request that generates nothing."""
         body = {**self._planner.body(prompt, _NOTHING), **more}
-        async with self._line.place(self._deadline) as client:
-            data = await self._line.tried(lambda: client.post(PATH, cast_to=object, body=body), self._deadline)
-        facts = [each.meta_info for each in told(data, self._line.provider)]
+        async with self._session.slot(self._deadline) as client:
+            data = await self._session.retried(lambda: client.post(PATH, cast_to=object, body=body), self._deadline)
+        facts = [each.meta_info for each in told(data, self._session.provider)]
         self.usage += Usage(
             sum(meta.prompt_tokens for meta in facts),
             sum(min(meta.cached_tokens, meta.prompt_tokens) for meta in facts),

@@ -19,12 +19,12 @@ from .....lang.protocol import (
     Scored,
     ScoreRequest,
 )
-from .. import token_bounds
-from ..line import Line
-from ..openai import calls
+from .. import content
+from ..openai import answers
 from ..openai.answers import Answer
+from ..session import Session
 from . import scores
-from .requests import PATH, Planner, constraint_fields
+from .requests import PATH, SGLangPlanner, constraint_fields
 from .wire import Reader
 
 if TYPE_CHECKING:
@@ -39,14 +39,16 @@ class SGLangServer:
     """Serves requests by `/generate`.
 
     Args:
-        line: to the server.
+        session: to the server.
         planner: of requests.
         model: its path, as the server says it.
         info: what the server says of itself; {} where it says nothing.
     """
 
-    def __init__(self, line: "Line[AsyncOpenAI]", planner: Planner, model: str, info: Mapping[str, Any]) -> None:
-        self._line, self._planner, self._model, self._info = line, planner, model, info
+    def __init__(
+        self, session: "Session[AsyncOpenAI]", planner: SGLangPlanner, model: str, info: Mapping[str, Any]
+    ) -> None:
+        self._session, self._planner, self._model, self._info = session, planner, model, info
         self._hints: set[asyncio.Task[None]] = set()  # asyncio keeps only weak references to tasks
         self._calls = 0
         context = info.get("context_length")
@@ -67,9 +69,9 @@ class SGLangServer:
         incremental = any(self._info.get(option) is True for option in _INCREMENTAL)
         reader = Reader(request.sampling.stop, request.sampling.n, incremental=incremental)
         constrained = request.constraint is not None
-        answer = Answer(plan, self._line.provider, self.tokens_at_most(request.prompt), constrained=constrained)
+        answer = Answer(plan, self._session.provider, self.tokens_at_most(request.prompt), constrained=constrained)
         self._calls += 1
-        async with contextlib.aclosing(calls.chunks(self._line, plan, answer, request, reader)) as chunks:
+        async with contextlib.aclosing(answers.chunks(self._session, plan, answer, request, reader)) as chunks:
             async for chunk in chunks:
                 yield chunk
         answer.check_whole()
@@ -86,7 +88,7 @@ class SGLangServer:
                 "or run the program on a Runtime"
             )
         self._calls += 1
-        return await scores.score(self._line, self._planner, request, self._line.deadline(request.origin.timeout))
+        return await scores.score(self._session, self._planner, request, self._session.deadline(request.origin.timeout))
 
     def hint(self, hint: Hint) -> None:
         """Has the server compute a prefix that several requests will begin with. It costs the prompt's tokens once."""
@@ -98,22 +100,28 @@ class SGLangServer:
         return constraint_fields(constraint) is not None
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
-        bound = token_bounds.of_text(prompt, token_bounds.count_bytes)
+        bound = content.text_tokens_at_most(prompt, content.count_bytes)
         return bound + sum(_IMAGE_TOKENS for part in prompt if isinstance(part, Media))
 
     async def control(self, verb: str) -> Done:
         """Raises CapabilityError for a verb that is not "info" or "flush_cache"."""
-        deadline = self._line.deadline(None)
+        deadline = self._session.deadline(None)
         match verb:
             case "info":
-                async with self._line.place(deadline) as client:
-                    said = await self._line.tried(lambda: client.get("/get_server_info", cast_to=object), deadline)
-                retries = {f"retries_{reason}": count for reason, count in sorted(self._line.counts.items())}
-                ours: Facts = {"model": self._model, "host": self._line.provider.host, "calls": self._calls, **retries}
-                return Done("sglang", {**_scalars(said), **ours})
+                async with self._session.slot(deadline) as client:
+                    path = "/get_server_info"
+                    said = await self._session.retried(lambda: client.get(path, cast_to=object), deadline)
+                retries = {f"retries_{reason}": count for reason, count in sorted(self._session.counts.items())}
+                ours: Facts = {
+                    "model": self._model,
+                    "host": self._session.provider.host,
+                    "calls": self._calls,
+                    **retries,
+                }
+                return Done("sglang", {**_scalars(said), **ours, **retries})
             case "flush_cache":
-                async with self._line.place(deadline) as client:
-                    await self._line.tried(lambda: client.post("/flush_cache", cast_to=object, body={}), deadline)
+                async with self._session.slot(deadline) as client:
+                    await self._session.retried(lambda: client.post("/flush_cache", cast_to=object, body={}), deadline)
                 return Done("sglang", {})
             case _:
                 raise CapabilityError(
@@ -129,9 +137,9 @@ class SGLangServer:
         """Advice: when it is refused the requests that follow say what is wrong, if anything is."""
         with contextlib.suppress(UmbelError):
             body = self._planner.body(self._planner.prompt(prompt), {"max_new_tokens": 0, "temperature": 0.0})
-            deadline = self._line.deadline(_MOST_SECONDS_FOR_HINT)
-            async with self._line.place(deadline) as client:
-                await self._line.tried(lambda: client.post(PATH, cast_to=object, body=body), deadline)
+            deadline = self._session.deadline(_MOST_SECONDS_FOR_HINT)
+            async with self._session.slot(deadline) as client:
+                await self._session.retried(lambda: client.post(PATH, cast_to=object, body=body), deadline)
 
 
 def _scalars(said: object) -> Facts:

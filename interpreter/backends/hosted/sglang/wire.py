@@ -14,7 +14,7 @@ import msgspec
 
 from .....lang.errors import BackendError
 from .....lang.protocol import TokenLogprob
-from ..failures import Provider
+from ..errors import Provider
 from ..openai.wire import Choice, Counted, Details, Piece
 from ..stops import stop_begun
 

@@ -1,9 +1,10 @@
-"""What hosted backends take from the world around them, as arguments: time, chance, and the wire."""
+"""What hosted backends take from outside, as arguments: time, chance, the wire, environment variables, and timeouts."""
 
 import asyncio
+import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,23 +16,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Time, chance and the wire; tests give their own.
+class Environment:
+    """Time, chance, the wire and environment variables; tests give their own.
 
     Attributes:
         clock: seconds that never go back.
         sleep: waits so many of them.
         chance: a number in [0, 1).
-        wire: carries requests instead of the network (proxies of the environment do not apply then).
+        wire: carries requests instead of the network (environment variables for proxies do not apply then).
+        variables: where keys and addresses are looked for; None: those of this process, as they are now.
+
+    Raises:
+        ParameterError: the variables are no mapping.
     """
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     chance: Callable[[], float] = random.random
     wire: "httpx2.AsyncBaseTransport | None" = None
+    variables: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        checks.instance("variables", self.variables, Mapping | None)
+
+    def variable(self, name: str) -> str:
+        """The value of an environment variable; "" where it is not set."""
+        return (os.environ if self.variables is None else self.variables).get(name, "")
 
 
-# Fields of Patience, and what they are called where users give them.
+# Fields of Timeouts, and what they are called where users give them.
 _NAMES = {
     "whole": "timeout",
     "first_byte": "first_byte_timeout",
@@ -41,8 +54,8 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a call may take, in seconds.
+class Timeouts:
+    """Bounds on how long a call takes, in seconds.
 
     Attributes:
         whole: of the call: its tries, the waits between them, and the answer.
@@ -59,6 +72,11 @@ class Patience:
     first_byte: float | None = None
     connect: float = 10.0
     idle: float = 120.0
+
+    @classmethod
+    def of(cls, options: Mapping[str, float | None]) -> "Timeouts":
+        """Takes what is given of a backend's options."""
+        return cls(**{field: options[name] for field, name in _NAMES.items() if name in options})  # type: ignore[arg-type]  # checked below
 
     def __post_init__(self) -> None:
         for field, name in _NAMES.items():

@@ -1,0 +1,238 @@
+"""`HostedBackend`: what every backend of a hosted model has, whatever its provider.
+
+A provider is one file or package with a subclass (docs/add_a_backend.md):
+
+    HostedBackend                   options, session, start, what no provider can do
+    ├── OpenAIDialect               requests and answers of `/chat/completions` and `/completions`
+    │   ├── OpenAI                  by OpenAI's SDK
+    │   └── TranslatedBackend       by another client, for which a `Translator` stands in
+    │       ├── LiteLLM
+    │       └── VertexAI
+    ├── Anthropic                   the Messages API
+    └── RuntimeEndpoint             a server by its address: SGLang's own API, or the OpenAI dialect
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar
+from weakref import WeakKeyDictionary
+
+from ....lang import checks
+from ....lang.chat_template import ChatTemplate
+from ....lang.errors import CapabilityError, MissingExtraError, unknown_option
+from ....lang.prompt import Part
+from ....lang.protocol import (
+    Capabilities,
+    Chunk,
+    ConstraintSpec,
+    Done,
+    Facts,
+    Final,
+    GenRequest,
+    Hint,
+    Scored,
+    ScoreRequest,
+)
+from ....lang.sampling import SamplingParams
+from .content import conversation_tokens_at_most, count_bytes
+from .conversation import template
+from .environment import Environment, Timeouts
+from .errors import Provider
+from .retries import Retries
+from .session import MOST_AT_ONCE, Session
+
+C = TypeVar("C")
+
+_DEFAULTS = SamplingParams()
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of every hosted backend.
+
+    timeout: seconds for a call, its tries included (600).
+    first_byte_timeout: seconds until an answer begins; None: as long as the call may take.
+    idle_timeout: seconds of silence in the middle of an answer (120).
+    max_retries: tries after the first one; none once an answer has begun (3).
+    max_concurrency: calls at once on one event loop; further ones wait (64).
+    environment: clock, sleep, chance, wire and environment variables, for tests.
+    """
+
+    timeout: float
+    first_byte_timeout: float | None
+    idle_timeout: float
+    max_retries: int
+    max_concurrency: int
+    environment: Environment | None
+
+
+class ConnectionOptions(CallOptions, total=False):
+    """Options of backends whose connections are opened here.
+
+    connect_timeout: seconds until a connection stands (10).
+    default_headers: sent with every request.
+    """
+
+    connect_timeout: float
+    default_headers: Mapping[str, str] | None
+
+
+class HostedBackend(ABC, Generic[C]):
+    """A backend for one model of a provider. C is the client of the provider's SDK.
+
+    A subclass checks its own options with `check_options` first, then calls this constructor. `generate` makes its
+    calls by `self._session`: a slot, retries, a deadline, and the SDK's exceptions as ours.
+
+    Args:
+        provider: its name, host and secrets, for messages.
+        options: as of `OPTIONS`.
+
+    Raises:
+        ParameterError: a wrong value.
+    """
+
+    KIND: ClassVar[str]  # what names of backends begin with
+    PACKAGE: ClassVar[str]  # the SDK as Python imports it
+    EXTRA: ClassVar[str]  # the extra that installs it
+    OPTIONS: ClassVar[type] = ConnectionOptions
+    FORGETTING: ClassVar[str] = "it forgets by itself"  # said where the provider's cache is to be emptied
+
+    def __init__(self, provider: Provider, options: CallOptions) -> None:
+        given: Mapping[str, Any] = dict(options)  # Any: checked one by one below
+        self._provider = provider
+        self._environment = given.get("environment") or Environment()
+        self._timeouts = Timeouts.of(given)
+        self._retries = Retries(given.get("max_retries", Retries().most))
+        self._concurrency = checks.integer("max_concurrency", given.get("max_concurrency", 64), 1, MOST_AT_ONCE)
+        self._session: Session[C] = Session(
+            provider,
+            self.open_client,
+            self.close_client,
+            concurrency=self._concurrency,
+            retries=self._retries,
+            timeouts=self._timeouts,
+            environment=self._environment,
+        )
+        self._template = template(provider.name)
+        self._started = False
+        self._starting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+    @classmethod
+    def option_names(cls) -> list[str]:
+        """Names of all that the constructor takes: its own parameters, and the options that are declared once here."""
+        names: dict[str, None] = {}
+        for owner in cls.__mro__:
+            parameters = inspect.signature(owner).parameters
+            if (rest := parameters.get("options")) is not None and rest.kind is inspect.Parameter.VAR_KEYWORD:
+                names |= dict.fromkeys(name for name in parameters if name != "options")
+        return [*names, *(name for name in cls.OPTIONS.__annotations__ if name not in names)]
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any], *, needs_package: bool = True) -> Environment:
+        """Gives the environment that the options name.
+
+        Raises:
+            ParameterError: an option that does not exist, or an environment that is none.
+            MissingExtraError: the SDK is not installed.
+        """
+        for name in options:
+            if name not in cls.OPTIONS.__annotations__:
+                raise unknown_option(f"{cls.__name__}()", name, cls.option_names())
+        if needs_package and not _is_installed(cls.PACKAGE):
+            raise MissingExtraError(cls.PACKAGE, cls.EXTRA)
+        given = options.get("environment")
+        checks.instance("environment", given, Environment | None)
+        return given or Environment()
+
+    # -------------------------------------------------------------------------------- what a provider writes
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities: ...
+
+    @abstractmethod
+    def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]: ...
+
+    @abstractmethod
+    def open_client(self) -> C:
+        """Makes a client of the SDK for the running event loop, with the SDK's own retries off."""
+
+    @abstractmethod
+    async def close_client(self, client: C) -> None:
+        """Ends a client's connections."""
+
+    async def prepare(self) -> None:
+        """Runs once, before the first request. Imports the SDK, so that no request stops the loop for it."""
+        await asyncio.to_thread(importlib.import_module, self.PACKAGE)
+
+    def facts(self) -> Facts:
+        """What `control("info")` says beside the retries."""
+        return {}
+
+    # -------------------------------------------------------------------------------- the Backend protocol
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._template
+
+    async def start(self) -> None:
+        """Prepares the backend, once.
+
+        Raises:
+            UmbelError: as `prepare` says.
+        """
+        async with self._starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if not self._started:
+                await self.prepare()
+                self._started = True
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Raises CapabilityError, where a provider gives no log-probabilities of given text."""
+        raise CapabilityError(
+            f"{self._provider.name} gives no log-probabilities, which scoring {len(request.choices)} choices "
+            "needs; use choices= or select() with its default method, or run the program on a Runtime"
+        )
+
+    def hint(self, hint: Hint) -> None:
+        """Does nothing, where nothing can be computed ahead (`capabilities.hint`)."""
+
+    def enforces(self, constraint: ConstraintSpec) -> bool:
+        """Says whether the provider enforces exactly this constraint, and not only simpler ones of its kind."""
+        return False
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return conversation_tokens_at_most(prompt, count_bytes, self.capabilities.image_tokens)
+
+    async def control(self, verb: str) -> Done:
+        """Raises CapabilityError for a verb that is not "info"."""
+        match verb:
+            case "info":
+                retries = {f"retries_{reason}": count for reason, count in sorted(self._session.counts.items())}
+                return Done(self.KIND, {**self.facts(), **retries})
+            case "flush_cache":
+                raise CapabilityError(f"{self._provider.name} cannot empty the provider's cache; {self.FORGETTING}")
+            case _:
+                raise CapabilityError(f"{self._provider.name} has no control verb {verb!r}; write 'info'")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def not_taken(sampling: SamplingParams, taken: frozenset[str]) -> str | None:
+    """The first sampling parameter that the program sets and the provider does not take: it is refused, never dropped.
+
+    Args:
+        taken: names of those that the provider takes.
+    """
+    names = (name for name in SamplingParams.__struct_fields__ if name not in taken)
+    return next((name for name in names if getattr(sampling, name) != getattr(_DEFAULTS, name)), None)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
