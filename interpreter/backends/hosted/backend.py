@@ -83,7 +83,7 @@ class ConnectionOptions(CallOptions, total=False):
 class HostedBackend(ABC, Generic[C]):
     """A backend for one model of a provider. C is the client of the provider's SDK.
 
-    A subclass checks its own options with `check_options` first, then calls this constructor. `generate` makes its
+    A subclass calls `check_options` and `require_package`, checks its own options, and calls this constructor. `generate` makes its
     calls by `self._session`: a slot, retries, a deadline, and the SDK's exceptions as ours.
 
     Args:
@@ -131,21 +131,24 @@ class HostedBackend(ABC, Generic[C]):
         return [*names, *(name for name in cls.OPTIONS.__annotations__ if name not in names)]
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any], *, needs_package: bool = True) -> Environment:
+    def check_options(cls, options: Mapping[str, Any]) -> Environment:
         """Gives the environment that the options name.
 
         Raises:
             ParameterError: an option that does not exist, or an environment that is none.
-            MissingExtraError: the SDK is not installed.
         """
         for name in options:
             if name not in cls.OPTIONS.__annotations__:
                 raise unknown_option(f"{cls.__name__}()", name, cls.option_names())
-        if needs_package and not _is_installed(cls.PACKAGE):
-            raise MissingExtraError(cls.PACKAGE, cls.EXTRA)
         given = options.get("environment")
         checks.instance("environment", given, Environment | None)
         return given or Environment()
+
+    @classmethod
+    def require_package(cls) -> None:
+        """Raises MissingExtraError where the SDK is not installed."""
+        if not _is_installed(cls.PACKAGE):
+            raise MissingExtraError(cls.PACKAGE, cls.EXTRA)
 
     # -------------------------------------------------------------------------------- what a provider writes
 

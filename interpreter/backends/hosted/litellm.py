@@ -69,6 +69,7 @@ class LiteLLM(TranslatedBackend):
         **options: Unpack[CallOptions],
     ) -> None:
         self.check_options(options)
+        self.require_package()
         profile = checked_chat_profile("LiteLLM", profile)
         model = checks.text("LiteLLM(): model", model, MAX_MODEL_LENGTH, "a name such as 'mistral/mistral-small'")
         api_key, headers = checked_key("api_key", api_key), checked_headers(default_headers)

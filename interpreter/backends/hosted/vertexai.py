@@ -75,7 +75,7 @@ class VertexAI(TranslatedBackend):
         client: Any = None,  # Any: google.genai.Client, an optional package's
         **options: Unpack[CallOptions],
     ) -> None:
-        environment = self.check_options(options, needs_package=client is None)
+        environment = self.check_options(options)
         if client is not None:
             _check_client(client)
         project, location = checked_key("project", project), checked_key("location", location)
@@ -86,6 +86,8 @@ class VertexAI(TranslatedBackend):
                 "VertexAI() has no project; write project='my-project', set GOOGLE_CLOUD_PROJECT, or give api_key= of "
                 "the Gemini API"
             )
+        if client is None:
+            self.require_package()
         safety = _checked_safety(safety_settings)
         profile = checked_chat_profile("VertexAI", profile)
         model = checks.text("VertexAI(): model", model, MAX_MODEL_LENGTH, "a name such as 'gemini-2.5-flash'")

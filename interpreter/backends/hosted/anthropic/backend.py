@@ -96,6 +96,7 @@ class Anthropic(HostedBackend[CachingClient]):
         **options: Unpack[ConnectionOptions],
     ) -> None:
         environment = self.check_options(options)
+        self.require_package()
         model = checks.text("Anthropic(): model", model, MAX_MODEL_LENGTH, "a name, such as 'claude-haiku-4-5'")
         checks.switch("cache", cache)
         checks.instance("profile", profile, AnthropicProfile | None)

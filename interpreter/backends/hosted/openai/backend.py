@@ -86,6 +86,7 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
         **options: Unpack[ConnectionOptions],
     ) -> None:
         environment = self.check_options(options)
+        self.require_package()
         named = f"{type(self).__name__}(): model"
         model = checks.text(named, model, MAX_MODEL_LENGTH, "the name of a model, such as 'gpt-4.1-mini'")
         mode = cast(AskedMode, checks.one_of("mode", mode, get_args(AskedMode)))

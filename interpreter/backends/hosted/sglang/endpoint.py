@@ -99,6 +99,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         **options: Unpack[ConnectionOptions],
     ) -> None:
         self.check_options(options)
+        self.require_package()
         server = cast(Dialect, checks.one_of("server", server, get_args(Dialect)))
         if not isinstance(base_url, str):
             given = type(base_url).__name__
