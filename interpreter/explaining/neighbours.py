@@ -36,7 +36,7 @@ class Neighbours:
     other_salts: tuple[Neighbour, ...]
 
 
-class Environment:
+class EarlierCalls:
     """Earlier prompts as the calls of one report see them: each is laid out once.
 
     Args:

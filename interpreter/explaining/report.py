@@ -18,7 +18,7 @@ from .causes import Decision, Ending
 from .history import Asked, Intent
 from .journal import Journal
 from .layout import Layout, Piece
-from .neighbours import Neighbour, Environment
+from .neighbours import Neighbour, EarlierCalls
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -44,13 +44,13 @@ async def explained(run: "Run") -> CacheReport:
     made: dict[Intent, list[Asked]] = {}
     for asked in tuple(journal.calls):
         made.setdefault(asked.intent, []).append(asked)
-    surroundings = Environment([*journal.history.calls, *journal.calls])
+    earlier = EarlierCalls([*journal.history.calls, *journal.calls])
     calls: list[CallReport] = []
     for intent in tuple(journal.intents.values()):
         if intent not in made:
             calls.append(_uncalled(intent))
         for attempt, asked in enumerate(made.get(intent, ()), 1):
-            calls.append(await _call(backend, journal, surroundings, asked, attempt))
+            calls.append(await _call(backend, journal, earlier, asked, attempt))
             await asyncio.sleep(0)  # long prompts take milliseconds each; others run in between
     return CacheReport(backend.capabilities.name, tuple(calls))
 
@@ -62,14 +62,14 @@ def _uncalled(intent: Intent) -> CallReport:
 
 
 async def _call(
-    backend: Backend, journal: Journal, surroundings: Environment, asked: Asked, attempt: int
+    backend: Backend, journal: Journal, earlier: EarlierCalls, asked: Asked, attempt: int
 ) -> CallReport:
     intent, usage = asked.intent, asked.usage
     if usage is None:
         line = line_of(intent.source)
         return CallReport(intent.kind, intent.name, line, attempt, 0, 0, 0, 0, CacheCause.UNKNOWN, salt=asked.salt)
     computed = usage.prompt_tokens - usage.cached_tokens
-    cause, miss = await _explained(backend, journal, surroundings, asked, usage)
+    cause, miss = await _explained(backend, journal, earlier, asked, usage)
     return CallReport(
         intent.kind,
         intent.name,
@@ -94,12 +94,12 @@ def _created(backend: Backend, usage: Usage) -> int:
 
 
 async def _explained(
-    backend: Backend, journal: Journal, surroundings: Environment, asked: Asked, usage: Usage
+    backend: Backend, journal: Journal, earlier: EarlierCalls, asked: Asked, usage: Usage
 ) -> tuple[CacheCause, CacheMiss | None]:
     laid = layout.of_call(asked)
     if not backend.capabilities.prefix_cache:
         return CacheCause.OFF, None
-    neighbours = surroundings.of(asked, laid.text)
+    neighbours = earlier.of(asked, laid.text)
     if not isinstance(backend, Locating):
         minimum = backend.capabilities.cache_minimum
         decision = causes.estimate(asked, usage, laid.text, neighbours, minimum=minimum)
