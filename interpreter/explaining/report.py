@@ -18,7 +18,7 @@ from .causes import Decision, Ending
 from .history import Asked, Intent
 from .journal import Journal
 from .layout import Layout, Piece
-from .neighbours import Neighbour, EarlierCalls
+from .neighbours import EarlierCalls, Neighbour
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -61,9 +61,7 @@ def _uncalled(intent: Intent) -> CallReport:
     return CallReport(intent.kind, intent.name, line_of(intent.source), 1, 0, 0, 0, 0, cause)
 
 
-async def _call(
-    backend: Backend, journal: Journal, earlier: EarlierCalls, asked: Asked, attempt: int
-) -> CallReport:
+async def _call(backend: Backend, journal: Journal, earlier: EarlierCalls, asked: Asked, attempt: int) -> CallReport:
     intent, usage = asked.intent, asked.usage
     if usage is None:
         line = line_of(intent.source)

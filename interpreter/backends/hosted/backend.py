@@ -83,8 +83,8 @@ class ConnectionOptions(CallOptions, total=False):
 class HostedBackend(ABC, Generic[C]):
     """A backend for one model of a provider. C is the client of the provider's SDK.
 
-    A subclass calls `check_options` and `require_package`, checks its own options, and calls this constructor. `generate` makes its
-    calls by `self._session`: a slot, retries, a deadline, and the SDK's exceptions as ours.
+    A subclass calls `check_options` and `require_package`, checks its own options, and calls this constructor.
+    `generate` makes its calls by `self._session`: a slot, retries, a deadline, and the SDK's exceptions as ours.
 
     Args:
         provider: its name, host and secrets, for messages.
