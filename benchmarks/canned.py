@@ -11,7 +11,6 @@ from contextlib import aclosing
 
 from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.errors import BackendError
-from umbel.lang.exchange import Exchange
 from umbel.lang.prompt import Part, tokens_at_most
 from umbel.lang.protocol import (
     Capabilities,
@@ -25,6 +24,7 @@ from umbel.lang.protocol import (
     ScoreRequest,
     ToBackend,
 )
+from umbel.lang.transport.exchange import Exchange
 from umbel.srt.core.clock import SystemClock
 from umbel.srt.core.config import Limits
 from umbel.srt.core.messages import (

@@ -10,7 +10,7 @@ Placeholders also keep content apart from scaffolding: only scaffolding is marke
 may become special tokens, so an argument that spells `<|im_end|>` stays text.
 
 A template is a program, and comes with a downloaded model. Those that umbel ships are rendered here; all others in a
-child process (template_process.py), within limits of time, memory and text. So these may wait, and event loops call
+child process (templates/process.py), within limits of time, memory and text. So these may wait, and event loops call
 what uses a template by `ChatTemplate.away`.
 """
 
@@ -28,7 +28,7 @@ from typing import Any, ParamSpec, TypeVar
 from . import checks
 from .errors import ParameterError, TemplateError
 from .prompt import Part, Text
-from .template_names import CHATML, NAMES, source_of
+from .templates.formats import CHATML, NAMES, source_of
 
 __all__ = ["CHATML", "ROLES", "ChatTemplate", "TemplateWarning", "Turn", "chat_template_by_name", "read_chat_template"]
 
@@ -236,7 +236,7 @@ class ChatTemplate:
         assert self.source is not None, "the plain fallback is no template"
         if not _is_shipped(self.source):
             return self._run_elsewhere(variables, most)
-        from .jinja import compile_template, reason_of, render_template
+        from .templates.jinja import compile_template, reason_of, render_template
 
         try:
             if self._compiled is None:
@@ -246,7 +246,7 @@ class ChatTemplate:
             raise TemplateError(reason_of(error)) from error
 
     def _run_elsewhere(self, variables: Mapping[str, Any] | None, most: int) -> str:
-        from .template_process import TemplateLimit, render_elsewhere
+        from .templates.process import TemplateLimit, render_elsewhere
 
         assert self.source is not None, "the plain fallback is no template"
         if self._limit is not None:

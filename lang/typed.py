@@ -9,7 +9,9 @@
     A | B | None                                   the first that fits
     Annotated[T, Ge(0), MaxLen(8), Field(...)]     limits of annotated-types, Pydantic or msgspec.Meta, by their names
 
-Pydantic is recognised by what its models can do and never imported here.
+Pydantic is recognised by what its models can do and never imported here. `msgspec.json.schema` is not used beyond its
+own structs: it sorts the keys of a TypedDict, leaves objects open, drops limits of annotated-types and names of keys,
+makes an array of a NamedTuple, and refuses enums of mixed values and unions of two classes.
 """
 
 import dataclasses
@@ -21,13 +23,15 @@ import re
 import types
 import typing
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import msgspec.inspect
+
 from . import forms
 from .errors import ParameterError, shown
-from .foreign import foreign
 from .forms import (
     Anything,
     Array,
@@ -198,7 +202,7 @@ class _Book:
             return Enumeration(tuple((_scalar(member.value), member) for member in cls))
         if cls not in self._names:
             name = self._names[cls] = self._new_name(cls)
-            found = foreign(cls, name)
+            found = _library_schema(cls, name)
             if found is not None:
                 self.borrowed |= found.definitions
                 self.forms[name] = Foreign(found.schema, found.make, found.judges)
@@ -323,3 +327,165 @@ def _no_form(annotation: Annotation) -> ParameterError:
         "Enum, Literal, int, float, bool, str, None, datetime, date, time, UUID, list, tuple, set, dict[str, ...], a "
         "union of these, or a JSON Schema as a dict"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSchema:
+    """The schema that a library has for one of its classes, and how it makes objects.
+
+    Attributes:
+        definitions: schemas it refers to, by names that begin with the class's.
+        judges: whether `make` may refuse a value that satisfies the schema.
+    """
+
+    schema: Schema
+    definitions: dict[str, Schema]
+    make: Callable[[Any], Any]  # parsed JSON → object
+    judges: bool
+
+
+def _library_schema(cls: type, name: str) -> ClassSchema | None:
+    """Asks the library of a class for its schema; None for a class of no such library. `name`: of its definition.
+
+    Raises:
+        ParameterError: the library itself has no schema for the class.
+    """
+    describe = getattr(cls, "model_json_schema", None)
+    validate = getattr(cls, "model_validate_json", None)
+    make: Callable[[Any], Any]
+    try:
+        if callable(describe) and callable(validate):
+            schema = dict(describe(ref_template=f"#/$defs/{name}.{{model}}"))
+            definitions = schema.pop("$defs", {})
+            make, judges = _validator(validate), _pydantic_judges(cls, validate)
+        elif issubclass(cls, msgspec.Struct):
+            (schema,), definitions = msgspec.json.schema_components([cls], ref_template=f"#/$defs/{name}.{{name}}")
+            make, judges = _converter(cls), _msgspec_judges(cls)
+        else:
+            return None
+    except Exception as error:  # each library has its own errors, and the user needs to see them
+        raise ParameterError(f"{cls.__name__} has no JSON Schema: {error}") from error
+    named = {f"{name}.{key}": _closed(definition) for key, definition in definitions.items()}
+    return ClassSchema(_closed(schema), named, make, judges)
+
+
+def _validator(validate: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """A strict model takes a date as a string from JSON text, and from nothing else."""
+    return lambda value: validate(json.dumps(value))
+
+
+def _converter(cls: type) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:  # Any: parsed JSON
+        try:
+            return msgspec.convert(value, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
+
+    return convert
+
+
+# Kinds of Pydantic's core schemas whose JSON Schema says all that they ask for. Functions and dates are not among them.
+_STATED_BY_PYDANTIC = (
+    *("any", "bool", "default", "definition-ref", "definitions", "dict", "enum", "float", "int", "list", "literal"),
+    *("model", "model-field", "model-fields", "none", "nullable", "set", "str", "tagged-union", "tuple", "typed-dict"),
+    *("typed-dict-field", "union"),
+)
+_NO_SCHEMAS = ("computed_fields", "config", "default", "expected", "members", "metadata", "serialization")
+_CHANGE_TEXTS = ("str_max_length", "str_min_length", "str_strip_whitespace")  # of a configuration
+
+
+def _pydantic_judges(cls: type, validate: Any) -> bool:  # Any: a method of the class
+    """Whether a model may refuse values of its schema. True also for classes that only have methods of these names."""
+    core = getattr(cls, "__pydantic_core_schema__", None)
+    if not isinstance(core, Mapping) or not str(getattr(validate, "__module__", "")).startswith("pydantic."):
+        return True
+    return any(map(_asks_for_more, _core_schemas(core)))
+
+
+def _core_schemas(core: object) -> Iterator[Mapping[str, Any]]:
+    """All core schemas inside of one, itself included; classes that contain themselves are there by reference."""
+    waiting = [core]
+    while waiting:
+        match waiting.pop():
+            case Mapping() as found:
+                if isinstance(found.get("type"), str):
+                    yield found
+                    waiting += [value for key, value in found.items() if key not in _NO_SCHEMAS]
+                else:  # of names
+                    waiting += found.values()
+            case list() | tuple() as found:
+                waiting += found
+
+
+def _asks_for_more(core: Mapping[str, Any]) -> bool:
+    """Whether a core schema asks for more than its JSON Schema says; schemas inside of it are not looked at."""
+    match core["type"]:
+        case "model":
+            own = core.get("post_init") and getattr(core["cls"].model_post_init, "__name__", "")
+            changed = any(core.get("config", {}).get(key) for key in _CHANGE_TEXTS)
+            return bool(core.get("custom_init") or changed or (own and own != "init_private_attributes"))
+        case "dict":
+            return bool(core.get("keys_schema", {}).get("type", "any") not in ("any", "str"))
+        case "str":
+            return bool(core.get("strip_whitespace"))
+        case "tagged-union":
+            return callable(core["discriminator"])
+        case kind:
+            return kind not in _STATED_BY_PYDANTIC
+
+
+_STATED_BY_MSGSPEC = (
+    *(msgspec.inspect.AnyType, msgspec.inspect.BoolType, msgspec.inspect.DictType, msgspec.inspect.EnumType),
+    *(msgspec.inspect.Field, msgspec.inspect.FloatType, msgspec.inspect.IntType, msgspec.inspect.ListType),
+    *(msgspec.inspect.LiteralType, msgspec.inspect.Metadata, msgspec.inspect.NoneType, msgspec.inspect.SetType),
+    *(msgspec.inspect.StrType, msgspec.inspect.StructType, msgspec.inspect.TupleType, msgspec.inspect.UnionType),
+    msgspec.inspect.VarTupleType,
+)
+
+
+def _msgspec_judges(cls: type) -> bool:
+    """Whether a struct may refuse values of its schema."""
+    waiting, seen = [msgspec.inspect.type_info(cls)], set[type]()
+    while waiting:
+        match waiting.pop():
+            case msgspec.inspect.StructType(found, fields):
+                if hasattr(found, "__post_init__"):
+                    return True
+                waiting += [field.type for field in fields] if found not in seen else []
+                seen.add(found)
+            case msgspec.inspect.DictType(key, value):
+                if type(key) is not msgspec.inspect.StrType:
+                    return True
+                waiting += [key, value]
+            case msgspec.inspect.Metadata(inner):
+                waiting.append(inner)
+            case found if not isinstance(found, _STATED_BY_MSGSPEC):
+                return True
+            case found:
+                parts = [getattr(found, name, ()) for name in ("item_type", "item_types", "types")]
+                waiting += [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
+    return False
+
+
+_ONE = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "if", "then", "else", "not")
+_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+def _closed(schema: Any) -> Any:  # Any: a schema is a dict or a bool
+    """Closes objects of a schema that do not mention further keys: a class ignores such keys at best."""
+    if not isinstance(schema, dict):
+        return schema
+    result: Schema = {}
+    for key, value in schema.items():
+        if key in _ONE:
+            result[key] = _closed(value)
+        elif key in _MANY and isinstance(value, list):
+            result[key] = [_closed(item) for item in value]
+        elif key in _NAMED and isinstance(value, dict):
+            result[key] = {name: _closed(item) for name, item in value.items()}
+        else:
+            result[key] = value
+    if "properties" in result and "additionalProperties" not in result:
+        result["additionalProperties"] = False
+    return result

@@ -14,7 +14,6 @@ from typing import get_args
 
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
-from ..lang.exchange import Exchange, Outgoing
 from ..lang.programs import PROGRAM_HOST, ProgramEvent, RunProgram
 from ..lang.prompt import Part, tokens_at_most
 from ..lang.protocol import (
@@ -32,6 +31,7 @@ from ..lang.protocol import (
     ScoreRequest,
 )
 from ..lang.runtime_options import ORACLE, RuntimeOptions
+from ..lang.transport.exchange import Exchange, Outgoing
 from .constraints.compiled_cache import ConstraintLibrary
 from .constraints.compiler import InlineCompiler
 from .constraints.matcher_cache import OPENING_POLL

@@ -12,8 +12,8 @@ from functools import partial
 from ...interpreter.position import Reached
 from ...interpreter.run import Run
 from ...interpreter.variables import Binding, Feed, Meta
-from ...lang import plain
 from ...lang.programs import OWN_STREAM, ProgramEvent, ProgramPiece, ProgramValue, trouble_of
+from ...lang.transport import packing
 from ..operations import StreamText
 from .actions import Collect
 from .execution import Execution
@@ -80,7 +80,7 @@ class Reporter:
         value = binding.value()
         if isinstance(value, Reached):
             value = value.position.prompt.text
-        facts = plain.pack(binding.meta) if binding.meta else b""
+        facts = packing.pack(binding.meta) if binding.meta else b""
         self._value(slot, binding, tuple(value) if isinstance(value, list) else value, facts)
 
     def _gathered(self, slot: int, binding: Binding) -> None:
@@ -91,7 +91,7 @@ class Reporter:
         self._tell(ProgramValue(self._label, slot, binding.name, value, facts, trouble, self._run.ledger.cost.usage))
 
     def _piece(self, slot: int, name: str, text: str, facts: Meta) -> None:
-        self._tell(ProgramPiece(self._label, slot, name, text, plain.pack(facts)))
+        self._tell(ProgramPiece(self._label, slot, name, text, packing.pack(facts)))
 
 
 class _Pieces:

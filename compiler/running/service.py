@@ -13,10 +13,10 @@ from ...interpreter.budgets.budget import Allowance, Budget
 from ...interpreter.explaining.history import History
 from ...interpreter.loop import RunningLoop
 from ...interpreter.run import Run
-from ...lang import plain
 from ...lang.errors import GraphError, ParameterError
 from ...lang.programs import HostedProgram, ProgramEnded, RunProgram, trouble_of
 from ...lang.protocol import Backend
+from ...lang.transport import packing
 from ..files import serialise
 from ..graph import Graph, Node
 from ..operations import Argument, Constant, Fork, Look
@@ -129,7 +129,7 @@ def _sampling(plan: Plan, request: RunProgram) -> Mapping[str, Any]:
 
 
 def _packed(data: bytes, what: str) -> dict[str, Any]:
-    values = plain.unpack(data) if data else {}
+    values = packing.unpack(data) if data else {}
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ParameterError(f"the program's {what} are no dict of names")
     return values

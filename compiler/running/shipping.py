@@ -20,7 +20,7 @@ from ...interpreter.position import Position, Reached
 from ...interpreter.run import Run
 from ...interpreter.steps import Elsewhere, Step
 from ...interpreter.stream import Stream
-from ...lang import ops, plain
+from ...lang import ops
 from ...lang.chat_template import Turn
 from ...lang.errors import BackendError, CapabilityError, DeadlineError, GraphError, ParameterError
 from ...lang.programs import (
@@ -36,6 +36,7 @@ from ...lang.programs import (
 )
 from ...lang.prompt import EMPTY, Prompt, Text
 from ...lang.protocol import Backend, Usage
+from ...lang.transport import packing
 from ..files import serialise
 from ..graph import Builder, Graph, Node, reachable, rebuilt
 from ..operations import Argument, Choose, Generate, Look, Object, Options
@@ -153,7 +154,7 @@ def _packed(parcel: Parcel, backend: Backend, arguments: Mapping[str, Any]) -> b
     if parcel.obstacle is not None:
         raise GraphError(parcel.obstacle)
     parcel.extent.check(arguments)
-    packed = plain.pack({name: value for name, value in arguments.items() if name not in parcel.pictures})
+    packed = packing.pack({name: value for name, value in arguments.items() if name not in parcel.pictures})
     if len(packed) > service.MOST_ARGUMENT_BYTES:
         raise ParameterError(
             f"the arguments have {len(packed)} bytes, and {service.MOST_ARGUMENT_BYTES} can be shipped; write "
@@ -211,7 +212,7 @@ class RemoteExecution(Execution):
                 len(self.bindings),
                 self._parcel.data,
                 await self._all_arguments(),
-                plain.pack(dict(self._options)),
+                packing.pack(dict(self._options)),
                 stream=run.streaming or self.queues[self._plan.root].streaming,
                 origin=run.origin(""),
                 budget=budget,
@@ -235,13 +236,13 @@ class RemoteExecution(Execution):
         if not pictures:
             return self._packed_arguments
         shown = {name: (await asyncio.to_thread(_loaded, self._arguments[name])) for name in pictures}
-        return plain.pack({**self._arguments, **shown})
+        return packing.pack({**self._arguments, **shown})
 
     async def _hear(self, event: ProgramEvent, executor: Executor) -> None:
         match event:
             case ProgramPiece(slot=slot, text=text, facts=facts):
                 feed = executor.spoken if slot == OWN_STREAM else self._named(slot, event.name).feed
-                feed.append(text, plain.unpack(facts))
+                feed.append(text, packing.unpack(facts))
             case ProgramValue():
                 self._usage = event.usage
                 await self._settle(event)
@@ -265,7 +266,7 @@ class RemoteExecution(Execution):
             binding.resolve(Reached(EMPTY, 0, Position(EMPTY.append(Text(text)) if text else EMPTY)))
         else:
             value = list(event.value) if isinstance(event.value, tuple) else event.value
-            binding.resolve(value, plain.unpack(event.facts) if event.facts else None)
+            binding.resolve(value, packing.unpack(event.facts) if event.facts else None)
 
     def _stand(self, ended: ProgramEnded, executor: Executor) -> None:
         """At the end of the program's own stream. Raises why it did not come there."""

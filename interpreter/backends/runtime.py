@@ -29,8 +29,6 @@ from ...lang.errors import (
     ParameterError,
     unknown_option,
 )
-from ...lang.exchange import Exchange
-from ...lang.link import Welcome
 from ...lang.programs import ProgramEvent, RunProgram
 from ...lang.prompt import Part, Text, tokens_at_most
 from ...lang.protocol import (
@@ -64,6 +62,8 @@ from ...lang.runtime_options import (
     plain_options,
 )
 from ...lang.sampling import SamplingParams, merge, overrides
+from ...lang.transport.exchange import Exchange
+from ...lang.transport.link import Welcome
 from ..loop import streams
 from .runtime_link import Link
 from .runtime_process import GatewayProcess

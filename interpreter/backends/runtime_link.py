@@ -19,9 +19,9 @@ import msgspec
 import zmq
 
 from ...lang.errors import WIRE_ERRORS, BackendError, ConnectionLostError, MissingExtraError, RequestError, UmbelError
-from ...lang.exchange import Exchange
-from ...lang.inlet import Inlet, prepare
-from ...lang.link import (
+from ...lang.transport.exchange import Exchange
+from ...lang.transport.inlet import Inlet, prepare
+from ...lang.transport.link import (
     FRAME_HEADER,
     MAX_FRAME,
     MOST_MESSAGES,
@@ -39,7 +39,7 @@ from ...lang.link import (
     ToGateway,
     Welcome,
 )
-from ...lang.process_life import (
+from ...lang.transport.process_life import (
     Stay,
     machine_in_words,
     read_process,

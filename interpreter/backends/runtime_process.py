@@ -23,9 +23,9 @@ from pathlib import Path
 import msgspec
 
 from ...lang.errors import BackendError
-from ...lang.process_life import exit_in_words, memory_kills
 from ...lang.programs import PROGRAM_HOST
 from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, GatewayStart, RuntimeOptions
+from ...lang.transport.process_life import exit_in_words, memory_kills
 
 PREFIX = "umbel-runtime-"
 MAX_FOLDER = 80  # bytes of path; a socket's whole path may have about 104

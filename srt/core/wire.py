@@ -10,9 +10,9 @@ and requests whose messages were lost end by their deadline.
 import msgspec
 
 from ...lang.errors import RequestError
-from ...lang.link import MAX_FRAME, Codec, FromGateway, ToGateway
 from ...lang.protocol import Failure
 from ...lang.runtime_options import RuntimeOptions
+from ...lang.transport.link import MAX_FRAME, Codec, FromGateway, ToGateway
 from .config import MAX_ENGINE_FRAME
 from .messages import EngineFailed, FromEngine, ToEngine
 

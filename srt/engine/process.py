@@ -21,9 +21,9 @@ import msgspec
 import zmq
 
 from ...lang.errors import EngineError, UmbelError
-from ...lang.inlet import prepare
-from ...lang.link import FrameError, Inbound, Outbound
 from ...lang.sampling import SamplingParams
+from ...lang.transport.inlet import prepare
+from ...lang.transport.link import FrameError, Inbound, Outbound
 from ..constraints.matcher_cache import OPENING_POLL
 from ..core.clock import SystemClock
 from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, SupervisionLimits, fault_hook

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import zmq
 
-from ...lang.inlet import Inlet, prepare
-from ...lang.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
+from ...lang.transport.inlet import Inlet, prepare
+from ...lang.transport.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
 from ..core.clock import Clock
 from ..core.wire import from_gateway_codec, to_gateway_codec, too_large_for_client
 from .front_end import Client

@@ -9,9 +9,9 @@ from typing import get_args
 
 from ...lang.chat_template import ChatTemplate
 from ...lang.errors import CapabilityError
-from ...lang.exchange import Exchange
 from ...lang.prompt import Part, tokens_at_most
 from ...lang.protocol import Capabilities, Chunk, ConstraintKind, Done, Final, GenRequest, Hint, Scored, ScoreRequest
+from ...lang.transport.exchange import Exchange
 
 
 class ProgramBackend:

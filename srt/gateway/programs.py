@@ -19,9 +19,9 @@ from typing import cast
 
 from ...lang.chat_template import ChatTemplate
 from ...lang.errors import BackendError, CancelledError, DeadlineError, OverloadedError, ParameterError, UmbelError
-from ...lang.exchange import Exchange, Outgoing
 from ...lang.programs import FromPrograms, GraphWanted, HostedProgram, ProgramEvent, ProgramHost, RunProgram, trouble_of
 from ...lang.protocol import Capabilities, Failure, ToBackend
+from ...lang.transport.exchange import Exchange, Outgoing
 from ..core.config import Limits
 from .front_end import Answer, Client
 from .graph_cache import GraphShelf

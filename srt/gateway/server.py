@@ -23,12 +23,12 @@ import zmq
 
 from ...lang.chat_template import ChatTemplate
 from ...lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
-from ...lang.exchange import Outgoing
-from ...lang.link import Bye, FrameError, Hello, Ping, Pong, ToGateway
-from ...lang.process_life import machine_in_words, read_process, read_this_thread
 from ...lang.programs import RunProgram
 from ...lang.protocol import Abort, Failure, Hint, Release
 from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart
+from ...lang.transport.exchange import Outgoing
+from ...lang.transport.link import Bye, FrameError, Hello, Ping, Pong, ToGateway
+from ...lang.transport.process_life import machine_in_words, read_process, read_this_thread
 from ..constraints.compiled_cache import ConstraintLibrary
 from ..constraints.compiler_process import CompilerProcess
 from ..core.clock import SystemClock

@@ -4,7 +4,7 @@ Ready needs both halves: the gateway's tokenizer and an engine that has made a t
 order, the engine may go and come again, and a client may ask at any moment; each is answered once.
 """
 
-from ...lang.link import FromGateway, Progress, StartFailed, Welcome
+from ...lang.transport.link import FromGateway, Progress, StartFailed, Welcome
 from ..core.config import Limits
 from ..core.wire import EngineReady
 from ..tokenizer.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ decided.
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ...lang.process_life import Reading, Stay, share_in_words
+from ...lang.transport.process_life import Reading, Stay, share_in_words
 from ..core.clock import Clock
 from ..core.config import SupervisionLimits
 

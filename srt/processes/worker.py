@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ...lang.process_life import ProcessState, Reading, read_process
+from ...lang.transport.process_life import ProcessState, Reading, read_process
 from ..core.config import WorkerLimits, worker_environment
 from .worker_child import HEADER, OUT_OF_MEMORY
 

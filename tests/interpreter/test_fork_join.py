@@ -10,7 +10,7 @@ from umbel.interpreter.backends.gate import Gate
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import GenRequest, Hint
 
-from ..lang.templates import FAMILIES, Family
+from ..lang.templates.examples import FAMILIES, Family
 from .conftest import PATIENCE
 
 

@@ -12,10 +12,10 @@ from umbel.interpreter.backends import runtime_link
 from umbel.interpreter.backends.runtime_link import Link
 from umbel.interpreter.backends.runtime_process import GatewayProcess
 from umbel.lang.errors import ConnectionLostError, ParameterError, RequestError
-from umbel.lang.link import Codec, FromGateway, Hello, Inbound, Outbound, Ping, Progress, ToGateway, Welcome
-from umbel.lang.process_life import ProcessState, Reading, Stay
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Done, Failure, Final, GenRequest, Usage
+from umbel.lang.transport.link import Codec, FromGateway, Hello, Inbound, Outbound, Ping, Progress, ToGateway, Welcome
+from umbel.lang.transport.process_life import ProcessState, Reading, Stay
 
 
 class FakeProcess:

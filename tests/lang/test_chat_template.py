@@ -7,7 +7,7 @@ from umbel.lang.chat_template import ChatTemplate, TemplateWarning, Turn
 from umbel.lang.errors import TemplateError
 from umbel.lang.prompt import Part, Text
 
-from .templates import CHATML, FAMILIES, GEMMA3, QWEN3, Family
+from .templates.examples import CHATML, FAMILIES, GEMMA3, QWEN3, Family
 
 CONVERSATION = [
     ("system", "You answer in one word."),

@@ -229,7 +229,6 @@ def test_forks_and_batches_have_a_largest_size() -> None:
         (lambda: ul.Echo(sleep=lambda seconds: None), "sleep= does nothing without a delay"),
         (lambda: ul.Runtime("oracle", chat_template=ul.ChatTemplate(None), template_options={"a": 1}), "does nothing"),
         (lambda: ul.OpenAI("m", api_key="k", timeout=5, first_byte_timeout=6), "first_byte_timeout=6.0 is more than"),
-        (lambda: ul.function(lambda s: None).compile(shared=["q"]), "shared are about orders"),
     ],
 )  # fmt: skip
 def test_what_would_do_nothing_is_an_error_that_names_it(call, message: str) -> None:

@@ -16,7 +16,6 @@ from typing import Literal
 import msgspec
 import pytest
 from umbel.lang.errors import ConstraintError
-from umbel.lang.link import FromGateway, Inbound, Outbound, Pong, ToGateway
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import (
     Abort,
@@ -35,6 +34,7 @@ from umbel.lang.protocol import (
 )
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
+from umbel.lang.transport.link import FromGateway, Inbound, Outbound, Pong, ToGateway
 from umbel.srt.constraints.compiled_cache import ConstraintLibrary
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.config import Limits

@@ -26,11 +26,11 @@ from umbel.interpreter.backends.runtime import Runtime
 from umbel.interpreter.backends.runtime_link import Link
 from umbel.interpreter.backends.runtime_process import GatewayProcess
 from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, ModelError, UmbelError
-from umbel.lang.link import Codec, Outbound, ToGateway
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Chunk, ConstraintSpec, Final, GenRequest, Locate, ScoreRequest
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
+from umbel.lang.transport.link import Codec, Outbound, ToGateway
 
 pytestmark = pytest.mark.processes
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import psutil
 from umbel.interpreter.backends.runtime import Runtime
 from umbel.lang.errors import UmbelError
-from umbel.lang.process_life import read_process
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Chunk, ConstraintSpec, Final, GenRequest
 from umbel.lang.sampling import SamplingParams
+from umbel.lang.transport.process_life import read_process
 
 CONSTRAINTS = (
     ConstraintSpec("regex", r"[a-c]{2,4}"),

@@ -1,6 +1,6 @@
 """Chat templates of models that are known by their names, for servers that do not tell their own.
 
-The templates are those of `lang/template_names.py`, so a name gives the same prompt wherever it is written.
+The templates are those of `lang/templates/formats.py`, so a name gives the same prompt wherever it is written.
 """
 
 import re

@@ -12,7 +12,7 @@ from umbel.compiler.running.compiled import CompiledProgram
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang.chat_template import ChatTemplate
 
-from ...lang.templates import FAMILIES, Family
+from ...lang.templates.examples import FAMILIES, Family
 from ..watching import Watched
 from .building import put_together, said, shredded, straight
 from .running import answer, ran

@@ -19,7 +19,7 @@ from umbel.interpreter.fakes.server import Exchange, HttpRequest
 from umbel.lang.chat_template import CHATML, chat_template_by_name
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Hint
-from umbel.lang.template_names import NAMES
+from umbel.lang.templates.formats import NAMES
 from umbel.testing import LLAMA_CPP, VLLM, FakeOpenAI, FakeSGLang, Fault
 
 PICTURE = b"\x89PNG\r\n\x1a\n" + b"\0" * 16

@@ -7,20 +7,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.lang import plain
-from umbel.lang.link import (
-    Bye,
-    Codec,
-    FrameError,
-    Hello,
-    Inbound,
-    Outbound,
-    Ping,
-    StartFailed,
-    ToGateway,
-    Welcome,
-    encode_sequence,
-)
 from umbel.lang.programs import (
     OWN_STREAM,
     GraphWanted,
@@ -51,6 +37,20 @@ from umbel.lang.protocol import (
     Usage,
 )
 from umbel.lang.sampling import SamplingParams
+from umbel.lang.transport import packing
+from umbel.lang.transport.link import (
+    Bye,
+    Codec,
+    FrameError,
+    Hello,
+    Inbound,
+    Outbound,
+    Ping,
+    StartFailed,
+    ToGateway,
+    Welcome,
+    encode_sequence,
+)
 from umbel.srt.core.messages import (
     ChooseEnded,
     ControlEnded,
@@ -88,7 +88,7 @@ TO_GATEWAY = [
     Hint("h", (Text("x"),), pin=60.0),
     Release("h"),
     Abort("a"),
-    RunProgram("p", "00", 3, b"graph", plain.pack({"x": (1,)}), b"", True, Origin("p"), ProgramBudget(5)),
+    RunProgram("p", "00", 3, b"graph", packing.pack({"x": (1,)}), b"", True, Origin("p"), ProgramBudget(5)),
     Control("c", "info"),
     Hello(),
     Ping(),
@@ -103,7 +103,7 @@ FROM_GATEWAY = [
     Failure("a", "EngineError", "no"),
     GraphWanted("p"),
     ProgramPiece("p", OWN_STREAM, "", "é"),
-    ProgramValue("p", 2, "x", ("a", "b"), plain.pack([{}, {}]), None, Usage(1, 2, 3, 4)),
+    ProgramValue("p", 2, "x", ("a", "b"), packing.pack([{}, {}]), None, Usage(1, 2, 3, 4)),
     ProgramValue("p", 3, "y", error=Trouble("KeyError", "z")),
     ProgramEnded("p", (Text("x", True), Generated("y", (1, 2))), (("user", "x"), ("assistant", None)), True, Usage(1)),
     Welcome("m", 1, 2, 3, 4, 5.0, None, {"bos_token": "<s>"}, 6),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from umbel.lang.link import Codec, FromGateway, Hello, Inbound, Outbound, Pong, ToGateway
+from umbel.lang.transport.link import Codec, FromGateway, Hello, Inbound, Outbound, Pong, ToGateway
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.gateway.clients import Clients, Connection, Received
 from umbel.srt.gateway.front_end import Client

@@ -13,10 +13,10 @@ import pytest
 import umbel
 import zmq
 from msgspec import inspect
-from umbel.lang.inlet import prepare
-from umbel.lang.link import MOST_MESSAGES, Codec, FrameError, Inbound, Outbound, Ping, ToGateway
 from umbel.lang.prompt import MAX_PARTS, Text
 from umbel.lang.protocol import Abort, Completion, Failure, Final, FinishReason, ScoreRequest, Usage
+from umbel.lang.transport.inlet import prepare
+from umbel.lang.transport.link import MOST_MESSAGES, Codec, FrameError, Inbound, Outbound, Ping, ToGateway
 from umbel.srt.core.config import MAX_ENGINE_FRAME
 from umbel.srt.core.wire import too_large_for_client, too_large_for_gateway
 from umbel.srt.gateway import validation
@@ -69,7 +69,7 @@ def hostile(size: int) -> dict[str, bytes]:
 
 _MEASURE = """
 import resource, sys, time
-from umbel.lang.link import FrameError
+from umbel.lang.transport.link import FrameError
 from umbel.srt.core.wire import to_gateway_codec
 from tests.srt.gateway.test_hostile_frames import hostile
 frame = hostile(31 << 20)[sys.argv[1]]

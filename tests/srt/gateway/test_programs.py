@@ -13,7 +13,7 @@ from umbel.compiler.files import serialise
 from umbel.compiler.graph import Builder
 from umbel.compiler.operations import Append, Begin, Constant, Generate, Variable
 from umbel.compiler.running.plan import Plan
-from umbel.lang import ops, plain
+from umbel.lang import ops
 from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.errors import GraphError
 from umbel.lang.programs import (
@@ -27,6 +27,7 @@ from umbel.lang.programs import (
     digest_of,
 )
 from umbel.lang.protocol import Abort, Failure, GenRequest, Origin
+from umbel.lang.transport import packing
 from umbel.srt.core.config import Limits
 from umbel.srt.core.messages import EngineFailed, Tokens
 from umbel.srt.gateway.front_end import Answer
@@ -142,7 +143,7 @@ def test_variables_come_as_they_are_known_and_then_one_ending() -> None:
         (first,) = world.of("p")
         assert isinstance(first, ProgramValue)
         assert (first.name, first.value, first.usage.calls) == ("x0", "one", 1)
-        assert plain.unpack(first.facts)["finish_reason"] == "length"
+        assert packing.unpack(first.facts)["finish_reason"] == "length"
         world.answer(1, "two")
         await until(lambda: world.ending("p"))
         ending = world.ending("p")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import pytest
-from umbel.lang.process_life import ProcessState, Reading, read_process
+from umbel.lang.transport.process_life import ProcessState, Reading, read_process
 from umbel.srt.core.config import WorkerLimits
 from umbel.srt.processes.worker import Cause, Trouble, Watch
 

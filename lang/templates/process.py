@@ -1,7 +1,7 @@
 """The parent's side of chat templates that come from elsewhere: one child for each process, made when it is needed.
 
 Templates come with downloaded models, and Jinja's sandbox keeps them from files but not from loops of ten thousand
-million steps or texts of four gigabytes. The child (template_child.py) runs them within limits and may be killed;
+million steps or texts of four gigabytes. The child (child.py) runs them within limits and may be killed;
 whatever happens to it is a TemplateError. Calls wait for the child, so event loops make them in a thread.
 """
 
@@ -20,9 +20,9 @@ from typing import IO, Any
 
 import msgspec
 
-from .chat_template import TemplateUnanswered
-from .errors import TemplateError
-from .template_child import CPU_SECONDS, HEADER, Answer, Job
+from ..chat_template import TemplateUnanswered
+from ..errors import TemplateError
+from .child import CPU_SECONDS, HEADER, Answer, Job
 
 # A child that uses its CPU time ends by itself, however long that takes on a busy machine. This is for one that was
 # stopped by a signal, say.
@@ -144,7 +144,7 @@ class TemplateChild:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", f"{__package__}.template_child", str(self._cpu_seconds)],
+            [sys.executable, "-P", "-m", f"{__package__}.child", str(self._cpu_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(),

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import zmq
-from umbel.lang.inlet import READ_AT_ONCE, Inlet
+from umbel.lang.transport.inlet import READ_AT_ONCE, Inlet
 
 
 class Ear:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import ParameterError, shown
+from ..errors import ParameterError, shown
 
 MAX_DEPTH = 64  # of lists in lists; deeper ones are a mistake, or an attack on whoever reads them
 

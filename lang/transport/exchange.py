@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
-from .errors import BackendError, DeadlineError, ParameterError, UmbelError
-from .programs import FromPrograms, GraphWanted, ProgramEnded, ProgramEvent, RunProgram
-from .protocol import (
+from ..errors import BackendError, DeadlineError, ParameterError, UmbelError
+from ..programs import FromPrograms, GraphWanted, ProgramEnded, ProgramEvent, RunProgram
+from ..protocol import (
     Abort,
     Chunk,
     Control,

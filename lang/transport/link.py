@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from .errors import ParameterError
-from .programs import GraphWanted, ProgramEvent, RunProgram
-from .protocol import FromBackend, ToBackend
+from ..errors import ParameterError
+from ..programs import GraphWanted, ProgramEvent, RunProgram
+from ..protocol import FromBackend, ToBackend
 
 MAX_FRAME = 32 * 2**20  # bytes
 MOST_MESSAGES = 1 << 14  # of one frame; what is read of them is a hundred bytes each, whatever they are

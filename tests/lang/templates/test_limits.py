@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import umbel as ul
 from umbel.interpreter.loop import streams
-from umbel.lang import template_process
 from umbel.lang.chat_template import ChatTemplate, Turn, chat_template_by_name
 from umbel.lang.errors import TemplateError
-from umbel.lang.template_process import TemplateChild, child_of
+from umbel.lang.templates import process
+from umbel.lang.templates.process import TemplateChild, child_of
 
-from .template_bombs import BOMBS
+from .bombs import BOMBS
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 HARMLESS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}\n{% endfor %}"
@@ -32,7 +32,7 @@ LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% en
 def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateChild]:
     """A child of little patience in place of this process's."""
     child = TemplateChild(cpu_seconds=0.1)
-    monkeypatch.setattr(template_process, "child_of", lambda process_id: child)
+    monkeypatch.setattr(process, "child_of", lambda process_id: child)
     yield child
     child.close()
 
@@ -61,7 +61,7 @@ def test_a_bomb_ends_within_its_cpu_time() -> None:
     for name in ("nested loops", "power of a variable"):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with pytest.raises(TemplateError, match="more than 1 s of CPU time"):
-            child.ask(template_process.encoded(BOMBS[name], {"messages": MESSAGES}, 1000), 1000)
+            child.ask(process.encoded(BOMBS[name], {"messages": MESSAGES}, 1000), 1000)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)  # it is gone, so it is counted
         assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3.0
 
@@ -126,7 +126,7 @@ def test_a_child_that_gives_no_answer_says_nothing_of_the_template(
         chat = ChatTemplate(HARMLESS, checked=False)
         child.close()
         with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(f"umbel.lang.template_process.{where}", fault)
+            broken.setattr(f"umbel.lang.templates.process.{where}", fault)
             with pytest.raises(TemplateError, match=told):
                 use(chat)
         assert use(chat) == expected
@@ -140,8 +140,8 @@ def test_a_child_that_was_stopped_holds_no_caller_for_ever(
     stopped = child.process_id
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
-    patience = template_process.SILENCE_SECONDS
-    monkeypatch.setattr(template_process, "SILENCE_SECONDS", 0.2)
+    patience = process.SILENCE_SECONDS
+    monkeypatch.setattr(process, "SILENCE_SECONDS", 0.2)
 
     def render() -> None:  # more than a pipe holds; a new child may be too slow for this little patience
         with contextlib.suppress(TemplateError):
@@ -154,7 +154,7 @@ def test_a_child_that_was_stopped_holds_no_caller_for_ever(
     with contextlib.suppress(ProcessLookupError):
         os.kill(stopped, signal.SIGKILL)
     assert not held
-    monkeypatch.setattr(template_process, "SILENCE_SECONDS", patience)
+    monkeypatch.setattr(process, "SILENCE_SECONDS", patience)
     assert chat.render(MESSAGES) == "[user]hi\n[assistant]hello\n"
 
 
@@ -200,7 +200,7 @@ def test_the_child_ends_with_its_parent() -> None:
     code = (
         "import os, sys\n"
         "from umbel.lang.chat_template import ChatTemplate\n"
-        "from umbel.lang.template_process import child_of\n"
+        "from umbel.lang.templates.process import child_of\n"
         f"ChatTemplate({HARMLESS!r})\n"
         "print(child_of(os.getpid()).process_id, flush=True)\n"
         "sys.stdin.read()\n"

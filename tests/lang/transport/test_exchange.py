@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import pytest
 from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, GraphError, ParameterError
-from umbel.lang.exchange import GRACE, KNOWN_GRAPHS, Exchange, Outgoing
 from umbel.lang.programs import GraphWanted, ProgramEnded, ProgramEvent, ProgramPiece, RunProgram
 from umbel.lang.protocol import (
     Abort,
@@ -25,6 +24,7 @@ from umbel.lang.protocol import (
     ScoreRequest,
     Usage,
 )
+from umbel.lang.transport.exchange import GRACE, KNOWN_GRAPHS, Exchange, Outgoing
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from umbel.lang import process_life
-from umbel.lang.process_life import (
+from umbel.lang.transport import process_life
+from umbel.lang.transport.process_life import (
     ProcessState,
     Reading,
     Stay,

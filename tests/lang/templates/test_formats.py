@@ -9,9 +9,9 @@ import umbel as ul
 from umbel.lang.chat_template import ChatTemplate, Turn, chat_template_by_name, read_chat_template
 from umbel.lang.errors import ParameterError, TemplateError
 from umbel.lang.prompt import Text
-from umbel.lang.template_names import NAMES
+from umbel.lang.templates.formats import NAMES
 
-from .templates import CHATML, FAMILIES
+from .examples import CHATML, FAMILIES
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
