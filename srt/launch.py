@@ -26,7 +26,7 @@ from .tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from .constraints.matcher_cache import ConstraintShelf
-    from .distributed.communicator import Team
+    from .distributed.communicator import Communicator
     from .scheduler.scheduler import Scheduler
     from .weights import ModelSource
 
@@ -124,8 +124,8 @@ def open_engine(
         lasting: called whenever something large has been made that lasts as long as the engine. A process that ends
             with its engine freezes it there, so that no collection walks it; in any other process what is frozen
             would never be freed, for an engine is full of circles.
-        rendezvous: where the ranks of tensor_parallel meet, see parallel/team.py. None: this process is not to have
-            others, and there can be one rank only.
+        rendezvous: where the ranks of tensor_parallel meet, see distributed/communicator.py. None: this process
+            starts no others, and there can be one rank only.
         loaded: takes the model's place. No other engine runs it meanwhile.
 
     Raises:
@@ -258,33 +258,35 @@ def _open_source(options: RuntimeOptions) -> "ModelSource":
 
 def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path) -> Runner:
     """The part of a rank other than 0. Raises as `open_engine`."""
-    from .distributed.communicator import Ranks
+    from .distributed.communicator import TorchCommunicator
     from .distributed.launch import device_of
 
     # First of all: rank 0 waits for it, and cannot be told before that something else has failed.
-    team = Ranks(rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank))
-    return _model_runner(options, _open_source(options), team)
+    communicator = TorchCommunicator(
+        rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank)
+    )
+    return _model_runner(options, _open_source(options), communicator)
 
 
 def _runner_of_all_ranks(
     options: RuntimeOptions, source: "ModelSource", rendezvous: Path | None, phase: Phase
 ) -> Runner:
-    from .distributed.communicator import ALONE
-    from .distributed.launch import open_ranks
-    from .models.sharding import require_shares
+    from .distributed.communicator import SINGLE_RANK
+    from .distributed.launch import launch_ranks
+    from .models.sharding import require_shardable
     from .models.vision.text_config import sees, text_config
 
     ranks = options.tensor_parallel
     if ranks == 1:
-        return _model_runner(options, source, ALONE)
+        return _model_runner(options, source, SINGLE_RANK)
     if rendezvous is None:
         raise ParameterError(f"tensor_parallel={ranks}: ranks are processes, which only umbel.Runtime starts; write 1")
-    require_shares(text_config(source.config) if sees(source.config) else source.config, ranks)
+    require_shardable(text_config(source.config) if sees(source.config) else source.config, ranks)
     phase(f"loading {source.name} on {ranks} ranks")
-    return open_ranks(options, rendezvous, lambda team: _model_runner(options, source, team))
+    return launch_ranks(options, rendezvous, lambda communicator: _model_runner(options, source, communicator))
 
 
-def _model_runner(options: RuntimeOptions, source: "ModelSource", team: "Team") -> Runner:
+def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: "Communicator") -> Runner:
     """The part of a rank."""
     import torch
 
@@ -292,16 +294,18 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", team: "Team") 
     from .runners.build import build_runner, resolve_device
     from .runners.cuda.memory import StepLimits
 
-    if options.threads is not None or team.ranks > 1:  # ranks on the CPU share its cores
-        torch.set_num_threads(max(1, (options.threads or torch.get_num_threads()) // team.ranks))
+    if options.threads is not None or communicator.ranks > 1:  # ranks on the CPU share its cores
+        torch.set_num_threads(max(1, (options.threads or torch.get_num_threads()) // communicator.ranks))
     device: str = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
-    if team.ranks > 1:
-        device = str(device_of(options, team.rank))
+    if communicator.ranks > 1:
+        device = str(device_of(options, communicator.rank))
     resolve_device(device)  # refused here, before its memory is asked about
     slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
     pool_memory = options.pool_memory
     if slots is None and pool_memory is None and device == "cpu":  # a GPU's is laid out when the weights are there
-        pool_memory = team.least(min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())) // team.ranks)
+        pool_memory = communicator.minimum(
+            min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())) // communicator.ranks
+        )
     runner = build_runner(
         source.config,
         source.tensors,
@@ -320,7 +324,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", team: "Team") 
         weights=options.weights,
         tree_attention=options.tree_attention,
         screened_head=options.screened_head,
-        team=team,
+        communicator=communicator,
     )
     if options.context_length is not None:
         if options.context_length > runner.context_length:

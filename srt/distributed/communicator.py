@@ -1,11 +1,12 @@
 """The ranks that compute one model together, as its layers see them.
 
-    Team    Alone   one rank that has all: nothing to exchange
-            Ranks   a process for each, over torch.distributed: NCCL between CUDA devices, gloo between CPUs
+    Communicator    SingleRank          one rank that has all: nothing to exchange
+                    TorchCommunicator   a process for each, over torch.distributed: NCCL between CUDA devices, gloo
+                                        between CPUs
 
 Every rank makes the same calls in the same order; a call returns when the others have made theirs. Both transports
 connect through ports of the loopback (`config.engine_environment`). Those of gloo do not ask who connects: where users
-of one machine do not trust each other, a model is better left to one rank.
+of one machine do not trust each other, run a model on one rank.
 """
 
 from datetime import timedelta
@@ -15,55 +16,55 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-MEETING = timedelta(minutes=10)  # how long one rank waits for the others: one may read its weights that much later
+MEETING = timedelta(minutes=10)  # one rank waits for the others: they may take that much longer to read their weights
 
 
-class Team(Protocol):
+class Communicator(Protocol):
     """`rank` is one of 0 … `ranks` − 1. Rank 0 schedules and samples, the others compute their part."""
 
     rank: int
     ranks: int
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """What all ranks have, added up, on every rank. It may be written to the part itself, which is contiguous."""
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """Adds up the parts of all ranks, on every rank. May write the sum to the part itself, which is contiguous."""
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """On rank 0 the parts of all ranks, in their order; elsewhere none. All parts have one shape."""
+        """Returns the parts of all ranks on rank 0, in their order; elsewhere none. All parts have one shape."""
 
-    def follow(self, values: torch.Tensor) -> None:
-        """In place: every rank gets what rank 0 has."""
+    def broadcast(self, values: torch.Tensor) -> None:
+        """Overwrites the values of every rank with those of rank 0."""
 
-    def least(self, number: int) -> int:
-        """The smallest of the ranks' numbers, on every rank."""
+    def minimum(self, number: int) -> int:
+        """Returns the smallest of the ranks' numbers, on every rank."""
 
 
-class Alone:
-    """A `Team` of one."""
+class SingleRank:
+    """A `Communicator` of one."""
 
     rank = 0
     ranks = 1
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         return part
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         return [part]
 
-    def follow(self, values: torch.Tensor) -> None:
-        """Rank 0 has what it has."""
+    def broadcast(self, values: torch.Tensor) -> None:
+        """Does nothing: rank 0 has its values."""
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         return number
 
 
-ALONE: Team = Alone()
+SINGLE_RANK: Communicator = SingleRank()
 
 
-class Ranks:
-    """A `Team` of processes. This process may be in one such team only.
+class TorchCommunicator:
+    """A `Communicator` of processes. A process may be in one of them only.
 
     Args:
-        rendezvous: a file that all of them can write, in a folder of theirs alone; nobody has used it before.
+        rendezvous: a new file that all of them can write, in a folder of theirs alone.
         device: where this rank computes.
 
     Raises:
@@ -84,7 +85,7 @@ class Ranks:
             device_id=device if device.type == "cuda" else None,
         )
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(part)
         return part
 
@@ -93,10 +94,10 @@ class Ranks:
         dist.gather(part, parts or None, dst=0)
         return parts
 
-    def follow(self, values: torch.Tensor) -> None:
+    def broadcast(self, values: torch.Tensor) -> None:
         dist.broadcast(values, src=0)
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         smallest = torch.tensor(number, device=self._device)
         dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
         return int(smallest)

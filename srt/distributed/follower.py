@@ -1,4 +1,4 @@
-"""What a rank other than 0 does: what it is told, in that order."""
+"""Runs the messages of rank 0 on another rank, in their order."""
 
 from collections.abc import Iterable
 from typing import assert_never
@@ -9,7 +9,7 @@ from .messages import Clear, Step, ToRank
 
 
 def follow(runner: Runner, messages: Iterable[ToRank]) -> None:
-    """Until there are no more messages. Nobody reads this rank's answers, so it never waits for one."""
+    """Runs until there are no more messages. This rank's logits are not read, so it never waits for a step."""
     for message in messages:
         match message:
             case Step() if isinstance(runner, AsyncRunner):

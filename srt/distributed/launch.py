@@ -1,4 +1,4 @@
-"""From options to a runner of all ranks: other processes, a meeting with them, this rank's part of the model."""
+"""Builds a runner of all ranks: starts the other processes, connects to them, loads this rank's part of the model."""
 
 import logging
 import os
@@ -10,18 +10,18 @@ import torch
 from ...lang.errors import ParameterError, UmbelError
 from ...lang.runtime_options import RuntimeOptions
 from ..core.batch import Runner
-from .communicator import Ranks, Team
-from .leader import LeadingRunner, leading
-from .processes import Crew
+from .communicator import Communicator, TorchCommunicator
+from .leader import LeaderRunner, lead
+from .processes import RankProcesses
 
 log = logging.getLogger("umbel.engine")
 
 
-def open_ranks(options: RuntimeOptions, rendezvous: Path, build: Callable[[Team], Runner]) -> LeadingRunner:
-    """Rank 0's side. From now on the death of another rank ends this process.
+def launch_ranks(options: RuntimeOptions, rendezvous: Path, build: Callable[[Communicator], Runner]) -> LeaderRunner:
+    """Starts the other ranks and builds rank 0. From now on the death of another rank ends this process.
 
     Args:
-        rendezvous: see team.Ranks.
+        rendezvous: see communicator.TorchCommunicator.
         build: a rank's part of the model. The others call their own at the same time.
 
     Raises:
@@ -29,22 +29,22 @@ def open_ranks(options: RuntimeOptions, rendezvous: Path, build: Callable[[Team]
         EngineError: another rank cannot start; the message says which, and why.
     """
     device = device_of(options, 0)
-    crew = Crew(options, rendezvous, lost=_end_process)
+    processes = RankProcesses(options, rendezvous, on_lost=_end_process)
     try:
-        runner = build(Ranks(0, options.tensor_parallel, rendezvous=rendezvous, device=device))
-        crew.require_ready(runner.num_slots)
+        runner = build(TorchCommunicator(0, options.tensor_parallel, rendezvous=rendezvous, device=device))
+        processes.require_ready(runner.num_slots)
     except Exception as error:
         try:
             if not isinstance(error, UmbelError):  # such as a connection that another has closed
-                crew.explain()
+                processes.raise_failure()
             raise
         finally:
-            crew.end()
-    return leading(runner, crew)
+            processes.end()
+    return lead(runner, processes)
 
 
 def device_of(options: RuntimeOptions, rank: int) -> torch.device:
-    """Where a rank computes: on a CUDA device of its own, or on the CPU with all others.
+    """Returns the device of a rank: a CUDA device of its own, or the CPU, which all share.
 
     Raises:
         ParameterError: there are fewer devices than ranks.
@@ -62,6 +62,6 @@ def device_of(options: RuntimeOptions, rank: int) -> torch.device:
 
 
 def _end_process(reason: str) -> None:
-    """At once: this process may be waiting for the one that is gone. The gateway sees it, and tells every request."""
+    """Ends at once: this process may be waiting for the rank that is gone. The gateway then fails all requests."""
     log.error("the engine ends: %s", reason)
     os._exit(1)

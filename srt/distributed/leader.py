@@ -1,7 +1,7 @@
-"""Rank 0 as the scheduler sees it: a runner that tells the other ranks what it is about to compute.
+"""A runner on rank 0 that sends each step to the other ranks before it computes it: what the scheduler calls.
 
-A step reaches the others in the order in which it is computed here, before it is: everybody comes to the same exchanges
-in the same order. So no step may fail on one rank and go on, for the next one would meet the others in another place:
+Steps reach the others in the order in which they are computed here, so all ranks come to the same exchanges in the
+same order. So no step may fail on one rank and go on, for the next one would meet the others in another place:
 the engine ends (`RanksApart`), and its supervisor starts it again.
 """
 
@@ -18,54 +18,54 @@ from .messages import Clear, Step, ToRank
 
 
 class RanksApart(BaseException):
-    """Ranks may wait for each other in different places. No `Exception`: nobody may end a request and go on."""
+    """Ranks may wait for each other in different places. No `Exception`: no handler may end a request and go on."""
 
 
-class Others(Protocol):
-    """The other ranks, see crew.py."""
+class OtherRanks(Protocol):
+    """The other ranks, see processes.py."""
 
     ranks: int  # all of them, this one too
 
-    def tell(self, message: ToRank) -> None:
+    def send(self, message: ToRank) -> None:
         """Raises OSError when one of them is gone."""
 
 
-class _Voice:
-    """Tells the others; several threads may. What is said in passing is said before the next message."""
+class _Sender:
+    """Sends messages to the other ranks, from any thread. Pictures to forget are sent before the next message."""
 
-    def __init__(self, others: Others) -> None:
+    def __init__(self, others: OtherRanks) -> None:
         self._others = others
         self._lock = threading.Lock()
         self._gone: deque[int] = deque()
 
-    def tell(self, message: ToRank) -> None:
+    def send(self, message: ToRank) -> None:
         with self._lock:
             while self._gone:
-                self._others.tell(EngineForget(self._gone.popleft()))
-            self._others.tell(message)
+                self._others.send(EngineForget(self._gone.popleft()))
+            self._others.send(message)
 
     def forget_later(self, number: int) -> None:
-        """Takes no lock: it is called where an object goes, which may be anywhere."""
+        """Takes no lock: finalizers call it, in any thread."""
         self._gone.append(number)
 
 
-class LeadingStore:
-    """A `batch.PictureStore` of rank 0. The others keep a picture for as long as this one does, also behind the message
-    that forgets it, while requests hold it."""
+class LeaderStore:
+    """A `batch.PictureStore` of rank 0. The others keep a picture as long as rank 0 does: until it is forgotten and no
+    request holds it."""
 
-    def __init__(self, store: PictureStore, voice: _Voice) -> None:
+    def __init__(self, store: PictureStore, sender: _Sender) -> None:
         self.both_ways = store.both_ways
         self._store = store
-        self._voice = voice
-        self._told: set[int] = set()  # pictures that the others have
+        self._sender = sender
+        self._uploaded: set[int] = set()  # pictures that the others have
 
     def put(self, picture: EnginePicture) -> None:
         self._store.put(picture)
-        if picture.number in self._told:  # forgotten, and still held by somebody
+        if picture.number in self._uploaded:  # forgotten, and still held by a request
             return
-        self._told.add(picture.number)
-        self._voice.tell(picture)
-        going = weakref.finalize(self._store.hold(picture.number), self._went, picture.number)
+        self._uploaded.add(picture.number)
+        self._sender.send(picture)
+        going = weakref.finalize(self._store.hold(picture.number), self._discard, picture.number)
         going.atexit = False
 
     def forget(self, number: int) -> None:
@@ -77,12 +77,12 @@ class LeadingStore:
     def hold(self, number: int) -> object:
         return self._store.hold(number)
 
-    def _went(self, number: int) -> None:
-        self._told.discard(number)
-        self._voice.forget_later(number)
+    def _discard(self, number: int) -> None:
+        self._uploaded.discard(number)
+        self._sender.forget_later(number)
 
 
-class LeadingRunner:
+class LeaderRunner:
     """A `batch.Runner` of all ranks.
 
     Args:
@@ -90,11 +90,11 @@ class LeadingRunner:
         others: compute theirs.
     """
 
-    def __init__(self, runner: Runner, others: Others) -> None:
+    def __init__(self, runner: Runner, others: OtherRanks) -> None:
         self._runner = runner
         self._ranks = others.ranks
-        self._voice = _Voice(others)
-        self._pictures = None if runner.pictures is None else LeadingStore(runner.pictures, self._voice)
+        self._sender = _Sender(others)
+        self._pictures = None if runner.pictures is None else LeaderStore(runner.pictures, self._sender)
         self.vocab_size = runner.vocab_size
         self.context_length = runner.context_length
         self.num_slots = runner.num_slots
@@ -113,7 +113,7 @@ class LeadingRunner:
 
     def forward(self, batch: Batch) -> Logits:
         try:
-            self._voice.tell(Step.of(batch))
+            self._sender.send(Step.of(batch))
             return self._runner.forward(batch)
         except Exception as error:
             raise RanksApart("a step failed on rank 0, and the others may be in the middle of it") from error
@@ -122,25 +122,25 @@ class LeadingRunner:
         return {**self._runner.facts(), "ranks": self._ranks}
 
     def clear(self) -> None:
-        self._voice.tell(Clear())
+        self._sender.send(Clear())
         self._runner.clear()
 
 
-class LeadingAsyncRunner(LeadingRunner):
-    """An `batch.AsyncRunner` of all ranks: steps that fail behind their launch have met the others everywhere."""
+class LeaderAsyncRunner(LeaderRunner):
+    """An `batch.AsyncRunner` of all ranks: steps that fail after their launch have met the others everywhere."""
 
-    def __init__(self, runner: AsyncRunner, others: Others) -> None:
+    def __init__(self, runner: AsyncRunner, others: OtherRanks) -> None:
         super().__init__(runner, others)
-        self._launcher = runner
+        self._async_runner = runner
 
     def launch(self, batch: Batch) -> Pending:
         try:
-            self._voice.tell(Step.of(batch))
-            return self._launcher.launch(batch)
+            self._sender.send(Step.of(batch))
+            return self._async_runner.launch(batch)
         except Exception as error:
             raise RanksApart("a step failed on rank 0, and the others may be in the middle of it") from error
 
 
-def leading(runner: Runner, others: Others) -> LeadingRunner:
-    """A runner of all ranks, which launches its steps if that of rank 0 does."""
-    return LeadingAsyncRunner(runner, others) if isinstance(runner, AsyncRunner) else LeadingRunner(runner, others)
+def lead(runner: Runner, others: OtherRanks) -> LeaderRunner:
+    """Returns a runner of all ranks, which launches its steps if that of rank 0 does."""
+    return LeaderAsyncRunner(runner, others) if isinstance(runner, AsyncRunner) else LeaderRunner(runner, others)

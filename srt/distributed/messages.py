@@ -1,9 +1,9 @@
-"""What rank 0 and the other ranks say to each other: typed msgpack over a pair of connected sockets without a name.
+"""Defines the messages between rank 0 and the other ranks: typed msgpack over a pair of sockets without a name.
 
     rank 0 ──── Step, Clear, EnginePicture, EngineForget ────▶ rank 1, 2, …      in the order in which they take effect
     rank 0 ◀─── RankReady, RankFailed ────────────────────────
 
-A step travels with its slots, so the other ranks have neither scheduler nor tree. Nobody but rank 0 chooses tokens:
+A step travels with its slots, so the other ranks have neither scheduler nor tree. Rank 0 alone chooses tokens:
 what is asked of the rows of logits stays there.
 """
 
@@ -28,7 +28,7 @@ class RankStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     parent: int
     rank: int
-    rendezvous: str  # see team.Ranks
+    rendezvous: str  # see communicator.TorchCommunicator
     socket: int  # its end of the pair
     options: RuntimeOptions
 
@@ -38,7 +38,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class Step(_Message, frozen=True):
-    """A `batch.Batch` without its picks: arrays as their bytes, the slots of all sequences one behind the other."""
+    """A `batch.Batch` without its picks: arrays as their bytes, the slots of all sequences one after the other."""
 
     token_ids: bytearray
     positions: bytearray
@@ -71,7 +71,7 @@ class Step(_Message, frozen=True):
         )
 
     def batch(self) -> Batch:
-        """Its arrays are the message's memory."""
+        """Returns the batch; its arrays are the message's memory."""
         query_lengths, prefix_lengths = _ints(self.query_lengths), _ints(self.prefix_lengths)
         ends = np.cumsum(query_lengths + prefix_lengths)
         return Batch(
@@ -116,7 +116,7 @@ _encoder = msgspec.msgpack.Encoder()
 _to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 
-Said = TypeVar("Said")
+Message = TypeVar("Message")
 
 
 def encode(message: ToRank | FromRank) -> bytes:
@@ -126,16 +126,16 @@ def encode(message: ToRank | FromRank) -> bytes:
 
 
 def to_rank(end: socket.socket) -> Iterator[ToRank]:
-    """What rank 0 says, until it is gone. Raises ValueError for what is no message."""
+    """Reads what rank 0 sends, until it is gone. Raises ValueError for what is no message."""
     return _messages(end, _to_rank)
 
 
 def from_rank(end: socket.socket) -> Iterator[FromRank]:
-    """What a rank says, until it is gone. Raises ValueError for what is no message."""
+    """Reads what a rank sends, until it is gone. Raises ValueError for what is no message."""
     return _messages(end, _from_rank)
 
 
-def _messages(end: socket.socket, decoder: msgspec.msgpack.Decoder[Said]) -> Iterator[Said]:
+def _messages(end: socket.socket, decoder: msgspec.msgpack.Decoder[Message]) -> Iterator[Message]:
     with end.makefile("rb") as source:
         while len(header := source.read(HEADER)) == HEADER:
             size = int.from_bytes(header, "little")

@@ -1,7 +1,7 @@
-"""The processes of the other ranks, as rank 0 starts and watches them.
+"""Starts and watches the processes of the other ranks, on rank 0.
 
-The death of a rank is the death of the engine: who waits for it in an exchange may wait for ever. Whatever ends rank 0
-ends the others: their standard input closes, and the system tells them, see lifeline.py.
+The death of a rank is the death of the engine: a rank that waits for it in an exchange may wait for ever. Whatever ends
+rank 0 ends the others: their standard input closes, and the system signals them, see lifeline.py.
 """
 
 import logging
@@ -22,12 +22,12 @@ from .messages import RankFailed, RankReady, RankStart, ToRank, encode, from_ran
 log = logging.getLogger("umbel.engine")
 
 MODULE = "umbel.srt.engine.rank_process"
-NOTICE = 60.0  # seconds that rank 0 has to hear why another cannot start: it cannot while it waits for it
-SAYING = 1.0  # seconds that the words of one that is gone may still take
+NOTICE = 60.0  # seconds that rank 0 has to read why another cannot start: it cannot while it waits for that rank
+LAST_WORDS = 1.0  # seconds that the messages of a process that is gone may still take
 
 
 class RankProcess:
-    """One of them. Its pair of sockets has no name, so nobody else can speak to it.
+    """One other rank. Its pair of sockets has no name, so no other process can write to it.
 
     Raises:
         OSError: no process can be made.
@@ -35,7 +35,7 @@ class RankProcess:
 
     def __init__(self, rank: int, options: RuntimeOptions, rendezvous: Path) -> None:
         self.rank = rank
-        self.said = threading.Event()  # that it is ready, or why not, or nothing any more
+        self.answered = threading.Event()  # it is ready, has failed, or is gone
         self.ready: RankReady | None = None
         self.failure: RankFailed | None = None
         self._end, theirs = socket.socketpair()
@@ -51,11 +51,11 @@ class RankProcess:
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             self._process.stdin.flush()
 
-    def tell(self, content: bytes) -> None:
+    def send(self, content: bytes) -> None:
         self._end.sendall(content)
 
     def listen(self) -> None:
-        """Until it is gone."""
+        """Reads its messages until it is gone."""
         try:
             for message in from_rank(self._end):
                 match message:
@@ -63,13 +63,13 @@ class RankProcess:
                         self.ready = message
                     case RankFailed():
                         self.failure = message
-                self.said.set()
+                self.answered.set()
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.debug("rank %d is as good as gone: %s", self.rank, error)
-        self.said.set()
+        self.answered.set()
 
     def end(self) -> None:
-        """Kills it, and waits for that."""
+        """Kills it, and waits until it is gone."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -77,19 +77,19 @@ class RankProcess:
         self._end.close()
 
 
-class Crew:
-    """All ranks but this one. An `others` of leading.py.
+class RankProcesses:
+    """All ranks but this one: the `OtherRanks` of leader.py.
 
-    Started in a main thread, for its death is what ends them. They read the model while this process does.
+    Started in a main thread, whose death ends them. They read the model while this process does.
 
     Args:
-        rendezvous: see team.Ranks.
-        lost: is called, by a thread, when one of them is gone that was not ended here.
+        rendezvous: see communicator.TorchCommunicator.
+        on_lost: called in a thread when one of them is gone that was not ended here.
     """
 
-    def __init__(self, options: RuntimeOptions, rendezvous: Path, *, lost: Callable[[str], None]) -> None:
+    def __init__(self, options: RuntimeOptions, rendezvous: Path, *, on_lost: Callable[[str], None]) -> None:
         self.ranks = options.tensor_parallel
-        self._lost = lost
+        self._on_lost = on_lost
         self._ending = False
         self._noticed = threading.Event()
         self._processes: list[RankProcess] = []
@@ -98,11 +98,11 @@ class Crew:
         for process in self._processes:
             threading.Thread(target=self._watch, args=(process,), name=f"rank {process.rank}", daemon=True).start()
 
-    def tell(self, message: ToRank) -> None:
-        """In the order of the calls, to all of them. Raises OSError when one is gone."""
+    def send(self, message: ToRank) -> None:
+        """Sends to all of them, in the order of the calls. Raises OSError when one is gone."""
         content = encode(message)
         for process in self._processes:
-            process.tell(content)
+            process.send(content)
 
     def require_ready(self, num_slots: int) -> None:
         """Waits until all have loaded their part.
@@ -111,27 +111,27 @@ class Crew:
             UmbelError: one of them cannot; the message says which, and why.
         """
         for process in self._processes:
-            process.said.wait()
+            process.answered.wait()
             if process.ready is None:
-                self.explain()
+                self.raise_failure()
                 raise EngineError(f"rank {process.rank} ended while it started")
             assert process.ready.num_slots == num_slots, "ranks that were told the same have pools of one size"
 
-    def explain(self) -> None:
-        """After an error of this process that may be the consequence of another's.
+    def raise_failure(self) -> None:
+        """Raises why another rank cannot start, if one says so: an error of this process may be its consequence.
 
         Raises:
-            UmbelError: what another says why it cannot start, if it does.
+            UmbelError: the other rank's error.
         """
         for process in self._processes:
-            process.said.wait(SAYING)
+            process.answered.wait(LAST_WORDS)
             if process.failure is not None:
                 self._noticed.set()
                 error = WIRE_ERRORS.get(process.failure.kind, EngineError)
                 raise error(f"rank {process.rank}: {process.failure.message}")
 
     def end(self) -> None:
-        """Returns when they are gone."""
+        """Kills them, and returns when they are gone."""
         self._ending = True
         for process in self._processes:
             process.end()
@@ -141,4 +141,4 @@ class Crew:
         if process.failure is not None:
             self._noticed.wait(NOTICE)
         if not (self._ending or self._noticed.is_set()):
-            self._lost(f"rank {process.rank} is gone")
+            self._on_lost(f"rank {process.rank} is gone")

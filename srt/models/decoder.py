@@ -16,7 +16,7 @@ import torch
 
 from ..attention.backend import AttentionStep
 from ..cache.kv_pool import KVGeometry
-from ..distributed.communicator import ALONE, Team
+from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..layers.checkpoint import Checkpoint, Tensors
 from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, TorchHead, dense_method
 from ..layers.norm import RMSNorm
@@ -25,8 +25,8 @@ from .decoder_config import DecoderConfig
 from .experts import Experts, expert_kernels
 from .layer_tensors import EMBEDDING, FINAL_NORM, HEAD, LayerTensors, landmarks, layer_tensors, unused
 from .model import Rows
-from .sharding import portion
-from .vocab_parallel import Embedding, TeamHead
+from .sharding import shard_range
+from .vocab_parallel import VocabParallelEmbedding, VocabParallelHead
 
 MLP_ROWS = 1024  # rows of one pass through an MLP, which has by far the widest intermediates
 
@@ -94,7 +94,12 @@ class TorchLayer:
 
     # Any: as above.
     def __init__(
-        self, index: int, config: DecoderConfig, weights: Checkpoint, team: Team, method: QuantMethod[Any]
+        self,
+        index: int,
+        config: DecoderConfig,
+        weights: Checkpoint,
+        communicator: Communicator,
+        method: QuantMethod[Any],
     ) -> None:
         def norm(name: str) -> RMSNorm:
             weight = weights.take(name, config.hidden_size)
@@ -102,7 +107,7 @@ class TorchLayer:
 
         layer, tensors = config.layers[index], layer_tensors(config, index)
         self.rope = layer.rope
-        self._team = team
+        self._communicator = communicator
         self._before_attention = norm(tensors.before_attention)
         self._attention = TorchAttention(index, tensors, config, weights, method)
         self._mlp: TorchMLP | Experts
@@ -124,14 +129,14 @@ class TorchLayer:
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: AttentionStep
     ) -> torch.Tensor:
-        attended = self._team.sum(self._attention(self._before_attention(x), angles, attention))
+        attended = self._communicator.all_reduce(self._attention(self._before_attention(x), angles, attention))
         x = x + (self._after_attention(attended) if self._after_attention else attended)
-        mixed = self._team.sum(self._mlp(self._before_mlp(x)))
+        mixed = self._communicator.all_reduce(self._mlp(self._before_mlp(x)))
         return x + (self._after_mlp(mixed) if self._after_mlp else mixed)
 
 
 class TorchDecoder:
-    """A whole model, or the part of it that a rank of `team` has.
+    """A whole model, or the part of it that a rank of `communicator` has.
 
     Args:
         config, tensors: of that part; the vocabulary's size is that of the whole.
@@ -147,7 +152,7 @@ class TorchDecoder:
         dtype: torch.dtype,
         device: torch.device,
         pack: bool,
-        team: Team = ALONE,
+        communicator: Communicator = SINGLE_RANK,
         method: QuantMethod[Any] | None = None,  # Any: as above
     ) -> None:
         method = method or dense_method(packed=pack)
@@ -163,22 +168,24 @@ class TorchDecoder:
 
         # Only the rows of a step are converted, unless the head is the same matrix and has to be converted anyway.
         take = weights.take if config.tied and not pack else weights.take_as_stored
-        first, end = portion(config.vocab_size, team.rank, team.ranks)
+        first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
         embedding = take(EMBEDDING, end - first, config.hidden_size)
-        self._embedding = Embedding(embedding, vocab_size=config.vocab_size, dtype=dtype, team=team)
+        self._embedding = VocabParallelEmbedding(
+            embedding, vocab_size=config.vocab_size, dtype=dtype, communicator=communicator
+        )
         self._embedding_scale = None
         if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
-        self._layers = [TorchLayer(index, config, weights, team, method) for index in range(len(config.layers))]
+        self._layers = [TorchLayer(index, config, weights, communicator, method) for index in range(len(config.layers))]
         final = weights.take(FINAL_NORM, config.hidden_size)
         self._norm = RMSNorm(final, eps=config.norm_eps, centered=config.centered_norm)
         head = embedding
         if not config.tied:
             head = weights.take_as_stored(HEAD, end - first, config.hidden_size)
-        self._head = TeamHead(
+        self._head = VocabParallelHead(
             TorchHead(head, dtype=dtype, softcap=config.logit_softcap, packed=pack),
             vocab_size=config.vocab_size,
-            team=team,
+            communicator=communicator,
         )
         weights.finish(ignored=unused(config))
         self._ropes = {rope: Rope(rope, config.head_dim, device) for rope in {layer.rope for layer in config.layers}}

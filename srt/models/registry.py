@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ...lang.errors import ModelError, ParameterError
-from ..distributed.communicator import ALONE, Team
+from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.linear import QuantMethod, can_pack
@@ -21,7 +21,7 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     pack: bool | None = None,
-    team: Team = ALONE,
+    communicator: Communicator = SINGLE_RANK,
     method: QuantMethod[Any] | None = None,  # Any: only the method reads its weights
 ) -> Model:
     """Build the model that `config["model_type"]` names.
@@ -33,7 +33,8 @@ def build_model(
         device: where all of it lives.
         pack: lay weights out for oneDNN; None does so on a CPU that offers it for `dtype`. Models that run in
             transformers have no packed form.
-        team: ranks of which this one builds its part; `config` and `tensors` are that part's (parallel/shares.py).
+        communicator: of the ranks of which this one builds its part; `config` and `tensors` are that part's
+            (sharding.py).
 
     Raises:
         ModelError: a configuration or tensors that cannot be used; the message says why.
@@ -50,7 +51,9 @@ def build_model(
             raise ParameterError(f"pack=True: this machine cannot pack {dtype} on {target}; write pack=None")
         packed = offered if pack is None else pack
         decoder = read_config(config)
-        return TorchDecoder(decoder, tensors, dtype=dtype, device=target, pack=packed, team=team, method=method)
+        return TorchDecoder(
+            decoder, tensors, dtype=dtype, device=target, pack=packed, communicator=communicator, method=method
+        )
     if pack:
         raise ParameterError(f"pack=True: {config.get('model_type')!r} runs in transformers; write pack=None")
     from .transformers_model import build_transformers_model  # imports transformers: seconds, so only when needed

@@ -1,8 +1,8 @@
-"""What of a model one rank holds. Everything is cut when it is read, so no rank ever holds the whole.
+"""Cuts a model into the parts of its ranks, when it is read: no rank ever holds the whole.
 
     rows of the weight (outputs)      queries, keys, values, gate, up         each rank computes some of the outputs
     columns of the weight (inputs)    attention's output, down                of these outputs, and all outputs in part:
-                                                                              the parts are added up (`Team.sum`)
+                                                                              the parts are added up (`all_reduce`)
     rows of the vocabulary            embedding, head
     whole                             norms, routers, towers
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...lang.errors import ParameterError
-from ..distributed.communicator import Team
+from ..distributed.communicator import Communicator
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from .decoder_config import DecoderConfig
@@ -32,13 +32,13 @@ _KEY_HEADS = frozenset({"k_proj", "v_proj"})
 _OUTPUT_PAIRS = frozenset({"gate_up_proj"})  # of stacked experts: gate above up
 
 
-def portion(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The first of `size` rows that a rank has, and the one behind its last. They differ by one row at most."""
+def shard_range(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Returns the first of `size` rows that a rank has, and the one after its last. Ranks differ by one row at most."""
     return size * rank // ranks, size * (rank + 1) // ranks
 
 
-def require_shares(config: Config, ranks: int) -> None:
-    """The model can be spread over so many ranks.
+def require_shardable(config: Config, ranks: int) -> None:
+    """Checks that a model can be spread over so many ranks.
 
     Raises:
         ModelError: a configuration that cannot be used.
@@ -56,13 +56,13 @@ def require_shares(config: Config, ranks: int) -> None:
         raise ParameterError(f"tensor_parallel={ranks}: {reason}; write tensor_parallel={' or '.join(fitting)}")
 
 
-def share_config(config: Config, ranks: int) -> dict[str, Any]:
-    """The configuration of the model that one rank builds. Its vocabulary is the whole one. Any: parsed JSON.
+def shard_config(config: Config, ranks: int) -> dict[str, Any]:
+    """Returns the configuration of the model that one rank builds, with the whole vocabulary. Any: parsed JSON.
 
     Raises:
-        ModelError, ParameterError: as `require_shares`.
+        ModelError, ParameterError: as `require_shardable`.
     """
-    require_shares(config, ranks)
+    require_shardable(config, ranks)
     whole = read_config(config)
     share = dict(config)
     share["head_dim"] = whole.head_dim  # by default it follows from the number of heads
@@ -78,7 +78,7 @@ def share_config(config: Config, ranks: int) -> dict[str, Any]:
 
 
 def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
-    """Why a model cannot be spread over so many ranks, as a clause."""
+    """Says why a model cannot be spread over so many ranks, as a clause; None: it can."""
     if config.heads % ranks:
         return f"its {config.heads} attention heads cannot be dealt out to {ranks} ranks evenly"
     if config.kv_heads % ranks and ranks % config.kv_heads:
@@ -95,7 +95,7 @@ def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
     return None
 
 
-class CutTensors(Mapping[str, torch.Tensor]):
+class ShardedTensors(Mapping[str, torch.Tensor]):
     """A checkpoint as one rank reads it, under the same names. A part is a view where it can be, so only its pages are
     read; it is copied when it is taken.
 
@@ -104,9 +104,9 @@ class CutTensors(Mapping[str, torch.Tensor]):
         config: of the whole model.
     """
 
-    def __init__(self, tensors: Tensors, config: Config, team: Team) -> None:
+    def __init__(self, tensors: Tensors, config: Config, communicator: Communicator) -> None:
         self._tensors = tensors
-        self._team = team
+        self._communicator = communicator
         self._kv_heads = read_config(config).kv_heads
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -119,7 +119,7 @@ class CutTensors(Mapping[str, torch.Tensor]):
             return self._key_heads(tensor)
         if leaf in _INPUTS:
             if kind == "bias":  # it is added once
-                return tensor if self._team.rank == 0 else torch.zeros_like(tensor)
+                return tensor if self._communicator.rank == 0 else torch.zeros_like(tensor)
             return self._slice(tensor, tensor.dim() - 1)
         if leaf in _OUTPUT_PAIRS:
             return torch.cat([self._slice(half, 1) for half in tensor.chunk(2, dim=1)], dim=1)
@@ -132,12 +132,12 @@ class CutTensors(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
     def _slice(self, tensor: torch.Tensor, dimension: int) -> torch.Tensor:
-        first, end = portion(tensor.shape[dimension], self._team.rank, self._team.ranks)
+        first, end = shard_range(tensor.shape[dimension], self._communicator.rank, self._communicator.ranks)
         return tensor.narrow(dimension, first, end - first)
 
     def _key_heads(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rows of this rank's key heads: some of them, or the one that it shares with its neighbours."""
-        rank, ranks = self._team.rank, self._team.ranks
+        """Returns the rows of this rank's key heads: some of them, or the one that it shares with its neighbours."""
+        rank, ranks = self._communicator.rank, self._communicator.ranks
         if self._kv_heads >= ranks:
             return self._slice(tensor, 0)
         size = len(tensor) // self._kv_heads

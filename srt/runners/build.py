@@ -11,7 +11,7 @@ from ...lang.errors import ModelError, ParameterError
 from ...lang.runtime_options import Kernels, KVDType, Weights
 from ..attention.torch_backend import TorchBackend
 from ..cache.kv_pool import FLOAT8, KVGeometry, slots_for_bytes
-from ..distributed.communicator import ALONE, Team
+from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..kernels.cpu.build import NoKernels
 from ..kernels.cpu.library import load_library, load_walk
 from ..kernels.cpu.trie_walk import CpuTrieWalk
@@ -19,7 +19,7 @@ from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..models.model import attention_geometry
 from ..models.registry import build_model
-from ..models.sharding import CutTensors, share_config
+from ..models.sharding import ShardedTensors, shard_config
 from ..models.vision.registry import build_vision, sees, text_part
 from ..multimodal.store import VisionStore
 from ..weights.quantization import require_dense
@@ -51,17 +51,17 @@ def build_runner(
     cuda_graphs: bool = True,
     limits: StepLimits | None = None,
     pack: bool | None = None,
-    team: Team = ALONE,
+    communicator: Communicator = SINGLE_RANK,
 ) -> "TorchRunner | CpuRunner | CudaRunner":
-    """Model, pool and kernels in one call. Give the pool's size as `kv_bytes` or as `num_slots`; on a CUDA device it
-    may be left out, and is what the weights and the largest step leave.
+    """Builds model, pool and kernels. Give the pool's size as `kv_bytes` or as `num_slots`; on a CUDA device it may be
+    left out, and is what the weights and the largest step leave.
 
     With kernels "auto", a model that the device's own kernels cannot run here, for whatever reason, runs in torch, and
     a warning says why. `pack` is torch's way to lay weights out. The tower of a model that sees runs in torch.
 
-    With a `team` of several ranks each of them makes this call, with the same arguments but for its device, and builds
-    its part; `kv_bytes` is each rank's. A tower is on every rank. The native kernels compute a step in one call, in
-    which ranks cannot meet, so torch computes; steps do not run as captured graphs.
+    With a `communicator` of several ranks each of them makes this call, with the same arguments but for its device, and
+    builds its part; `kv_bytes` is each rank's. A tower is on every rank. The native kernels compute a step in one call,
+    in which ranks cannot meet, so torch computes; steps do not run as captured graphs.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -78,8 +78,8 @@ def build_runner(
     if sees(config):
         pictures = VisionStore(build_vision(config, tensors, dtype=resolved, device=target))
         config, tensors = text_part(config, tensors)
-    if team.ranks > 1:
-        config, tensors = share_config(config, team.ranks), CutTensors(tensors, config, team)
+    if communicator.ranks > 1:
+        config, tensors = shard_config(config, communicator.ranks), ShardedTensors(tensors, config, communicator)
         cuda_graphs = False
 
     def slots(geometry: KVGeometry) -> int:
@@ -107,15 +107,15 @@ def build_runner(
                 cuda_graphs=cuda_graphs,
                 pictures=pictures,
                 trie_walk=_host_walk(),
-                team=team,
+                communicator=communicator,
             )
         _torch_instead("triton", reason, asked=kernels)
     if kernels == "native" or (kernels == "auto" and target.type == "cpu"):
         from .cpu_runner import build_cpu_runner, obstacle
 
         reason = obstacle(config, dtype=pool_dtype, device=target)
-        if team.ranks > 1:
-            reason = f"they compute a step in one call, in which {team.ranks} ranks cannot meet"
+        if communicator.ranks > 1:
+            reason = f"they compute a step in one call, in which {communicator.ranks} ranks cannot meet"
         library = None if reason else _library()
         if isinstance(library, ctypes.CDLL):
             library.umbel_set_threads(torch.get_num_threads())
@@ -132,7 +132,7 @@ def build_runner(
             )
         _torch_instead("native", reason or str(library), asked=kernels)
     require_dense(weights, resolved, "torch computes")
-    model = build_model(config, tensors, dtype=resolved, device=target, pack=pack, team=team)
+    model = build_model(config, tensors, dtype=resolved, device=target, pack=pack, communicator=communicator)
 
     def runner(slots: int) -> TorchRunner:
         backend = TorchBackend(attention_geometry(model), model.device, tree_attention=tree_attention)
@@ -144,7 +144,7 @@ def build_runner(
 
         accelerator = accelerator_for(target)
         workspace = measured_workspace(runner(probe_slots(limits)), accelerator, limits, pictures)
-        return runner(team.least(pool_slots(geometry, accelerator, workspace=workspace)))
+        return runner(communicator.minimum(pool_slots(geometry, accelerator, workspace=workspace)))
     return runner(slots(geometry))
 
 

@@ -50,7 +50,7 @@ NEAR: Mapping[str, tuple[Any, ...]] = {
     "choices": (["yes", "no"],), "choices_method": ("exact",), "method": ("overshoot",), "regex": ("[a-z]+",),
     "json_schema": ({"type": "object"}, "true"), "ebnf": ('start: "a"',), "json_whitespace": ("compact",),
     "json_key_order": ("any",), "allow_unenforced": (True,), "constraint_engine": ("auto",), "token_healing": (True,),
-    "max_tries": (2,), "allow_best_effort": (True,), "timeout": (20.0,), "priority": (3,), "salt": ("team",),
+    "max_tries": (2,), "allow_best_effort": (True,), "timeout": (20.0,), "priority": (3,), "salt": ("communicator",),
     "stream": (False,), "verbose": (False,), "sampling": ({"temperature": 0},),
     "backend": (ul.Echo(lambda _: "hello"),),
     "tokens": (1000,), "calls": (3,), "dollars": (0.5,), "seconds": (5.0,), "num_threads": ("auto", 2),

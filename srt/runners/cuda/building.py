@@ -12,7 +12,7 @@ import torch
 from ....fsm.tokens.trie_walk import Walk
 from ....lang.errors import ParameterError
 from ...cache.kv_pool import FLOAT8, KVGeometry
-from ...distributed.communicator import ALONE, Team
+from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...models.families import is_family, read_config
@@ -86,7 +86,7 @@ def build_cuda_runner(
     pictures: VisionStore | None = None,
     trie_walk: Walk | None = None,
     parts: Parts | None = None,
-    team: Team = ALONE,
+    communicator: Communicator = SINGLE_RANK,
 ) -> CudaRunner:
     """Loads the weights, measures, makes the pool, captures the graphs and warms up.
 
@@ -95,7 +95,8 @@ def build_cuda_runner(
         limits: the largest step that there will be.
         pictures, trie_walk: as `CudaRunner` takes them.
         parts: kernels; None takes those in Triton.
-        team: of which this rank builds its part, with `config` and `tensors` of that; all get equally large pools.
+        communicator: of the ranks of which this one builds its part, with `config` and `tensors` of that part; all get
+            equally large pools.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -112,7 +113,7 @@ def build_cuda_runner(
             kv_dtype=kv_dtype,
             device=accelerator.device,
             kernels=parts.kernels,
-            team=team,
+            communicator=communicator,
         )
     except torch.OutOfMemoryError as error:
         raise shortage(weight_bytes(tensors, dtype), accelerator.free_memory(), dtype, accelerator) from error
@@ -139,7 +140,7 @@ def build_cuda_runner(
             cuda_graphs=graphs,
             pictures=pictures,
             trie_walk=trie_walk,
-            team=team,
+            communicator=communicator,
         )
 
     if num_slots is not None:
@@ -150,7 +151,7 @@ def build_cuda_runner(
             # Graphs have memory of their own, as much as the largest of them works in.
             workspace += workspace * graph_rows(limits) // limits.rows
             workspace += graph_bytes(model, attention(), accelerator, limits)
-        slots = team.least(pool_slots(model.kv_geometry, accelerator, workspace=workspace))
+        slots = communicator.minimum(pool_slots(model.kv_geometry, accelerator, workspace=workspace))
     built = runner(slots, graphs=cuda_graphs)
     if accelerator.device.type == "cuda":  # elsewhere nothing is compiled, and a graph saves nothing
         built.capture_graphs()

@@ -18,7 +18,7 @@ import torch
 from ...attention.backend import AttentionGeometry, AttentionStep
 from ...cache.kv_pool import KVGeometry
 from ...core.model import Given
-from ...distributed.communicator import ALONE, Team
+from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...kernels.triton.rope_table import rope_table
 from ...layers.checkpoint import Checkpoint, Tensors
 from ...layers.linear import Linear
@@ -27,9 +27,9 @@ from ...layers.rope import RopeConfig
 from ...models.decoder_config import DecoderConfig
 from ...models.experts import Experts
 from ...models.layer_tensors import EMBEDDING, FINAL_NORM, HEAD, LayerTensors, landmarks, layer_tensors, unused
-from ...models.sharding import portion
-from ...models.vocab_parallel import Embedding, TeamHead
-from .head import DeviceHead
+from ...models.sharding import shard_range
+from ...models.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
+from .head import CudaHead
 from .kernels import FusedKernels, FusedMethod, KernelMethod
 
 
@@ -44,7 +44,7 @@ class DeviceRows:
 
 
 class CudaDecoder:
-    """A whole model on one device, or the part of it that a rank of `team` has, see `models.decoder.Decoder`.
+    """A whole model on one device, or the part of it that a rank of `communicator` has, see `models.decoder.Decoder`.
 
     Args:
         kv_dtype: of the KV pool, which may be float8.
@@ -64,7 +64,7 @@ class CudaDecoder:
         kv_dtype: torch.dtype,
         device: torch.device,
         kernels: FusedKernels,
-        team: Team = ALONE,
+        communicator: Communicator = SINGLE_RANK,
         method: FusedMethod[Any] | None = None,  # Any: only the method reads its weights
     ) -> None:
         method = method or KernelMethod(kernels)
@@ -78,10 +78,12 @@ class CudaDecoder:
         self.windows = config.windows
         self.kv_geometry = KVGeometry(len(config.layers), config.kv_heads, config.head_dim, kv_dtype)
         self._kernels = kernels
-        self._team = team
-        first, end = portion(config.vocab_size, team.rank, team.ranks)
+        self._communicator = communicator
+        first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
         embedding = weights.take(EMBEDDING, end - first, config.hidden_size)
-        self._embedding = Embedding(embedding, vocab_size=config.vocab_size, dtype=dtype, team=team)
+        self._embedding = VocabParallelEmbedding(
+            embedding, vocab_size=config.vocab_size, dtype=dtype, communicator=communicator
+        )
         self._embedding_scale = None
         if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
@@ -90,8 +92,8 @@ class CudaDecoder:
         head = embedding
         if not config.tied:
             head = weights.take(HEAD, end - first, config.hidden_size)
-        own = DeviceHead(head.to(dtype), softcap=config.logit_softcap, kernels=kernels)
-        self._head = TeamHead(own, vocab_size=config.vocab_size, team=team)
+        own = CudaHead(head.to(dtype), softcap=config.logit_softcap, kernels=kernels)
+        self._head = VocabParallelHead(own, vocab_size=config.vocab_size, communicator=communicator)
         weights.finish(ignored=unused(config))
         self._tables: dict[RopeConfig, torch.Tensor] = {
             rope: rope_table(rope, config.head_dim, config.context_length, dtype=dtype, device=device)
@@ -109,9 +111,9 @@ class CudaDecoder:
             if layer is last and rows.logit_rows is not None:
                 attended = attended.index_select(0, rows.logit_rows)
                 residual = residual.index_select(0, rows.logit_rows)
-            x = self._team.sum(layer.output(attended))
+            x = self._communicator.all_reduce(layer.output(attended))
             x = self._add_norm(x, residual, layer.before_mlp, after=layer.after_attention)
-            x = self._team.sum(layer.mlp(x))
+            x = self._communicator.all_reduce(layer.mlp(x))
             following_norm = self._norm if following is None else following.before_attention
             x = self._add_norm(x, residual, following_norm, after=layer.after_mlp)
         self._head(x, out)

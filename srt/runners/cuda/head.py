@@ -6,7 +6,7 @@ from ...layers.linear import HEAD_ROWS
 from .kernels import FusedKernels
 
 
-class DeviceHead:
+class CudaHead:
     """The output map, and the cap that some models put on their logits.
 
     Args:

@@ -22,7 +22,7 @@ from ...cache.kv_pool import KVPool
 from ...core.batch import Batch, Logits
 from ...core.image_token_ids import without_pictures
 from ...core.model import Given
-from ...distributed.communicator import ALONE, Team
+from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...multimodal.store import VisionStore
 from .answers import Answer, Answers, Chosen
 from .captured import CapturedSteps, StepInputs
@@ -48,7 +48,8 @@ class CudaRunner:
         cuda_graphs: steps run as captured graphs.
         pictures: what prompts may show the model; None: it reads text only.
         trie_walk: walks tries of tokens for masks, on the host; None leaves it to numpy.
-        team: ranks of which this one has a part. Rank 0 alone is asked for tokens; the others get those that it chose.
+        communicator: of the ranks of which this one has a part. Rank 0 alone is asked for tokens; the others get those
+            that it chose.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class CudaRunner:
         cuda_graphs: bool,
         pictures: VisionStore | None = None,
         trie_walk: Walk | None = None,
-        team: Team = ALONE,
+        communicator: Communicator = SINGLE_RANK,
     ) -> None:
         self.model = model
         self.chooser = chooser
@@ -75,7 +76,7 @@ class CudaRunner:
         self.context_length = model.context_length
         self.num_slots = num_slots
         self.pool = KVPool(model.kv_geometry, num_slots, accelerator.device, fixed=True)
-        self._team = team
+        self._communicator = communicator
         self._name = name
         self._accelerator = accelerator
         self._device = accelerator.device
@@ -168,10 +169,10 @@ class CudaRunner:
         rows = np.flatnonzero(batch.token_sources >= 0)
         if not len(rows):
             return
-        if self._team.rank == 0:
+        if self._communicator.rank == 0:
             self._fill_in(rows, batch.token_sources[rows], token_ids)
-        if self._team.ranks > 1:
-            self._team.follow(token_ids)
+        if self._communicator.ranks > 1:
+            self._communicator.broadcast(token_ids)
 
     def _fill_in(self, rows: NDArray[np.int64], logit_rows: NDArray[np.int64], token_ids: torch.Tensor) -> None:
         """`rows` get the tokens that the step before has chosen by those of its logit rows."""

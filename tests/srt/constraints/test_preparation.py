@@ -89,7 +89,7 @@ def nothing(cache: Path) -> None:
 
 
 def others(cache: Path) -> None:
-    """Others may write to it."""
+    """OtherRanks may write to it."""
     (cache / "tries").mkdir(parents=True)
     (cache / "tries").chmod(0o777)
 

@@ -14,7 +14,7 @@ from umbel.srt.core.clock import SystemClock
 from umbel.srt.core.config import engine_environment
 from umbel.srt.core.faults import no_faults
 from umbel.srt.distributed import processes
-from umbel.srt.distributed.communicator import Ranks
+from umbel.srt.distributed.communicator import TorchCommunicator
 from umbel.srt.distributed.launch import device_of
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import open_engine
@@ -168,9 +168,9 @@ def test_a_rank_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     lost: list[str] = []
     options = RuntimeOptions(model="/nowhere", tensor_parallel=2, device="cpu")
-    others = processes.Crew(options, tmp_path / "meeting", lost=lost.append)
+    others = processes.RankProcesses(options, tmp_path / "meeting", on_lost=lost.append)
     try:
-        Ranks(0, 2, rendezvous=tmp_path / "meeting", device=torch.device("cpu"))
+        TorchCommunicator(0, 2, rendezvous=tmp_path / "meeting", device=torch.device("cpu"))
         with pytest.raises(ModelError, match="rank 1: there is no model, folder or file '/nowhere'"):
             others.require_ready(100)
     finally:

@@ -1,4 +1,4 @@
-"""A team whose ranks are threads of one process: what needs no transport is tested without any."""
+"""A communicator whose ranks are threads of one process: what needs no transport is tested without any."""
 
 import socket
 import threading
@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from umbel.srt.core.batch import Runner
 from umbel.srt.distributed.follower import follow
-from umbel.srt.distributed.leader import LeadingRunner, leading
+from umbel.srt.distributed.leader import LeaderRunner, lead
 from umbel.srt.distributed.messages import ToRank, encode, to_rank
 
 PATIENCE = 60.0  # seconds for which a rank waits for the others
@@ -38,15 +38,15 @@ class Meeting:
         self._barrier.abort()
 
 
-class ThreadTeam:
-    """A `team.Team`."""
+class ThreadCommunicator:
+    """A `communicator.Communicator`."""
 
     def __init__(self, rank: int, ranks: int, meeting: Meeting) -> None:
         self.rank = rank
         self.ranks = ranks
         self._meeting = meeting
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         parts = self._tensors(part)
         return torch.stack(parts).sum(0)
 
@@ -54,10 +54,10 @@ class ThreadTeam:
         parts = self._tensors(part)
         return parts if self.rank == 0 else []
 
-    def follow(self, values: torch.Tensor) -> None:
+    def broadcast(self, values: torch.Tensor) -> None:
         values.copy_(self._tensors(values)[0])
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         return min(int(part) for part in self._tensors(torch.tensor(number)))
 
     def _tensors(self, part: torch.Tensor) -> list[torch.Tensor]:
@@ -68,13 +68,13 @@ class ThreadTeam:
         return parts
 
 
-def on_ranks(ranks: int, work: Callable[[ThreadTeam], Result]) -> list[Result]:
-    """What each rank makes of a team. The first exception of any of them is raised."""
+def on_ranks(ranks: int, work: Callable[[ThreadCommunicator], Result]) -> list[Result]:
+    """What each rank makes of a communicator. The first exception of any of them is raised."""
     meeting = Meeting(ranks)
 
     def one(rank: int) -> Result:
         try:
-            return work(ThreadTeam(rank, ranks, meeting))
+            return work(ThreadCommunicator(rank, ranks, meeting))
         except BaseException:
             meeting.give_up()
             raise
@@ -87,22 +87,22 @@ def on_ranks(ranks: int, work: Callable[[ThreadTeam], Result]) -> list[Result]:
         return [future.result() for future in futures]
 
 
-class ThreadOthers:
-    """A `leading.Others`: what is said goes through sockets, as between processes."""
+class ThreadRanks:
+    """A `leader.OtherRanks`: what is said goes through sockets, as between processes."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.told: list[ToRank] = []
+        self.sent: list[ToRank] = []
         pairs = [socket.socketpair() for _ in range(1, ranks)]
         self._ends = [end for end, _ in pairs]
         self._theirs = [theirs for _, theirs in pairs]
 
-    def tell(self, message: ToRank) -> None:
-        self.told.append(message)
+    def send(self, message: ToRank) -> None:
+        self.sent.append(message)
         for end in self._ends:
             end.sendall(encode(message))
 
-    def heard(self, rank: int) -> Iterator[ToRank]:
+    def received_by(self, rank: int) -> Iterator[ToRank]:
         """What is told to a rank, until the end."""
         with self._theirs[rank - 1] as theirs:
             yield from to_rank(theirs)
@@ -113,13 +113,13 @@ class ThreadOthers:
 
 
 @contextmanager
-def led(ranks: int, build: Callable[[ThreadTeam], Runner]) -> Iterator[tuple[LeadingRunner, ThreadOthers]]:
+def led(ranks: int, build: Callable[[ThreadCommunicator], Runner]) -> Iterator[tuple[LeaderRunner, ThreadRanks]]:
     """A runner of all ranks; those but the first are threads that follow until the end."""
-    meeting, others = Meeting(ranks), ThreadOthers(ranks)
+    meeting, others = Meeting(ranks), ThreadRanks(ranks)
 
     def one(rank: int) -> None:
         try:
-            follow(build(ThreadTeam(rank, ranks, meeting)), others.heard(rank))
+            follow(build(ThreadCommunicator(rank, ranks, meeting)), others.received_by(rank))
         except BaseException:
             meeting.give_up()
             raise
@@ -127,7 +127,7 @@ def led(ranks: int, build: Callable[[ThreadTeam], Runner]) -> Iterator[tuple[Lea
     with ThreadPoolExecutor(ranks) as threads:
         futures = [threads.submit(one, rank) for rank in range(1, ranks)]
         try:
-            yield leading(build(ThreadTeam(0, ranks, meeting)), others), others
+            yield lead(build(ThreadCommunicator(0, ranks, meeting)), others), others
         finally:
             others.close()
         for future in futures:

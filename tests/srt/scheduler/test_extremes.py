@@ -225,7 +225,7 @@ def native(config: dict[str, Any], tensors: Any, **options: Any) -> Runner:
 
 @contextmanager
 def two_ranks(config: dict[str, Any], tensors: Any) -> Iterator[Runner]:
-    with led(2, lambda team: in_torch(config, tensors, team=team)) as (runner, _):
+    with led(2, lambda communicator: in_torch(config, tensors, communicator=communicator)) as (runner, _):
         yield runner
 
 

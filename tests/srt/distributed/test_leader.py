@@ -13,10 +13,10 @@ from umbel.srt.core.batch import AsyncRunner, Batch, Logits, Runner
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.faults import FaultHook, no_faults
 from umbel.srt.core.messages import Ended, EngineFailed, EngineForget, EngineGenerate, EnginePicture, FromEngine
-from umbel.srt.distributed.leader import LeadingAsyncRunner, RanksApart, leading
+from umbel.srt.distributed.leader import LeaderAsyncRunner, RanksApart, lead
 from umbel.srt.distributed.messages import Clear, Step, ToRank, to_rank
 from umbel.srt.layers.checkpoint import Tensors
-from umbel.srt.models.sharding import CutTensors, share_config
+from umbel.srt.models.sharding import ShardedTensors, shard_config
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.runner import CudaRunner
@@ -28,7 +28,7 @@ from ..models.vision.tiny import Tiny, gemma3, llava_next
 from ..multimodal.toy_vision import ToyVision, picture
 from ..runners.cuda.engines import in_torch, on_host, tiny_model
 from ..runners.cuda.test_scheduling import answers, traffic
-from .threads import ThreadOthers, ThreadTeam, led
+from .threads import ThreadCommunicator, ThreadRanks, led
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +41,10 @@ def _one_thread() -> None:
 
 def sent(message: ToRank) -> ToRank:
     """As another rank reads it."""
-    others = ThreadOthers(2)
-    others.tell(message)
+    others = ThreadRanks(2)
+    others.send(message)
     others.close()
-    (heard,) = others.heard(1)
+    (heard,) = others.received_by(1)
     return heard
 
 
@@ -72,7 +72,7 @@ def test_a_step_arrives_as_it_was_sent() -> None:
 
 
 def test_a_message_too_large_is_refused() -> None:
-    others = ThreadOthers(2)
+    others = ThreadRanks(2)
     others._ends[0].sendall((1 << 40).to_bytes(8, "little"))
     with pytest.raises(ValueError, match="larger than the limit"):
         next(to_rank(others._theirs[0]))
@@ -82,10 +82,10 @@ def test_a_message_too_large_is_refused() -> None:
 # ------------------------------------------------------------------------------------------ steps
 
 
-def part_of(config: dict[str, Any], tensors: Tensors, team: ThreadTeam) -> CudaRunner:
+def part_of(config: dict[str, Any], tensors: Tensors, communicator: ThreadCommunicator) -> CudaRunner:
     """A rank of the CUDA engine, on the host."""
-    cut = CutTensors(tensors, config, team)
-    return on_host(share_config(config, team.ranks), cut, team=team, cuda_graphs=False)  # type: ignore[arg-type]
+    cut = ShardedTensors(tensors, config, communicator)
+    return on_host(shard_config(config, communicator.ranks), cut, communicator=communicator, cuda_graphs=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -93,8 +93,8 @@ def test_texts_of_the_cuda_engine_on_two_ranks_are_those_of_one(overlap: bool) -
     config, tensors = tiny_model("qwen 3")
     questions = traffic(11)
     truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1)
-    with led(2, lambda team: part_of(config, tensors, team)) as (runner, _):
-        assert isinstance(runner, LeadingAsyncRunner)
+    with led(2, lambda communicator: part_of(config, tensors, communicator)) as (runner, _):
+        assert isinstance(runner, LeaderAsyncRunner)
         texts, scheduler = answers(runner, questions, max_running=8, overlap=overlap)
     assert texts == truth
     assert (scheduler.counters["overlapped_steps"] > 5) is overlap
@@ -121,13 +121,13 @@ def test_a_step_or_a_row_that_fails_ends_its_requests_only(point: str) -> None:
         return [ask(scheduler, number) for number in (1, 2)]
 
     whole, _ = asked(in_torch(config, tensors), no_faults)
-    with led(2, lambda team: in_torch(config, tensors, team=team)) as (runner, others):
+    with led(2, lambda communicator: in_torch(config, tensors, communicator=communicator)) as (runner, others):
         failed, answered = asked(runner, fault)
     assert isinstance(failed, EngineFailed)
     assert isinstance(answered, Ended)
     assert isinstance(whole, Ended)
     assert answered.token_ids == whole.token_ids
-    assert others.told.count(Clear()) == (point == "engine.forward"), "the keys behind a row that failed are sound"
+    assert others.sent.count(Clear()) == (point == "engine.forward"), "the keys behind a row that failed are sound"
 
 
 class Refusing:
@@ -149,7 +149,7 @@ class Refusing:
 
 
 def test_a_step_that_fails_on_one_rank_is_nobody_elses_to_go_on_from() -> None:
-    runner: Runner = leading(Refusing(), ThreadOthers(2))
+    runner: Runner = lead(Refusing(), ThreadRanks(2))
     batch = Sequences([[1, 2]], 10).batch([Piece(0, 0, 2)])
     assert isinstance(runner, AsyncRunner)
     for begin in (runner.forward, runner.launch):
@@ -158,9 +158,9 @@ def test_a_step_that_fails_on_one_rank_is_nobody_elses_to_go_on_from() -> None:
 
 
 def test_everybody_forgets_the_pool_together() -> None:
-    others = ThreadOthers(2)
-    leading(Refusing(), others).clear()
-    assert others.told == [Clear()]
+    others = ThreadRanks(2)
+    lead(Refusing(), others).clear()
+    assert others.sent == [Clear()]
 
 
 # ------------------------------------------------------------------------------------------ pictures
@@ -171,8 +171,10 @@ def test_pictures_are_seen_by_all_ranks(make: Callable[[], Tiny]) -> None:
     tiny = make()
     prompts = prompts_of(tiny)
 
-    def one(team: ThreadTeam) -> Runner:
-        return build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels="torch", team=team)
+    def one(communicator: ThreadCommunicator) -> Runner:
+        return build_runner(
+            tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels="torch", communicator=communicator
+        )
 
     with led(2, one) as (runner, others):
         store = runner.pictures
@@ -188,7 +190,7 @@ def test_pictures_are_seen_by_all_ranks(make: Callable[[], Tiny]) -> None:
         ]
         for prompt, actual in zip(prompts, run_steps(runner, sequences, steps), strict=True):  # type: ignore[arg-type]
             assert relative_error(actual, expected_logits(tiny, prompt)) < 1e-5
-    assert sum(isinstance(message, EnginePicture) for message in others.told) == len(images)
+    assert sum(isinstance(message, EnginePicture) for message in others.sent) == len(images)
 
 
 class Seer(Refusing):
@@ -197,8 +199,8 @@ class Seer(Refusing):
 
 
 def test_the_others_keep_a_picture_while_a_request_here_holds_it() -> None:
-    others = ThreadOthers(2)
-    runner = leading(Seer(), others)  # type: ignore[arg-type]
+    others = ThreadRanks(2)
+    runner = lead(Seer(), others)  # type: ignore[arg-type]
     store = runner.pictures
     assert store is not None
     shown = picture(1, 3)
@@ -209,18 +211,18 @@ def test_the_others_keep_a_picture_while_a_request_here_holds_it() -> None:
     store.put(shown)  # it comes back while it is held
     store.forget(1)
     runner.clear()
-    assert others.told == [shown, Clear()]
+    assert others.sent == [shown, Clear()]
     del held
     runner.clear()
-    assert others.told == [shown, Clear(), EngineForget(1), Clear()]
+    assert others.sent == [shown, Clear(), EngineForget(1), Clear()]
     store.put(shown)
-    assert others.told[4:] == [shown]
+    assert others.sent[4:] == [shown]
 
 
-def test_a_picture_that_is_refused_here_is_not_told() -> None:
-    others = ThreadOthers(2)
-    store = leading(Seer(), others).pictures  # type: ignore[arg-type]
+def test_a_picture_that_is_refused_here_is_not_uploaded() -> None:
+    others = ThreadRanks(2)
+    store = lead(Seer(), others).pictures  # type: ignore[arg-type]
     assert store is not None
     with pytest.raises(Exception, match="has 3 tokens in this model, not 4"):
         store.put(EnginePicture(1, 4, 4, 3, 0, 0, 1, 1, bytes(3)))
-    assert others.told == []
+    assert others.sent == []

@@ -6,12 +6,12 @@ import pytest
 import torch
 from umbel.lang.errors import ParameterError
 from umbel.srt.layers.checkpoint import Tensors
-from umbel.srt.models.sharding import CutTensors, portion, require_shares, share_config
+from umbel.srt.models.sharding import ShardedTensors, require_shardable, shard_config, shard_range
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.torch_runner import TorchRunner
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, run_steps, tensors_of
-from .threads import ThreadTeam, on_ranks
+from .threads import ThreadCommunicator, on_ranks
 
 NUM_SLOTS = 100
 LENGTHS = (23, 9)
@@ -70,8 +70,8 @@ def test_ranks_together_give_the_logits_of_one(case: str, ranks: int) -> None:
     config, tensors = tiny(case)
     expected = run_steps(in_torch(config, tensors), sequences(), CHUNKS)
 
-    def one(team: ThreadTeam) -> list[torch.Tensor]:
-        return run_steps(in_torch(config, tensors, team=team), sequences(), CHUNKS)
+    def one(communicator: ThreadCommunicator) -> list[torch.Tensor]:
+        return run_steps(in_torch(config, tensors, communicator=communicator), sequences(), CHUNKS)
 
     for actual, whole in zip(on_ranks(ranks, one)[0], expected, strict=True):
         assert relative_error(actual, whole) < 1e-5
@@ -80,15 +80,15 @@ def test_ranks_together_give_the_logits_of_one(case: str, ranks: int) -> None:
 @pytest.mark.parametrize(("case", "heads"), [("qwen 2", [1, 1]), ("llama, one key head", [1, 1])])
 def test_a_rank_has_keys_of_its_own_heads_only(case: str, heads: list[int]) -> None:
     config, tensors = tiny(case)
-    runners = on_ranks(2, lambda team: in_torch(config, tensors, team=team))
+    runners = on_ranks(2, lambda communicator: in_torch(config, tensors, communicator=communicator))
     assert [runner.pool.geometry.kv_heads for runner in runners] == heads
 
 
 def test_no_rank_holds_more_than_its_part() -> None:
     config, tensors = tiny("qwen 2")
 
-    def held(team: ThreadTeam) -> int:
-        cut = CutTensors(tensors, config, team)
+    def held(communicator: ThreadCommunicator) -> int:
+        cut = ShardedTensors(tensors, config, communicator)
         return sum(cut[name].numel() for name in cut if tensors[name].dim() > 1)
 
     whole = sum(tensor.numel() for tensor in tensors.values() if tensor.dim() > 1)
@@ -97,7 +97,7 @@ def test_no_rank_holds_more_than_its_part() -> None:
 
 def test_every_row_belongs_to_one_rank() -> None:
     for size in range(4, 20):
-        parts = [portion(size, rank, 4) for rank in range(4)]
+        parts = [shard_range(size, rank, 4) for rank in range(4)]
         assert [row for first, end in parts for row in range(first, end)] == list(range(size))
 
 
@@ -112,19 +112,19 @@ def test_every_row_belongs_to_one_rank() -> None:
 def test_what_cannot_be_dealt_out_is_refused_with_what_can(changes: dict[str, int], ranks: int, says: str) -> None:
     config = reference_model("llama", num_hidden_layers=1).config.to_dict() | {"head_dim": 8} | changes
     with pytest.raises(ParameterError, match=f"tensor_parallel={ranks}: {says}"):
-        require_shares(config, ranks)
+        require_shardable(config, ranks)
 
 
 def test_a_model_that_runs_in_transformers_is_refused() -> None:
     with pytest.raises(ParameterError, match="'gpt2' runs in transformers, whose layers are not cut"):
-        share_config({"model_type": "gpt2"}, 2)
+        shard_config({"model_type": "gpt2"}, 2)
 
 
 def test_native_kernels_are_refused_with_the_reason() -> None:
     config, tensors = tiny("qwen 2")
 
-    def one(team: ThreadTeam) -> None:
-        build_runner(config, tensors, num_slots=NUM_SLOTS, dtype="float32", kernels="native", team=team)
+    def one(communicator: ThreadCommunicator) -> None:
+        build_runner(config, tensors, num_slots=NUM_SLOTS, dtype="float32", kernels="native", communicator=communicator)
 
     with pytest.raises(ParameterError, match="a step in one call, in which 2 ranks cannot meet"):
         on_ranks(2, one)
