@@ -66,7 +66,7 @@ def replay() -> Iterator[tuple[str, list[tuple[int, str]]]]:
             scheduler.submit(EngineGenerate(10 * number + i, tokens, sampling, stream=False))
         while not scheduler.idle:
             scheduler.step()
-        yield story, [(depth, " ".join(WORDS[w] for w in node.tokens)) for depth, node in scheduler.space.cache.walk()]
+        yield story, [(depth, " ".join(WORDS[w] for w in node.tokens)) for depth, node in scheduler.kv.cache.walk()]
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ def test_a_fork_computes_every_token_of_the_tree_once(runtime: LocalBackend) -> 
     state = fan.run()
     assert len(state["x"]) == 8
     # With one generated token per branch no key of a generated token exists: the tree holds prompts only.
-    assert counters(runtime)["computed_prompt_tokens"] == runtime.engine.scheduler.space.cache.total_tokens
+    assert counters(runtime)["computed_prompt_tokens"] == runtime.engine.scheduler.kv.cache.total_tokens
 
 
 def test_join_keeps_branches_aligned(runtime: LocalBackend) -> None:

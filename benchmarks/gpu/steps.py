@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from umbel.srt.core.batch import Batch, Pick, Picks
+from umbel.srt.core.batch import Batch, RowNeed, RowRequests
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.memory import StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
@@ -142,15 +142,15 @@ def _prompt(shape: Shape, runner: CudaRunner, step: Step, rows: int, stopwatch: 
 def with_best_tokens(batch: Batch) -> Batch:
     """The most likely token of each row of logits is asked for, as greedy generations ask for it."""
     count = len(batch.logit_rows)
-    picks = Picks(
-        kinds=np.full(count, Pick.BEST, dtype=np.uint8),
+    row_requests = RowRequests(
+        kinds=np.full(count, RowNeed.ARGMAX, dtype=np.uint8),
         inverse_temperatures=np.zeros(count),
         keys=np.zeros(count, dtype=np.uint64),
         top_k=np.zeros(count, dtype=np.int32),
         min_p=np.zeros(count),
         top_p=np.ones(count),
     )
-    return replace(batch, picks=picks)
+    return replace(batch, row_requests=row_requests)
 
 
 def _sequences(count: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .slot_allocator import IntegrityError, SlotPool
+from .slot_allocator import IntegrityError, SlotAllocator
 
 if TYPE_CHECKING:
     from .eviction import EvictionPolicy
@@ -27,7 +27,7 @@ _SLOTS = 64  # of a long node, that count as one more
 class IdleCheck:
     """Holds all nodes of one tree, and how far the check has come. The tree reports changes; roots are left out."""
 
-    def __init__(self, pool: SlotPool, eviction: EvictionPolicy) -> None:
+    def __init__(self, pool: SlotAllocator, eviction: EvictionPolicy) -> None:
         self._pool = pool
         self._eviction = eviction
         self.visits = 0  # cumulative

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .eviction import EvictionPolicy, LeastRecentlyUsed
 from .idle_check import IdleCheck, require_node
-from .slot_allocator import IntegrityError, Place, SlotPool, Slots
+from .slot_allocator import IntegrityError, Place, SlotAllocator, Slots
 
 Tokens = NDArray[np.int32]
 
@@ -146,7 +146,7 @@ class RadixCache:
         eviction: says which leaf goes next; least recently used first by default.
     """
 
-    def __init__(self, pool: SlotPool, eviction: EvictionPolicy | None = None) -> None:
+    def __init__(self, pool: SlotAllocator, eviction: EvictionPolicy | None = None) -> None:
         self._pool = pool
         self.eviction = eviction if eviction is not None else LeastRecentlyUsed()
         self.idle_check = IdleCheck(pool, self.eviction)

@@ -35,7 +35,7 @@ class IntegrityError(EngineError):
     """The bookkeeping of pool and tree contradicts itself: a bug of ours, found before it gives a wrong token."""
 
 
-class SlotPool:
+class SlotAllocator:
     """Hands out the slots of one place and takes them back.
 
     Released slots are merged only when the sorted ones run out.

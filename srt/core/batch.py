@@ -7,8 +7,8 @@ A step is a flat list of rows (query tokens). Each sequence contributes consecut
 
 Rows of a step may read keys that other rows of the same step write: every layer stores before it attends.
 
-Most rows whose logits are "needed" need only the token that they choose. `Picks` says so, and a runner that finds
-the token without computing 262,144 logits may answer with it; any runner may give the logits instead.
+Most rows whose logits are "needed" need only the token that they choose. `RowRequests` says so. A runner that finds the
+token without computing 262,144 logits may answer with it; any runner may give the logits instead.
 
 A runner that does not wait for its steps is an `AsyncRunner`: the next step is launched behind one that still runs, and
 rows whose token that one is about to choose say where it will be found (`Batch.token_sources`). overlap.py has the
@@ -43,11 +43,11 @@ class LogitsError(EngineError):
         super().__init__("the model's logits are not numbers: no token can be chosen")
 
 
-class Pick(IntEnum):
-    """What is asked of a row of logits."""
+class RowNeed(IntEnum):
+    """What a step needs of a row of logits."""
 
-    ALL = 0  # the logits themselves
-    BEST = 1  # the most likely token, of equal ones the first
+    LOGITS = 0  # the logits themselves
+    ARGMAX = 1  # the most likely token, of equal ones the first
     SAMPLE = 2  # a draw (draw.py), restricted by top_k and min_p at most
 
 
@@ -59,10 +59,10 @@ class Allowed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picks:
-    """By logit row. The numbers of a row that is not SAMPLE mean nothing."""
+class RowRequests:
+    """Says what a step needs of each of its logit rows. The numbers of a row that is not SAMPLE mean nothing."""
 
-    kinds: NDArray[np.uint8]  # [L] Pick
+    kinds: NDArray[np.uint8]  # [L] RowNeed
     inverse_temperatures: NDArray[np.float64]  # [L]
     keys: NDArray[np.uint64]  # [L] draw.draw_key(seed, position)
     top_k: NDArray[np.int32]  # [L] 0 = all; tokens that tie with the k-th stay
@@ -73,9 +73,9 @@ class Picks:
     top_p: NDArray[np.float64] | None = None  # [L] 1 = all, as in draw.Draws; None: all of every row
     described: NDArray[np.bool_] | None = None  # [L] rows that get their token and their logits; None: no row
 
-    def take(self, rows: NDArray[np.integer]) -> Picks:
+    def take(self, rows: NDArray[np.integer]) -> RowRequests:
         """Those of some of the logit rows."""
-        return Picks(
+        return RowRequests(
             self.kinds[rows],
             self.inverse_temperatures[rows],
             self.keys[rows],
@@ -109,7 +109,7 @@ class Batch:
     logit_rows: NDArray[np.int64]  # [L] ascending rows of which the logits are needed
     # Radix path of each sequence, root first: (node id, first position, length). Empty: no grouping.
     paths: tuple[tuple[tuple[int, int, int], ...], ...] = ()
-    picks: Picks | None = None  # None: all logits of every logit row
+    row_requests: RowRequests | None = None  # None: all logits of every logit row
     # [B] rows at the end of each sequence that were generated: their attention is computed row by row, so that a forced
     # token's keys are those that it would have in a step of its own. None: no row.
     generated: NDArray[np.int32] | None = None
@@ -137,7 +137,7 @@ class Logits:
 
     values: torch.Tensor  # float32 [F, vocab] of the rows that have all their logits; a sampler may write to it
     places: NDArray[np.int64]  # [L] index into `values`, −1 = none
-    tokens: NDArray[np.int64]  # [L] the token that was picked, −1 = none; never of an ALL row
+    tokens: NDArray[np.int64]  # [L] the token that was chosen, −1 = none; never of a LOGITS row
     errors: Mapping[int, Exception] = field(default_factory=dict)  # logit row → why it has no token
 
     @classmethod
@@ -184,7 +184,7 @@ class Runner(Protocol):
         """Walks tries of tokens for masks; None leaves it to numpy."""
 
     def forward(self, batch: Batch) -> Logits:
-        """Runs one step. Rows with Pick.ALL get their logits; of the others each gets its token, its logits, or the
+        """Runs one step. Rows with RowNeed.LOGITS get their logits; each other row gets its token, its logits, or the
         error for which it has no token, such as LogitsError.
 
         Raises:
@@ -222,8 +222,8 @@ class AsyncRunner(Runner, Protocol):
     def launch(self, batch: Batch) -> Pending:
         """Begins a step. When it returns, the arrays of the batch have been read or copied.
 
-        Rows with a pick are answered with their token, for the next batch may refer to it by `token_sources`; only
-        those with `Picks.allowed` may be answered with logits instead. `Picks.described` rows get both. A row of the
+        Rows that need a token are answered with it, for the next batch may refer to it by `token_sources`; only rows in
+        `RowRequests.allowed` may be answered with logits instead. `RowRequests.described` rows get both. A row of the
         next batch that refers to a row with an error reads any token: its text ends when the error is read.
 
         Raises:
@@ -260,7 +260,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """Tokens to choose together, column by column: what is left of a Draw when its logits are adjusted.
+    """Tokens to choose together, column by column: what is left of a SampleRequest when its logits are adjusted.
 
     top_k first, then top_p (mass among what top_k kept), then min_p (relative to the best token). What ties with the
     last one kept is kept too. A token stays by min_p with (logit − best) / temperature ≥ log(min_p), in float64; a

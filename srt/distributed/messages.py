@@ -38,7 +38,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class Step(_Message, frozen=True):
-    """A `batch.Batch` without its picks: arrays as their bytes, the slots of all sequences one after the other."""
+    """A `batch.Batch` without its row requests: arrays as their bytes, the slots of all sequences concatenated."""
 
     token_ids: bytearray
     positions: bytearray

@@ -19,7 +19,7 @@ from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineS
 from ..multimodal.budget import check_media
 from ..multimodal.format import PictureFormat
 from ..multimodal.prompts import Showable, prompts_of
-from ..scheduler.stops import StopShelf
+from ..scheduler.stops import CompiledStops
 from ..tokenizer.offsets import media_places, text_of, token_places
 from ..tokenizer.prompt import PromptEncoder
 from ..tokenizer.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class Admission:
         self._draw_seed = draw_seed
         self._pictures = pictures
         self._start = _start_token(tokenizer)
-        self._stops = StopShelf()
+        self._stops = CompiledStops()
 
     def show(self, message: Showable, *, now: float) -> float:
         """Checks a message before its media are decoded → its deadline. Raises an UmbelError."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...lang.runtime_options import Weights
 from ..cache.kv_pool import KVGeometry, KVPool
-from ..core.batch import Batch, Logits, LogitsError, Pick, Picks
+from ..core.batch import Batch, Logits, LogitsError, RowNeed, RowRequests
 from ..core.image_token_ids import without_pictures
 from ..core.isolation import isolate
 from ..kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
@@ -74,7 +74,7 @@ class CpuRunner:
         rows = CpuRows(token_ids, batch.positions, batch.write_slots, batch.logit_rows, given)
         plans = [self._attention.plan(batch, window) for window in self.model.windows]
         self.model.forward(rows, plans, self._table, hidden)
-        return self._answer(hidden, batch.picks)
+        return self._answer(hidden, batch.row_requests)
 
     def facts(self) -> dict[str, str | int | float]:
         head = self.model.head.counters
@@ -93,19 +93,19 @@ class CpuRunner:
         self.pool.clear()
         self._table = PoolTable(self.pool)
 
-    def _answer(self, hidden: torch.Tensor, picks: Picks | None) -> Logits:
+    def _answer(self, hidden: torch.Tensor, row_requests: RowRequests | None) -> Logits:
         """All logits for the rows that want them, tokens for the others. hidden: [L, hidden]"""
         count, softcap = len(hidden), self.model.config.logit_softcap
-        if picks is None or softcap:  # capped logits may tie where these do not
+        if row_requests is None or softcap:  # capped logits may tie where these do not
             values = self.model.head.all(hidden, self._logits.take(count))
             return Logits.complete(torch.tanh(values.div_(softcap), out=values).mul_(softcap) if softcap else values)
         places, tokens = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
-        wanted = picks.kinds != Pick.ALL
-        few = [row for row, allowed in picks.allowed.items() if allowed.few is not None]
+        wanted = row_requests.kinds != RowNeed.LOGITS
+        few = [row for row, allowed in row_requests.allowed.items() if allowed.few is not None]
         errors: dict[int, Exception] = {}
         for choose, rows in (
-            (lambda some: [self._choose_few(hidden, picks, row) for row in some], few),
-            (lambda some: self._choose(hidden, picks, some), np.setdiff1d(np.flatnonzero(wanted), few).tolist()),
+            (lambda some: [self._choose_few(hidden, row_requests, row) for row in some], few),
+            (lambda some: self._choose(hidden, row_requests, some), np.setdiff1d(np.flatnonzero(wanted), few).tolist()),
         ):
             for row, answer in zip(rows, isolate(rows, choose), strict=True):
                 if isinstance(answer, Exception):
@@ -121,18 +121,18 @@ class CpuRunner:
             self.model.head.all(_rows(hidden, whole), values)
         return Logits(values, places, tokens, errors)
 
-    def _choose(self, hidden: torch.Tensor, picks: Picks, rows: Sequence[int]) -> list[int]:
+    def _choose(self, hidden: torch.Tensor, row_requests: RowRequests, rows: Sequence[int]) -> list[int]:
         """−1 where logits are not numbers."""
         some = np.array(rows)
         if len(rows) < len(hidden):
-            picks = picks.take(some)
-        tokens: list[int] = self.model.head.choose(_rows(hidden, some), picks).tokens.tolist()
+            row_requests = row_requests.take(some)
+        tokens: list[int] = self.model.head.choose(_rows(hidden, some), row_requests).tokens.tolist()
         return tokens
 
-    def _choose_few(self, hidden: torch.Tensor, picks: Picks, row: int) -> int:
-        few = picks.allowed[row].few
+    def _choose_few(self, hidden: torch.Tensor, row_requests: RowRequests, row: int) -> int:
+        few = row_requests.allowed[row].few
         assert few is not None, "called for rows that choose among few tokens"
-        return choose_few(self.model.head.some(hidden[row : row + 1], few)[0].numpy(), few, picks, row)
+        return choose_few(self.model.head.some(hidden[row : row + 1], few)[0].numpy(), few, row_requests, row)
 
 
 def _rows(hidden: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:

@@ -72,7 +72,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SampleRequest:
     """One token to choose.
 
     `counts` are the generated tokens with their occurrences, `prompt` the prompt's tokens (for the repetition
@@ -89,7 +89,7 @@ class Draw:
     mask: NDArray[np.uint32] | None = None  # as in Draws
 
 
-def stack_draws(draws: Sequence[Draw]) -> Draws:
+def stack_draws(draws: Sequence[SampleRequest]) -> Draws:
     """Returns the draws column by column. Raises ParameterError for a draw with which nothing can be drawn."""
     limits = [Limits.of(draw.sampling) for draw in draws]
     return Draws(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...lang.errors import ParameterError, RequestError
 from ..core.image_token_ids import PICTURE_BASE
-from .gumbel import Draw
+from .gumbel import SampleRequest
 
 _LARGEST_SHIFT = 1e300  # in float64: a sum with a scaled logit stays finite
 _LARGEST_SCALE = 1e250  # times or through it, a float32 stays finite in float64
@@ -33,7 +33,7 @@ class _Touched(NamedTuple):
     forbidden: NDArray[np.bool_]
 
 
-def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> Callable[[], None]:
+def apply_penalties(logits: torch.Tensor, draws: Sequence[SampleRequest]) -> Callable[[], None]:
     """Changes the rows of the draws in place: a few entries per row, gathered and put back together. [L, vocab]
 
     Returns what undoes it.
@@ -85,7 +85,7 @@ def _saturated(values: torch.Tensor) -> torch.Tensor:
     return rounded
 
 
-def _of_row(draw: Draw, vocab_size: int) -> _Touched | None:
+def _of_row(draw: SampleRequest, vocab_size: int) -> _Touched | None:
     """None for most rows."""
     sampling = draw.sampling
     counted = sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
@@ -125,7 +125,7 @@ def _of_row(draw: Draw, vocab_size: int) -> _Touched | None:
     return _Touched(ids, divisors, shifts.clip(-_LARGEST_SHIFT, _LARGEST_SHIFT), np.isin(ids, forbidden))
 
 
-def _require_numbers(draw: Draw) -> None:
+def _require_numbers(draw: SampleRequest) -> None:
     sampling = draw.sampling
     shifts = (sampling.frequency_penalty, sampling.presence_penalty, *sampling.logit_bias.values())
     if not all(map(math.isfinite, shifts)):

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.batch import Chooser, Draws
-from .gumbel import Draw, stack_draws
-from .penalties import adjust
+from .gumbel import SampleRequest, stack_draws
+from .penalties import apply_penalties
 from .torch_sampler import TorchSampling
 
 
@@ -33,7 +33,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.chooser = chooser or TorchSampling()
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[SampleRequest]) -> list[int]:
         """One token for each draw. logits: float32 [L, vocab]; as they were before when this raises.
 
         Raises:
@@ -43,7 +43,7 @@ class Sampler:
         if not draws:
             return []
         columns = stack_draws(draws)
-        restore = adjust(logits[:, : self.vocab_size], draws)
+        restore = apply_penalties(logits[:, : self.vocab_size], draws)
         try:
             tokens: list[int] = self.choose(logits, columns).tolist()
         except Exception:

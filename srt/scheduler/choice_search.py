@@ -25,7 +25,7 @@ from ..constraints.matcher_cache import ConstraintShelf
 from ..core.counters import Counters
 from ..core.messages import ChooseEnded, EngineChoose
 from .request import Choosing, Request
-from .request_table import Roster
+from .request_table import RequestTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Running:
     cached_tokens: int = 0
 
 
-class Searches:
+class ChoiceSearches:
     """Used by the scheduler alone.
 
     Args:
@@ -59,7 +59,7 @@ class Searches:
     def __init__(
         self,
         shelf: ConstraintShelf | None,
-        roster: Roster,
+        table: RequestTable,
         counters: Counters,
         token_bytes: Callable[[int], bytes],
         *,
@@ -67,7 +67,7 @@ class Searches:
         longest: int,
     ) -> None:
         self._shelf = shelf
-        self._roster = roster
+        self._table = table
         self._counters = counters
         self._token_bytes = token_bytes
         self._another = another
@@ -90,12 +90,12 @@ class Searches:
         self._held.append(_Held(request, message, self._shelf.trie()))
 
     def begin_step(self) -> None:
-        """Searches that can begin, begin; those whose message has ended are forgotten."""
-        for message_id in [number for number in self._running if number not in self._roster.alive]:
+        """ChoiceSearches that can begin, begin; those whose message has ended are forgotten."""
+        for message_id in [number for number in self._running if number not in self._table.alive]:
             del self._running[message_id]
         held, self._held = self._held, []
         for entry in held:
-            if entry.request.number not in self._roster.held:
+            if entry.request.number not in self._table.held:
                 continue  # it has ended meanwhile
             if not entry.trie.done():
                 self._held.append(entry)
@@ -103,7 +103,7 @@ class Searches:
             try:
                 self._begin(entry.request, entry.message, entry.trie.result())
             except Exception as error:
-                self._roster.fail(entry.request, error)
+                self._table.fail(entry.request, error)
 
     def _begin(self, request: Request, message: EngineChoose, trie: Trie) -> None:
         prompt, start, choices = message.prompt, message.start, message.choices
@@ -120,7 +120,7 @@ class Searches:
         own, *others = search.begin()
         request.job = Choosing(search, own)
         running.prompt_tokens += request.prompt_length
-        self._roster.let_go(request)
+        self._table.let_go(request)
         self._add(request, running, others)
 
     def _grows(self, trie: Trie, last: int, choices: list[list[int]]) -> bool:
@@ -143,8 +143,8 @@ class Searches:
         """All its rows have run. The last one of a round begins the next, or ends the search."""
         running = self._running[request.message_id]
         running.cached_tokens += request.cached_tokens
-        self._roster.release(request)
-        if self._roster.alive[request.message_id]:
+        self._table.release(request)
+        if self._table.alive[request.message_id]:
             return
         search, message = running.state, running.message
         nodes = search.proceed() if message.search else []
@@ -155,7 +155,7 @@ class Searches:
         self._counters.choice_evaluations += search.evaluated
         self._counters.choice_tokens += search.tokens
         self._counters.finished += 1
-        self._roster.end(request.message_id, _ended(running))
+        self._table.end(request.message_id, _ended(running))
 
     def _add(self, request: Request, running: _Running, rows: Sequence[list[Node]]) -> None:
         """More requests of the message of `request`, one for each row of nodes."""
@@ -164,7 +164,7 @@ class Searches:
             for nodes in rows
         ]
         running.prompt_tokens += sum(other.prompt_length for other in more)
-        self._roster.extend(request.message_id, more)
+        self._table.extend(request.message_id, more)
 
 
 def questions(request: Request, start: int, end: int) -> list[NDArray[np.int32]]:

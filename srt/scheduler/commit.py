@@ -13,15 +13,15 @@ from ..core.clock import Clock
 from ..core.counters import Counters
 from ..core.faults import FaultHook
 from ..core.messages import Tokens
-from .choice_search import Searches
+from .choice_search import ChoiceSearches
 from .config import SchedulerConfig
 from .constrained import ConstrainedTexts
 from .endings import ended, score_ended
-from .kv_manager import KVSpace
+from .kv_manager import KVManager
 from .request import Choosing, Generation, Phase, Prefilling, Request, Scoring
-from .request_table import Roster
+from .request_table import RequestTable
 from .step_plan import PlannedRows, StepPlan
-from .step_results import Outcome, Sampled
+from .step_results import SampledToken, StepResult
 from .stopping import Stop, accept
 
 
@@ -38,8 +38,8 @@ class Commit:
     def __init__(
         self,
         config: SchedulerConfig,
-        space: KVSpace,
-        roster: Roster,
+        kv: KVManager,
+        table: RequestTable,
         counters: Counters,
         clock: Clock,
         faults: FaultHook,
@@ -49,17 +49,17 @@ class Commit:
         another: Callable[[Request, Sequence[int], Choosing], Request],
         constraints: ConstraintShelf | None,
     ) -> None:
-        self._space = space
-        self._roster = roster
+        self._kv = kv
+        self._table = table
         self._counters = counters
         self._clock = clock
         self._faults = faults
         self._token_bytes = token_bytes
         self._longest = longest
         self.constrained = ConstrainedTexts(
-            config, constraints, roster, counters, clock, token_bytes, take=self._take, end=self._end
+            config, constraints, table, counters, clock, token_bytes, take=self._take, end=self._end
         )
-        self.searches = Searches(constraints, roster, counters, token_bytes, another=another, longest=longest)
+        self.searches = ChoiceSearches(constraints, table, counters, token_bytes, another=another, longest=longest)
 
     def begin(self, plan: StepPlan) -> None:
         """The rows of the plan are about to run."""
@@ -73,31 +73,31 @@ class Commit:
             request.computed = rows.end
             request.reached = max(request.reached, rows.end)
 
-    def commit(self, planned: Sequence[PlannedRows], outcome: Outcome) -> None:
-        """These rows have run, and the outcome is what they say."""
+    def commit(self, planned: Sequence[PlannedRows], result: StepResult) -> None:
+        """These rows have run, and the result is what they say."""
         for rows in planned:
             request = rows.request
             if request.phase is not Phase.RUNNING:
                 continue  # its message has failed in this commit
             try:
                 self._faults("engine.commit")
-                if (error := outcome.errors.get(request.number)) is not None:
-                    self._roster.fail(request, error)
+                if (error := result.errors.get(request.number)) is not None:
+                    self._table.fail(request, error)
                     continue
                 if rows.start < request.prompt_length:
-                    self._space.adopt(request, rows.end)
-                self._commit_request(request, outcome, last=rows.end == request.length)
+                    self._kv.adopt(request, rows.end)
+                self._commit_request(request, result, last=rows.end == request.length)
             except Exception as error:
-                self._roster.fail(request, error)
+                self._table.fail(request, error)
 
-    def _commit_request(self, request: Request, outcome: Outcome, *, last: bool) -> None:
+    def _commit_request(self, request: Request, result: StepResult, *, last: bool) -> None:
         """last: these rows are the last of those that the request has now."""
-        known = outcome.known.get(request.number, [])
+        known = result.known.get(request.number, [])
         match request.job:
             case Generation() as generation:
                 generation.prompt_logprobs.extend(known)
-                generation.logprobs.extend(outcome.forced.get(request.number, []))
-                sampled = outcome.sampled.get(request.number)
+                generation.logprobs.extend(result.forced.get(request.number, []))
+                sampled = result.sampled.get(request.number)
                 if sampled is not None:
                     self._commit_token(request, generation, sampled)
                     return
@@ -108,7 +108,7 @@ class Commit:
             case Scoring(logprobs=values):
                 values.extend(entry.logprob for entry in known)
             case Choosing():
-                self.searches.take(request, outcome.asked.get(request.number, []))
+                self.searches.take(request, result.asked.get(request.number, []))
             case Prefilling():
                 pass
             case _:
@@ -116,7 +116,7 @@ class Commit:
         if last:
             self.finish(request)
 
-    def _commit_token(self, request: Request, generation: Generation, sampled: Sampled) -> None:
+    def _commit_token(self, request: Request, generation: Generation, sampled: SampledToken) -> None:
         cursor = generation.cursor
         if sampled.logprob is not None and not (cursor is not None and cursor.restored):
             generation.logprobs.append(sampled.logprob)
@@ -147,7 +147,7 @@ class Commit:
         if generation.stream and known > generation.sent:
             token_ids = request.generated_ids[generation.sent : known]
             healed = generation.cursor.healed if generation.cursor is not None else 0
-            self._roster.events.append(
+            self._table.events.append(
                 Tokens(request.message_id, token_ids, generation.logprobs[generation.sent : known], healed)
             )
             generation.sent = known
@@ -160,19 +160,19 @@ class Commit:
         match request.job:
             case Generation(stop=stop):
                 self._counters.finished += 1
-                self._roster.end(
+                self._table.end(
                     request.message_id, ended(request, stop or Stop(FinishReason.LENGTH, None, 0))
                 )  # without a stop: max_tokens=0
             case Scoring(group=group):
-                self._roster.release(request)
-                if not self._roster.alive[request.message_id]:
+                self._table.release(request)
+                if not self._table.alive[request.message_id]:
                     self._counters.finished += 1
-                    self._roster.end(request.message_id, score_ended(request.message_id, group))
+                    self._table.end(request.message_id, score_ended(request.message_id, group))
             case Choosing():
                 self.searches.finish(request)
             case Prefilling(pin=seconds):
                 if seconds is not None:
-                    self._space.pin(request, seconds=seconds, now=self._clock.now())
-                self._roster.end(request.message_id, None)
+                    self._kv.pin(request, seconds=seconds, now=self._clock.now())
+                self._table.end(request.message_id, None)
             case _:
                 assert_never(request.job)

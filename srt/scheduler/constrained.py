@@ -20,7 +20,7 @@ from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineGenerate
 from .config import SchedulerConfig
 from .request import Generation, Request
-from .request_table import Roster
+from .request_table import RequestTable
 from .stopping import Stop, TokenBytes, constraint_end
 
 
@@ -44,7 +44,7 @@ class ConstrainedTexts:
         self,
         config: SchedulerConfig,
         shelf: ConstraintShelf | None,
-        roster: Roster,
+        table: RequestTable,
         counters: Counters,
         clock: Clock,
         token_bytes: TokenBytes,
@@ -55,7 +55,7 @@ class ConstrainedTexts:
         self._jump_forward = config.jump_forward
         self._step_fuel = config.constraint_fuel
         self._shelf = shelf
-        self._roster = roster
+        self._table = table
         self._counters = counters
         self._clock = clock
         self._token_bytes = token_bytes
@@ -91,15 +91,15 @@ class ConstrainedTexts:
             return
         held, self._held = self._held, []
         for entry in held:
-            if entry.request.number not in self._roster.held:
+            if entry.request.number not in self._table.held:
                 continue  # it has ended meanwhile
             try:
                 if not entry.constraint.done() or not self._open(entry, *entry.constraint.result()):
                     self._held.append(entry)
             except ConstraintRefused as error:
-                self._roster.fail(entry.request, ConstraintError(str(error)))
+                self._table.fail(entry.request, ConstraintError(str(error)))
             except Exception as error:
-                self._roster.fail(entry.request, error)
+                self._table.fail(entry.request, error)
 
     def _open(self, held: _Held, constraint: SharedConstraint, eos_ids: frozenset[int]) -> bool:
         """False: it needs more fuel than this step has."""
@@ -119,7 +119,7 @@ class ConstrainedTexts:
         cursor = generation.cursor = Cursor(constraint.begin(said), eos_ids, boundary)
         if boundary is not None:
             request.drop_prompt_token()
-        self._roster.let_go(request)
+        self._table.let_go(request)
         stop = constraint_end(generation) if cursor.finished else self._jump(request, generation, cursor)
         if stop is not None:
             self._end(request, generation, stop)
@@ -148,7 +148,7 @@ class ConstrainedTexts:
                     return False
             self._counters.mask_waits += 1
         except Exception as error:
-            self._roster.fail(request, error)
+            self._table.fail(request, error)
         finally:
             self._counters.mask_seconds += self._clock.now() - started
         return False

@@ -1,4 +1,4 @@
-"""How a message is answered for the last time: built here, sent by the roster, once."""
+"""How a message is answered for the last time: built here, sent by the table, once."""
 
 from ...lang.errors import WIRE_ERRORS, EngineError, UmbelError
 from ...lang.protocol import FinishReason

@@ -23,13 +23,13 @@ from ..core.messages import (
     FromEngine,
     ToEngine,
 )
-from .choice_search import Searches
+from .choice_search import ChoiceSearches
 from .constrained import ConstrainedTexts
 from .endings import aborted, failure
-from .kv_manager import KVSpace
+from .kv_manager import KVManager
 from .request import Prefilling
-from .request_table import Roster
-from .validation import Intake
+from .request_table import RequestTable
+from .validation import RequestFactory
 
 Info = dict[str, str | int | float | bool | list[int | str] | None]
 
@@ -44,20 +44,20 @@ class Inbox:
 
     def __init__(
         self,
-        intake: Intake,
-        roster: Roster,
-        space: KVSpace,
+        factory: RequestFactory,
+        table: RequestTable,
+        kv: KVManager,
         counters: Counters,
         clock: Clock,
         *,
         pictures: PictureStore | None,
         constrained: ConstrainedTexts,
-        searches: Searches,
+        searches: ChoiceSearches,
         info: Callable[[], Info],
     ) -> None:
-        self._intake = intake
-        self._roster = roster
-        self._space = space
+        self._factory = factory
+        self._table = table
+        self._kv = kv
         self._counters = counters
         self._clock = clock
         self._pictures = pictures
@@ -87,7 +87,7 @@ class Inbox:
                 if self._pictures is not None:
                     self._pictures.forget(number)
             case EngineGenerate() | EngineScore() | EngineChoose() | EnginePrefill():
-                if message.id in self._roster.alive:
+                if message.id in self._table.alive:
                     raise ParameterError(f"request id {message.id} is in use; give every request its own")
                 self._accept(message)
             case _:
@@ -104,35 +104,35 @@ class Inbox:
         try:
             match message:
                 case EngineGenerate():
-                    requests = [self._intake.generate(message, now)]
+                    requests = [self._factory.generate(message, now)]
                     if message.constraint is not None:
                         self._constrained.hold(requests[0], message)
                 case EngineScore():
-                    requests = self._intake.score(message, now)
+                    requests = self._factory.score(message, now)
                 case EngineChoose():
-                    requests = [self._intake.choose(message, now)]
+                    requests = [self._factory.choose(message, now)]
                     self._searches.hold(requests[0], message)
                 case EnginePrefill():
-                    requests = [self._intake.prefill(message, now)]
+                    requests = [self._factory.prefill(message, now)]
                 case _:
                     assert_never(message)
         except Exception as error:
             self._counters.refused += 1
             if not isinstance(error, UmbelError):
-                self._roster.last_failure = error
+                self._table.last_failure = error
             if isinstance(message, EnginePrefill):
                 self._counters.dropped_hints += 1  # a hint is never answered
             else:
-                self._roster.events.append(failure(message.id, error))
+                self._table.events.append(failure(message.id, error))
             return
         self._counters.requests += 1
         self._counters.hints += isinstance(message, EnginePrefill)
         if isinstance(message, EngineChoose) or (
             isinstance(message, EngineGenerate) and message.constraint is not None
         ):
-            self._roster.hold(requests[0])
+            self._table.hold(requests[0])
         else:
-            self._roster.add(message.id, requests)
+            self._table.add(message.id, requests)
 
     def _take_picture(self, picture: EnginePicture) -> None:
         """Messages that hold a picture which could not be taken are refused when they come."""
@@ -141,15 +141,15 @@ class Inbox:
                 raise CapabilityError("the model reads text only")
             self._pictures.put(picture)
         except Exception as error:
-            self._roster.last_failure = error
+            self._table.last_failure = error
 
     def _release(self, message_id: int) -> None:
         """Ends a pin, or the hint that would have placed it."""
-        requests = self._roster.alive.get(message_id)
+        requests = self._table.alive.get(message_id)
         if requests is None:
-            self._space.pins.release(message_id)
+            self._kv.pins.release(message_id)
         elif isinstance(requests[0].job, Prefilling):
-            self._roster.drop(requests[0])
+            self._table.drop(requests[0])
 
     def _answer_controls(self) -> None:
         controls, self._controls = self._controls, []
@@ -157,37 +157,37 @@ class Inbox:
             match control.verb:
                 case "flush_cache":
                     answer: FromEngine = ControlEnded(
-                        control.id, {"evicted": self._space.flush(), "kept": self._space.cache.total_tokens}
+                        control.id, {"evicted": self._kv.flush(), "kept": self._kv.cache.total_tokens}
                     )
                 case "info":
                     answer = ControlEnded(control.id, self._info())
                 case _:
                     error = ParameterError(f'unknown verb {control.verb!r}; write "flush_cache" or "info"')
                     answer = failure(control.id, error)
-            self._roster.events.append(answer)
+            self._table.events.append(answer)
 
     def _end_aborted(self) -> None:
         aborts, self._aborts = self._aborts, []
         for message_id in aborts:
-            if message_id in self._roster.alive:  # else it has ended already, and was answered by that
+            if message_id in self._table.alive:  # else it has ended already, and was answered by that
                 self._counters.aborted += 1
-                request = self._roster.alive[message_id][0]
+                request = self._table.alive[message_id][0]
                 try:
                     ending = aborted(request)
                 except Exception as error:
-                    self._roster.fail(request, error)
+                    self._table.fail(request, error)
                 else:
-                    self._roster.end(message_id, ending)
+                    self._table.end(message_id, ending)
 
     def _end_expired(self) -> None:
         now = self._clock.now()
         expired = [
             (message_id, requests[0])
-            for message_id, requests in self._roster.alive.items()
+            for message_id, requests in self._table.alive.items()
             if requests[0].deadline is not None and now >= requests[0].deadline
         ]
         for message_id, request in expired:
             self._counters.expired += 1
             seconds, tokens = request.schedule.timeout, request.generated
             error = DeadlineError(f"the deadline of {seconds:g} s passed after {tokens} tokens")
-            self._roster.end(message_id, failure(message_id, error))
+            self._table.end(message_id, failure(message_id, error))

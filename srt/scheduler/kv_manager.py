@@ -16,7 +16,7 @@ import numpy as np
 
 from ..cache.pins import Pins
 from ..cache.radix_cache import Match, RadixCache
-from ..cache.slot_allocator import SlotPool, Slots
+from ..cache.slot_allocator import SlotAllocator, Slots
 from ..core.clock import Clock
 from ..core.counters import Counters, Stopwatch
 from ..core.faults import FaultHook
@@ -28,13 +28,13 @@ _LONGEST_RUN = 16  # slots taken ahead
 _SPARE_SHARE = 16  # all spare slots together are at most this part of the pool
 
 
-class KVSpace:
+class KVManager:
     """Pool and tree together; free + tree + private = total at any time between its calls."""
 
     def __init__(
         self, num_slots: int, config: SchedulerConfig, counters: Counters, clock: Clock, faults: FaultHook
     ) -> None:
-        self.pool = SlotPool(num_slots, faults)
+        self.pool = SlotAllocator(num_slots, faults)
         self.cache = RadixCache(self.pool)
         self.pins = Pins(self.cache, counters, int(config.pin_share * self.pool.total))
         self.tree_time = Stopwatch(clock)

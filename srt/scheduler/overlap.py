@@ -6,12 +6,12 @@
 To land a step is to wait for it, and to commit what it says. So a step takes the longer of the two, the forward pass
 or the scheduling, and no longer their sum. What plan 2 would like to know of step 1 and does not:
 
-    the new token of a text         its row is planned all the same. While step 2 is planned the token is COMING in the
-                                    sequence, and the batch tells by which logit row of step 1 it is chosen
+    the new token of a text         its row is planned all the same. While step 2 is planned the sequence ends in
+                                    PENDING_TOKEN, and the batch tells by which logit row of step 1 it is chosen
     whether the text ends with it   at max_tokens: that is known, and no further row is planned. By a stop: it is not.
                                     The row in step 2 is wasted: it runs, and is left out when step 2 lands
     a text whose token the runner   penalties and biases look at it first, the mask of a constraint follows from it. Its
-    does not choose by itself       next row waits for the landing (`Flight.hinders`)
+    does not choose by itself       next row waits for the landing (`InFlightStep.delays_too_many`)
     the answers to a search, and    their next rows, if there are any, wait for the landing
     scores
 
@@ -24,9 +24,9 @@ in the order of their launches, so all that is said about a slot holds in that o
                 is the key of a token that A has. What A alone held is free, though step 2 may read it now
     plan 3      gives free slots to B, whose rows of step 3 write there after step 2 has read
 
-So pool and tree are whole at any time between two calls, with a step in flight or without. Nobody is retracted while
+So pool and tree are whole at any time between two calls, with a step in step or without. Nobody is retracted while
 a step runs, because what ends with it may give the room; the plan that would have to leaves rows out instead, and the
-step after it is planned with nothing in flight (`Planner.short`).
+step after it is planned with nothing in step (`Planner.short`).
 
 A step that fails empties the tree. The step launched behind it has read the wrong keys, so its answer is thrown away:
 its requests, unless they were in the failed step too, wait again with all their tokens. A row for which no token can be
@@ -44,15 +44,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from ..core.batch import Logits, Pending, Pick
+from ..core.batch import Logits, Pending, RowNeed
 from .request import Phase, Request
-from .row_requests import NOTHING_ASKED, Asked
+from .row_requests import NO_REQUESTS, StepRequests
 from .step_plan import StepPlan
 
-_HINDRANCE = 4  # one waiting text for so many others: see `Flight.hinders`
+_HINDRANCE = 4  # one waiting text for so many others: see `InFlightStep.delays_too_many`
 
 
-class Landed:
+class FinishedStep:
     """A step that had run when it was launched. A `batch.Pending`."""
 
     def __init__(self, logits: Logits) -> None:
@@ -62,7 +62,7 @@ class Landed:
         return self._logits
 
 
-class Crashed:
+class FailedStep:
     """A step that could not be launched. A `batch.Pending`."""
 
     def __init__(self, error: Exception) -> None:
@@ -73,7 +73,7 @@ class Crashed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
+class InFlightStep:
     """A step that was launched, and has not landed.
 
     `coming`: texts that go on, and the logit rows by which the runner chooses their next tokens. `blocked`: the number
@@ -81,18 +81,20 @@ class Flight:
     """
 
     plan: StepPlan
-    asked: Asked
+    asked: StepRequests
     pending: Pending
     coming: tuple[tuple[Request, int], ...] = ()
     blocked: int = 0
 
     @classmethod
-    def launched(cls, plan: StepPlan, asked: Asked, pending: Pending) -> "Flight":
+    def launched(cls, plan: StepPlan, asked: StepRequests, pending: Pending) -> "InFlightStep":
         """Called while the plan's sequences are as they were when it was made."""
-        picks = asked.picks
+        row_requests = asked.row_requests
         coming: list[tuple[Request, int]] = []
         blocked = 0
-        picked = [] if picks is None else (picks.kinds != Pick.ALL).tolist()  # asking numpy row by row is slow
+        picked = (
+            [] if row_requests is None else (row_requests.kinds != RowNeed.LOGITS).tolist()
+        )  # asking numpy row by row is slow
         for rows in plan.planned:
             request, row = rows.request, rows.logits_of_last
             if rows.end < request.length or not request.goes_on:
@@ -104,15 +106,15 @@ class Flight:
         return cls(plan, asked, pending, tuple(coming), blocked)
 
     @classmethod
-    def crashed(cls, plan: StepPlan, error: Exception) -> "Flight":
-        return cls(plan, NOTHING_ASKED, Crashed(error))
+    def crashed(cls, plan: StepPlan, error: Exception) -> "InFlightStep":
+        return cls(plan, NO_REQUESTS, FailedStep(error))
 
     @property
     def failed(self) -> bool:
-        return isinstance(self.pending, Crashed)
+        return isinstance(self.pending, FailedStep)
 
     @property
-    def hinders(self) -> bool:
+    def delays_too_many(self) -> bool:
         """So many texts wait for the landing that the next step is better planned behind it.
 
         Whoever waits runs in every other step, and whoever does not gains the scheduling, which takes a tenth to a
@@ -127,13 +129,13 @@ class Flight:
 
 
 @contextmanager
-def expected(flight: Flight | None) -> Iterator[None]:
-    """Inside, the tokens that a flight chooses are in their sequences, as COMING."""
-    expecting = [] if flight is None else [entry for entry in flight.coming if entry[0].phase is not Phase.ENDED]
+def pending_tokens(step: InFlightStep | None) -> Iterator[None]:
+    """Inside, the tokens that a step chooses are in their sequences, as PENDING_TOKEN."""
+    expecting = [] if step is None else [entry for entry in step.coming if entry[0].phase is not Phase.ENDED]
     for request, row in expecting:
-        request.expect(row)
+        request.append_pending(row)
     try:
         yield
     finally:
         for request, _ in expecting:
-            request.forget_expected()
+            request.remove_pending()

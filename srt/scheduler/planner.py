@@ -11,10 +11,10 @@ from ..core.clock import Clock
 from ..core.counters import Counters
 from ..core.faults import FaultHook
 from .config import SchedulerConfig
-from .kv_manager import KVSpace
+from .kv_manager import KVManager
 from .policy.policy import AdmissionPolicy
 from .request import Phase, Prefilling, Request
-from .request_table import Roster
+from .request_table import RequestTable
 from .step_plan import StepPlan
 
 _PATIENCE = 16  # steps after which a queue whose head does not fit is looked at again, though nobody has ended
@@ -32,8 +32,8 @@ class Planner:
     def __init__(
         self,
         config: SchedulerConfig,
-        space: KVSpace,
-        roster: Roster,
+        kv: KVManager,
+        table: RequestTable,
         counters: Counters,
         clock: Clock,
         faults: FaultHook,
@@ -42,8 +42,8 @@ class Planner:
     ) -> None:
         self.current = StepPlan(None, 0)  # being made, or running
         self._config = config
-        self._space = space
-        self._roster = roster
+        self._kv = kv
+        self._table = table
         self._clock = clock
         self._faults = faults
         self._finish = finish
@@ -52,9 +52,9 @@ class Planner:
         self._behind = False  # a step is running
         self._leaving = 0  # requests that certainly end with that step
         self.short = False  # the last plan left rows out for want of room, which the running step may yet give
-        self._policy = AdmissionPolicy(config, space.peek, counters)
+        self._policy = AdmissionPolicy(config, kv.peek, counters)
         self._held = 0  # steps for which nobody needs to be asked whether he fits
-        self._held_at = 0  # state of the roster then
+        self._held_at = 0  # state of the table then
 
     def plan(self, *, behind: bool = False) -> StepPlan:
         """behind: a step is running, and `computed` of its requests lies behind its rows.
@@ -62,14 +62,14 @@ class Planner:
         Then nobody is retracted: those who end with the running step may give the room that is missing.
         """
         self._behind, self.short = behind, False
-        running = list(self._roster.running.values())
+        running = list(self._table.running.values())
         self._leaving = 0
         if behind:
             paused = [request for request in running if not request.wants_rows]
             running = [request for request in running if request.wants_rows]
             self._leaving = sum(not request.goes_on for request in paused)
         running.sort(key=lambda request: request.rank)
-        self._space.begin_step()
+        self._kv.begin_step()
         plan = self.current = StepPlan(None, self._config.max_step_logits)
         for request in running:
             if request.phase is Phase.RUNNING and request.decoding:
@@ -84,25 +84,25 @@ class Planner:
             for request in rest:
                 if request.phase is Phase.RUNNING and not request.decoding and not plan.full:
                     self._plan_rows(request)
-        if self._roster.waiting and not plan.full and self._may_admit and not self._still_held:
+        if self._table.waiting and not plan.full and self._may_admit and not self._still_held:
             self._admit(plan)
         return plan
 
     @property
     def _may_admit(self) -> bool:
-        return len(self._roster.running) - self._leaving < self._config.max_running
+        return len(self._table.running) - self._leaving < self._config.max_running
 
     @property
     def _still_held(self) -> bool:
         """The head of the queue did not fit, and since then the running ones have only grown."""
         self._held -= 1
-        return self._held > 0 and self._held_at == self._roster.changes
+        return self._held > 0 and self._held_at == self._table.changes
 
     # ------------------------------------------------------------------------------------------- waiting
 
     def _admit(self, plan: StepPlan) -> None:
         """Takes waiting requests while limits and memory allow; the first that does not fit stops the rest."""
-        order = self._policy.order(list(self._roster.waiting.values()), self._clock.now())
+        order = self._policy.order(list(self._table.waiting.values()), self._clock.now())
         promised = self._promised()
         while not plan.full and self._may_admit:
             request = order.next()
@@ -110,21 +110,21 @@ class Planner:
                 break
             if request.phase is not Phase.WAITING:
                 continue  # it ended with its message while this step was planned
-            self._space.open(request)
+            self._kv.open(request)
             if self._not_worth_it(request):
-                self._roster.drop(request)
+                self._table.drop(request)
             elif self._has_room(request, promised):
-                self._roster.admit(request)
+                self._table.admit(request)
                 self._plan_rows(request)
                 if request.match is not None:  # it has not failed, and was not done at once
                     order.admitted(request)
-                    promised += self._space.missing(request, request.length) + self._config.headroom
+                    promised += self._kv.missing(request, request.length) + self._config.headroom
             elif isinstance(request.job, Prefilling):
-                self._roster.drop(request)  # a hint does not hold up anybody
+                self._table.drop(request)  # a hint does not hold up anybody
             else:
-                self._space.close(request)
+                self._kv.close(request)
                 if all(rows.request.decoding for rows in plan.planned):
-                    self._held, self._held_at = _PATIENCE, self._roster.changes
+                    self._held, self._held_at = _PATIENCE, self._table.changes
                 break
 
     def _not_worth_it(self, request: Request) -> bool:
@@ -138,14 +138,14 @@ class Planner:
     def _has_room(self, request: Request, promised: int) -> bool:
         """Whether an opened request fits. Pins keep their place while there will be room without them: they give way
         when nobody runs, and when the request has waited too long."""
-        needed = promised + self._space.missing(request, request.length)
-        if needed <= self._space.available:
+        needed = promised + self._kv.missing(request, request.length)
+        if needed <= self._kv.available:
             return True
         aged = request.arrival <= self._clock.now() - self._config.max_wait
-        if isinstance(request.job, Prefilling) or (self._roster.running and not aged):
+        if isinstance(request.job, Prefilling) or (self._table.running and not aged):
             return False
-        while needed > self._space.available:
-            if not self._space.pins.give_way():
+        while needed > self._kv.available:
+            if not self._kv.pins.give_way():
                 return False
         return True
 
@@ -154,8 +154,8 @@ class Planner:
 
         An admitted request has room for its whole sequence beside these; alone it always fits.
         """
-        missing = sum(self._space.missing(other, other.length) for other in self._roster.running.values())
-        return missing + self._config.headroom * len(self._roster.running)
+        missing = sum(self._kv.missing(other, other.length) for other in self._table.running.values())
+        return missing + self._config.headroom * len(self._table.running)
 
     # ------------------------------------------------------------------------------------------- running
 
@@ -169,7 +169,7 @@ class Planner:
         try:
             self._faults("engine.plan")
         except Exception as error:
-            self._roster.fail(request, error)
+            self._table.fail(request, error)
             return
         request.kv_length += 1
         self._policy.usage.add(request, 1)
@@ -180,14 +180,14 @@ class Planner:
         try:
             claim = self._claim(request)
         except Exception as error:
-            self._roster.fail(request, error)
+            self._table.fail(request, error)
             return
         if claim is None:
             return
         # From here on a failure is not one request's any more: the tree would know keys that are never computed.
         end, slots = claim
         known = request.kv_length
-        self._space.place(request, end, slots)
+        self._kv.place(request, end, slots)
         self._add(request, end, known)
 
     def _add(self, request: Request, end: int, known: int) -> None:
@@ -204,40 +204,40 @@ class Planner:
         if request.phase is not Phase.RUNNING:
             return None
         last = request.length - waits  # the row that chooses waits for its mask
-        self._space.advance(request)
-        self._space.skip_cached_rows(request)
+        self._kv.advance(request)
+        self._kv.skip_cached_rows(request)
         if not request.remaining_rows:
             self._finish(request)
             return None
         end = min(request.computed + 1, last) if request.decoding else self.current.reachable(request, last)
         if end <= request.computed or not self._ensure_room(request, end):
             return None
-        count = self._space.missing(request, end)
+        count = self._kv.missing(request, end)
         if request.decoding and count:
-            count = self._space.run_length(request)
-            self._space.make_room(count)
-        return end, self._space.allocate(count)
+            count = self._kv.run_length(request)
+            self._kv.make_room(count)
+        return end, self._kv.allocate(count)
 
     def _ensure_room(self, request: Request, end: int) -> bool:
         """Room for rows up to `end`, retracting requests of lower rank; False: not in this step.
 
         The request of the highest rank gets everything if it must, so some row runs in every step.
         """
-        count = self._space.missing(request, end)
-        while not self._space.make_room(count):
-            if self._space.take_back_spare(self._roster.running.values()):
+        count = self._kv.missing(request, end)
+        while not self._kv.make_room(count):
+            if self._kv.take_back_spare(self._table.running.values()):
                 continue
             if self._behind:
                 self.short = True
                 return False
-            if self._space.pins.give_way():
+            if self._kv.pins.give_way():
                 continue
             planned = {rows.request.number for rows in self.current.planned}
-            candidates = [other for other in self._roster.running.values() if other.number not in planned]
+            candidates = [other for other in self._table.running.values() if other.number not in planned]
             victim = max(candidates, key=lambda other: other.rank)
             if victim is request and not request.decoding:
                 return False  # it keeps what it has computed, and goes on when there is room
-            self._roster.retract(victim)
+            self._table.retract(victim)
             if victim is request:
                 return False
         return True

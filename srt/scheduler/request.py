@@ -33,8 +33,8 @@ from ..multimodal.sequence import NO_PICTURES, SequencePictures
 if TYPE_CHECKING:
     from .stopping import Stop
 
-COMING = -1  # stands for a token that a running step is about to choose
-NOWHERE = -1  # source of a request whose tokens are all known
+PENDING_TOKEN = -1  # stands for a token that a running step is about to choose
+NO_SOURCE = -1  # source of a request whose tokens are all known
 
 Path = tuple[tuple[int, int, int], ...]  # root first: (node id, position of its first token, number of tokens)
 
@@ -175,7 +175,7 @@ class Request:
         self.computed = 0
         self.reached = 0  # most rows ever computed or found: behind it rows are new, before it repeated
         self.cached_tokens = 0  # prompt tokens that this request never computed
-        self.source = NOWHERE  # the logit row of the running step that chooses the token which is COMING
+        self.source = NO_SOURCE  # the logit row of the running step that chooses the token which is PENDING_TOKEN
 
     # ---------------------------------------------------------------------------------------- tokens
 
@@ -201,16 +201,16 @@ class Request:
         self._tokens[self.length] = token
         self.length += 1
 
-    def expect(self, source: int) -> None:
-        """The next token is taken for granted, until `forget_expected`; a logit row of the running step chooses it."""
-        assert self.source == NOWHERE, "a step runs ahead of one other only"
-        self.append(COMING)
+    def append_pending(self, source: int) -> None:
+        """The next token is taken for granted, until `remove_pending`; a logit row of the running step chooses it."""
+        assert self.source == NO_SOURCE, "a step runs ahead of one other only"
+        self.append(PENDING_TOKEN)
         self.source = source
 
-    def forget_expected(self) -> None:
-        assert self.source != NOWHERE, "nothing was expected"
+    def remove_pending(self) -> None:
+        assert self.source != NO_SOURCE, "nothing was expected"
         self.length -= 1
-        self.source = NOWHERE
+        self.source = NO_SOURCE
 
     def drop_prompt_token(self) -> None:
         """The prompt's last token will be sampled again."""

@@ -13,14 +13,14 @@ from ..core.batch import LogitsError
 from ..core.counters import Counters
 from ..core.messages import FromEngine
 from .endings import failure
-from .kv_manager import KVSpace
+from .kv_manager import KVManager
 from .request import Phase, Prefilling, Request
 
 
-class Roster:
+class RequestTable:
     """The tables of held, waiting and running requests, and what is to be sent. Only it changes a request's phase."""
 
-    def __init__(self, space: KVSpace, counters: Counters) -> None:
+    def __init__(self, kv: KVManager, counters: Counters) -> None:
         self.held: dict[int, Request] = {}  # by number
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
@@ -28,7 +28,7 @@ class Roster:
         self.events: list[FromEngine] = []
         self.last_failure: Exception | None = None
         self.changes = 0  # counts arrivals, admissions, retractions and endings
-        self._space = space
+        self._kv = kv
         self._counters = counters
 
     def add(self, message_id: int, requests: Sequence[Request]) -> None:
@@ -70,13 +70,13 @@ class Roster:
         if isinstance(request.job, Prefilling):
             self.drop(request)
             return
-        self._space.close(request)
+        self._kv.close(request)
         self._wait_again(request)
 
     def retract_all(self) -> None:
         """Everybody waits again: pool and tree have been cleared."""
         for request in list(self.running.values()):
-            self._space.detach(request)
+            self._kv.detach(request)
             self._wait_again(request)
 
     def _wait_again(self, request: Request) -> None:
@@ -87,7 +87,7 @@ class Roster:
 
     def release(self, request: Request) -> None:
         """The request holds nothing any more. Its message is alive until `end`."""
-        self._space.close(request)
+        self._kv.close(request)
         self.held.pop(request.number, None)
         self.waiting.pop(request.number, None)
         self.running.pop(request.number, None)
@@ -111,7 +111,7 @@ class Roster:
         self.last_failure = error
         self._counters.failed += 1
         if isinstance(error, LogitsError):
-            self._space.discard(request)
+            self._kv.discard(request)
         self.end(request.message_id, failure(request.message_id, error))
 
     def drop(self, request: Request) -> None:

@@ -15,23 +15,23 @@ from numpy.typing import NDArray
 
 from ...fsm.tokens.vocabulary import pack
 from ...lang.sampling import SamplingParams
-from ..core.batch import Allowed, Draws, LogitsError, Pick, Picks
+from ..core.batch import Allowed, Draws, LogitsError, RowNeed, RowRequests
 from ..sampling.gumbel import Limits, draw_keys, gumbel
 from .request import Generation, Request
 from .step_plan import PlannedRows
 
-MOST_PICKED = 256  # the largest top_k of a SAMPLE row, but for an AsyncRunner's
+MAX_SAMPLED_TOP_K = 256  # the largest top_k of a SAMPLE row, but for an AsyncRunner's
 
 
-class Asked(NamedTuple):
+class StepRequests(NamedTuple):
     """What a step asks of its rows. `errors`: by number of the request, why its row cannot be told what to choose; the
     row asks for its logits, and its request ends when the step has run."""
 
-    picks: Picks | None  # None: all logits of every row
+    row_requests: RowRequests | None  # None: all logits of every row
     errors: Mapping[int, Exception]
 
 
-NOTHING_ASKED = Asked(None, {})
+NO_REQUESTS = StepRequests(None, {})
 
 
 class _Choice(NamedTuple):
@@ -42,12 +42,12 @@ class _Choice(NamedTuple):
     limits: Limits | None  # None: the most likely token
 
 
-def picks_of(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool = False) -> Asked:
+def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool = False) -> StepRequests:
     """What each of the step's `logit_rows` rows of logits is needed for. launched: they are for an AsyncRunner."""
     allowed: dict[int, Allowed] = {}
     errors: dict[int, Exception] = {}
-    picks = Picks(
-        kinds=np.full(logit_rows, Pick.ALL, dtype=np.uint8),
+    row_requests = RowRequests(
+        kinds=np.full(logit_rows, RowNeed.LOGITS, dtype=np.uint8),
         inverse_temperatures=np.zeros(logit_rows),
         keys=np.zeros(logit_rows, dtype=np.uint64),
         top_k=np.zeros(logit_rows, dtype=np.int32),
@@ -74,8 +74,8 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool 
             continue
         if choice is None:
             continue
-        if picks.described is not None and choice.described:
-            picks.described[rows.logits_of_last] = True
+        if row_requests.described is not None and choice.described:
+            row_requests.described[rows.logits_of_last] = True
         if choice.allowed is not None:
             allowed[rows.logits_of_last] = choice.allowed
         if choice.limits is None:
@@ -85,40 +85,44 @@ def picks_of(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool 
         drawn.append(choice.limits)
         seeds.append(generation.seed)
         positions.append(request.length)
-    picks.kinds[best] = Pick.BEST
+    row_requests.kinds[best] = RowNeed.ARGMAX
     if sampled:
-        picks.kinds[sampled] = Pick.SAMPLE
+        row_requests.kinds[sampled] = RowNeed.SAMPLE
         inverse_temperatures, top_k, top_p, min_p = zip(*drawn, strict=True)
-        picks.inverse_temperatures[sampled] = inverse_temperatures
-        picks.keys[sampled] = draw_keys(seeds, positions)
-        picks.top_k[sampled] = top_k
-        picks.min_p[sampled] = min_p
-        if picks.top_p is not None:
-            picks.top_p[sampled] = top_p
-    return Asked(picks, errors)
+        row_requests.inverse_temperatures[sampled] = inverse_temperatures
+        row_requests.keys[sampled] = draw_keys(seeds, positions)
+        row_requests.top_k[sampled] = top_k
+        row_requests.min_p[sampled] = min_p
+        if row_requests.top_p is not None:
+            row_requests.top_p[sampled] = top_p
+    return StepRequests(row_requests, errors)
 
 
 def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _Choice | None:
     """None: the row is to give its logits."""
     sampling = generation.sampling
-    if forbidden_ends(request, generation) or not (_chosen_alone(generation) if launched else only_token(sampling)):
+    if forbidden_ends(request, generation) or not (
+        _chosen_alone(generation) if launched else needs_only_token(sampling)
+    ):
         return None
     limits = None if sampling.temperature == 0.0 else Limits.of(sampling)
     return _Choice(generation.wants_logprobs, allowed_of(request, generation), limits)
 
 
-def draws_of(picks: Picks, rows: NDArray[np.integer], places: NDArray[np.int64], vocab_size: int) -> Draws:
+def draws_of(row_requests: RowRequests, rows: NDArray[np.integer], places: NDArray[np.int64], vocab_size: int) -> Draws:
     """The draws that some of the rows with a pick are. places: [n] of their logits."""
-    sampled = picks.kinds[rows] == Pick.SAMPLE
+    sampled = row_requests.kinds[rows] == RowNeed.SAMPLE
     ones = np.ones(len(rows))
     return Draws(
         rows=places,
-        inverse_temperatures=np.where(sampled, picks.inverse_temperatures[rows], 0.0),
-        keys=picks.keys[rows],
-        top_k=picks.top_k[rows],
-        top_p=ones if picks.top_p is None else np.where(sampled, picks.top_p[rows], ones),
-        min_p=picks.min_p[rows],
-        masks=[bits_of(picks.allowed.get(row), vocab_size) for row in rows.tolist()] if picks.allowed else None,
+        inverse_temperatures=np.where(sampled, row_requests.inverse_temperatures[rows], 0.0),
+        keys=row_requests.keys[rows],
+        top_k=row_requests.top_k[rows],
+        top_p=ones if row_requests.top_p is None else np.where(sampled, row_requests.top_p[rows], ones),
+        min_p=row_requests.min_p[rows],
+        masks=[bits_of(row_requests.allowed.get(row), vocab_size) for row in rows.tolist()]
+        if row_requests.allowed
+        else None,
     )
 
 
@@ -156,7 +160,7 @@ def bits_of(allowed: Allowed | None, vocab_size: int) -> NDArray[np.uint32] | No
     return pack(allowed.few, -(-vocab_size // 32))
 
 
-def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], picks: Picks, row: int) -> int:
+def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], row_requests: RowRequests, row: int) -> int:
     """The token that a row chooses among `tokens`, by the definition of a draw. logits: those of `tokens`.
 
     Raises:
@@ -165,10 +169,10 @@ def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], picks: Pi
     values = logits.astype(np.float64)
     if not np.isfinite(values).all():
         raise LogitsError
-    if picks.kinds[row] == Pick.BEST:
+    if row_requests.kinds[row] == RowNeed.ARGMAX:
         return int(tokens[values.argmax()])
-    scale, top_k, min_p = picks.inverse_temperatures[row], int(picks.top_k[row]), picks.min_p[row]
-    scores = values * scale + gumbel(picks.keys[row : row + 1], tokens)
+    scale, top_k, min_p = row_requests.inverse_temperatures[row], int(row_requests.top_k[row]), row_requests.min_p[row]
+    scores = values * scale + gumbel(row_requests.keys[row : row + 1], tokens)
     if 0 < top_k < len(values):
         scores[values < np.partition(values, -top_k)[-top_k]] = -np.inf
     if min_p > 0:
@@ -182,9 +186,9 @@ def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
     return generation.ends if early and generation.cursor is None else frozenset()
 
 
-def only_token(sampling: SamplingParams) -> bool:
+def needs_only_token(sampling: SamplingParams) -> bool:
     """The token is all that is needed of a row that is sampled with these parameters."""
-    narrow = sampling.temperature == 0.0 or (sampling.top_p == 1.0 and sampling.top_k <= MOST_PICKED)
+    narrow = sampling.temperature == 0.0 or (sampling.top_p == 1.0 and sampling.top_k <= MAX_SAMPLED_TOP_K)
     return narrow and not sampling.logprobs and sampling.top_logprobs == 0 and not _adjusted(sampling)
 
 

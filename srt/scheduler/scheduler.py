@@ -29,15 +29,15 @@ from ..sampling.sampler import Sampler
 from .commit import Commit
 from .config import PolicyName, SchedulerConfig
 from .inbox import Inbox, Info
-from .kv_manager import KVSpace
-from .overlap import Flight, Landed, expected
+from .kv_manager import KVManager
+from .overlap import FinishedStep, InFlightStep, pending_tokens
 from .planner import Planner
 from .request import Phase
-from .request_table import Roster
-from .row_requests import NOTHING_ASKED, picks_of
+from .request_table import RequestTable
+from .row_requests import NO_REQUESTS, build_row_requests
 from .step_plan import PlannedRows, StepPlan
-from .step_results import Outcome, read_outcome
-from .validation import Intake
+from .step_results import StepResult, read_step_result
+from .validation import RequestFactory
 
 __all__ = ["PolicyName", "Scheduler", "SchedulerConfig"]
 
@@ -73,37 +73,37 @@ class Scheduler:
         self.config = config
         self._runner = runner
         self._launcher = runner if config.overlap and isinstance(runner, AsyncRunner) else None
-        self._flights: deque[Flight] = deque()  # oldest first; between steps one at most
+        self._in_flight: deque[InFlightStep] = deque()  # oldest first; between steps one at most
         self._clock = clock
         self._faults = faults
         self._counters = Counters()
-        self.space = KVSpace(runner.num_slots, config, self._counters, clock, faults)
-        self._intake = Intake(
+        self.kv = KVManager(runner.num_slots, config, self._counters, clock, faults)
+        self._factory = RequestFactory(
             vocab_size=runner.vocab_size,
             context_length=runner.context_length,
-            pool_size=self.space.pool.total,
+            pool_size=self.kv.pool.total,
             eos_ids=eos_ids,
             pictures=runner.pictures,
         )
-        self._roster = Roster(self.space, self._counters)
+        self._table = RequestTable(self.kv, self._counters)
         self._commit = Commit(
             config,
-            self.space,
-            self._roster,
+            self.kv,
+            self._table,
             self._counters,
             clock,
             faults,
             token_bytes=vocabulary_bytes,
-            longest=self._intake.longest,
-            another=self._intake.another,
+            longest=self._factory.longest,
+            another=self._factory.another,
             constraints=constraints,
         )
         self._constrained = self._commit.constrained
         self._searches = self._commit.searches
         self._planner = Planner(
             config,
-            self.space,
-            self._roster,
+            self.kv,
+            self._table,
             self._counters,
             clock,
             faults,
@@ -112,9 +112,9 @@ class Scheduler:
         )
         self._sampler = Sampler(runner.vocab_size, runner.chooser)
         self._inbox = Inbox(
-            self._intake,
-            self._roster,
-            self.space,
+            self._factory,
+            self._table,
+            self.kv,
             self._counters,
             clock,
             pictures=runner.pictures,
@@ -141,28 +141,28 @@ class Scheduler:
         """
         started = self._clock.now()
         self._inbox.read()
-        self.space.pins.expire(started)
+        self.kv.pins.expire(started)
         self._constrained.begin_step()
         self._searches.begin_step()
-        self._ran |= bool(self._roster.alive)
-        if self._flights and (self._planner.short or self._flights[0].hinders):
-            self._land()
+        self._ran |= bool(self._table.alive)
+        if self._in_flight and (self._planner.short or self._in_flight[0].delays_too_many):
+            self._complete()
         ahead = 1 if self._launch() and self._launcher is not None else 0
-        while len(self._flights) > ahead:
-            self._land()
-        self.space.pins.renew(self._clock.now())
+        while len(self._in_flight) > ahead:
+            self._complete()
+        self.kv.pins.renew(self._clock.now())
         if self.config.check_every_step:
             self.check()
         self._counters.step_seconds += self._clock.now() - started
         if self.unchecked:
             self._check_some()
-        events, self._roster.events = self._roster.events, []
+        events, self._table.events = self._table.events, []
         return events
 
     @property
     def idle(self) -> bool:
         """Nothing to do: no request, no answer to fetch."""
-        return self._inbox.empty and not (self._roster.alive or self._flights or self._roster.events)
+        return self._inbox.empty and not (self._table.alive or self._in_flight or self._table.events)
 
     @property
     def unchecked(self) -> bool:
@@ -173,31 +173,31 @@ class Scheduler:
     @property
     def opening(self) -> bool:
         """All that is alive waits for its constraint to be opened elsewhere: `step` has nothing to compute yet."""
-        waits = len(self._roster.held) == len(self._roster.alive) > 0
-        return waits and self._inbox.empty and not self._flights
+        waits = len(self._table.held) == len(self._table.alive) > 0
+        return waits and self._inbox.empty and not self._in_flight
 
     @property
     def running(self) -> int:
-        return len(self._roster.running)
+        return len(self._table.running)
 
     @property
     def waiting(self) -> int:
-        return len(self._roster.waiting) + len(self._roster.held)
+        return len(self._table.waiting) + len(self._table.held)
 
     @property
     def counters(self) -> dict[str, float]:
-        self._counters.tree_seconds = self.space.tree_time.seconds
+        self._counters.tree_seconds = self.kv.tree_time.seconds
         self._constrained.count()
         return self._counters.as_dict()
 
     @property
     def last_failure(self) -> Exception | None:
         """The last exception that ended a request or a step, for the log of whoever owns the scheduler."""
-        return self._roster.last_failure
+        return self._table.last_failure
 
     def planned_tokens(self) -> list[NDArray[np.int32]]:
         """While a step is launched: the true tokens of each sequence of the batch, for the oracle to compare. One that
-        is not known yet is COMING."""
+        is not known yet is PENDING_TOKEN."""
         return [rows.request.tokens[: rows.end] for rows in self._planner.current.planned]
 
     def planned_messages(self) -> list[int]:
@@ -210,8 +210,8 @@ class Scheduler:
         Raises:
             IntegrityError: what contradicts what.
         """
-        self.space.check(list(self._roster.running.values()))
-        self._roster.check()
+        self.kv.check(list(self._table.running.values()))
+        self._table.check()
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -221,22 +221,22 @@ class Scheduler:
             **self._runner.facts(),
             "running": self.running,
             "waiting": self.waiting,
-            "free_slots": self.space.pool.free,
-            "cached_slots": self.space.cache.total_tokens,
-            "pinned_slots": self.space.cache.pinned_tokens,
-            "pins": len(self.space.pins),
-            "total_slots": self.space.pool.total,
-            "longest": self._intake.longest,
+            "free_slots": self.kv.pool.free,
+            "cached_slots": self.kv.cache.total_tokens,
+            "pinned_slots": self.kv.cache.pinned_tokens,
+            "pins": len(self.kv.pins),
+            "total_slots": self.kv.pool.total,
+            "longest": self._factory.longest,
         }
 
     def _check_some(self) -> None:
         """A slice of the check. It goes on where it was when requests have run in between."""
         try:
-            complete = self.space.check_some()
+            complete = self.kv.check_some()
             if complete:
-                self._roster.check()
+                self._table.check()
         except IntegrityError as error:
-            self._roster.last_failure = error
+            self._table.last_failure = error
             self._counters.integrity_failures += 1
             self._forget_keys()
             complete = True  # nothing is left to check; requests that run bring the next round
@@ -248,83 +248,83 @@ class Scheduler:
 
     def _launch(self) -> bool:
         """Plans a step and begins it; False when there is nothing to run, or it crashed."""
-        before = self._flights[-1] if self._flights else None
-        with expected(before):
+        before = self._in_flight[-1] if self._in_flight else None
+        with pending_tokens(before):
             plan = self._planner.plan(behind=before is not None)
             if not plan.planned:
                 return False
             self._commit.begin(plan)
             try:
-                flight = self._take_off(plan)
+                step = self._start(plan)
             except Exception as error:
-                flight = Flight.crashed(plan, error)
+                step = InFlightStep.crashed(plan, error)
         self._counters.overlapped_steps += before is not None
-        self._flights.append(flight)
-        return not flight.failed
+        self._in_flight.append(step)
+        return not step.failed
 
-    def _take_off(self, plan: StepPlan) -> Flight:
-        launcher, asked = self._launcher, NOTHING_ASKED
+    def _start(self, plan: StepPlan) -> InFlightStep:
+        launcher, asked = self._launcher, NO_REQUESTS
         if self.config.partial_logits:
-            asked = picks_of(plan.planned, plan.logit_rows, launched=launcher is not None)
-        batch = plan.build(asked.picks)
+            asked = build_row_requests(plan.planned, plan.logit_rows, launched=launcher is not None)
+        batch = plan.build(asked.row_requests)
         started = self._clock.now()
         self._faults("engine.forward")
-        pending = Landed(self._runner.forward(batch)) if launcher is None else launcher.launch(batch)
+        pending = FinishedStep(self._runner.forward(batch)) if launcher is None else launcher.launch(batch)
         self._counters.forward_seconds += self._clock.now() - started
-        return Flight(plan, asked, pending) if launcher is None else Flight.launched(plan, asked, pending)
+        return InFlightStep(plan, asked, pending) if launcher is None else InFlightStep.launched(plan, asked, pending)
 
-    def _land(self) -> None:
-        """Waits for the oldest flight, and commits what it says."""
-        flight = self._flights.popleft()
-        planned = flight.plan.planned
+    def _complete(self) -> None:
+        """Waits for the oldest step, and commits what it says."""
+        step = self._in_flight.popleft()
+        planned = step.plan.planned
         going = [rows for rows in planned if rows.request.phase is not Phase.ENDED]
         try:
-            outcome = self._read(flight, going)
+            result = self._read(step, going)
         except Exception as error:
-            self._fail(flight, error)
+            self._fail(step, error)
             return
         rows = sum(rows.end - rows.start for rows in planned)
         self._counters.steps += 1
         self._counters.forward_rows += rows
         self._counters.wasted_rows += rows - sum(rows.end - rows.start for rows in going)
-        self._counters.logit_rows += flight.plan.logit_rows
-        self._commit.commit(going, outcome)
+        self._counters.logit_rows += step.plan.logit_rows
+        self._commit.commit(going, result)
 
-    def _read(self, flight: Flight, going: list[PlannedRows]) -> Outcome:
+    def _read(self, step: InFlightStep, going: list[PlannedRows]) -> StepResult:
         """Waits, and asks what the step says of those that have not ended meanwhile."""
         started = self._clock.now()
-        logits = flight.pending.result()
+        logits = step.pending.result()
         computed = self._clock.now()
         self._counters.forward_seconds += computed - started
-        errors = dict(flight.asked.errors)
+        errors = dict(step.asked.errors)
         for rows in going:
             try:
                 self._faults("engine.sample")
             except Exception as error:
                 errors[rows.request.number] = error
-        outcome = read_outcome(logits, going, flight.asked.picks, self._sampler, errors)
+        result = read_step_result(logits, going, step.asked.row_requests, self._sampler, errors)
         self._counters.sample_seconds += self._clock.now() - computed
         self._counters.picked_rows += int((logits.places < 0).sum())
-        return outcome
+        return result
 
     # ------------------------------------------------------------------------------------------ failures
 
-    def _fail(self, flight: Flight, error: Exception) -> None:
+    def _fail(self, step: InFlightStep, error: Exception) -> None:
         """Keys of this step may be wrong or missing, and the tree holds them already: everything is forgotten.
 
         Those in the batch end with the cause; the other running requests wait again with all their tokens.
         """
-        while self._flights:
-            self._flights.popleft().drop()  # it has read those keys
+        while self._in_flight:
+            self._in_flight.popleft().drop()  # it has read those keys
         self._counters.failed_steps += 1
         self._forget_keys()
         self._runner.clear()
-        for rows in flight.plan.planned:
+        for rows in step.plan.planned:
             if rows.request.phase is not Phase.ENDED:
-                self._roster.fail(rows.request, error)
+                self._table.fail(rows.request, error)
 
     def _forget_keys(self) -> None:
         """Pool and tree are emptied; whoever runs waits again and computes its tokens anew."""
         self._counters.pool_rebuilds += 1
-        self.space.clear()
-        self._roster.retract_all()
+        self.kv.clear()
+        self._table.retract_all()

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.batch import DUMMY_SLOT, Batch, Picks, PictureRows
+from ..core.batch import DUMMY_SLOT, Batch, PictureRows, RowRequests
 from ..multimodal.sequence import NO_PICTURES
-from .request import NOWHERE, Path, Request
+from .request import NO_SOURCE, Path, Request
 
 
 class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to make, once per row of a decode step
@@ -80,7 +80,7 @@ class StepPlan:
         self.logit_rows += 1
         self.logits_left -= 1
 
-    def build(self, picks: Picks | None = None) -> Batch:
+    def build(self, row_requests: RowRequests | None = None) -> Batch:
         """Paths are taken now, when no node of the tree is split any more before the step runs."""
         rows = self.planned
         starts = np.array([r.start for r in rows], dtype=np.int64)
@@ -107,7 +107,7 @@ class StepPlan:
                 np.array([r.last_logit - r.first_logit for r in rows], dtype=np.int64),
             ),
             paths=tuple(_path(r.request, r.end) for r in rows),
-            picks=picks,
+            row_requests=row_requests,
             generated=_generated(rows, counts) if len(token_ids) > len(rows) else None,
             token_sources=sources,
             pictures=_pictures(rows, offsets) if seeing else (),
@@ -120,10 +120,10 @@ def _sources(
 ) -> NDArray[np.int64] | None:
     """Of rows whose token is still being chosen, by which logit row of the running step: [R]. Their ids become 0."""
     of_requests = np.array([rows.request.source for rows in planned], dtype=np.int64)
-    coming = np.flatnonzero(of_requests != NOWHERE)
+    coming = np.flatnonzero(of_requests != NO_SOURCE)
     if not len(coming):
         return None
-    sources = np.full(len(token_ids), NOWHERE, dtype=np.int64)
+    sources = np.full(len(token_ids), NO_SOURCE, dtype=np.int64)
     sources[last_rows[coming]] = of_requests[coming]
     token_ids[last_rows[coming]] = 0
     return sources

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from ...lang.errors import EngineError
-from ..core.batch import Logits, LogitsError, Pick, Picks
+from ..core.batch import Logits, LogitsError, RowNeed, RowRequests
 from ..core.isolation import isolate
 from ..core.messages import IdLogprob
-from ..sampling.gumbel import Draw
+from ..sampling.gumbel import SampleRequest
 from ..sampling.logprobs import Wanted, describe, look_up
 from ..sampling.sampler import Sampler
 from .choice_search import questions
@@ -28,7 +28,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class Sampled(NamedTuple):
+class SampledToken(NamedTuple):
     """A new token, None when a constraint ends the text without one; its log-probability when it was asked for."""
 
     token: int | None
@@ -36,41 +36,43 @@ class Sampled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepResult:
     """By number of the request. `known`: prompt or choice tokens that rows of this step predict, in order; `forced`:
     likewise generated tokens that were appended before their rows ran; `asked`: what searches asked of the rows, in
     order; `errors`: why a request cannot go on."""
 
     known: Mapping[int, list[IdLogprob]]
     forced: Mapping[int, list[IdLogprob]]
-    sampled: Mapping[int, Sampled]
+    sampled: Mapping[int, SampledToken]
     asked: Mapping[int, list[NDArray[np.float64]]]
     errors: Mapping[int, Exception]
 
 
-def read_outcome(
+def read_step_result(
     logits: Logits,
     planned: Sequence[PlannedRows],
-    picks: Picks | None,
+    row_requests: RowRequests | None,
     sampler: Sampler,
     errors: Mapping[int, Exception],
-) -> Outcome:
-    """planned: rows of the step, of requests that have not ended. picks: what the batch asked for. A row for which the
-    runner gave no token is chosen from its logits here. errors: of requests that have failed in this step already.
+) -> StepResult:
+    """Reads tokens and log-probabilities off a step. Rows the runner left unsampled are sampled here.
+
+    planned: rows of the step, of requests that have not ended. row_requests: what the batch asked for. errors: of
+    requests that have failed in this step already.
 
     Log-probabilities are the model's own: they are taken before the sampler adjusts rows.
 
     Raises:
         Exception: the forward pass has failed after all, on a device that tells so late.
     """
-    reading = _Reading(logits, picks, sampler, dict(errors))
+    reading = _Reading(logits, row_requests, sampler, dict(errors))
     going = {rows.request.number: rows for rows in planned if rows.request.number not in reading.errors}
     telling = {n: rows for n, rows in going.items() if rows.first_logit < min(rows.last_logit, rows.request.length - 1)}
     known, forced = reading.known(telling), reading.forced(telling)
-    outcome = Outcome(known, forced, reading.sampled(going), reading.asked(going), reading.errors)
+    result = StepResult(known, forced, reading.sampled(going), reading.asked(going), reading.errors)
     if reading.errors and len(logits.values):
         logits.values[0, 0].item()
-    return outcome
+    return result
 
 
 _Rows = Mapping[int, PlannedRows]  # by number of the request
@@ -82,7 +84,7 @@ class _Reading:
     is left out of all that follows."""
 
     logits: Logits
-    picks: Picks | None
+    row_requests: RowRequests | None
     sampler: Sampler
     errors: dict[int, Exception] = field(default_factory=dict)
 
@@ -96,8 +98,8 @@ class _Reading:
         """Generated tokens that were known before their rows ran."""
         return self._describe(self._one_by_one(self._going(planned), self._forced_tokens))
 
-    def sampled(self, planned: _Rows) -> Mapping[int, Sampled]:
-        """New tokens: first those that the runner has chosen or leaves to the definition of its picks, then others."""
+    def sampled(self, planned: _Rows) -> Mapping[int, SampledToken]:
+        """Returns new tokens: those the runner chose or left to its row requests, then those sampled from logits."""
         owners = {
             number: rows
             for number, rows in self._going(planned).items()
@@ -108,12 +110,12 @@ class _Reading:
                 self.errors[number] = error
         tokens = self.logits.tokens
         chosen = {number: int(tokens[rows.logits_of_last]) for number, rows in self._going(owners).items()}
-        if self.picks is not None:
+        if self.row_requests is not None:
             left = [number for number, token in chosen.items() if token < 0]
-            picked = {n: owners[n] for n in left if self.picks.kinds[owners[n].logits_of_last] != Pick.ALL}
+            picked = {n: owners[n] for n in left if self.row_requests.kinds[owners[n].logits_of_last] != RowNeed.LOGITS}
             chosen.update(self._together(picked, self._pick))
         settled = self._settle(owners, {number: token for number, token in chosen.items() if token >= 0})
-        sampled = {number: Sampled(token, None) for number, token in settled.items()}
+        sampled = {number: SampledToken(token, None) for number, token in settled.items()}
         sampled.update(self._described(owners, settled))
         sampled.update(
             self._sample({n: owners[n] for n, token in chosen.items() if token < 0 and n not in self.errors})
@@ -129,17 +131,17 @@ class _Reading:
     # ---------------------------------------------------------------------------------------- new tokens
 
     def _pick(self, owners: Sequence[PlannedRows]) -> list[int]:
-        """Tokens by the batch's own picks, for rows that the runner has answered with logits."""
-        assert self.picks is not None, "called for rows with a pick"
+        """Tokens by the batch's own row_requests, for rows that the runner has answered with logits."""
+        assert self.row_requests is not None, "called for rows with a pick"
         rows = np.array([rows.logits_of_last for rows in owners], dtype=np.int64)
         places = np.array([_place(self.logits, row) for row in rows.tolist()], dtype=np.int64)
-        draws = draws_of(self.picks, rows, places, self.sampler.vocab_size)
+        draws = draws_of(self.row_requests, rows, places, self.sampler.vocab_size)
         tokens: list[int] = self.sampler.choose(self.logits.values, draws).tolist()
         return tokens
 
-    def _described(self, owners: _Rows, tokens: Mapping[int, int | None]) -> dict[int, Sampled]:
+    def _described(self, owners: _Rows, tokens: Mapping[int, int | None]) -> dict[int, SampledToken]:
         """Tokens with their log-probabilities where the batch asked for both."""
-        described = self.picks.described if self.picks is not None else None
+        described = self.row_requests.described if self.row_requests is not None else None
         if described is None or not described.any():
             return {}
         asking = {
@@ -149,16 +151,16 @@ class _Reading:
         }
         wanted = self._one_by_one(asking, self._wanted)
         logprobs = self._together(wanted, lambda some: describe(self.logits.values, some, self.sampler.chooser))
-        return {number: Sampled(tokens[number], logprob) for number, logprob in logprobs.items()}
+        return {number: SampledToken(tokens[number], logprob) for number, logprob in logprobs.items()}
 
     def _wanted(self, chosen: tuple[PlannedRows, int]) -> Wanted:
         rows, token = chosen
         return Wanted(_place(self.logits, rows.logits_of_last), token, _top(rows.request))
 
-    def _sample(self, owners: _Rows) -> dict[int, Sampled]:
+    def _sample(self, owners: _Rows) -> dict[int, SampledToken]:
         """Tokens from logits that the sampler adjusts, and log-probabilities from what they were before."""
         values = self.logits.values
-        draws = self._one_by_one(owners, self._draw)
+        draws = self._one_by_one(owners, self._sample_request)
         asked = [number for number in draws if _wants_logprobs(owners[number].request)]
         unadjusted = values[[draws[number].row for number in asked]] if asked else values[:0]
         tokens = self._settle(owners, self._together(draws, lambda some: self.sampler.sample(values, some)))
@@ -174,13 +176,13 @@ class _Reading:
             if (token := tokens.get(number)) is not None
         }
         logprobs = self._together(wanted, lambda some: describe(unadjusted, some, self.sampler.chooser))
-        return {number: Sampled(token, logprobs.get(number)) for number, token in tokens.items()}
+        return {number: SampledToken(token, logprobs.get(number)) for number, token in tokens.items()}
 
-    def _draw(self, rows: PlannedRows) -> Draw:
+    def _sample_request(self, rows: PlannedRows) -> SampleRequest:
         request = rows.request
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
-        return Draw(
+        return SampleRequest(
             row=_place(self.logits, rows.logits_of_last),
             sampling=generation.sampling,
             seed=generation.seed,

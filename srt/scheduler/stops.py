@@ -10,7 +10,7 @@ from ...lang.sampling import SamplingParams
 KEPT = 256  # different lists of stops
 
 
-class StopShelf:
+class CompiledStops:
     """Each owner has its own: what is compiled grows when it is used, and is for one thread."""
 
     def __init__(self) -> None:

@@ -13,12 +13,12 @@ from ..core.image_token_ids import PICTURE_BASE, PICTURE_END, picture_spans
 from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
 from .request import Choosing, Generation, Job, Prefilling, Request, ScoreGroup, Scoring
-from .stops import StopShelf
+from .stops import CompiledStops
 
 MOST_SEARCHED = 16_384  # tokens of choices; a step makes a node for each
 
 
-class Intake:
+class RequestFactory:
     """Checks messages against the model's limits and makes requests of them.
 
     Args:
@@ -47,7 +47,7 @@ class Intake:
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)  # a model may lack some
         self._pictures = pictures
         self._arrived = 0
-        self._stops = StopShelf()
+        self._stops = CompiledStops()
 
     def generate(self, message: EngineGenerate, now: float) -> Request:
         sampling = msgspec.structs.replace(message.sampling)  # which checks every number again

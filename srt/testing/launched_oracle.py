@@ -12,12 +12,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.batch import Batch, Logits, Pick, Picks, Runner
+from ..core.batch import Batch, Logits, RowNeed, RowRequests, Runner
 from ..core.clock import VirtualClock
 from ..core.isolation import isolate
 from ..sampling.sampler import Sampler
-from ..scheduler.request import COMING
-from ..scheduler.row_requests import MOST_PICKED, draws_of
+from ..scheduler.request import PENDING_TOKEN
+from ..scheduler.row_requests import MAX_SAMPLED_TOP_K, draws_of
 from .oracle import OracleRunner
 
 
@@ -36,11 +36,11 @@ class StepChain:
 
     def run(self, batch: Batch) -> Logits:
         """As `Runner.forward`, for a batch that `AsyncRunner.launch` takes."""
-        asked = batch.picks
+        asked = batch.row_requests
         if batch.token_sources is not None:
             batch = replace(batch, token_ids=self.resolve(batch.token_ids, batch.token_sources), token_sources=None)
         if asked is not None:
-            batch = replace(batch, picks=_narrowed(asked))
+            batch = replace(batch, row_requests=_narrowed(asked))
         logits = self._runner.forward(batch)
         if asked is not None:
             logits = self._chosen(logits, asked)
@@ -56,10 +56,10 @@ class StepChain:
         assert resolved[rows].min(initial=0) >= 0, "a row refers to a token that the step before did not choose"
         return resolved
 
-    def _chosen(self, logits: Logits, asked: Picks) -> Logits:
+    def _chosen(self, logits: Logits, asked: RowRequests) -> Logits:
         """Every pick that may be any token has one, or an error."""
         tokens, errors = logits.tokens.copy(), dict(logits.errors)
-        left = (asked.kinds != Pick.ALL) & (tokens < 0)
+        left = (asked.kinds != RowNeed.LOGITS) & (tokens < 0)
         left[[*asked.allowed, *errors]] = False
 
         def choose(rows: Sequence[int]) -> list[int]:
@@ -77,15 +77,17 @@ class StepChain:
         return Logits(logits.values, logits.places, tokens, errors)
 
 
-def _narrowed(picks: Picks) -> Picks:
+def _narrowed(row_requests: RowRequests) -> RowRequests:
     """As it is asked of a runner that is no AsyncRunner: of other rows it is to give the logits."""
-    wide = np.zeros(len(picks.kinds), dtype=np.bool_)
-    if picks.described is not None:
-        wide |= picks.described
-    if picks.top_p is not None:
-        wide |= (picks.kinds == Pick.SAMPLE) & ((picks.top_p < 1) | (picks.top_k > MOST_PICKED))
-    kinds = np.where(wide, np.uint8(Pick.ALL), picks.kinds)
-    return replace(picks, kinds=kinds, top_p=None, described=None)
+    wide = np.zeros(len(row_requests.kinds), dtype=np.bool_)
+    if row_requests.described is not None:
+        wide |= row_requests.described
+    if row_requests.top_p is not None:
+        wide |= (row_requests.kinds == RowNeed.SAMPLE) & (
+            (row_requests.top_p < 1) | (row_requests.top_k > MAX_SAMPLED_TOP_K)
+        )
+    kinds = np.where(wide, np.uint8(RowNeed.LOGITS), row_requests.kinds)
+    return replace(row_requests, kinds=kinds, top_p=None, described=None)
 
 
 Truth = Sequence[NDArray[np.int32]]
@@ -123,7 +125,7 @@ class LaunchedOracle:
 
     Args:
         oracle: its `expected` is ours from now on.
-        expected: as OracleRunner's. Asked when a step is launched; tokens may be COMING.
+        expected: as OracleRunner's. Asked when a step is launched; tokens may be PENDING_TOKEN.
         computes: what a step writes and reads happens then, but never before the step in front of it.
         clock, seconds: how long a step runs; a step begins when it is launched and the one before it has run.
     """
@@ -171,12 +173,13 @@ class LaunchedOracle:
             self._clock.advance(max(0.0, until - self._clock.now()))
 
     def compute(self, batch: Batch, truth: Truth | None) -> Logits:
-        """One step, behind the one that was computed last. truth: of each sequence the tokens; one may be COMING."""
+        """Computes one step, after the one that was computed last. truth: of each sequence the tokens; the last one may
+        be PENDING_TOKEN."""
         if truth is not None and batch.token_sources is not None:
             token_ids = self._chain.resolve(batch.token_ids, batch.token_sources)
             last_rows = np.cumsum(batch.query_lengths) - 1
             for tokens, row in zip(truth, last_rows.tolist(), strict=True):
-                if tokens[-1] == COMING:
+                if tokens[-1] == PENDING_TOKEN:
                     tokens[-1] = token_ids[row]
         self.oracle.expected = None if truth is None else lambda: truth
         return self._chain.run(batch)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ...lang.errors import EngineError
 from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
-from ..core.batch import DUMMY_SLOT, Batch, Logits, Pick, Picks
-from ..sampling.gumbel import Draw, gumbel
+from ..core.batch import DUMMY_SLOT, Batch, Logits, RowNeed, RowRequests
+from ..sampling.gumbel import SampleRequest, gumbel
 from ..sampling.sampler import Sampler
 from ..scheduler.row_requests import choose_few
 from .oracle_pictures import OraclePictures
@@ -70,8 +70,8 @@ class OracleModel:
         rows = np.arange(len(fingerprints))
         choices = np.arange(self.vocab_size) if self.favourites is None else np.array(self.favourites)
         for number, bonus in ((1, 8), (2, 6), (3, 5)):
-            picks = choices[(_mix(fingerprints + np.uint64(number)) % np.uint64(len(choices))).astype(np.int64)]
-            values[rows, picks] = np.maximum(values[rows, picks], base[rows, picks] + (bonus << 20))
+            favoured = choices[(_mix(fingerprints + np.uint64(number)) % np.uint64(len(choices))).astype(np.int64)]
+            values[rows, favoured] = np.maximum(values[rows, favoured], base[rows, favoured] + (bonus << 20))
         return (values.astype(np.float64) / (1 << 20)).astype(np.float32)
 
     def reference(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -155,9 +155,9 @@ class OracleRunner:
             [own[-count:] for own, count in zip(fingerprints, batch.query_lengths.tolist(), strict=True)]
         )
         logits = self.model.logits(of_rows[batch.logit_rows])
-        if batch.picks is None or not self.picks_tokens:
+        if batch.row_requests is None or not self.picks_tokens:
             return Logits.complete(torch.from_numpy(logits))
-        return _answer_picks(logits, batch.picks)
+        return _answer_picks(logits, batch.row_requests)
 
     def _gather(self, batch: Batch, index: int) -> NDArray[np.int64]:
         """The tokens in the sequence's slots, checked against its own rows and its positions."""
@@ -213,35 +213,35 @@ class OracleRunner:
             raise OracleError("logit rows are not ascending rows of the batch")
 
 
-def _answer_picks(logits: NDArray[np.float32], picks: Picks) -> Logits:
-    """Rows with Pick.ALL keep their logits; of the others only a token is left. By the definitions, row by row. A row
-    that may not choose among all tokens keeps its logits too, but for those that choose among a few."""
-    whole = picks.kinds == Pick.ALL
-    whole[[row for row, allowed in picks.allowed.items() if allowed.few is None]] = True
+def _answer_picks(logits: NDArray[np.float32], row_requests: RowRequests) -> Logits:
+    """Leaves a token only of each row that needs no logits, by the definitions, row by row. A row that may not choose
+    among all tokens keeps its logits too, but for those that choose among a few."""
+    whole = row_requests.kinds == RowNeed.LOGITS
+    whole[[row for row, allowed in row_requests.allowed.items() if allowed.few is None]] = True
     places = np.where(whole, np.cumsum(whole) - 1, -1)
     tokens = np.full(len(logits), -1, dtype=np.int64)
     errors: dict[int, Exception] = {}
     for row in np.flatnonzero(~whole).tolist():
         try:
-            tokens[row] = _answer_pick(logits[row], picks, row)
+            tokens[row] = _answer_pick(logits[row], row_requests, row)
         except Exception as error:
             errors[row] = error
     return Logits(torch.from_numpy(logits[whole]), places, tokens, errors)
 
 
-def _answer_pick(logits: NDArray[np.float32], picks: Picks, row: int) -> int:
+def _answer_pick(logits: NDArray[np.float32], row_requests: RowRequests, row: int) -> int:
     """The token that a row chooses. logits: [vocab]"""
-    if row in picks.allowed and (few := picks.allowed[row].few) is not None:
-        return choose_few(logits[few], few, picks, row)
+    if row in row_requests.allowed and (few := row_requests.allowed[row].few) is not None:
+        return choose_few(logits[few], few, row_requests, row)
     scores = logits.astype(np.float64)
-    if picks.kinds[row] == Pick.SAMPLE:
+    if row_requests.kinds[row] == RowNeed.SAMPLE:
         ids = np.arange(len(scores))
         kept = np.ones(len(scores), dtype=np.bool_)
-        if 0 < picks.top_k[row] < len(scores):
-            kept &= scores >= np.sort(scores)[-int(picks.top_k[row])]
-        if picks.min_p[row] > 0:
-            kept &= (scores - scores.max()) * picks.inverse_temperatures[row] >= np.log(picks.min_p[row])
-        drawn = scores * picks.inverse_temperatures[row] + gumbel(picks.keys[row], ids)
+        if 0 < row_requests.top_k[row] < len(scores):
+            kept &= scores >= np.sort(scores)[-int(row_requests.top_k[row])]
+        if row_requests.min_p[row] > 0:
+            kept &= (scores - scores.max()) * row_requests.inverse_temperatures[row] >= np.log(row_requests.min_p[row])
+        drawn = scores * row_requests.inverse_temperatures[row] + gumbel(row_requests.keys[row], ids)
         scores = np.where(kept, drawn, -np.inf)
     return int(scores.argmax())
 
@@ -275,7 +275,9 @@ def reference_generate(
         logits = torch.from_numpy(model.reference(tokens).copy())[None]
         counts = {token: generated.count(token) for token in generated}
         forbidden = frozenset(ends) if len(generated) < sampling.min_tokens else frozenset()
-        draw = Draw(0, sampling, sampling.seed or 0, len(tokens), counts, np.array(prompt, dtype=np.int32), forbidden)
+        draw = SampleRequest(
+            0, sampling, sampling.seed or 0, len(tokens), counts, np.array(prompt, dtype=np.int32), forbidden
+        )
         token = sampler.sample(logits, [draw])[0]
         tokens.append(token)
         generated.append(token)

@@ -40,9 +40,9 @@ class Watched(LocalBackend):
         forward = runner.forward
 
         def watched(batch: Batch) -> Logits:
-            cache = scheduler.space.cache
+            cache = scheduler.kv.cache
             locked = sum(len(node.tokens) for _, node in cache.walk() if node.locks)
-            running = scheduler._roster.running.values()
+            running = scheduler._table.running.values()
             self.most = max(self.most, locked + sum(one.kv_length - one.tree_length for one in running))
             return forward(batch)
 

@@ -80,7 +80,7 @@ def test_a_batch_pins_without_waiting_and_counts_by_the_backends_bound(local: Lo
 def test_the_salt_of_the_runs_is_that_of_the_pin(local: LocalBackend) -> None:
     with pin(local, HEAD, salt="mine"):
         assert pinned(local) == TOKENS
-        space = local.engine.scheduler.space
+        space = local.engine.scheduler.kv
         assert [match.node.salt for match in space.pins.matches] == ["mine"]
 
 

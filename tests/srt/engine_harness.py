@@ -156,7 +156,7 @@ class Engine:
         return self.scheduler.counters[name]
 
     def reference(self, tokens: Iterable[int], sampling: SamplingParams = GREEDY) -> Reference:
-        longest = min(self.runner.context_length, self.scheduler.space.pool.total)
+        longest = min(self.runner.context_length, self.scheduler.kv.pool.total)
         return reference_generate(
             self.runner.model, list(tokens), sampling, eos_ids=EOS, token_bytes=self.token_bytes, longest=longest
         )

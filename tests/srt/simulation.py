@@ -327,7 +327,7 @@ def verify(world: World) -> Counter[str]:
     while not scheduler.idle:
         scheduler.step()
     scheduler.check()
-    assert scheduler.space.pool.free + scheduler.space.cache.total_tokens == POOL
+    assert scheduler.kv.pool.free + scheduler.kv.cache.total_tokens == POOL
     return outcomes
 
 

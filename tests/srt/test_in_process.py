@@ -107,7 +107,7 @@ def test_a_fork_computes_its_prefix_once() -> None:
         requests = [request(str(index), prefix + letter) for index, letter in enumerate("bcdfghjk")]
         await asyncio.gather(*(final_of(backend, each) for each in requests))
         scheduler = backend.engine.scheduler
-        unique = scheduler.space.cache.total_tokens - 8 * (GREEDY.max_tokens - 1)
+        unique = scheduler.kv.cache.total_tokens - 8 * (GREEDY.max_tokens - 1)
         assert scheduler.counters["computed_prompt_tokens"] == unique
 
     run(backend, scenario)

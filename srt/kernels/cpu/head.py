@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ....lang.errors import EngineError, ParameterError
-from ...core.batch import Pick, Picks
+from ...core.batch import RowNeed, RowRequests
 from ...sampling.gumbel import gumbel
 from .linear import PackedMatrix
 
@@ -81,7 +81,7 @@ class Head:
         """The most likely token of each row, of equal ones the first. x: float32 [rows, hidden]."""
         return self._choose(x, (None,) * 6)
 
-    def choose(self, x: torch.Tensor, picks: Picks) -> Chosen:
+    def choose(self, x: torch.Tensor, row_requests: RowRequests) -> Chosen:
         """One token for each row, of those that it is allowed. x: float32 [rows, hidden].
 
         Raises:
@@ -89,23 +89,23 @@ class Head:
                 another length; a row that is allowed few tokens, not bits of all.
         """
         rows = len(x)
-        _check_picks(picks, rows)
+        _check_picks(row_requests, rows)
         arrays = (
-            np.ascontiguousarray(picks.kinds, dtype=np.uint8),
-            np.ascontiguousarray(picks.inverse_temperatures, dtype=np.float64),
-            np.ascontiguousarray(picks.keys, dtype=np.uint64),
-            np.ascontiguousarray(picks.top_k, dtype=np.int32),
-            np.ascontiguousarray(picks.min_p, dtype=np.float64),
+            np.ascontiguousarray(row_requests.kinds, dtype=np.uint8),
+            np.ascontiguousarray(row_requests.inverse_temperatures, dtype=np.float64),
+            np.ascontiguousarray(row_requests.keys, dtype=np.uint64),
+            np.ascontiguousarray(row_requests.top_k, dtype=np.int32),
+            np.ascontiguousarray(row_requests.min_p, dtype=np.float64),
         )
-        masks = self._masks(picks, rows) if picks.allowed else None
+        masks = self._masks(row_requests, rows) if row_requests.allowed else None
         addresses = [array.ctypes.data for array in arrays]
         return self._choose(x, (*addresses, None if masks is None else masks.ctypes.data))
 
-    def _masks(self, picks: Picks, rows: int) -> NDArray[np.uint64]:
+    def _masks(self, row_requests: RowRequests, rows: int) -> NDArray[np.uint64]:
         """[rows] where the bits of a row lie, which the picks keep; 0: all tokens."""
         words = -(-self._matrix.n // 32)
         addresses = np.zeros(rows, dtype=np.uint64)
-        for row, allowed in picks.allowed.items():
+        for row, allowed in row_requests.allowed.items():
             bits = allowed.bits
             if bits is None or bits.shape != (words,) or bits.dtype != np.uint32 or not bits.flags.c_contiguous:
                 raise ParameterError(
@@ -134,11 +134,11 @@ class Head:
         """[rows, vocab]: all logits."""
         return self._matrix(x, out=out)
 
-    def _choose(self, x: torch.Tensor, picks: tuple[int | None, ...]) -> Chosen:
+    def _choose(self, x: torch.Tensor, row_requests: tuple[int | None, ...]) -> Chosen:
         self._check(x)
         tokens, logits = np.empty(len(x), dtype=np.int32), np.empty(len(x), dtype=np.float32)
         self._library.umbel_head_choose(
-            self._handle, x.data_ptr(), len(x), x.stride(0), *picks, tokens.ctypes.data, logits.ctypes.data
+            self._handle, x.data_ptr(), len(x), x.stride(0), *row_requests, tokens.ctypes.data, logits.ctypes.data
         )
         return Chosen(tokens, logits)
 
@@ -156,46 +156,54 @@ class Head:
             self._library.umbel_head_free(self._handle)
 
 
-def choose_from_logits(logits: torch.Tensor, picks: Picks) -> NDArray[np.int32]:
+def choose_from_logits(logits: torch.Tensor, row_requests: RowRequests) -> NDArray[np.int32]:
     """The twin: the token of each row, by its definition. logits: float32 [rows, vocab]; −1 where one is not finite."""
     values = logits.double().numpy()
-    return np.array([_choose_row(values[row], picks, row) for row in range(len(values))], dtype=np.int32)
+    return np.array([_choose_row(values[row], row_requests, row) for row in range(len(values))], dtype=np.int32)
 
 
-def _choose_row(logits: NDArray[np.float64], picks: Picks, row: int) -> int:
+def _choose_row(logits: NDArray[np.float64], row_requests: RowRequests, row: int) -> int:
     if not np.isfinite(logits).all():
         return -1
-    if row in picks.allowed:
-        bits = picks.allowed[row].bits
+    if row in row_requests.allowed:
+        bits = row_requests.allowed[row].bits
         assert bits is not None, "a choice among few tokens needs no head"
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(logits)]
         logits = np.where(allowed, logits, -np.inf)
-    if picks.kinds[row] == Pick.BEST:
+    if row_requests.kinds[row] == RowNeed.ARGMAX:
         return int(logits.argmax())
     kept = logits > -np.inf
-    if 0 < picks.top_k[row] < np.count_nonzero(kept):
-        kept &= logits >= np.sort(logits)[-int(picks.top_k[row])]
-    scale = picks.inverse_temperatures[row]
-    if picks.min_p[row] > 0:
-        kept &= (logits - logits.max()) * scale >= math.log(picks.min_p[row])
-    scores = logits * scale + gumbel(picks.keys[row : row + 1], np.arange(len(logits)))
+    if 0 < row_requests.top_k[row] < np.count_nonzero(kept):
+        kept &= logits >= np.sort(logits)[-int(row_requests.top_k[row])]
+    scale = row_requests.inverse_temperatures[row]
+    if row_requests.min_p[row] > 0:
+        kept &= (logits - logits.max()) * scale >= math.log(row_requests.min_p[row])
+    scores = logits * scale + gumbel(row_requests.keys[row : row + 1], np.arange(len(logits)))
     return int(np.where(kept, scores, -np.inf).argmax())
 
 
-def _check_picks(picks: Picks, rows: int) -> None:
-    arrays = (picks.kinds, picks.inverse_temperatures, picks.keys, picks.top_k, picks.min_p)
+def _check_picks(row_requests: RowRequests, rows: int) -> None:
+    arrays = (
+        row_requests.kinds,
+        row_requests.inverse_temperatures,
+        row_requests.keys,
+        row_requests.top_k,
+        row_requests.min_p,
+    )
     if any(array.shape != (rows,) for array in arrays):
         raise ParameterError(f"picks of shapes {[array.shape for array in arrays]} for {rows} rows; give one of each")
-    if not np.isin(picks.kinds, (Pick.BEST, Pick.SAMPLE)).all():
-        raise ParameterError(f"kinds={picks.kinds}; a row that wants ALL its logits has to be computed with `all`")
-    drawn = picks.kinds == Pick.SAMPLE
-    scales, least = picks.inverse_temperatures[drawn], picks.min_p[drawn]
+    if not np.isin(row_requests.kinds, (RowNeed.ARGMAX, RowNeed.SAMPLE)).all():
+        raise ParameterError(
+            f"kinds={row_requests.kinds}; a row that wants ALL its logits has to be computed with `all`"
+        )
+    drawn = row_requests.kinds == RowNeed.SAMPLE
+    scales, least = row_requests.inverse_temperatures[drawn], row_requests.min_p[drawn]
     if not (np.isfinite(scales).all() and (scales > 0).all()):
         raise ParameterError(
             f"inverse_temperatures={scales}; write finite numbers above 0, BEST rows for temperature 0"
         )
-    if not ((least >= 0).all() and (least <= 1).all()) or (picks.top_k[drawn] < 0).any():
-        raise ParameterError(f"min_p={least}, top_k={picks.top_k[drawn]}; write 0 to 1, and 0 or more")
+    if not ((least >= 0).all() and (least <= 1).all()) or (row_requests.top_k[drawn] < 0).any():
+        raise ParameterError(f"min_p={least}, top_k={row_requests.top_k[drawn]}; write 0 to 1, and 0 or more")
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...core.batch import Logits, LogitsError, Pick, Picks
+from ...core.batch import Logits, LogitsError, RowNeed, RowRequests
 from ...core.isolation import isolate
 from ...scheduler.row_requests import draws_of
 from .choosing import DeviceChooser
@@ -60,7 +60,7 @@ class Answers:
         self._staging = Staging(accelerator, 1 << 12)
         self.device_seconds = 0.0  # from the beginnings of steps that were waited for to their ends
 
-    def begin(self, logits: torch.Tensor, picks: Picks | None, *, began: Mark, kept: bool) -> Answer:
+    def begin(self, logits: torch.Tensor, row_requests: RowRequests | None, *, began: Mark, kept: bool) -> Answer:
         """What a step answers.
 
         Args:
@@ -69,10 +69,10 @@ class Answers:
             kept: their memory belongs to this step alone; otherwise the rows that want logits get a copy.
         """
         count = len(logits)
-        picked, whole = _wants(picks, count)
+        picked, whole = _wants(row_requests, count)
         tokens, errors = torch.empty(0, dtype=torch.int64, device=logits.device), dict[int, Exception]()
-        if picks is not None and len(picked):
-            tokens, errors = self._choose(logits, picks, picked)
+        if row_requests is not None and len(picked):
+            tokens, errors = self._choose(logits, row_requests, picked)
         host_tokens = self._accelerator.host_buffer(tokens.nbytes).view(torch.int64)
         host_tokens.copy_(tokens, non_blocking=True)
         if not len(whole):
@@ -97,12 +97,12 @@ class Answers:
         )
 
     def _choose(
-        self, logits: torch.Tensor, picks: Picks, picked: NDArray[np.int64]
+        self, logits: torch.Tensor, row_requests: RowRequests, picked: NDArray[np.int64]
     ) -> tuple[torch.Tensor, dict[int, Exception]]:
         """A token for each of the picked rows; −1 for those with an error."""
 
         def choose(rows: NDArray[np.int64]) -> torch.Tensor:
-            return self._chooser.choose_async(logits, draws_of(picks, rows, rows, logits.shape[1]))
+            return self._chooser.choose_async(logits, draws_of(row_requests, rows, rows, logits.shape[1]))
 
         try:
             return choose(picked), {}
@@ -114,12 +114,12 @@ class Answers:
         return torch.stack([none if isinstance(answer, Exception) else answer for answer in answers]), errors
 
 
-def _wants(picks: Picks | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _wants(row_requests: RowRequests | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The logit rows of which a token is asked, and those that want their logits."""
-    if picks is None:
+    if row_requests is None:
         return np.zeros(0, dtype=np.int64), np.arange(count)
-    picked = picks.kinds != Pick.ALL
-    whole = ~picked if picks.described is None else ~picked | picks.described
+    picked = row_requests.kinds != RowNeed.LOGITS
+    whole = ~picked if row_requests.described is None else ~picked | row_requests.described
     return np.flatnonzero(picked), np.flatnonzero(whole)
 
 

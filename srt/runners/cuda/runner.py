@@ -107,7 +107,7 @@ class CudaRunner:
         captured = self._captured
         replayed = captured.run(batch, self._resolve) if captured is not None and captured.takes(batch) else None
         logits = self._run(batch) if replayed is None else replayed
-        answer = self._answers.begin(logits, batch.picks, began=self._began, kept=replayed is None)
+        answer = self._answers.begin(logits, batch.row_requests, began=self._began, kept=replayed is None)
         self._chosen = answer.chosen
         return answer
 

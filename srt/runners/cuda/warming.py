@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.batch import DUMMY_SLOT, Allowed, Batch, Pick, Picks
+from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests
 from .captured import graph_rows
 from .memory import StepLimits
 
@@ -28,13 +28,21 @@ def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -
     lengths = [min(rows, limits.rows, context_length) for rows in (*ROWS, above, above + 1, limits.rows)]
     logits = [min(count, rows) for rows, count in zip(lengths, (1, 1, 1, 1, UNIT, 7, 1), strict=True)]
     steps = list(map(_prompt, lengths, logits))
-    kinds = (Pick.BEST, Pick.SAMPLE, Pick.SAMPLE, Pick.SAMPLE, Pick.BEST, Pick.BEST, Pick.BEST)
+    kinds = (
+        RowNeed.ARGMAX,
+        RowNeed.SAMPLE,
+        RowNeed.SAMPLE,
+        RowNeed.SAMPLE,
+        RowNeed.ARGMAX,
+        RowNeed.ARGMAX,
+        RowNeed.ARGMAX,
+    )
     mask = Allowed(None, np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32))
-    picks = [
+    row_requests = [
         _picks(kind, count, limited=number in (2, 3), allowed=mask if number in (3, 4) else None)
         for number, (kind, count) in enumerate(zip(kinds, logits, strict=True))
     ]
-    return [replace(step, picks=asked) for step, asked in zip(steps, picks, strict=True)]
+    return [replace(step, row_requests=asked) for step, asked in zip(steps, row_requests, strict=True)]
 
 
 def _prompt(rows: int, logits: int) -> Batch:
@@ -50,9 +58,9 @@ def _prompt(rows: int, logits: int) -> Batch:
     )
 
 
-def _picks(kind: Pick, count: int, *, limited: bool, allowed: Allowed | None) -> Picks:
+def _picks(kind: RowNeed, count: int, *, limited: bool, allowed: Allowed | None) -> RowRequests:
     """limited: by top_k, top_p and min_p."""
-    return Picks(
+    return RowRequests(
         kinds=np.full(count, kind, dtype=np.uint8),
         inverse_temperatures=np.ones(count),
         keys=np.zeros(count, dtype=np.uint64),

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.srt.cache.eviction import LeastRecentlyUsed
 from umbel.srt.cache.radix_cache import RadixCache, RadixNode
-from umbel.srt.cache.slot_allocator import Place, SlotPool
+from umbel.srt.cache.slot_allocator import Place, SlotAllocator
 
 
 class NewestFirst:
@@ -34,7 +34,7 @@ class NewestFirst:
         self._nodes.clear()
 
 
-def serve(cache: RadixCache, pool: SlotPool, tokens: list[int]) -> None:
+def serve(cache: RadixCache, pool: SlotAllocator, tokens: list[int]) -> None:
     sequence = np.array(tokens, dtype=np.int32)
     match = cache.match(sequence, "")
     cache.lock(match)
@@ -45,7 +45,7 @@ def serve(cache: RadixCache, pool: SlotPool, tokens: list[int]) -> None:
     cache.unlock(match)
 
 
-def left_after_one_eviction(cache: RadixCache, pool: SlotPool) -> list[list[int]]:
+def left_after_one_eviction(cache: RadixCache, pool: SlotAllocator) -> list[list[int]]:
     for tokens in ([1, 1], [2, 2], [3, 3]):
         serve(cache, pool, tokens)
     cache.evict(1)
@@ -53,16 +53,16 @@ def left_after_one_eviction(cache: RadixCache, pool: SlotPool) -> list[list[int]
 
 
 def test_the_policy_says_which_leaf_goes() -> None:
-    pool = SlotPool(20)
+    pool = SlotAllocator(20)
     assert left_after_one_eviction(RadixCache(pool, LeastRecentlyUsed()), pool) == [[2, 2], [3, 3]]
-    pool = SlotPool(20)
+    pool = SlotAllocator(20)
     assert left_after_one_eviction(RadixCache(pool, NewestFirst()), pool) == [[1, 1], [2, 2]]
 
 
 @settings(max_examples=100, deadline=None)
 @given(batch=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=6), max_size=20), size=st.integers(6, 20))
 def test_tree_and_pool_agree_under_any_policy(batch: list[list[int]], size: int) -> None:
-    pool = SlotPool(size + 1)
+    pool = SlotAllocator(size + 1)
     cache = RadixCache(pool, NewestFirst())
     for tokens in batch:
         serve(cache, pool, tokens)
@@ -73,7 +73,7 @@ def test_tree_and_pool_agree_under_any_policy(batch: list[list[int]], size: int)
 
 
 def test_a_node_lies_in_the_place_of_its_pool() -> None:
-    pool = SlotPool(20)
+    pool = SlotAllocator(20)
     cache = RadixCache(pool)
     serve(cache, pool, [1, 2, 3])
     serve(cache, pool, [1, 2, 9])

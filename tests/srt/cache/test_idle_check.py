@@ -23,7 +23,7 @@ def engine(**changes: object) -> Engine:
 
 def fill(machine: Engine, nodes: int) -> None:
     """So many leaves that no request will match, as sequences of another salt leave them."""
-    space = machine.scheduler.space
+    space = machine.scheduler.kv
     root = space.cache.match(np.empty(0, dtype=np.int32), "somebody else")
     space.cache.lock(root)
     for number in range(nodes):
@@ -34,7 +34,7 @@ def fill(machine: Engine, nodes: int) -> None:
 
 
 def visits(machine: Engine) -> int:
-    return machine.scheduler.space.cache.idle_check.visits
+    return machine.scheduler.kv.cache.idle_check.visits
 
 
 def rest(machine: Engine) -> int:
@@ -123,7 +123,7 @@ def test_an_engine_that_has_nothing_to_check_rests() -> None:
     machine.run()
     assert rest(machine)
     assert machine.count("idle_checks") == 2
-    assert visits(machine) == before + len(machine.scheduler.space.cache.idle_check), "every round visits every node"
+    assert visits(machine) == before + len(machine.scheduler.kv.cache.idle_check), "every round visits every node"
 
 
 def test_steps_that_are_checked_one_by_one_leave_nothing_to_check() -> None:
@@ -138,40 +138,40 @@ def test_steps_that_are_checked_one_by_one_leave_nothing_to_check() -> None:
 
 
 def _leaf(machine: Engine) -> RadixNode:
-    nodes = [node for _, node in machine.scheduler.space.cache.walk()]
+    nodes = [node for _, node in machine.scheduler.kv.cache.walk()]
     return next(node for node in nodes if not node.children)
 
 
 def lose_a_slot(machine: Engine) -> None:
-    machine.scheduler.space.pool.allocate(1)
+    machine.scheduler.kv.pool.allocate(1)
 
 
 def free_a_slot_that_is_held(machine: Engine) -> None:
-    machine.scheduler.space.pool.release(_leaf(machine).slots[:1])
+    machine.scheduler.kv.pool.release(_leaf(machine).slots[:1])
 
 
 def hold_a_slot_twice(machine: Engine) -> None:
-    first, second = [node for _, node in machine.scheduler.space.cache.walk()][:2]
+    first, second = [node for _, node in machine.scheduler.kv.cache.walk()][:2]
     second.slots = second.slots.copy()
     second.slots[0] = first.slots[0]
 
 
 def repeat_a_slot_in_one_node(machine: Engine) -> None:
-    node = next(node for _, node in machine.scheduler.space.cache.walk() if len(node.slots) > 1)
+    node = next(node for _, node in machine.scheduler.kv.cache.walk() if len(node.slots) > 1)
     node.slots = node.slots.copy()
     node.slots[1] = node.slots[0]
 
 
 def leave_a_lock(machine: Engine) -> None:
-    machine.scheduler.space.cache.lock(Match(_leaf(machine), 0))
+    machine.scheduler.kv.cache.lock(Match(_leaf(machine), 0))
 
 
 def leave_a_pin(machine: Engine) -> None:
-    machine.scheduler.space.cache.pin(Match(_leaf(machine), 0))
+    machine.scheduler.kv.cache.pin(Match(_leaf(machine), 0))
 
 
 def forget_a_leaf_in_the_queue(machine: Engine) -> None:
-    machine.scheduler.space.cache.eviction._known.discard(_leaf(machine).id)  # type: ignore[attr-defined]
+    machine.scheduler.kv.cache.eviction._known.discard(_leaf(machine).id)  # type: ignore[attr-defined]
 
 
 def unlink_a_leaf(machine: Engine) -> None:
@@ -191,7 +191,7 @@ def cut_a_node(machine: Engine) -> None:
 
 
 def count_wrongly(machine: Engine) -> None:
-    machine.scheduler.space.cache._tokens += 1
+    machine.scheduler.kv.cache._tokens += 1
 
 
 DAMAGES = [
@@ -288,7 +288,7 @@ def test_a_contradiction_that_stays_is_checked_again_only_after_another_request(
     def contradiction() -> None:
         raise IntegrityError("two requests have one slot")
 
-    monkeypatch.setattr(machine.scheduler._roster, "check", contradiction)
+    monkeypatch.setattr(machine.scheduler._table, "check", contradiction)
     message_id = machine.generate([1, 2, 3], GREEDY)
     while message_id not in machine.endings:
         machine.step()

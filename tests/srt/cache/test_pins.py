@@ -18,7 +18,7 @@ ONE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
 def pinned(engine: Engine) -> int:
-    return engine.scheduler.space.cache.pinned_tokens
+    return engine.scheduler.kv.cache.pinned_tokens
 
 
 def flood(engine: Engine, prompts: int = 12, length: int = 15) -> None:
@@ -49,7 +49,7 @@ def test_a_released_pin_is_evicted_like_everything_else() -> None:
     engine.release(pin)
     flood(engine)
     assert (pinned(engine), engine.count("pins_released")) == (0, 1)
-    assert engine.scheduler.space.cache.peek(np.array(HEAD, dtype=np.int32), "") == 0
+    assert engine.scheduler.kv.cache.peek(np.array(HEAD, dtype=np.int32), "") == 0
 
 
 def test_a_pin_ends_with_its_seconds() -> None:
@@ -116,7 +116,7 @@ def test_flushing_the_cache_drops_the_pins() -> None:
     engine.run()
     engine.scheduler.submit(EngineControl(99, "flush_cache"))
     engine.run()
-    assert engine.scheduler.space.cache.total_tokens == 0
+    assert engine.scheduler.kv.cache.total_tokens == 0
     assert engine.count("pins_lost") == 1
 
 
@@ -165,8 +165,8 @@ def test_the_oldest_pin_gives_way_when_all_together_hold_too_much() -> None:
         engine.hint([first] * 16, pin=60.0)
         engine.run()
     assert (pinned(engine), engine.count("pins_given_way")) == (32, 1)
-    assert engine.scheduler.space.pins.matches is not None
-    assert {int(match.node.tokens[0]) for match in engine.scheduler.space.pins.matches} == {2, 3}
+    assert engine.scheduler.kv.pins.matches is not None
+    assert {int(match.node.tokens[0]) for match in engine.scheduler.kv.pins.matches} == {2, 3}
 
 
 def test_a_pin_longer_than_the_share_is_refused_and_computed_all_the_same() -> None:
@@ -271,9 +271,9 @@ def test_whatever_is_pinned_every_request_ends_right_and_every_slot_has_one_owne
         assert isinstance(ending, ScoreEnded)
         assert ending.logprobs[0] == pytest.approx(engine.reference_score(tokens, 1), abs=1e-5)
     ended = sum(engine.count(f"pins_{how}") for how in ("released", "expired", "given_way", "lost"))
-    assert engine.count("pins_placed") == ended + len(engine.scheduler.space.pins)
+    assert engine.count("pins_placed") == ended + len(engine.scheduler.kv.pins)
     for message_id in pins:
         engine.release(message_id)
-    space = engine.scheduler.space
+    space = engine.scheduler.kv
     assert space.cache.evictable_tokens == space.cache.total_tokens
     assert space.pool.free + space.cache.total_tokens == pool

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from umbel.srt.cache.eviction import LeastRecentlyUsed
 from umbel.srt.cache.radix_cache import Match, RadixCache, common_length
-from umbel.srt.cache.slot_allocator import IntegrityError, SlotPool
+from umbel.srt.cache.slot_allocator import IntegrityError, SlotAllocator
 
 SALTS = ["", "a", "b"]
 
@@ -20,7 +20,7 @@ class Tree:
     """A cache and its pool with one verb for what a request does."""
 
     def __init__(self, slots: int = 1000) -> None:
-        self.pool = SlotPool(slots + 1)
+        self.pool = SlotAllocator(slots + 1)
         self.lru = LeastRecentlyUsed()
         self.cache = RadixCache(self.pool, self.lru)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
-from umbel.srt.core.batch import Allowed, Pick, Picks
+from umbel.srt.core.batch import Allowed, RowNeed, RowRequests
 from umbel.srt.kernels.cpu.head import Head, choose_from_logits
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
@@ -44,8 +44,8 @@ def states(rows: int, hidden: int, seed: int = 3) -> torch.Tensor:
     return x
 
 
-def best_picks(rows: int) -> Picks:
-    return sampled_picks(rows, kinds=np.full(rows, Pick.BEST, dtype=np.uint8))
+def best_picks(rows: int) -> RowRequests:
+    return sampled_picks(rows, kinds=np.full(rows, RowNeed.ARGMAX, dtype=np.uint8))
 
 
 def sampled_picks(
@@ -56,9 +56,9 @@ def sampled_picks(
     top_k: int = 0,
     min_p: float = 0.0,
     seed: int = 0,
-) -> Picks:
-    return Picks(
-        kinds=np.full(rows, Pick.SAMPLE, dtype=np.uint8) if kinds is None else kinds,
+) -> RowRequests:
+    return RowRequests(
+        kinds=np.full(rows, RowNeed.SAMPLE, dtype=np.uint8) if kinds is None else kinds,
         inverse_temperatures=np.full(rows, inverse_temperature(temperature)),
         keys=np.array([draw_key(seed, position) for position in range(rows)], dtype=np.uint64),
         top_k=np.full(rows, top_k, dtype=np.int32),
@@ -66,11 +66,11 @@ def sampled_picks(
     )
 
 
-def assert_same(head: Head, x: torch.Tensor, picks: Picks) -> None:
+def assert_same(head: Head, x: torch.Tensor, row_requests: RowRequests) -> None:
     """Token by token the twin's, with the logits that `all` has."""
     logits = head.all(x)
-    chosen = head.choose(x, picks)
-    assert chosen.tokens.tolist() == choose_from_logits(logits, picks).tolist()
+    chosen = head.choose(x, row_requests)
+    assert chosen.tokens.tolist() == choose_from_logits(logits, row_requests).tolist()
     assert chosen.logits.tolist() == logits[torch.arange(len(x)), torch.from_numpy(chosen.tokens).long()].tolist()
 
 
@@ -161,8 +161,8 @@ def test_a_row_that_is_not_of_numbers_chooses_nothing(library: ctypes.CDLL, form
     head = head_of(library, normal(600, 70), form)
     x = states(9, 70)
     x[2, 69] = bad
-    for picks in (best_picks(9), sampled_picks(9)):
-        chosen = head.choose(x, picks)
+    for row_requests in (best_picks(9), sampled_picks(9)):
+        chosen = head.choose(x, row_requests)
         assert chosen.tokens[2] == -1
         assert not np.isfinite(chosen.logits[2])
         assert (np.delete(chosen.tokens, 2) >= 0).all()
@@ -185,8 +185,8 @@ def test_logits_too_large_for_float32_choose_nothing(library: ctypes.CDLL) -> No
 def test_without_a_screen_the_choice_is_the_same(library: ctypes.CDLL) -> None:
     weight, x = normal(2000, 64), states(20, 64)
     screened, plain = head_of(library, weight), head_of(library, weight, screen=False)
-    for picks in (best_picks(20), sampled_picks(20), sampled_picks(20, top_k=5), sampled_picks(20, min_p=0.1)):
-        one, other = screened.choose(x, picks), plain.choose(x, picks)
+    for row_requests in (best_picks(20), sampled_picks(20), sampled_picks(20, top_k=5), sampled_picks(20, min_p=0.1)):
+        one, other = screened.choose(x, row_requests), plain.choose(x, row_requests)
         assert one.tokens.tolist() == other.tokens.tolist()
         assert one.logits.tolist() == other.logits.tolist()
     assert plain.bytes == 0
@@ -200,8 +200,8 @@ def test_coarse_estimates_choose_the_same(library: ctypes.CDLL, form: Format) ->
     x[7, ::4] *= 50  # and in one row too many are
     matrix = PackedMatrix(library, [weight], form)
     coarse, fine = Head(library, matrix), Head(library, matrix, coarse=False)
-    for picks in (best_picks(40), sampled_picks(40)):
-        one, other = coarse.choose(x, picks), fine.choose(x, picks)
+    for row_requests in (best_picks(40), sampled_picks(40)):
+        one, other = coarse.choose(x, row_requests), fine.choose(x, row_requests)
         assert one.tokens.tolist() == other.tokens.tolist()
         assert one.logits.tolist() == other.logits.tolist()
 
@@ -219,11 +219,11 @@ def test_thousands_of_tokens_that_nobody_uses_fill_no_shortlist(library: ctypes.
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_number_of_threads_and_of_rows_changes_nothing(library: ctypes.CDLL, form: Format) -> None:
-    head, x, picks = head_of(library, normal(3000, 90), form), states(21, 90), sampled_picks(21)
+    head, x, row_requests = head_of(library, normal(3000, 90), form), states(21, 90), sampled_picks(21)
     results = []
     for threads in (1, 2, 3):
         library.umbel_set_threads(threads)
-        results.append(head.choose(x, picks))
+        results.append(head.choose(x, row_requests))
     assert results[0].tokens.tolist() == results[1].tokens.tolist() == results[2].tokens.tolist()
     assert results[0].logits.tolist() == results[1].logits.tolist() == results[2].logits.tolist()
     alone = [head.best(x[row : row + 1]).logits[0] for row in range(21)]
@@ -242,21 +242,21 @@ def test_a_draw_is_that_of_all_logits(
     library: ctypes.CDLL, form: Format, temperature: float, top_k: int, min_p: float
 ) -> None:
     head = head_of(library, normal(1500, 64), form)
-    picks = sampled_picks(16, temperature=temperature, top_k=top_k, min_p=min_p, seed=7)
-    assert_same(head, states(16, 64), picks)
+    row_requests = sampled_picks(16, temperature=temperature, top_k=top_k, min_p=min_p, seed=7)
+    assert_same(head, states(16, 64), row_requests)
 
 
 def test_rows_of_every_kind_go_together(library: ctypes.CDLL) -> None:
     rows = 60
     generator = np.random.default_rng(1)
-    picks = Picks(
-        kinds=generator.choice([Pick.BEST, Pick.SAMPLE], rows).astype(np.uint8),
+    row_requests = RowRequests(
+        kinds=generator.choice([RowNeed.ARGMAX, RowNeed.SAMPLE], rows).astype(np.uint8),
         inverse_temperatures=1 / generator.uniform(0.1, 3, rows),
         keys=generator.integers(0, 2**63, rows, dtype=np.uint64),
         top_k=generator.choice([0, 1, 7, 100, 1000], rows).astype(np.int32),
         min_p=generator.choice([0, 0.01, 0.5], rows),
     )
-    assert_same(head_of(library, normal(2000, 100)), states(rows, 100), picks)
+    assert_same(head_of(library, normal(2000, 100)), states(rows, 100), row_requests)
 
 
 def masks(rows: int, vocab: int, share: float, *, seed: int = 5) -> dict[int, Allowed]:
@@ -301,10 +301,10 @@ def test_a_mask_of_another_vocabulary_is_refused(library: ctypes.CDLL) -> None:
 def test_tokens_that_tie_with_the_last_of_top_k_stay(library: ctypes.CDLL) -> None:
     weight = torch.eye(8).repeat_interleave(30, dim=0)  # 30 tokens of each logit
     x = torch.tensor([[9.0, 8.0, 7.0, 0, 0, 0, 0, 0]]).expand(200, -1).contiguous()
-    picks = sampled_picks(200, temperature=10.0, top_k=31)
+    row_requests = sampled_picks(200, temperature=10.0, top_k=31)
     head = head_of(library, weight)
-    assert_same(head, x, picks)
-    assert set(head.choose(x, picks).tokens // 30) == {0, 1}
+    assert_same(head, x, row_requests)
+    assert set(head.choose(x, row_requests).tokens // 30) == {0, 1}
 
 
 def test_draws_follow_the_probabilities(library: ctypes.CDLL) -> None:

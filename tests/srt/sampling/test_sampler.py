@@ -15,7 +15,7 @@ from umbel.srt.core.messages import IdLogprob
 from umbel.srt.sampling.gumbel import (
     LARGEST_NOISE,
     SMALLEST_NOISE,
-    Draw,
+    SampleRequest,
     draw_key,
     draw_keys,
     gumbel,
@@ -38,11 +38,11 @@ def draw(
     counts: Mapping[int, int] | None = None,
     prompt: tuple[int, ...] = (),
     forbidden: frozenset[int] = frozenset(),
-) -> Draw:
-    return Draw(row, sampling, seed, position, counts or {}, np.array(prompt, dtype=np.int32), forbidden)
+) -> SampleRequest:
+    return SampleRequest(row, sampling, seed, position, counts or {}, np.array(prompt, dtype=np.int32), forbidden)
 
 
-def adjusted(logits: np.ndarray, wish: Draw) -> np.ndarray:
+def adjusted(logits: np.ndarray, wish: SampleRequest) -> np.ndarray:
     """Penalties, biases and forbidden tokens, token by token."""
     result = logits.astype(np.float32).copy()
     sampling = wish.sampling
@@ -59,7 +59,7 @@ def adjusted(logits: np.ndarray, wish: Draw) -> np.ndarray:
     return result
 
 
-def kept_probabilities(logits: np.ndarray, wish: Draw) -> np.ndarray:
+def kept_probabilities(logits: np.ndarray, wish: SampleRequest) -> np.ndarray:
     """What is in the race, by the definition: a full sort, one filter after the other."""
     values = adjusted(logits, wish)
     sampling = wish.sampling
@@ -99,7 +99,7 @@ def noise(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
     return -np.log(-np.log1p(-(h.astype(np.float64) + 0.5) * 2.0**-32))
 
 
-def definition(logits: np.ndarray, wish: Draw) -> int:
+def definition(logits: np.ndarray, wish: SampleRequest) -> int:
     values = adjusted(logits, wish)
     if wish.sampling.greedy:
         return int(values.argmax())
@@ -109,7 +109,7 @@ def definition(logits: np.ndarray, wish: Draw) -> int:
     return int(kept[int(np.argmax(scores))])
 
 
-def sample(logits: np.ndarray, *wishes: Draw) -> list[int]:
+def sample(logits: np.ndarray, *wishes: SampleRequest) -> list[int]:
     return Sampler(logits.shape[1]).sample(torch.from_numpy(logits.copy()), wishes)
 
 

@@ -157,7 +157,7 @@ def judge(engine: Engine, sent: dict[int, Arrival], *, injected: bool = False) -
             ending.completion_tokens,
         )
     engine.scheduler.check()
-    space = engine.scheduler.space
+    space = engine.scheduler.kv
     assert space.pool.free + space.cache.total_tokens == space.pool.total
     assert engine.scheduler.running == engine.scheduler.waiting == 0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.fsm.tokens.vocabulary import pack
-from umbel.srt.core.batch import Allowed, Draws, Pick, Picks
+from umbel.srt.core.batch import Allowed, Draws, RowNeed, RowRequests
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner
 from umbel.srt.runners.torch_runner import TorchRunner
@@ -29,17 +29,17 @@ def runner(request: pytest.FixtureRequest) -> TorchRunner | CpuRunner:
     return build_runner(config, tensors, num_slots=120, dtype="float32", kernels=request.param)
 
 
-def picks(dice: np.random.Generator) -> Picks:
+def picks(dice: np.random.Generator) -> RowRequests:
     kinds = dice.integers(0, 3, ROWS).astype(np.uint8)
-    drawn = kinds == Pick.SAMPLE
+    drawn = kinds == RowNeed.SAMPLE
     allowed = {}
-    for row in np.flatnonzero(kinds != Pick.ALL).tolist():
+    for row in np.flatnonzero(kinds != RowNeed.LOGITS).tolist():
         tokens = np.flatnonzero(dice.random(VOCABULARY) < dice.choice([0.03, 0.5, 0.97])).astype(np.int32)
         if not len(tokens) or dice.random() < 0.2:
             continue  # this row may choose among all
         few = bool(len(tokens) < 10)
         allowed[row] = Allowed(tokens if few else None, None if few else pack(tokens, WORDS))
-    return Picks(
+    return RowRequests(
         kinds=kinds,
         inverse_temperatures=np.where(drawn, dice.choice([0.5, 1.0, 3.0], ROWS), 0.0),
         keys=draw_keys(dice.integers(0, 1 << 40, ROWS).tolist(), list(range(ROWS))),
@@ -49,7 +49,7 @@ def picks(dice: np.random.Generator) -> Picks:
     )
 
 
-def twin(logits: torch.Tensor, asked: Picks) -> list[int]:
+def twin(logits: torch.Tensor, asked: RowRequests) -> list[int]:
     masks: list[np.ndarray | None] = []
     for row in range(ROWS):
         allowed = asked.allowed.get(row)
@@ -66,21 +66,21 @@ def test_the_choice_is_that_from_all_logits(runner: TorchRunner | CpuRunner, see
     batch = Sequences([random_tokens(ROWS, seed)], 120).batch([Piece(0, 0, ROWS)])
     batch = dataclasses.replace(batch, logit_rows=np.arange(ROWS))
     expected = twin(runner.forward(batch).values.clone(), asked)
-    logits = runner.forward(dataclasses.replace(batch, picks=asked))
+    logits = runner.forward(dataclasses.replace(batch, row_requests=asked))
     tokens = logits.tokens.copy()
-    left = np.flatnonzero((tokens < 0) & (asked.kinds != Pick.ALL))
+    left = np.flatnonzero((tokens < 0) & (asked.kinds != RowNeed.LOGITS))
     if len(left):
         tokens[left] = TorchSampling().choose(logits.values, draws_of(asked, left, logits.places[left], VOCABULARY))
-    for row in np.flatnonzero(asked.kinds != Pick.ALL).tolist():
+    for row in np.flatnonzero(asked.kinds != RowNeed.LOGITS).tolist():
         assert tokens[row] == expected[row], f"row {row}"
-    assert (logits.places[asked.kinds == Pick.ALL] >= 0).all()
+    assert (logits.places[asked.kinds == RowNeed.LOGITS] >= 0).all()
     if isinstance(runner, CpuRunner):
         few = [row for row, allowed in asked.allowed.items() if allowed.few is not None]
         assert (logits.tokens[few] >= 0).all()
 
 
 def test_a_choice_among_few_breaks_ties_by_the_first() -> None:
-    best = Picks(*(np.zeros(1, dtype) for dtype in (np.uint8, float, np.uint64, np.int32, float)))
-    best.kinds[0] = Pick.BEST
+    best = RowRequests(*(np.zeros(1, dtype) for dtype in (np.uint8, float, np.uint64, np.int32, float)))
+    best.kinds[0] = RowNeed.ARGMAX
     tokens = np.array([3, 5, 9], np.int32)
     assert choose_few(np.array([1.0, 2.0, 2.0], np.float32), tokens, best, 0) == 5

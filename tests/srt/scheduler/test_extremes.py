@@ -15,7 +15,7 @@ from umbel.srt.core.batch import Runner
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.messages import Ended, EngineFailed, EngineGenerate, EngineScore, FromEngine, Schedule, ScoreEnded
 from umbel.srt.runners.build import build_runner
-from umbel.srt.sampling.gumbel import Draw
+from umbel.srt.sampling.gumbel import SampleRequest
 from umbel.srt.sampling.sampler import Sampler
 from umbel.srt.scheduler.request import Generation
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -120,7 +120,7 @@ def test_a_number_that_reaches_the_arithmetic_changes_nothing_for_the_others(set
         bad = []
         for value in FIELDS[field]:
             bad.append(machine.generate([*PREFIX, 11], SAMPLED))
-            job = machine.scheduler._roster.alive[bad[-1]][0].job
+            job = machine.scheduler._table.alive[bad[-1]][0].job
             assert isinstance(job, Generation)
             msgspec.structs.force_setattr(job.sampling, field, value)
         machine.run()
@@ -174,7 +174,7 @@ def test_a_penalty_that_no_float_holds_leaves_the_order_of_the_exact_results(
             if (not greedy and apart < 100) or apart < abs(exact[best]) / 10**6:
                 continue  # noise, or the rounding of a float32, may decide
             rows = torch.from_numpy(logits[None].copy())
-            draw = Draw(0, sampling, 5, 20, {}, prompt)
+            draw = SampleRequest(0, sampling, 5, 20, {}, prompt)
             assert Sampler(vocabulary).sample(rows, [draw]) == [best]
             assert not rows.isnan().any()
 
@@ -187,7 +187,9 @@ def test_logits_are_what_they_were_when_a_token_could_not_be_drawn() -> None:
     rows = torch.randn(2, 30)
     before = rows.clone()
     sampling = SamplingParams(repetition_penalty=1.7, logit_bias={4: 2.0}, min_tokens=3)
-    draws = [Draw(row, sampling, 1, 9, {1: 2}, np.array([2, 3], dtype=np.int32), frozenset({5})) for row in (0, 1)]
+    draws = [
+        SampleRequest(row, sampling, 1, 9, {1: 2}, np.array([2, 3], dtype=np.int32), frozenset({5})) for row in (0, 1)
+    ]
     with pytest.raises(RuntimeError):
         Sampler(30, Broken()).sample(rows, draws)  # type: ignore[arg-type]
     assert torch.equal(rows, before)
@@ -292,7 +294,7 @@ def test_logits_of_a_row_that_are_not_numbers_end_its_request_only(name: str) ->
         asking = Asking(runner, overlap=overlap)
         quiet = asking.neighbours()
         asking.run()
-        free = asking.scheduler.space.pool.free
+        free = asking.scheduler.kv.pool.free
         ids = asking.neighbours()
         bad = [asking.submit([1, 2, 3, POISON, 9 + i], sampling) for i, sampling in enumerate(NEIGHBOURS)]
         bad.append(asking.score([[1, 2, 3, 6, 7], [1, 2, 3, POISON, 7]], 3))
@@ -305,10 +307,10 @@ def test_logits_of_a_row_that_are_not_numbers_end_its_request_only(name: str) ->
         counters = asking.scheduler.counters
         assert asking.texts(again) == asking.texts(quiet)
         assert counters["pool_rebuilds"] == counters["failed_steps"] == 0
-        held = [node.tokens for _, node in asking.scheduler.space.cache.walk()]
+        held = [node.tokens for _, node in asking.scheduler.kv.cache.walk()]
         assert not any(POISON in tokens for tokens in held), "wrong keys are not kept"
         assert counters["discarded_tokens"] > 0
-        assert free - asking.scheduler.space.pool.free < 30
+        assert free - asking.scheduler.kv.pool.free < 30
 
 
 REACHING: list[tuple[str, object]] = [
@@ -338,7 +340,7 @@ def test_numbers_that_reach_a_runner_end_their_request_only(name: str) -> None:
         bad = []
         for i, (field, value) in enumerate(REACHING):
             bad.append(asking.submit([1, 2, 3, 40 + i], msgspec.structs.replace(SAMPLED, max_tokens=2)))
-            job = asking.scheduler._roster.alive[bad[-1]][0].job
+            job = asking.scheduler._table.alive[bad[-1]][0].job
             assert isinstance(job, Generation)
             msgspec.structs.force_setattr(job.sampling, field, value)
         scored = asking.score([[1, 2, 3, 6, 7], [1, 2, 3, 8]], 3)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.batch import Batch, Logits, Pick
+from umbel.srt.core.batch import Batch, Logits, RowNeed
 from umbel.srt.core.messages import EngineFailed
-from umbel.srt.scheduler.row_requests import MOST_PICKED, only_token
+from umbel.srt.scheduler.row_requests import MAX_SAMPLED_TOP_K, needs_only_token
 
 from ..engine_harness import Ending, Engine
 
@@ -52,8 +52,8 @@ def test_nobody_answers_with_tokens_when_the_switch_is_off() -> None:
     [
         ({"temperature": 0.0}, True),
         ({"temperature": 0.0, "top_p": 0.5, "top_k": 100_000, "min_p": 0.5}, True),
-        ({"temperature": 0.5, "top_k": MOST_PICKED, "min_p": 0.5}, True),
-        ({"temperature": 0.5, "top_k": MOST_PICKED + 1}, False),
+        ({"temperature": 0.5, "top_k": MAX_SAMPLED_TOP_K, "min_p": 0.5}, True),
+        ({"temperature": 0.5, "top_k": MAX_SAMPLED_TOP_K + 1}, False),
         ({"temperature": 0.5, "top_p": 0.99}, False),
         ({"temperature": 0.0, "logprobs": True}, False),
         ({"temperature": 0.0, "top_logprobs": 1}, False),
@@ -66,7 +66,7 @@ def test_nobody_answers_with_tokens_when_the_switch_is_off() -> None:
 def test_a_token_is_enough_when_nothing_looks_at_other_logits(
     changes: dict[str, object], token_is_enough: bool
 ) -> None:
-    assert only_token(SamplingParams(**changes)) is token_is_enough  # type: ignore[arg-type]
+    assert needs_only_token(SamplingParams(**changes)) is token_is_enough  # type: ignore[arg-type]
 
 
 def asked(engine: Engine) -> list[list[int]]:
@@ -75,8 +75,8 @@ def asked(engine: Engine) -> list[list[int]]:
     forward = engine.runner.forward
 
     def spy(batch: Batch) -> Logits:
-        assert batch.picks is not None
-        seen.append(batch.picks.kinds.tolist())
+        assert batch.row_requests is not None
+        seen.append(batch.row_requests.kinds.tolist())
         return forward(batch)
 
     engine.runner.forward = spy  # type: ignore[method-assign]
@@ -87,10 +87,10 @@ def asked(engine: Engine) -> list[list[int]]:
 def test_tokens_that_may_not_end_the_text_yet_need_all_logits() -> None:
     engine = Engine()
     engine.generate([1, 2, 3], SamplingParams(temperature=0.0, min_tokens=2, max_tokens=4))
-    assert asked(engine)[:2] == [[Pick.ALL], [Pick.ALL]]
+    assert asked(engine)[:2] == [[RowNeed.LOGITS], [RowNeed.LOGITS]]
     engine = Engine()
     engine.generate([1, 2, 3], SamplingParams(temperature=0.0, min_tokens=2, max_tokens=2, ignore_eos=True))
-    assert asked(engine) == [[Pick.BEST], [Pick.BEST]], "nothing ends the text: nothing is forbidden"
+    assert asked(engine) == [[RowNeed.ARGMAX], [RowNeed.ARGMAX]], "nothing ends the text: nothing is forbidden"
 
 
 def test_rows_of_known_tokens_need_all_logits_and_the_last_row_only_its_token() -> None:
@@ -98,7 +98,7 @@ def test_rows_of_known_tokens_need_all_logits_and_the_last_row_only_its_token() 
     engine.generate([1, 2, 3, 4], SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs_from=2))
     engine.score([[1, 5, 6]], 1)
     (kinds,) = asked(engine)
-    assert sorted(kinds) == [Pick.ALL] * 4 + [Pick.BEST]
+    assert sorted(kinds) == [RowNeed.LOGITS] * 4 + [RowNeed.ARGMAX]
 
 
 def test_a_runner_that_answers_nothing_for_a_row_fails_the_step() -> None:

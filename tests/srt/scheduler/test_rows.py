@@ -17,9 +17,9 @@ from umbel.lang.errors import RequestError
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.matcher_cache import AtOnce, ConstraintShelf
 from umbel.srt.constraints.opener import ConstraintOpener
-from umbel.srt.core.batch import Draws, Picks
+from umbel.srt.core.batch import Draws, RowRequests
 from umbel.srt.core.messages import EngineAbort, EngineChoose, EngineFailed, Schedule
-from umbel.srt.sampling.gumbel import Draw, draw_key
+from umbel.srt.sampling.gumbel import SampleRequest, draw_key
 from umbel.srt.sampling.logprobs import Wanted
 from umbel.srt.scheduler.request import Generation, Request
 from umbel.srt.scheduler.step_plan import PlannedRows
@@ -184,7 +184,7 @@ ROWS = [
     # what is asked of a row
     Row("scheduler.row_requests:_choice_of", PLAIN_ONE),
     Row("scheduler.row_requests:_choice_of", generates(GREEDY)),
-    Row("scheduler.row_requests:only_token", PLAIN_ONE),
+    Row("scheduler.row_requests:needs_only_token", PLAIN_ONE),
     Row("scheduler.row_requests:_chosen_alone", PLAIN_ONE),
     Row("scheduler.row_requests:_adjusted", RICH_ONE),
     Row("scheduler.row_requests:forbidden_ends", RICH_ONE),
@@ -208,13 +208,13 @@ ROWS = [
     Row("scheduler.step_results:_Reading._describe_all", scores),
     Row("scheduler.step_results:_Reading._pick", PLAIN_ONE),
     Row("scheduler.step_results:_Reading._wanted", DESCRIBED_ONE),
-    Row("scheduler.step_results:_Reading._draw", RICH_ONE),
+    Row("scheduler.step_results:_Reading._sample_request", RICH_ONE),
     Row("scheduler.step_results:_Reading._questions", searches),
     Row("scheduler.step_results:_Reading._look_up", searches),
     Row("scheduler.step_results:_settled", PLAIN_ONE),
     Row("scheduler.step_results:_settled", constrained),
     Row("scheduler.step_results:_top", DESCRIBED_ONE),
-    Row("sampling.penalties:adjust", RICH_ONE, "sampling.sampler:adjust"),
+    Row("sampling.penalties:apply_penalties", RICH_ONE, "sampling.sampler:apply_penalties"),
     Row("sampling.penalties:_of_row", RICH_ONE),
     Row("sampling.penalties:_require_numbers", RICH_ONE),
     Row("sampling.sampler:Sampler.sample", RICH_ONE),
@@ -259,10 +259,10 @@ ROWS = [
     Row("scheduler.constrained:_replaceable", healed),
     # searches
     Row("scheduler.choice_search:questions", searches, "scheduler.step_results:questions"),
-    Row("scheduler.choice_search:Searches._begin", searches),
-    Row("scheduler.choice_search:Searches.take", searches),
-    Row("scheduler.choice_search:Searches.finish", searches),
-    Row("scheduler.choice_search:Searches._add", searches),
+    Row("scheduler.choice_search:ChoiceSearches._begin", searches),
+    Row("scheduler.choice_search:ChoiceSearches.take", searches),
+    Row("scheduler.choice_search:ChoiceSearches.finish", searches),
+    Row("scheduler.choice_search:ChoiceSearches._add", searches),
     Row("scheduler.choice_search:_ended", searches),
 ]
 MODULES = [
@@ -281,11 +281,11 @@ MODULES = [
 ]
 NOT_OF_ONE_ROW = {
     "sampling.penalties:_nothing": "does nothing",
-    "sampling.penalties:_scaled": "arithmetic of tensors, within adjust",
-    "sampling.penalties:_saturated": "arithmetic of tensors, within adjust",
-    "scheduler.choice_search:Searches.hold": "when a message arrives: it is refused",
-    "scheduler.choice_search:Searches.begin_step": "of all searches: `_begin` is that of one",
-    "scheduler.choice_search:Searches._grows": "within `_begin`, for prompts that may be healed",
+    "sampling.penalties:_scaled": "arithmetic of tensors, within apply_penalties",
+    "sampling.penalties:_saturated": "arithmetic of tensors, within apply_penalties",
+    "scheduler.choice_search:ChoiceSearches.hold": "when a message arrives: it is refused",
+    "scheduler.choice_search:ChoiceSearches.begin_step": "of all searches: `_begin` is that of one",
+    "scheduler.choice_search:ChoiceSearches._grows": "within `_begin`, for prompts that may be healed",
     "scheduler.commit:Commit.begin": "counts the rows of a plan",
     "scheduler.commit:Commit.commit": "of all rows: `_commit_request` is that of one",
     "scheduler.constrained:ConstrainedTexts.hold": "when a message arrives: it is refused",
@@ -304,7 +304,7 @@ NOT_OF_ONE_ROW = {
     "sampling.gumbel:_mix": "the definition: arithmetic of integers",
     "sampling.gumbel:_mix_all": "the definition: arithmetic of integers",
     "scheduler.endings:failure": "words of an error",
-    "scheduler.step_results:read_outcome": "of all rows",
+    "scheduler.step_results:read_step_result": "of all rows",
     "scheduler.step_results:_Reading.known": "of all rows",
     "scheduler.step_results:_Reading.forced": "of all rows",
     "scheduler.step_results:_Reading.sampled": "of all rows",
@@ -321,7 +321,7 @@ NOT_OF_ONE_ROW = {
     "scheduler.step_results:_no_answer": "words of an error",
     "scheduler.step_results:_wants_logprobs": "a look at two fields, over all rows",
     "scheduler.step_results:_sound": "a look at a row that has failed",
-    "scheduler.row_requests:picks_of": "of all rows: `_choice_of` is that of one",
+    "scheduler.row_requests:build_row_requests": "of all rows: `_choice_of` is that of one",
 }
 
 
@@ -362,9 +362,9 @@ def concerns(thing: object, guilty: int) -> bool:
             return thing.request.message_id == guilty
         case Generation():
             return thing.seed == SEED
-        case SamplingParams() | Draw():
+        case SamplingParams() | SampleRequest():
             return thing.seed == SEED
-        case Draws() | Picks():
+        case Draws() | RowRequests():
             return bool(KEYS & set(thing.keys.tolist()))
         case Wanted():
             return thing.top == TOP
@@ -387,7 +387,7 @@ ALWAYS = {
         "scheduler.step_results:_Reading._look_up",
         "sampling.logprobs:look_up",
         "scheduler.choice_search:_ended",
-        "scheduler.choice_search:Searches._begin",
+        "scheduler.choice_search:ChoiceSearches._begin",
     ),
 }
 

@@ -49,7 +49,7 @@ class TestReuse:
         ids = [engine.generate(prompt, greedy(0)) for prompt in prompts]
         engine.step()
         assert len(engine.endings) == 8
-        assert engine.count("computed_prompt_tokens") == engine.scheduler.space.cache.total_tokens == 17 + 8 * 2
+        assert engine.count("computed_prompt_tokens") == engine.scheduler.kv.cache.total_tokens == 17 + 8 * 2
         assert engine.count("in_step_tokens") == 7 * 17
         assert engine.count("duplicate_rows") == 0
         assert sorted(engine.cached(i) for i in ids) == [0] + [17] * 7
@@ -80,9 +80,7 @@ class TestReuse:
             engine.run()
             answers.append([engine.tokens(i) for i in ids])
             counts.append(engine.count("computed_prompt_tokens"))
-            assert engine.scheduler.space.cache.total_tokens <= 17 + 8 * 4, (
-                "duplicates are freed when they are inserted"
-            )
+            assert engine.scheduler.kv.cache.total_tokens <= 17 + 8 * 4, "duplicates are freed when they are inserted"
         assert answers[0] == answers[1]
         assert counts == [17 + 8, 8 * 18]
 
@@ -93,7 +91,7 @@ class TestReuse:
             ids.append(engine.generate(PREFIX))
             engine.run()
         assert [engine.cached(i) for i in ids] == [0, 0]
-        assert engine.scheduler.space.pool.free == engine.scheduler.space.pool.total
+        assert engine.scheduler.kv.pool.free == engine.scheduler.kv.pool.total
 
     def test_salts_never_share_and_the_same_salt_does(self) -> None:
         engine = Engine()
@@ -491,7 +489,7 @@ class TestMemory:
         engine = Engine(pool=40)
         engine.generate(range(1, 22), greedy(0))
         engine.run()
-        assert engine.scheduler.space.cache.total_tokens == 21
+        assert engine.scheduler.kv.cache.total_tokens == 21
         other = engine.generate([23], greedy(39))
         engine.run()
         assert len(engine.tokens(other)) == 39

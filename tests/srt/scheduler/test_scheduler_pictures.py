@@ -204,7 +204,7 @@ def test_a_hint_keeps_its_picture_though_it_is_forgotten() -> None:
     engine.scheduler.submit(EngineForget(1))
     engine.run()
     assert engine.count("failed_steps") == 0
-    assert engine.scheduler.space.cache.total_tokens == len(seen)
+    assert engine.scheduler.kv.cache.total_tokens == len(seen)
     gc.collect()
     assert engine.runner.pictures.tokens(1) is None
 

@@ -151,7 +151,7 @@ def judge(engine: Engine, sent: dict[int, Arrival], *, injected: bool = False) -
                 truth = engine.reference_score([*arrival.prompt, *choice], len(arrival.prompt))
                 assert mine == pytest.approx(truth, abs=1e-4)
     engine.scheduler.check()
-    space = engine.scheduler.space
+    space = engine.scheduler.kv
     assert space.pool.free + space.cache.total_tokens == space.pool.total
     assert space.cache.evictable_tokens == space.cache.total_tokens
     assert engine.scheduler.running == engine.scheduler.waiting == 0

@@ -19,7 +19,7 @@ def programs(workload: str) -> Iterator[Program]:
 def working_set(workload: str) -> int:
     """Tokens of the tree of the first 32 programs, everything kept."""
     first = (WORKLOADS[workload](random.Random(number), number) for number in range(32))
-    return play(first, pool=100_000, **LIMITS).engine.scheduler.space.cache.total_tokens
+    return play(first, pool=100_000, **LIMITS).engine.scheduler.kv.cache.total_tokens
 
 
 def run(workload: str, share: float, **settings: object) -> Run:

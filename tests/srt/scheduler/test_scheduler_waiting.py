@@ -21,15 +21,15 @@ class Watched(Engine):
     def __init__(self, **settings_: object) -> None:
         super().__init__(**settings_)  # type: ignore[arg-type]
         self.admissions: list[tuple[float, Request, list[Request]]] = []
-        roster = self.scheduler._roster
-        admit = roster.admit
+        table = self.scheduler._table
+        admit = table.admit
 
         def recording(request: Request) -> None:
-            others = [other for other in roster.waiting.values() if other is not request]
+            others = [other for other in table.waiting.values() if other is not request]
             self.admissions.append((self.clock.now(), request, others))
             admit(request)
 
-        roster.admit = recording  # type: ignore[method-assign]
+        table.admit = recording  # type: ignore[method-assign]
 
     def tick(self) -> None:
         self.step()

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.cache.radix_cache import RadixCache
-from umbel.srt.cache.slot_allocator import SlotPool
+from umbel.srt.cache.slot_allocator import SlotAllocator
 from umbel.srt.scheduler.scheduler import PolicyName
 
 from ..engine_harness import Engine
@@ -80,7 +80,7 @@ def test_no_order_computes_less(batch: Requests) -> None:
 
 def served_in_turn(order: Sequence[tuple[int, ...]], pool_size: int) -> int:
     """Keys computed by one request after the other, with least recently used eviction."""
-    pool = SlotPool(pool_size + 1)
+    pool = SlotAllocator(pool_size + 1)
     cache = RadixCache(pool)
     total = 0
     for tokens in order:

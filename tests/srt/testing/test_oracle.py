@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from umbel.srt.core.batch import Batch, Draws, Pick, Picks
+from umbel.srt.core.batch import Batch, Draws, RowNeed, RowRequests
 from umbel.srt.sampling.gumbel import draw_key
 from umbel.srt.sampling.sampler import Sampler
 from umbel.srt.testing.oracle import OracleError, OracleModel, OracleRunner, histories
@@ -132,8 +132,8 @@ def test_logits_are_the_same_on_every_machine() -> None:
     assert float(logits.sum()) == pytest.approx(61.84386, abs=1e-3)
 
 
-def picks(kind: Pick, *, top_k: int = 0, min_p: float = 0.0) -> Picks:
-    return Picks(
+def picks(kind: RowNeed, *, top_k: int = 0, min_p: float = 0.0) -> RowRequests:
+    return RowRequests(
         kinds=np.array([kind], dtype=np.uint8),
         inverse_temperatures=np.array([1.0]),
         keys=np.array([draw_key(3, 4)], dtype=np.uint64),
@@ -145,22 +145,22 @@ def picks(kind: Pick, *, top_k: int = 0, min_p: float = 0.0) -> Picks:
 @pytest.mark.parametrize(
     "asked",
     [
-        picks(Pick.BEST),
-        *(picks(Pick.SAMPLE), picks(Pick.SAMPLE, top_k=3), picks(Pick.SAMPLE, min_p=0.2)),
-        picks(Pick.SAMPLE, top_k=100, min_p=0.01),
+        picks(RowNeed.ARGMAX),
+        *(picks(RowNeed.SAMPLE), picks(RowNeed.SAMPLE, top_k=3), picks(RowNeed.SAMPLE, min_p=0.2)),
+        picks(RowNeed.SAMPLE, top_k=100, min_p=0.01),
     ],
 )
-def test_a_token_that_the_runner_picks_is_the_one_that_the_sampler_chooses(asked: Picks) -> None:
+def test_a_token_that_the_runner_picks_is_the_one_that_the_sampler_chooses(asked: RowRequests) -> None:
     answers = []
     for picks_tokens in (True, False):
         oracle = OracleRunner(vocab_size=16, context_length=32, num_slots=20, picks_tokens=picks_tokens)
-        answers.append(oracle.forward(replace(batch([1, 2, 3], [4, 5, 6]), picks=asked)))
+        answers.append(oracle.forward(replace(batch([1, 2, 3], [4, 5, 6]), row_requests=asked)))
     picked, complete = answers
     assert (len(picked.values), picked.places.tolist()) == (0, [-1])
     assert (len(complete.values), complete.places.tolist(), complete.tokens.tolist()) == (1, [0], [-1])
     wish = Draws(
         rows=np.array([0]),
-        inverse_temperatures=np.array([float(asked.kinds[0] == Pick.SAMPLE)]),
+        inverse_temperatures=np.array([float(asked.kinds[0] == RowNeed.SAMPLE)]),
         keys=asked.keys,
         top_k=asked.top_k,
         top_p=np.array([1.0]),
@@ -171,6 +171,6 @@ def test_a_token_that_the_runner_picks_is_the_one_that_the_sampler_chooses(asked
 
 def test_a_row_that_is_asked_for_whole_keeps_its_logits() -> None:
     oracle = OracleRunner(vocab_size=16, context_length=32, num_slots=20, picks_tokens=True)
-    answer = oracle.forward(replace(batch([1, 2, 3], [4, 5, 6]), picks=picks(Pick.ALL)))
+    answer = oracle.forward(replace(batch([1, 2, 3], [4, 5, 6]), row_requests=picks(RowNeed.LOGITS)))
     assert (answer.places.tolist(), answer.tokens.tolist()) == ([0], [-1])
     assert torch.equal(answer.values[0], torch.from_numpy(oracle.model.reference([1, 2, 3])))

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from umbel.srt.core.batch import Allowed, Batch, LogitsError, Pick, Picks
+from umbel.srt.core.batch import Allowed, Batch, LogitsError, RowNeed, RowRequests
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.sampling.gumbel import draw_keys
 from umbel.srt.sampling.torch_sampler import TorchSampling
@@ -27,9 +27,9 @@ def model() -> tuple[dict[str, object], dict[str, torch.Tensor]]:
     return tiny_model("qwen 3")  # type: ignore[return-value]
 
 
-def picks(kinds: list[Pick], position: int = 0, **changes: object) -> Picks:
+def picks(kinds: list[RowNeed], position: int = 0, **changes: object) -> RowRequests:
     count = len(kinds)
-    plain = Picks(
+    plain = RowRequests(
         kinds=np.array(kinds, dtype=np.uint8),
         inverse_temperatures=np.full(count, 1.25),
         keys=draw_keys(list(range(count)), [position] * count),
@@ -40,23 +40,23 @@ def picks(kinds: list[Pick], position: int = 0, **changes: object) -> Picks:
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def prompts(ids: Sequences, kinds: list[Pick]) -> Batch:
+def prompts(ids: Sequences, kinds: list[RowNeed]) -> Batch:
     batch = only_last_rows(ids.batch([Piece(i, 0, length) for i, length in enumerate(PROMPTS)]))
-    return dataclasses.replace(batch, picks=picks(kinds))
+    return dataclasses.replace(batch, row_requests=picks(kinds))
 
 
-def decodes(ids: Sequences, step: int, tokens: list[int] | None, kinds: list[Pick]) -> Batch:
+def decodes(ids: Sequences, step: int, tokens: list[int] | None, kinds: list[RowNeed]) -> Batch:
     """tokens: of the rows; None: those that the step before is choosing."""
     batch = ids.batch([Piece(i, length + step, 1) for i, length in enumerate(PROMPTS)])
     known = np.zeros(3, dtype=np.int64) if tokens is None else np.array(tokens, dtype=np.int64)
     sources = np.arange(3, dtype=np.int64) if tokens is None else None
-    return dataclasses.replace(batch, token_ids=known, token_sources=sources, picks=picks(kinds, step + 1))
+    return dataclasses.replace(batch, token_ids=known, token_sources=sources, row_requests=picks(kinds, step + 1))
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
-@pytest.mark.parametrize("kinds", [[Pick.BEST] * 3, [Pick.SAMPLE, Pick.BEST, Pick.SAMPLE]])
+@pytest.mark.parametrize("kinds", [[RowNeed.ARGMAX] * 3, [RowNeed.SAMPLE, RowNeed.ARGMAX, RowNeed.SAMPLE]])
 def test_tokens_that_only_the_device_knows_are_those_of_steps_one_by_one(
-    model: tuple[dict[str, object], dict[str, torch.Tensor]], kinds: list[Pick], cuda_graphs: bool
+    model: tuple[dict[str, object], dict[str, torch.Tensor]], kinds: list[RowNeed], cuda_graphs: bool
 ) -> None:
     ids = sequences((12, 17, 9))
     one_by_one, launched = (on_host(*model, cuda_graphs=cuda_graphs) for _ in range(2))
@@ -74,7 +74,7 @@ def test_rows_may_know_their_tokens_while_others_do_not(
     model: tuple[dict[str, object], dict[str, torch.Tensor]],
 ) -> None:
     """A request that joins takes row 0; the others come from rows 2 and 0 of the step before."""
-    ids, kinds = sequences((12, 17, 9)), [Pick.BEST] * 3
+    ids, kinds = sequences((12, 17, 9)), [RowNeed.ARGMAX] * 3
     first, second = on_host(*model), on_host(*model)
     tokens = first.forward(prompts(ids, kinds)).tokens.tolist()
     known = decodes(ids, 0, [5, tokens[2], tokens[0]], kinds)
@@ -99,22 +99,24 @@ def test_rows_that_are_chosen_for_are_chosen_as_the_definition_says(
         {"top_p": np.array([0.5, 0.9, 0.1])},
         {"allowed": {0: Allowed(np.array([4, 90], dtype=np.int32), None), 2: Allowed(None, bits)}},
     ):
-        asked = dataclasses.replace(prompts(ids, [Pick.SAMPLE] * 3), picks=picks([Pick.SAMPLE] * 3, **changes))
-        logits = on_host(*model).forward(dataclasses.replace(asked, picks=None)).values
-        assert asked.picks is not None
+        asked = dataclasses.replace(
+            prompts(ids, [RowNeed.SAMPLE] * 3), row_requests=picks([RowNeed.SAMPLE] * 3, **changes)
+        )
+        logits = on_host(*model).forward(dataclasses.replace(asked, row_requests=None)).values
+        assert asked.row_requests is not None
         rows = np.arange(3)
-        expected = TorchSampling().choose(logits, draws_of(asked.picks, rows, rows, 97))
+        expected = TorchSampling().choose(logits, draws_of(asked.row_requests, rows, rows, 97))
         assert on_host(*model).forward(asked).tokens.tolist() == expected.tolist(), changes
 
 
 def test_rows_that_want_logits_get_them_beside_rows_that_want_a_token(
     model: tuple[dict[str, object], dict[str, torch.Tensor]],
 ) -> None:
-    ids, kinds = sequences((12, 17, 9)), [Pick.ALL, Pick.BEST, Pick.BEST]
+    ids, kinds = sequences((12, 17, 9)), [RowNeed.LOGITS, RowNeed.ARGMAX, RowNeed.ARGMAX]
     runner = on_host(*model)
-    whole = runner.forward(dataclasses.replace(prompts(ids, kinds), picks=None)).values
+    whole = runner.forward(dataclasses.replace(prompts(ids, kinds), row_requests=None)).values
     described = np.array([False, False, True])
-    answer = runner.forward(dataclasses.replace(prompts(ids, kinds), picks=picks(kinds, described=described)))
+    answer = runner.forward(dataclasses.replace(prompts(ids, kinds), row_requests=picks(kinds, described=described)))
     assert answer.places.tolist() == [0, -1, 1]
     assert answer.tokens.tolist() == [-1, *whole.argmax(-1)[1:].tolist()]
     assert torch.equal(answer.values, whole[[0, 2]])
@@ -124,9 +126,9 @@ def test_rows_that_want_logits_get_them_beside_rows_that_want_a_token(
 def test_logits_stay_while_later_steps_run(
     model: tuple[dict[str, object], dict[str, torch.Tensor]], cuda_graphs: bool
 ) -> None:
-    ids, everything = sequences((12, 17, 9)), [Pick.ALL] * 3
+    ids, everything = sequences((12, 17, 9)), [RowNeed.LOGITS] * 3
     runner = on_host(*model, cuda_graphs=cuda_graphs)
-    tokens = runner.forward(prompts(ids, [Pick.BEST] * 3)).tokens.tolist()
+    tokens = runner.forward(prompts(ids, [RowNeed.ARGMAX] * 3)).tokens.tolist()
     answer = runner.launch(decodes(ids, 0, tokens, everything)).result()
     before = answer.values.clone()
     runner.launch(decodes(ids, 1, [1, 2, 3], everything)).result()
@@ -139,7 +141,9 @@ def test_logits_that_are_no_numbers_are_an_error_of_each_of_their_rows(
 ) -> None:
     config, tensors = model
     broken = {**tensors, "model.norm.weight": torch.full_like(tensors["model.norm.weight"], float("nan"))}
-    answer = on_host(config, broken).forward(prompts(sequences((12, 17, 9)), [Pick.BEST, Pick.ALL, Pick.BEST]))
+    answer = on_host(config, broken).forward(
+        prompts(sequences((12, 17, 9)), [RowNeed.ARGMAX, RowNeed.LOGITS, RowNeed.ARGMAX])
+    )
     assert answer.tokens.tolist() == [-1, -1, -1]
     assert {row: type(error) for row, error in answer.errors.items()} == {0: LogitsError, 2: LogitsError}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.srt.cache.kv_pool import FLOAT8
-from umbel.srt.core.batch import Pick, Picks
+from umbel.srt.core.batch import RowNeed, RowRequests
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.runners import build
 from umbel.srt.runners.build import build_runner
@@ -80,8 +80,8 @@ def test_keys_in_float8_are_those_of_torch() -> None:
 def test_tokens_are_those_that_torch_chooses() -> None:
     """Two launches, the second of which does not know its tokens."""
     config, tensors = small("qwen 3", layers=1)
-    picks = Picks(
-        kinds=np.array([Pick.SAMPLE, Pick.BEST], dtype=np.uint8),
+    row_requests = RowRequests(
+        kinds=np.array([RowNeed.SAMPLE, RowNeed.ARGMAX], dtype=np.uint8),
         inverse_temperatures=np.array([0.8, 0.0]),
         keys=draw_keys([3, 4], [0, 0]),
         top_k=np.array([20, 0], dtype=np.int32),
@@ -93,6 +93,6 @@ def test_tokens_are_those_that_torch_chooses() -> None:
     second = dataclasses.replace(second, token_ids=np.zeros(2, dtype=np.int64), token_sources=np.arange(2))
     tokens = []
     for runner in (on_device(config, tensors), on_host(config, tensors)):
-        answers = [runner.launch(dataclasses.replace(batch, picks=picks)) for batch in (first, second)]
+        answers = [runner.launch(dataclasses.replace(batch, row_requests=row_requests)) for batch in (first, second)]
         tokens.append([answer.result().tokens.tolist() for answer in answers])
     assert tokens[0] == tokens[1]
