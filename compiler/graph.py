@@ -9,11 +9,15 @@ one graph are the same object, so a graph is rewritten by building another one.
     s += tips[0]["tip"]                                                  ├► GetForkItem 0 ─► Generate
                                                                          └► GetForkItem 1 ─► Generate
 
-*Intra-stream* edges lead from a stream node to the one before it, its first input: what it says goes behind all that
+*Intra-stream* edges lead from a stream node to the one before it, its first input: what it says goes after all that
 the stream said before. *Inter-stream* edges lead to another stream: from a branch to its fork, from a join to the ends
 of branches, and from text to the stream that generates it.
+
+Everything else of the compiler imports this module. Methods of `Graph` that show, measure or save it are functions of
+those packages, which are imported by name when they are first called.
 """
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -150,10 +154,10 @@ class Graph:
         from ..interpreter.arguments import sampling_defaults
         from ..interpreter.batch import MAX_ARGUMENTS
         from ..interpreter.default import checked
-        from .planning.memory import peak_tokens
 
         given = {} if arguments is None else checks.entries("arguments", arguments, MAX_ARGUMENTS, "a dict by name")
-        return peak_tokens(self, checked(backend), given, None if options is None else sampling_defaults(options))
+        asked = None if options is None else sampling_defaults(options)
+        return int(_function("memory", "peak_tokens")(self, checked(backend), given, asked))
 
     def parents(self, number: int) -> tuple[int, int] | None:
         """The stream that a branch was forked off, and the branch's index; None for a stream of its own."""
@@ -171,29 +175,21 @@ class Graph:
 
     def text(self) -> str:
         """A listing: a block for each stream, a line for each thing that it says."""
-        from .views.listing import text
-
-        return text(self)
+        return str(_function("views.listing", "text")(self))
 
     def dot(self) -> str:
         """For Graphviz."""
-        from .views.dot import dot
-
-        return dot(self)
+        return str(_function("views.listing", "dot")(self))
 
     def svg(self) -> str:
         """A picture: streams side by side, time downwards."""
-        from .views.drawing import svg
-
-        return svg(self)
+        return str(_function("views.drawing", "svg")(self))
 
     def _repr_svg_(self) -> str:
         return self.svg()
 
     def _repr_html_(self) -> str:
-        from .views.notebook import html
-
-        return html(self)
+        return str(_function("views.drawing", "html")(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file of the graph, all of it or nothing; `umbel.load(path)` gives a program that runs it.
@@ -202,9 +198,13 @@ class Graph:
             GraphError: the graph holds what no file can: objects and result types of classes of yours.
             OSError: the file cannot be written.
         """
-        from .files.serialise import save
+        _function("files.serialise", "save")(self, path)
 
-        save(self, path)
+
+def _function(module: str, name: str) -> Callable[..., Any]:  # as the function is declared
+    """Imports a function of a package that imports this module: found by name, when a method of `Graph` needs it."""
+    found: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __package__), name)
+    return found
 
 
 class Builder:

@@ -21,8 +21,8 @@ from ..lang.protocol import Backend
 
 if TYPE_CHECKING:
     from .graph import Graph
-    from .planning.pinning import Cached
     from .running.compiled import CompiledProgram
+    from .shared_prefix import Cached
 
 
 class Program(RunnableProgram):
@@ -127,7 +127,7 @@ class Program(RunnableProgram):
             ParameterError: a wrong `ttl` or `salt`, or `static_args` that the program has no parameter for.
             Whatever the function raises.
         """
-        from .planning.pinning import cache_head
+        from .shared_prefix import cache_head
 
         options = run_options({"backend": backend, "salt": salt})
         graph = self.trace(static_args=static_args)

@@ -1,6 +1,5 @@
 """Rewrites of graphs, each with the law that it keeps."""
 
-from .pipeline import optimise, rewrite
-from .report import PassReport, Report, Rewritten
+from .pipeline import PassReport, Report, Rewritten, optimise, rewrite
 
 __all__ = ["PassReport", "Report", "Rewritten", "optimise", "rewrite"]

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 
 from ..graph import STREAM_OPERATIONS, Graph, Node
 from ..operations import Choose, Fork, Generate, GetForkItem, Object, Variable
-from .branches import shrinking
-from .outcome import Outcome, called
-from .rules import Instead, Rule, Site, applied
+from .rules import Instead, Outcome, Rule, Site, applied, called, shrinking
 from .twins import Twins, appended_streams, name_of, named, read_of
 
 

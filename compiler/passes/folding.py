@@ -5,8 +5,7 @@ from typing import Any
 from ..graph import Graph, Node
 from ..operations import Append, Apply, Concat, Constant, Leaf, Structure
 from ..text_functions import FUNCTIONS
-from .outcome import Outcome
-from .rules import Instead, Rule, Site, applied
+from .rules import Instead, Outcome, Rule, Site, applied
 
 _MOST = 1 << 20  # a number in a call that would fold, and characters of what comes out: files hold what they hold
 

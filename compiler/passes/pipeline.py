@@ -2,18 +2,147 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
+from ...lang import checks
+from ...lang.errors import ParameterError, remedy, shown
 from ..checks.verify import verify
 from ..graph import Graph
-from .choice import Choice, chosen
 from .equal_calls import merge_equal
 from .folding import fold
 from .independence import check_declared, fork_independent
-from .outcome import Outcome
-from .report import PassReport, Report, Rewritten
+from .rules import Outcome
 from .samples import merge_samples
 from .text import merge_text
 from .unused import drop_unused
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did.
+
+    Attributes:
+        name: as in `compile(passes=[...])`.
+        counts: rule → how often it was applied.
+        calls: by how many the calls of a run became fewer.
+        notes: a line each, such as which call was left out.
+    """
+
+    name: str
+    counts: Mapping[str, int]
+    calls: int
+    notes: tuple[str, ...]
+
+    @property
+    def rewrites(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the passes that were chosen did, in the order in which they ran."""
+
+    passes: tuple[PassReport, ...]
+
+    @property
+    def rewrites(self) -> Mapping[str, int]:
+        """Pass → number of rewrites."""
+        return {done.name: done.rewrites for done in self.passes}
+
+    @property
+    def calls(self) -> int:
+        """By how many the calls of a run became fewer."""
+        return sum(done.calls for done in self.passes)
+
+    def __str__(self) -> str:
+        width = max((len(done.name) for done in self.passes), default=0)
+        lines: list[str] = []
+        for done in self.passes:
+            counted = ", ".join(f"{count} {rule}" for rule, count in sorted(done.counts.items())) or "nothing to do"
+            saved = f"; {done.calls} {'call' if done.calls == 1 else 'calls'} fewer" if done.calls else ""
+            lines.append(f"{done.name:<{width}}  {counted}{saved}")
+            lines += (f"{'':<{width}}  {note}" for note in done.notes)
+        return "\n".join(lines) or "no passes"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A graph, and what was done to it."""
+
+    graph: Graph
+    report: Report
+
+
+DEFAULT = ("fold", "merge_text")  # those that change neither prompts nor calls, nor when they are made
+NAMES = ("fold", "drop_unused", "merge_equal", "merge_samples", "fork_independent", "merge_text")  # in their order
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Checked.
+
+    Attributes:
+        names: of the passes, in the order in which they run.
+        keep: variables that are asked for; None for all of them, and the text.
+        independent: calls that need not see each other's text.
+    """
+
+    names: tuple[str, ...]
+    keep: tuple[str, ...] | None = None
+    independent: tuple[str, ...] = ()
+
+
+def chosen(
+    passes: str | Iterable[str], keep: Iterable[str] | None = None, independent: Iterable[str] | None = None
+) -> Choice:
+    """What users write → what runs.
+
+    Args:
+        passes: "default", "none", or names of passes, among which "default" stands for all of those.
+        keep: names for drop_unused.
+        independent: names for fork_independent.
+
+    Raises:
+        ParameterError: a pass that does not exist, or something for a pass that is not chosen.
+    """
+    wanted = _names("passes", passes) if not isinstance(passes, str) else (checks.plain(passes),)
+    names: set[str] = set()
+    for name in wanted:
+        match name:
+            case "default":
+                names.update(DEFAULT)
+            case "none" if len(wanted) == 1:
+                pass
+            case "none":
+                raise ParameterError(f'passes={shown(list(wanted))}: "none" stands alone; leave it out, or the others')
+            case _ if name in NAMES:
+                names.add(name)
+            case _:
+                raise ParameterError(f"passes: there is no pass {name!r}; {remedy(name, (*NAMES, 'default', 'none'))}")
+    told = {"keep": ("drop_unused", keep), "independent": ("fork_independent", independent)}
+    for option, (name, given) in told.items():
+        if given is not None and name not in names:
+            raise ParameterError(
+                f'{option}={shown(given)} is for the pass {name}; write passes=["default", "{name}"], or leave it out'
+            )
+    return Choice(
+        tuple(name for name in NAMES if name in names),
+        None if keep is None else _names("keep", keep),
+        () if independent is None else _names("independent", independent),
+    )
+
+
+MAX_NAMES = 10_000  # of variables or calls
+
+
+def _names(option: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Raises ParameterError for anything but names."""
+    names = checks.members(option, given, MAX_NAMES, "a list of names")
+    for name in names:
+        if not isinstance(name, str):
+            raise ParameterError(f"{option} has {shown(name)} in it; write names")
+    return tuple(dict.fromkeys(map(checks.plain, names)))
+
 
 _MOST_ROUNDS = 20  # each makes a graph smaller, or moves something to where it stays, so few are ever needed
 

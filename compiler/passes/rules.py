@@ -8,11 +8,11 @@ values read, and the one behind which the stream goes on.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ..graph import Builder, Graph, Node
-from ..operations import Join, StreamText
+from ..operations import Choose, Fork, Generate, GetForkItem, Join, StreamText
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +118,82 @@ def _ended(graph: Graph) -> Graph:
     own = graph.stream_of[graph.ends[0]]
     others = (number for number in range(len(graph.streams)) if number != own)
     return replace(graph, ends=tuple(graph.streams[number][-1] for number in (own, *others)))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A rewritten graph.
+
+    Attributes:
+        graph: the same object where nothing was rewritten.
+        counts: rule → how often it was applied.
+        calls: by how many the calls of a run became fewer.
+        notes: what a person wants to know, a line each.
+    """
+
+    graph: Graph
+    counts: Mapping[str, int]
+    calls: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def called(node: Node) -> str:
+    """A call, for people: "gen 'answer' (program.py:12)"."""
+    match node.op:
+        case Generate(gen):
+            kind, name = "gen", gen.name
+        case Choose(select):
+            kind, name = "select", select.name
+        case _:
+            raise AssertionError(f"{type(node.op).__name__} is no call")
+    words = [kind] if name is None else [kind, repr(name)]
+    return " ".join(words if node.line is None else [*words, f"({node.line})"])
+
+
+def needed(roots: Iterable[Node]) -> set[Node]:
+    """The roots and all that they need. A join that brings variables back waits for branches, but says nothing of
+    theirs: who takes a variable of a branch needs it itself."""
+    seen: set[Node] = set()
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting.extend(node.inputs[:1] if isinstance(node.op, Join) and gathers(node.op) else node.inputs)
+    return seen
+
+
+def gathers(join: Join) -> bool:
+    return join.mode == "gather_variable"
+
+
+def shrinking(graph: Graph, gone: Collection[Node]) -> tuple[Rule, Rule]:
+    """Rules for forks and the branches that stay.
+
+    Args:
+        gone: `GetForkItem`s of branches that are no more. The pass itself says what becomes of them.
+    """
+    staying: dict[Node, list[Node]] = {node: [] for node in graph.nodes if isinstance(node.op, Fork)}
+    shrunk: set[Node] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, GetForkItem):
+            if node in gone:
+                shrunk.add(node.inputs[0])
+            else:
+                staying[node.inputs[0]].append(node)
+
+    def shrink(site: Site) -> Node | Instead | None:
+        if site.node not in shrunk:
+            return None
+        size = len(staying[site.node])
+        if not size:
+            return Instead(site.inputs[0], site.inputs[0])
+        return site.builder.node(Fork(size), site.inputs, site.node.line)
+
+    def move_up(site: Site) -> Node | None:
+        fork = site.node.inputs[0]
+        if fork not in shrunk or site.node in gone:
+            return None
+        return site.builder.node(GetForkItem(staying[fork].index(site.node)), site.inputs, site.node.line)
+
+    return Rule("fork", (Fork,), shrink), Rule("branch", (GetForkItem,), move_up)

@@ -11,9 +11,7 @@ from ...lang.ops import RoleBegin, RoleEnd
 from ...lang.sampling import MAX_N
 from ..graph import Graph, Node, frozen
 from ..operations import Append, Apply, Generate, Join, Object, StreamText, Variable
-from .needs import gathers
-from .outcome import Outcome, called
-from .rules import Rule, Site, applied
+from .rules import Outcome, Rule, Site, applied, called, gathers
 from .twins import Twins, appended_streams, is_deterministic, name_of, named, read_of
 
 

@@ -8,11 +8,10 @@ a place that a value looks at.
 
 from itertools import zip_longest
 
+from ...lang.ops import RoleBegin, RoleEnd
 from ..graph import Graph, Node
-from ..operations import Append, Constant
-from .outcome import Outcome
-from .places import takes_text
-from .rules import Instead, Rule, Site, applied
+from ..operations import Append, Begin, Choose, Constant, Generate, Look
+from .rules import Instead, Outcome, Rule, Site, applied
 
 
 def merge_text(graph: Graph) -> Outcome:
@@ -78,3 +77,24 @@ def _text(node: Node | None) -> str | None:
         return None
     said = node.inputs[1].op
     return said.value if isinstance(said, Constant) and isinstance(said.value, str) else None
+
+
+def takes_text(graph: Graph) -> frozenset[Node]:
+    """Places behind which text is never refused: no turn is owed there."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.in_stream:
+            here = _takes(node)
+            if here or (here is None and node.inputs[0] in found):
+                found.add(node)
+    return frozenset(found)
+
+
+def _takes(node: Node) -> bool | None:
+    """None: as what stands before."""
+    match node.op:
+        case RoleEnd():
+            return False
+        case Begin() | RoleBegin() | Append() | Generate() | Choose() | Look():
+            return True
+    return None

@@ -10,7 +10,7 @@ from ...interpreter.grammar import REASONING_SUFFIX
 from ...lang.ops import VarScopeEnd
 from ..graph import Graph, Node, frozen
 from ..operations import Begin, Choose, Fork, Generate, GetForkItem, Join, Object, Operation, Options, Variable
-from .needs import gathers
+from .rules import gathers
 
 
 class Twins:

@@ -13,7 +13,7 @@ from ...interpreter.steps import BranchOff, Concatenate, Gather, Late, Mark, Rea
 from ...lang import ops
 from ...lang.source import Source
 from ..graph import Node
-from .values import Values
+from ..values import Values
 
 if TYPE_CHECKING:
     from .execution import Execution
@@ -84,7 +84,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Choose:
+class AskSelect:
     """A `select` with constant choices. `call`: where it draws."""
 
     select: ops.Select
@@ -102,7 +102,7 @@ class Choose:
 class ChooseAmong:
     """A `select` whose choices are known in a run. `late`: not when it begins."""
 
-    choose: Choose
+    choose: AskSelect
     choices: tuple[Node, ...]
     late: bool
 

@@ -20,7 +20,7 @@ from ...lang.state import AsyncState, State
 from ..files import serialise
 from ..graph import Graph
 from ..passes import Report
-from ..planning.batching import BatchPlan
+from ..shared_prefix import BatchPlan
 from .host import Host
 from .plan import Plan
 from .shipping import Parcel, Server

@@ -19,8 +19,8 @@ from ...interpreter.steps import Step
 from ...interpreter.stream import Stream
 from ...interpreter.variables import Binding
 from ..operations import Options
+from ..values import Values
 from .plan import Plan
-from .values import Values
 
 # Called once, on the loop, when the program has ended: with what it returned, or with its error.
 Ended = Callable[[Any, BaseException | None], None]

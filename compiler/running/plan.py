@@ -14,10 +14,9 @@ from ...lang import ops, sampling
 from ...lang.sampling import SamplingParams
 from ..graph import Graph, Node, frozen
 from ..operations import Append, Choose, Generate, Look, Options, Structure, Variable
-from ..planning.scheduling import CriticalPaths
 from .actions import Action, Ask, Branch
-from .gathering import Gathering
-from .slots import Slots
+from .critical_path import CriticalPaths
+from .gathering import Gathering, Slots
 from .streams import Layout, Walk
 
 

@@ -11,8 +11,7 @@ from ..graph import Graph, Node
 from ..operations import Append, Choose, Constant, Fork, Generate, GetForkItem, Join, Look, Options
 from . import actions
 from .actions import Action
-from .gathering import Gathered
-from .slots import Slots
+from .gathering import Gathered, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ class Walk:
         choices = node.inputs[1:]
         values = tuple(choice.op.value for choice in choices if isinstance(choice.op, Constant))
         layer = self._layer(op.defaults, {}) if op.select.temperature else None
-        chosen = actions.Choose(op.select, layer, self._layout.slots.variable(node, op.select.name), _source(node))
+        chosen = actions.AskSelect(op.select, layer, self._layout.slots.variable(node, op.select.name), _source(node))
         if len(values) == len(choices):
             return replace(chosen, select=replace(op.select, choices=cast(tuple[str, ...], values)))
         return actions.ChooseAmong(chosen, choices, self._is_late(*choices))

@@ -1,9 +1,9 @@
-"""The sink that records: one stream of a program that is traced. Operations become nodes, reads give symbols."""
+"""Records one stream of a program that is traced: operations become nodes, reads give symbols."""
 
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ...interpreter import media
@@ -27,11 +27,37 @@ from ..operations import (
     StreamText,
     Variable,
 )
-from .bound import Assigned, Bound, Gathered, Generated
 from .lines import current_line
 from .tape import Tape
 
 Tags = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SetByCall:
+    """A name that a stream node binds. `count`: of texts. `typed`: the text stands for an object that is none."""
+
+    name: str
+    setter: Node
+    count: int = 1
+    typed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetByProgram:
+    """A name that the program binds to what it has."""
+
+    value: Any  # the user's
+
+
+@dataclass(frozen=True, slots=True)
+class SetByBranches:
+    """A name that a join brings back: per branch what the name meant there, None where it meant nothing."""
+
+    branches: "tuple[Bound | None, ...]"
+
+
+Bound = SetByCall | SetByProgram | SetByBranches
 
 
 class Recorder(Sink):
@@ -104,18 +130,18 @@ class Recorder(Sink):
                 self._say(Generate(op, self._defaults, tags), line)
                 count = self._sampling(op.options).n
                 if name:
-                    self._own[name] = Generated(name, self.last, count, op.result is not None)
+                    self._own[name] = SetByCall(name, self.last, count, op.result is not None)
                 if name and tags is not None:
                     thinking = name + REASONING_SUFFIX
-                    self._own[thinking] = Generated(thinking, self.last, count)
+                    self._own[thinking] = SetByCall(thinking, self.last, count)
             case ops.Select(name, choices):
                 nodes = [self.tape.text(choice) for choice in choices]
                 self._say(Choose(replace(op, choices=()), self._defaults), line, *nodes)
                 if name:
-                    self._own[name] = Generated(name, self.last)
+                    self._own[name] = SetByCall(name, self.last)
             case ops.VarScopeEnd(name):
                 self._say(op, line)
-                self._own[name] = Generated(name, self.last)
+                self._own[name] = SetByCall(name, self.last)
             case ops.Image():
                 self._say(Look(), line, self._source(op))
             case ops.Video(num_frames=num_frames):
@@ -184,7 +210,7 @@ class Recorder(Sink):
         self._say(Join(mode), current_line(), *(branch.last for branch in branches))
         if mode == "gather_variable":
             for name in dict.fromkeys(name for branch in branches for name in branch._own):
-                self._own[name] = Gathered(
+                self._own[name] = SetByBranches(
                     tuple(branch._own.get(name) or branch._base.get(name) for branch in branches)
                 )
 
@@ -198,7 +224,7 @@ class Recorder(Sink):
     def assign(self, name: str, value: Value) -> None:
         self.tape.check_usable()
         self._check_name(name)
-        self._own[name] = Assigned(value)
+        self._own[name] = SetByProgram(value)
 
     def has(self, name: str) -> bool:
         self._check_name(name)
@@ -249,21 +275,21 @@ class Recorder(Sink):
 
     def _text_of(self, bound: Bound) -> Any:  # a symbol, a list, or what the program assigned
         match bound:
-            case Assigned(value):
+            case SetByProgram(value):
                 return value
-            case Gathered(branches):
+            case SetByBranches(branches):
                 return [self._text_of(branch) if branch is not None else None for branch in branches]
-            case Generated(name, setter, 1):
+            case SetByCall(name, setter, 1):
                 return self.tape.symbol(self.tape.node(Variable(name), (setter,)))
-            case Generated(name, setter, count):
+            case SetByCall(name, setter, count):
                 nodes = (self.tape.node(Variable(name, index), (setter,)) for index in range(count))
                 return [self.tape.symbol(node) for node in nodes]
 
     def _object_of(self, bound: Bound) -> Any:  # an opaque symbol, a list, or what `_text_of` gives
         match bound:
-            case Gathered(branches):
+            case SetByBranches(branches):
                 return [self._object_of(branch) if branch is not None else None for branch in branches]
-            case Generated(name, setter, count, True):
+            case SetByCall(name, setter, count, True):
                 node = self.tape.node(Object(name), (setter,))
                 whole = self.tape.opaque(node)
                 return whole if count == 1 else [self.tape.item(node, index) for index in range(count)]

@@ -9,19 +9,89 @@ A `Symbol` is a str, because programs ask whether values are, and because `"".jo
 What Python does to its characters without asking it is the tape's to find out. An `Opaque` stands for an object.
 """
 
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn, Protocol
+
+import msgspec
 
 from ...lang.ops import RecordedText
 from ..graph import Node
+from ..operations import Apply, Argument, Concat, Constant, Object, StreamText, Structure, Variable
 from ..text_functions import STR_METHODS
 from .lines import is_ours
-from .sources import is_text
 
 
-class Tape(Protocol):
+def sources(node: Node) -> list[Node]:
+    """The arguments and variables that a value is made of, each once."""
+    found: dict[Node, None] = {}
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node.op, Apply | Concat | Structure):
+            waiting.extend(reversed(node.inputs))
+        elif not isinstance(node.op, Constant):
+            found[node] = None
+    return list(found)
+
+
+def describe(node: Node) -> str:
+    """What a value comes from, for messages."""
+    found = [_called(source) for source in sources(node)]
+    return " and ".join(dict.fromkeys(found)) or "a value that was changed"
+
+
+def _called(node: Node) -> str:
+    match node.op:
+        case Argument(name):
+            return f"argument {name!r}"
+        case Variable(name) | Object(name):
+            return f"variable {name!r}"
+        case StreamText():
+            return "the text of the state"
+        case _:
+            return type(node.op).__name__
+
+
+def is_text(node: Node) -> bool:
+    """Whether the value is a text whatever the arguments are: an argument may be of any type, and so may its parts."""
+    while isinstance(node.op, Apply) and node.op.function in ("item", "multiply", "slice"):
+        node = node.inputs[0]
+    return not isinstance(node.op, Argument | Object)
+
+
+def is_of_object(node: Node) -> bool:
+    while isinstance(node.op, Apply) and node.op.function == "item":
+        node = node.inputs[0]
+    return isinstance(node.op, Object)
+
+
+def members(value: object) -> Iterable[object]:
+    """What a value holds, as far as it can be looked into."""
+    match value:
+        case Mapping():
+            return [member for pair in value.items() for member in pair]
+        case list() | tuple() | set() | frozenset():
+            return value
+        case msgspec.Struct():
+            return [getattr(value, name) for name in value.__struct_fields__]
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return [getattr(value, member.name) for member in fields(value)]
+        case _ if isinstance(value, type):
+            return ()
+        case _:
+            return list(getattr(value, "__dict__", {}).values())
+
+
+def is_lazy(value: object) -> bool:
+    """Whether a value has to be run to be read, and can be once only: a generator, a map, a coroutine."""
+    return isinstance(value, Iterator | AsyncIterator) or inspect.isawaitable(value)
+
+
+class SymbolTape(Protocol):
     """What symbols ask of the trace that they belong to."""
 
     def apply(self, function: str, node: Node, arguments: tuple[Any, ...] = ()) -> "Symbol": ...
@@ -54,9 +124,9 @@ class Symbol(RecordedText):
 
     __slots__ = ("_node", "_tape")
     _node: Node
-    _tape: Tape
+    _tape: SymbolTape
 
-    def __new__(cls, placeholder: str, tape: Tape, node: Node) -> "Symbol":
+    def __new__(cls, placeholder: str, tape: SymbolTape, node: Node) -> "Symbol":
         symbol = super().__new__(cls, placeholder)
         symbol._tape = tape
         symbol._node = node
@@ -130,7 +200,7 @@ class Opaque:
 
     __slots__ = ("_node", "_tape")
 
-    def __init__(self, tape: Tape, node: Node) -> None:
+    def __init__(self, tape: SymbolTape, node: Node) -> None:
         self._tape = tape
         self._node = node
 
@@ -164,7 +234,7 @@ def node_of(value: "Symbol | Opaque") -> Node:
     return value._node
 
 
-def tape_of(value: "Symbol | Opaque") -> Tape:
+def tape_of(value: "Symbol | Opaque") -> SymbolTape:
     return value._tape
 
 
@@ -176,7 +246,7 @@ def _is_operand(other: object) -> bool:
     return hasattr(type(other), "__radd__") and not isinstance(other, int | float | complex)
 
 
-def _part(tape: Tape, node: Node, key: object) -> Any:
+def _part(tape: SymbolTape, node: Node, key: object) -> Any:
     if isinstance(key, slice):
         bounds = (key.start, key.stop, key.step)
         if all(bound is None or type(bound) is int for bound in bounds):

@@ -4,12 +4,15 @@ This works for programs whose course does not depend on the values. Loops over c
 at an argument or at an answer raises TraceError with its line (`symbols.py`), and so does what a graph cannot say.
 """
 
+import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVarTuple, Unpack
 
 from ...interpreter.arguments import RUN_OPTIONS, Arguments, sampling_defaults
 from ...interpreter.batch import MAX_ARGUMENTS
@@ -18,14 +21,13 @@ from ...interpreter.recording import recorded, recording
 from ...lang import checks
 from ...lang.errors import ProgramError, TraceError, shown
 from ...lang.state import AsyncState, Sink, State
-from ..graph import Graph, Parameter
+from ..graph import Graph, Line, Parameter
 from ..operations import Argument, Begin, Options
-from . import awaiting, hidden_looks
+from . import hidden_looks
 from .effects import Effect, Watch
-from .lines import raising_line
+from .lines import line_of, raising_line
 from .recorder import Recorder
-from .sources import describe, is_lazy, is_text
-from .symbols import Symbol, node_of
+from .symbols import Symbol, describe, is_lazy, is_text, node_of
 from .tape import Tape
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ class _Tracer:
         """What the body returns."""
         with self._watch.watched():
             if self._body.is_async:
-                return awaiting.finish(self._body.invoke(AsyncState(own), call), self._tape)
+                return _finish(self._body.invoke(AsyncState(own), call), self._tape)
             return self._body.invoke(State(own), call)
 
     def _symbolic_call(self) -> tuple[list[Parameter], Call]:
@@ -226,3 +228,109 @@ def _described(parameter: inspect.Parameter) -> Parameter:
     if parameter.default is parameter.empty:
         return Parameter(parameter.name)
     return Parameter(parameter.name, False, parameter.default)
+
+
+# ------------------------------------------------------------------------------------ the event loop of a trace
+
+# An async program awaits its variables, which a trace has at once. What waits for anything else, a timer, a thread, a
+# socket, would wait for ever: the loop runs what is ready, and a body that has not ended then is the error.
+
+Ts = TypeVarTuple("Ts")
+
+
+def _finish(coroutine: Coroutine[Any, Any, Any], tape: Tape) -> Any:
+    """What the coroutine returns, run to its end here and now, also inside a running loop.
+
+    Raises:
+        TraceError: it awaits what is not the program's own.
+    """
+    loop = _ReadyLoop()  # type: ignore[abstract]  # what waits is left out
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(loop)
+    try:
+        task = loop.create_task(coroutine)
+        loop.run_ready()
+        if not task.done():
+            frames = task.get_stack()
+            refusal = _refusal(tape, line_of(frames[-1]) if frames else None)
+            task.cancel()
+            loop.run_ready()
+            raise refusal
+        try:
+            return task.result()
+        except NotImplementedError as error:
+            if _is_of_the_loop(error):
+                raise _refusal(tape, raising_line(error)) from None
+            raise
+    finally:
+        asyncio._set_running_loop(running)
+
+
+def _refusal(tape: Tape, line: Line | None) -> TraceError:
+    return tape.refuse_at(
+        line,
+        "the program awaits what is not its own: a timer, a thread or a connection",
+        "await in front of variables of the state and of programs that are run, and of nothing else",
+    )
+
+
+def _is_of_the_loop(error: BaseException) -> bool:
+    """Whether the loop was asked for a thread or a connection, which the class that it is made of refuses."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_globals.get("__name__") == asyncio.events.__name__
+
+
+class _ReadyLoop(asyncio.AbstractEventLoop):
+    def __init__(self) -> None:
+        self._ready: deque[asyncio.Handle] = deque()
+
+    def run_ready(self) -> None:
+        while self._ready:
+            handle = self._ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Time stands still: the handle can be cancelled, and never rings."""
+        return asyncio.TimerHandle(when, callback, args, self, context)
+
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(delay, callback, *args, context=context)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> "asyncio.Task[Any]":
+        return asyncio.Task(coro, loop=self, name=name, context=context)
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def time(self) -> float:
+        return 0.0
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """A task whose error nobody has looked at: the body has, or it has ended with another."""
+        return
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        return

@@ -8,11 +8,11 @@ import os
 from unicodedata import east_asian_width
 from xml.sax.saxutils import escape
 
-from ..edges import Edge
 from ..graph import Graph, Node
 from ..operations import Fork, GetForkItem, Join
+from . import listing
 from .labels import Label, Labels, signature
-from .places import places
+from .places import Edge, places
 
 _LONGEST = 34  # characters of a label
 _HOVER = 2000  # characters of a text that hovering shows
@@ -227,3 +227,11 @@ def _scheme(dark: int) -> str:
         ink, ground = colours[2 * dark : 2 * dark + 2]
         rules.append(f".umbel-{name} rect{{fill:{ground};stroke:{ink}}}.umbel-{name} text{{fill:{ink}}}")
     return "".join(rules)
+
+
+def html(graph: Graph) -> str:
+    """Writes what a notebook shows: the picture, scrolled where it is large, and the listing to unfold."""
+    return (
+        f'<div style="max-height:80vh;overflow:auto">{svg(graph)}</div>'
+        f"<details><summary>listing</summary><pre>{escape(listing.text(graph))}</pre></details>"
+    )

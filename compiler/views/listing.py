@@ -1,20 +1,23 @@
-"""A graph as a listing: a block for each stream, a line for each thing that it says.
+"""Writes a graph as text: as a listing, with a block for each stream and a line for each thing that it says, or as DOT.
 
 Numbers are places in `Graph.nodes`, as in files and messages. What takes something from elsewhere has "<- number".
 """
 
 import os
+from collections.abc import Iterator
 
 from ..graph import Graph, Line, Node
-from ..operations import Begin, Fork, GetForkItem
+from ..operations import Begin, Fork, GetForkItem, Join
 from .labels import Labels, plain, signature
+from .places import Edge, edges
 
 _LONGEST = 60  # characters of one text
+_LONGEST_IN_DOT = 40
 _WIDTH = 100  # most columns before the line of the source; what is longer pushes it away
 
 
 def text(graph: Graph) -> str:
-    """For the terminal. Texts are shortened; the file of the graph has all of them."""
+    """Writes the listing, for the terminal. Texts are shortened; the file of the graph has all of them."""
     return _Listing(graph).text()
 
 
@@ -73,3 +76,45 @@ class _Listing:
     def _where(self, line: Line) -> str:
         """The file is said once, above, where there is one only."""
         return f"line {line.number}" if len(self._files) == 1 else f"{os.path.basename(line.file)}:{line.number}"
+
+
+# ------------------------------------------------------------------------------------ for Graphviz
+
+
+def dot(graph: Graph) -> str:
+    """Writes a graph for `dot -Tsvg`: streams are boxes; what one stream needs of another is blue, values dashed."""
+    return "\n".join([*_lines(graph), ""])
+
+
+def _lines(graph: Graph) -> Iterator[str]:
+    labels = Labels(graph, _LONGEST_IN_DOT)
+    yield f"digraph {_quoted(graph.name)} {{"
+    yield f"  label={_quoted(signature(graph))}; labelloc=t; fontname=monospace;"
+    yield "  node [shape=box, style=rounded, fontname=monospace, fontsize=11];"
+    for number, stream in enumerate(graph.streams):
+        op = stream[0].op
+        named = f"stream {number}: {op.program}" if isinstance(op, Begin) else f"stream {number}"
+        yield f"  subgraph cluster_{number} {{"
+        yield f"    label={_quoted(named)}; color=gray;"
+        for node in stream:
+            yield f"    {graph.numbers[node]} [label={_quoted(f'{graph.numbers[node]}  {labels.of(node)}')}];"
+        yield "  }"
+    for edge in edges(graph):
+        yield f"  {graph.numbers[edge.source]} -> {graph.numbers[edge.target]}{_style(edge)};"
+    yield "}"
+
+
+def _style(edge: Edge) -> str:
+    if edge.kind == "intra":
+        return ""
+    if isinstance(edge.target.op, GetForkItem) or (
+        isinstance(edge.target.op, Join) and edge.source in edge.target.inputs
+    ):
+        return " [color=blue]"
+    return " [color=blue, style=dashed]"
+
+
+def _quoted(text: str) -> str:
+    """Labels escape what is not printable; what is left are the quote and the backslash."""
+    escaped = plain(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from umbel.compiler.planning.batching import BatchPlan
 from umbel.compiler.program import function
 from umbel.compiler.running.compiled import CompiledProgram
+from umbel.compiler.shared_prefix import BatchPlan
 from umbel.interpreter import loop
 from umbel.interpreter.arguments import run_options
 from umbel.interpreter.backends.echo import Echo

@@ -1,8 +1,8 @@
 """The two kinds of dependencies of the paper's appendix D.1."""
 
-from umbel.compiler.edges import edges, inter_stream, intra_stream
 from umbel.compiler.graph import Graph
 from umbel.compiler.operations import Append, Apply, Begin, Concat, StreamText
+from umbel.compiler.views.places import edges, inter_stream, intra_stream
 
 from .broken_graphs import Parts
 

@@ -17,8 +17,8 @@ from umbel.compiler.operations import (
     GetForkItem,
     Join,
 )
-from umbel.compiler.planning.heads import common_head, shared_arguments
 from umbel.compiler.program import function
+from umbel.compiler.shared_prefix import common_head, shared_arguments
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang import ops
 from umbel.lang.chat_template import CHATML, ChatTemplate

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from umbel.compiler.planning.memory import peak_tokens
+from umbel.compiler.memory import peak_tokens
 from umbel.compiler.program import Program, function
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo

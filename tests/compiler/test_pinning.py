@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from umbel.compiler.graph import Graph
-from umbel.compiler.planning.pinning import SHORTEST, Cached, cache_head, pin
 from umbel.compiler.program import function
+from umbel.compiler.shared_prefix import SHORTEST, Cached, cache_head, pin
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.runtime import Runtime

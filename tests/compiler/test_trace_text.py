@@ -14,7 +14,7 @@ import pytest
 import umbel as ul
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.compiler.tracing.placeholders import Mangled, Placeholders
+from umbel.compiler.tracing.tape import Mangled, Placeholders
 
 from .tracing import refused, said, traced
 

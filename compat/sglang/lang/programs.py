@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, overload
 
 from ....compiler.graph import Graph
-from ....compiler.planning.heads import common_head
-from ....compiler.planning.pinning import Cached
 from ....compiler.program import Program
 from ....compiler.running.compiled import CompiledProgram
+from ....compiler.shared_prefix import Cached, common_head
 from ....interpreter import loop
 from ....interpreter.batch import Item
 from ....interpreter.body import Body

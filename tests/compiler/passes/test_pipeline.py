@@ -6,7 +6,7 @@ import pytest
 import umbel as ul
 from hypothesis import HealthCheck, given, settings
 from umbel.compiler.passes import Report, rewrite
-from umbel.compiler.passes.choice import DEFAULT, NAMES, chosen
+from umbel.compiler.passes.pipeline import DEFAULT, NAMES, chosen
 
 from ..random_programs import bodies, program_of
 from .twin_programs import bodies as twin_bodies

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from umbel.compiler.graph import Graph
 from umbel.compiler.operations import Choose, Generate
-from umbel.compiler.planning.scheduling import CriticalPaths
 from umbel.compiler.program import function
+from umbel.compiler.running.critical_path import CriticalPaths
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.default import get_server_info

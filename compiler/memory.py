@@ -1,8 +1,15 @@
-"""How many tokens the prompts of a run may have, before it runs.
+"""Bounds how many KV slots a run can hold at once, before it runs.
 
-Constants and arguments are measured by the backend (`tokens_at_most`), scaffolding is that of its template, and what a
-model will say is as long as `max_tokens` allows. A text that a model said and that the program says again counts as
-the tokens that it took; an encoding of the whole may differ by a few.
+    own stream   ────────┬──────────────┬───► gen          prompts are prefixes of each other: a stream holds what its
+    branch 0             ├── gen ───────┤                  longest call in flight has, once; a branch adds what it says
+    branch 1             └── gen ── gen ┘                  itself; and what may run at the same time adds up
+
+Which calls run at the same time is read off forks and joins. That one branch may have to wait for a variable of
+another is not: a bound that counts them as running together is a bound all the same.
+
+Lengths of prompts: constants and arguments are measured by the backend (`tokens_at_most`), scaffolding is that of its
+template, and what a model will say is as long as `max_tokens` allows. A text that a model said and that the program
+says again counts as the tokens that it took; an encoding of the whole may differ by a few.
 """
 
 import re
@@ -10,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...interpreter.position import Position, Reached, since
-from ...lang import sampling
-from ...lang.errors import ParameterError
-from ...lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
-from ...lang.prompt import Media, Part, Text
-from ...lang.protocol import Backend
-from ..graph import Graph, Node
-from ..operations import (
+from ..interpreter.position import Position, Reached, since
+from ..lang import sampling
+from ..lang.errors import ParameterError
+from ..lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from ..lang.prompt import Media, Part, Text
+from ..lang.protocol import Backend
+from .graph import Graph, Node
+from .operations import (
     Append,
     Apply,
     Argument,
@@ -36,7 +43,7 @@ from ..operations import (
     Structure,
     Variable,
 )
-from ..running.values import Values
+from .values import Values
 
 _STAND_IN = "\ue000"  # one character for a text that is not known yet; its length is counted beside the prompt
 _ESCAPED = 10  # characters that repr makes of one
@@ -45,7 +52,7 @@ _ROOM = 2  # tokens of a choice that its bound may lack: those at the seam to th
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a stream stands behind a node.
+    """What a stream has said after a node.
 
     Attributes:
         reached: the known parts.
@@ -58,16 +65,20 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What a call holds while it runs, beside what its stream has said before. `longest`: of that, what one of its
-    sequences may have: it is what a text that is said again counts as."""
+class CallTokens:
+    """Tokens that a call holds while it runs, besides what its stream has said before.
+
+    Attributes:
+        holds: of all its sequences.
+        longest: of one sequence; a text that is said again counts as so many.
+    """
 
     holds: int
     longest: int
 
 
 class Lengths:
-    """Of one run.
+    """The most tokens that every prompt and every call of one run may have.
 
     Args:
         backend: started; measures text and has the template.
@@ -75,7 +86,7 @@ class Lengths:
         options: sampling fields of the run.
 
     Attributes:
-        places: behind every stream node.
+        places: after every stream node.
         calls: by `Generate` or `Choose`.
 
     Raises:
@@ -96,7 +107,7 @@ class Lengths:
         self._texts: dict[Node, int] = {}  # value node → tokens
         self._nested = _nested_streams(graph)
         self.places: dict[Node, Place] = {}
-        self.calls: dict[Node, Call] = {}
+        self.calls: dict[Node, CallTokens] = {}
         for node in graph.nodes:
             if node.in_stream:
                 self.places[node] = self._place(node)
@@ -223,12 +234,12 @@ class Lengths:
         position.take_over(end.reached)
         return end.unknown
 
-    def _generated(self, node: Node) -> Call:
+    def _generated(self, node: Node) -> CallTokens:
         assert isinstance(node.op, Generate), "asked for a gen"
         params = self._sampling(node, node.op.defaults, node.op.gen.options)
-        return Call(params.n * params.max_tokens, params.max_tokens)
+        return CallTokens(params.n * params.max_tokens, params.max_tokens)
 
-    def _chosen(self, node: Node) -> Call:
+    def _chosen(self, node: Node) -> CallTokens:
         assert isinstance(node.op, Choose), "asked for a select"
         choices = [self._texts[choice] + _ROOM for choice in node.inputs[1:]]
         total = sum(choices)
@@ -237,7 +248,7 @@ class Lengths:
                 total += total + len(choices)  # each choice once more, behind the beginning of a text
             case "exact":
                 total += total  # other spellings that the search looks at share most of their keys with the usual one
-        return Call(total, max(choices, default=0))
+        return CallTokens(total, max(choices, default=0))
 
     def _sampling(self, node: Node, defaults: Options, given: Options) -> sampling.SamplingParams:
         nested = self._graph.stream_of[node] in self._nested
@@ -287,3 +298,75 @@ def _applied(function: str, constants: tuple[Any, ...], tokens: int) -> int:  # 
             return _ESCAPED * tokens + 2
         case _:
             return tokens
+
+
+# ------------------------------------------------------------------------------------ what a run holds at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a stream with all its branches holds, beside what it inherited.
+
+    `peak`: at most. `rest`: at most when it has come to its end, by branches that nobody joined.
+    """
+
+    peak: int
+    rest: int
+
+
+def peak_tokens(graph: Graph, backend: Backend, arguments: Mapping[str, Any], options: Options | None = None) -> int:
+    """Returns a bound of the tokens whose keys one run holds at the same time: never less than they are.
+
+    Args:
+        backend: started; it measures text (`tokens_at_most`) and has the chat template.
+        arguments: of the run.
+        options: sampling fields of the run, such as `max_tokens`.
+
+    Raises:
+        ParameterError: an argument is missing, or sampling fields do not fit together.
+        TemplateError: as the run would raise it.
+    """
+    lengths = Lengths(graph, backend, arguments, options)
+    branches = _branches(graph)
+    held: dict[int, _Held] = {}
+    for number in reversed(range(len(graph.streams))):  # branches begin after the stream that they leave
+        held[number] = _held(graph, number, lengths, branches, held)
+    own = [number for number, stream in enumerate(graph.streams) if isinstance(stream[0].op, Begin)]
+    return lengths.beginning + sum(held[number].peak for number in own)
+
+
+def _held(
+    graph: Graph, number: int, lengths: Lengths, branches: Mapping[Node, list[int]], held: Mapping[int, _Held]
+) -> _Held:
+    """Of one stream; `held` has its branches.
+
+    [── anchor ──)          up to the last fork whose branches still hold something
+    [──── tokens ────)      up to the call
+    """
+    running: dict[int, int] = {}  # branch → what it and its own branches may hold
+    anchor = peak = 0
+    for node in graph.streams[number]:
+        if node in lengths.calls:
+            before = node.inputs[0]
+            peak = max(peak, lengths.places[before].tokens + lengths.calls[node].holds + sum(running.values()))
+        elif isinstance(node.op, Fork):
+            running |= {branch: held[branch].peak for branch in branches.get(node, ())}
+            anchor = lengths.places[node].tokens
+        elif isinstance(node.op, Join):
+            for end in node.inputs[1:]:
+                branch = graph.stream_of[end]
+                if branch in running and graph.streams[branch][-1] is end:
+                    running[branch] = held[branch].rest
+        if any(running.values()):
+            peak = max(peak, anchor + sum(running.values()))
+    rest = sum(running.values())
+    return _Held(peak, anchor + rest if rest else 0)
+
+
+def _branches(graph: Graph) -> dict[Node, list[int]]:
+    """Fork → the streams that begin there."""
+    branches: dict[Node, list[int]] = {}
+    for number, stream in enumerate(graph.streams):
+        if isinstance(stream[0].op, GetForkItem):
+            branches.setdefault(stream[0].inputs[0], []).append(number)
+    return branches

@@ -7,23 +7,13 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...interpreter.variables import Binding
-from ...lang.errors import ParameterError, shown
-from ...lang.ops import Op
-from ...lang.state import BaseState
-from ..graph import Node
-from ..operations import (
-    Apply,
-    Argument,
-    Concat,
-    Constant,
-    Leaf,
-    Object,
-    StreamText,
-    Structure,
-    Variable,
-)
-from ..text_functions import FUNCTIONS
+from ..interpreter.variables import Binding
+from ..lang.errors import ParameterError, shown
+from ..lang.ops import Op
+from ..lang.state import BaseState
+from .graph import Node
+from .operations import Apply, Argument, Concat, Constant, Leaf, Object, StreamText, Structure, Variable
+from .text_functions import FUNCTIONS
 
 
 class Values:
