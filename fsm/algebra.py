@@ -1,27 +1,29 @@
-"""Language nodes put together so that what is written in several ways is built in one.
+"""Builds language nodes, so that what is written in several ways is built in one, and walks over them.
 
 The functions keep the language and take out what an automaton would pay for: nothing and the empty text as parts,
-nested concatenations and unions, single characters side by side, repeats of repeats.
+nested concatenations and unions, neighbouring single characters, repeats of repeats. `fold` goes through an expression
+from the leaves up, and `rebuilt` builds a node again around other parts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
+from typing import TypeVar
 
 from .charset import ANY, CharSet
 from .language import (
     EMPTY_TEXT,
     NOTHING,
     AnyOrder,
-    Both,
     Chars,
     Concat,
     Dfa,
+    Difference,
+    Intersection,
     Language,
     Literal,
     Repeat,
     Spelled,
     Union,
-    Without,
 )
 
 ANY_CHARACTER = Chars(ANY.ranges)
@@ -142,8 +144,8 @@ def _repeat_of_repeat(inner: Repeat, least: int, most: int | None) -> Language |
     return repeat(inner.body, inner.least * least, together)
 
 
-def both(left: Language, right: Language) -> Language:
-    """What both admit, without a product where one side decides."""
+def intersection(left: Language, right: Language) -> Language:
+    """The texts that both sides admit, without a product where one side decides."""
     if left == NOTHING or right == NOTHING:
         return NOTHING
     if left in (ANY_TEXT, right):
@@ -153,18 +155,18 @@ def both(left: Language, right: Language) -> Language:
     for one, other in ((left, right), (right, left)):
         if one == EMPTY_TEXT:
             return EMPTY_TEXT if nullable(other) else NOTHING
-    return Both(left, right)
+    return Intersection(left, right)
 
 
-def without(left: Language, right: Language) -> Language:
-    """What `left` admits and `right` does not."""
+def difference(left: Language, right: Language) -> Language:
+    """The texts that `left` admits and `right` does not."""
     if left in (NOTHING, right) or right == ANY_TEXT:
         return NOTHING
     if right == NOTHING or (right == EMPTY_TEXT and not nullable(left)):
         return left
     if left == EMPTY_TEXT:
         return NOTHING if nullable(right) else EMPTY_TEXT
-    return Without(left, right)
+    return Difference(left, right)
 
 
 def nullable(node: Language) -> bool:
@@ -186,9 +188,9 @@ def nullable(node: Language) -> bool:
             return nullable(body)
         case AnyOrder():
             return False
-        case Both(left, right):
+        case Intersection(left, right):
             return nullable(left) and nullable(right)
-        case Without(left, right):
+        case Difference(left, right):
             return nullable(left) and not nullable(right)
         case _:
             raise AssertionError("a call can be nullable in its grammar only")
@@ -212,9 +214,105 @@ def admits_newline(node: Language) -> bool:
             return any(accepting[target] and 0x0A in CharSet(ranges) for ranges, target in edges[0])
         case Spelled():
             return False
-        case Both(left, right):
+        case Intersection(left, right):
             return admits_newline(left) and admits_newline(right)
-        case Without(left, right):
+        case Difference(left, right):
             return admits_newline(left) and not admits_newline(right)
         case _:
             raise AssertionError("what a call admits is known in its grammar only")
+
+
+Result = TypeVar("Result")
+
+
+def children(node: Language) -> tuple[Language, ...]:
+    """The expressions that this one is made of."""
+    if isinstance(node, Concat):
+        return node.parts
+    if isinstance(node, Union):
+        return node.options
+    if isinstance(node, Repeat | Spelled):
+        return (node.body,)
+    if isinstance(node, Intersection | Difference):
+        return (node.left, node.right)
+    if isinstance(node, AnyOrder):
+        return (node.separator, *node.parts, *(() if node.others is None else (node.others,)))
+    return ()
+
+
+def size(node: Language) -> int:
+    """How many nodes are written out, shared ones as often as they are used."""
+    pending, count = [node], 0
+    while pending:
+        count += 1
+        pending.extend(children(pending.pop()))
+    return count
+
+
+def fold(root: Language, combine: Callable[[Language, tuple[Result, ...]], Result], known: dict[int, Result]) -> Result:
+    """`combine(node, results of its children)` from the leaves up, once for nodes that are shared, without recursion.
+
+    `known` maps ids of nodes to results; who keeps it between calls keeps the nodes alive.
+    """
+    pending = [(root, False)]
+    while pending:
+        node, ready = pending.pop()
+        if id(node) in known:
+            continue
+        inner = children(node)
+        if ready or not inner:
+            known[id(node)] = combine(node, tuple(known[id(each)] for each in inner))
+        else:
+            pending.append((node, True))
+            pending.extend((each, False) for each in inner)
+    return known[id(root)]
+
+
+def rebuilt(node: Language, inner: tuple[Language, ...]) -> Language:
+    """The node around other children, put together as above; the node itself where they are its own."""
+    same = all(new is old for new, old in zip(inner, children(node), strict=True)) and NOTHING not in inner
+    if same and not (isinstance(node, Repeat) and node.most is not None and node.most < max(node.least, 1)):
+        return node
+    match node:
+        case Concat():
+            return concat(inner)
+        case Union():
+            return union(inner)
+        case Repeat(_, least, most):
+            return repeat(inner[0], least, most)
+        case Spelled():
+            return inner[0] if inner[0] in (NOTHING, EMPTY_TEXT) else Spelled(inner[0])
+        case Intersection():
+            return intersection(*inner)
+        case Difference():
+            return difference(*inner)
+        case AnyOrder():
+            return _rearranged(node, inner)
+        case _:
+            return node
+
+
+def any_order(node: AnyOrder) -> Language:
+    """The node without parts that admit nothing; nothing itself where too few are left."""
+    return _rearranged(node, children(node))
+
+
+def _rearranged(node: AnyOrder, inner: tuple[Language, ...]) -> Language:
+    """inner: as `children` gives them."""
+    separator, parts = inner[0], inner[1 : len(node.parts) + 1]
+    others = None if node.others is None or inner[-1] == NOTHING else inner[-1]
+    if any(parts[index] == NOTHING for index in node.required):
+        return NOTHING
+    kept = [index for index, part in enumerate(parts) if part != NOTHING]
+    found = AnyOrder(
+        tuple(parts[index] for index in kept),
+        separator,
+        others,
+        tuple(place for place, index in enumerate(kept) if index in node.required),
+        sum(index < node.ordered for index in kept),
+        node.least,
+        node.most,
+        node.others_least,
+    )
+    arrangement = found.arrangement
+    return found if arrangement.reaches_the_end(*arrangement.start) else NOTHING

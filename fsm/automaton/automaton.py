@@ -17,14 +17,10 @@ from numpy.typing import NDArray
 from ..errors import LimitExceeded
 from ..language import Grammar
 from ..limits import Limits
-from .closing import shortest_text
-from .frames import Frame, Frames, Landing, Position
-from .intervals import united
+from .frames import Frame, Frames, Landing, Position, united
+from .lookahead import Lookahead, plain_limit, plain_run, shortest_text
 from .lowering import lower
-from .outlook import Outlook
-from .places import ENDLESS, Choice, Place, Text
-from .plain import plain_limit, plain_run
-from .splits import DEAD, UNKNOWN, WHOLE_LITERALS, Kind, Move, Split, split
+from .places import DEAD, ENDLESS, UNKNOWN, WHOLE_LITERALS, LiteralTrie, Move, MoveKind, Place, Split, Text, split
 
 ROW_BYTES = 256 * 4
 
@@ -43,7 +39,7 @@ class Automaton:
     """The automaton of one constraint. Not for several threads at once.
 
     Args:
-        grammar: as `boolean.resolution.resolve` returns it: without Both and Without.
+        grammar: as `boolean.resolution.resolve` returns it: without Intersection and Difference.
         limits: of states, of positions in one state, of nested recursive calls, of forced bytes.
 
     Raises:
@@ -66,8 +62,8 @@ class Automaton:
         self._states: dict[tuple[bool, frozenset[Position]], int] = {}
         self._splits: dict[tuple[Place, ...], Split] = {}
         self._plain_runs: dict[int, int] = {}
-        self._outlook: Outlook | None = None
-        self._outlooks: dict[int, int] = {}
+        self._lookahead: Lookahead | None = None
+        self._lookahead_states: dict[int, int] = {}
         self._targets = 0
         self._held = 0  # positions of all states
         # [capacity, 256] Rows are written when their state is made: what is beyond takes no memory yet.
@@ -165,14 +161,14 @@ class Automaton:
         """No text with more plain characters at its beginning goes on from here; ENDLESS where that is not certain."""
         return plain_limit(self._frames, self._positions[state])
 
-    def outlook(self, state: int, reach: int) -> int:
+    def lookahead(self, state: int, reach: int) -> int:
         """A state from which the same texts of at most `reach` bytes go on, and end: of many states, one."""
-        if self._outlook is None or self._outlook.reach != reach:
-            self._outlook, self._outlooks = Outlook(self._frames, reach), {}
-        seen = self._outlooks.get(state)
+        if self._lookahead is None or self._lookahead.reach != reach:
+            self._lookahead, self._lookahead_states = Lookahead(self._frames, reach), {}
+        seen = self._lookahead_states.get(state)
         if seen is None:
-            positions = self._outlook.of(self._positions[state])
-            seen = self._outlooks[state] = self._state_of(Landing(positions, self._accepting[state]))
+            positions = self._lookahead.of(self._positions[state])
+            seen = self._lookahead_states[state] = self._state_of(Landing(positions, self._accepting[state]))
         return seen
 
     def _begin(self, state: int) -> Split:
@@ -197,9 +193,9 @@ class Automaton:
         return target
 
     def _target(self, positions: tuple[Position, ...], move: Move) -> int:
-        if move.kind is Kind.END:
+        if move.kind is MoveKind.END:
             return self._state_behind(positions[move.index][1])
-        if move.kind is Kind.PASS:
+        if move.kind is MoveKind.PASS:
             position = (move.place, positions[move.index][1])
             state = self._alone.get(position)
             return self._add_literal(*position) if state is None else state
@@ -237,7 +233,7 @@ class Automaton:
         first = self._add(((place, frame),), False)
         left = min(_LITERAL_BYTES, self._limits.states - first - 1)
         state = first
-        while left > 0 and isinstance(place, Text | Choice):
+        while left > 0 and isinstance(place, Text | LiteralTrie):
             if len(place.edges) != 1:
                 break
             byte, _, place = place.edges[0]

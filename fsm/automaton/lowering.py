@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from ..arrangement import Arrangement
+from ..algebra import children
 from ..errors import ConstraintRefused
-from ..folding import children
 from ..language import (
     AnyOrder,
+    Arrangement,
     Call,
     Chars,
     Concat,
@@ -22,10 +22,8 @@ from ..language import (
     Union,
 )
 from ..limits import Limits
-from .character_states import character_automaton
-from .characters import characters, spell
-from .construction import beyond_the_empty_text, literal, loop, options, sequence
-from .nodes import Leaf, Loop, Nested, Node, Options, Sequence
+from .characters import character_automaton, characters, spell
+from .nodes import Leaf, Loop, Nested, Node, Options, Sequence, beyond_the_empty_text, literal, loop, options, sequence
 from .orders import Order, Remaining
 from .places import ENDLESS
 

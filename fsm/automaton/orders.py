@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from ..arrangement import Arrangement
-from .construction import EMPTY, NEVER, literal, sequence, single_literal
-from .nodes import Leaf, Node, Options, Sequence
-from .places import ENDLESS, Choice, Option
+from ..language import Arrangement
+from .nodes import EMPTY, NEVER, Leaf, Node, Options, Sequence, literal, sequence, single_literal
+from .places import ENDLESS, LiteralTrie, Option
 
 
 class Unfolding(Node):
@@ -48,7 +47,7 @@ class Lengths(NamedTuple):
         return cls(found, found[0] if found[0] < ENDLESS and found.count(found[0]) == len(found) else -1)
 
 
-class Opening(NamedTuple):
+class OpenedPart(NamedTuple):
     """A part as its first text, b"" where that is not certain, and what follows it, with its lengths."""
 
     data: bytes
@@ -67,7 +66,7 @@ class Order:
         self.recursive = any(node.recursive for node in self.inner)
         self.made = 0  # nodes, beyond those that the grammar was lowered to
         self._known: dict[tuple[int, int], Remaining] = {}
-        self._openings: dict[bool, list[Opening]] = {}
+        self._openings: dict[bool, list[OpenedPart]] = {}
         self._lengths: dict[int, Lengths] = {}
         self._required_only = arrangement.required_only
 
@@ -83,7 +82,7 @@ class Order:
         """At which the parts have lengths of their own. Known when the grammar is lowered."""
         return range(max(len(node.levels) for node in self.inner))
 
-    def openings(self, begun: bool) -> list[Opening]:
+    def openings(self, begun: bool) -> list[OpenedPart]:
         """[parts], with the separator before them when others have come already."""
         found = self._openings.get(begun)
         if found is None:
@@ -91,12 +90,12 @@ class Order:
             found = self._openings[begun] = [self._opening((*before, *_flat(part))) for part in self.parts]
         return found
 
-    def _opening(self, nodes: tuple[Node, ...]) -> Opening:
+    def _opening(self, nodes: tuple[Node, ...]) -> OpenedPart:
         whole = sequence(nodes)
         parts = _flat(whole)
         data = single_literal(parts[0]) or b""
         rest = parts[1:] if data else parts
-        return Opening(data, rest, Lengths.of(sum(node.shortest(depth) for node in rest) for depth in self.depths))
+        return OpenedPart(data, rest, Lengths.of(sum(node.shortest(depth) for node in rest) for depth in self.depths))
 
     def lengths_behind(self, left: int, others: int) -> Lengths:
         """Of what is left behind some part."""
@@ -173,7 +172,7 @@ class Remaining(Unfolding):
                 found.append(_measured(whole, order.depths))
         order.made += 2 * len(found) + len(trie)
         if trie:
-            found.append(Leaf(Choice(trie)))
+            found.append(Leaf(LiteralTrie(trie)))
         if arrangement.missing(self.left, self.others) == 0:
             found.append(EMPTY)
         if len(found) == 1:

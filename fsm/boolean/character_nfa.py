@@ -9,7 +9,24 @@ import json
 from ..charset import SCALARS, CharSet, common
 from ..errors import LimitExceeded
 from ..language import Chars, Concat, Dfa, Language, Literal, Ranges, Repeat, Spelled, Union
-from .fuel import Fuel
+
+
+class Fuel:
+    """Counts work, so that what would take too long ends at the same place on every machine.
+
+    `spend` raises LimitExceeded when more was spent than there was; `why` is its text, `keyword` what it names.
+    """
+
+    def __init__(self, steps: int, why: str, keyword: str) -> None:
+        self.left = steps
+        self.why = why
+        self.keyword = keyword
+
+    def spend(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise LimitExceeded(self.why, keyword=self.keyword)
+
 
 _ESCAPED = CharSet.of(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)))
 _RAW = ~_ESCAPED

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from ..language import Chars, Language
 from ..limits import Limits
 from .character_dfa import DEAD, UNIVERSAL, Alphabet, Side, reduced, step_fuel, too_many_states
-from .character_nfa import CharacterNfa
-from .fuel import Fuel
+from .character_nfa import CharacterNfa, Fuel
 
 _FIRST_MARK = 0x110000
 

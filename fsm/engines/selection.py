@@ -1,4 +1,4 @@
-"""Who enforces a constraint.
+"""Chooses the engine that enforces a constraint.
 
     auto             ours; llguidance for Lark grammars, and for schemas without `FOREIGN` that ours does not honour
     fsm              ours: regular expressions and JSON schemas as one lazy automaton
@@ -6,8 +6,8 @@
     outlines-core    what it makes of the source, run by our automaton: for comparison
     interegular      likewise
 
-Regular expressions are read by our parser and by no other, whoever enforces them (`common_syntax`): what it refuses is
-refused.
+Regular expressions are read by our parser and by no other, whichever engine enforces them (`source.in_common_syntax`):
+what it refuses is refused.
 
 Compiling (`compile_source`) reads the source and may take long; it belongs where it can be killed. Opening
 (`Engines`) happens where the masks are.
@@ -28,12 +28,9 @@ from ..regex.parser import parse_regex
 from ..schema import SchemaOptions, resolved_schema
 from ..tokens.constraint import Constraint, Encode, JumpCounters
 from ..tokens.masks import Masks
-from .common_syntax import in_common_syntax
-from .interegular import interegular_grammar
 from .llguidance import LlguidanceConstraint
 from .llguidance_tokens import LlguidanceTokens
-from .outlines import outlines_grammar
-from .source import Engine, Source
+from .source import Engine, Source, in_common_syntax
 
 FOREIGN = ("pattern", "patternProperties", "format")  # llguidance has a dialect of its own, and wider formats
 
@@ -113,8 +110,12 @@ def compile_source(source: Source, engine: Engine = "auto", limits: Limits | Non
         case "llguidance":
             return in_common_syntax(source, limits)
         case "outlines-core":
+            from .oracles import outlines_grammar
+
             return outlines_grammar(in_common_syntax(source, limits), limits)
         case "interegular":
+            from .oracles import interegular_grammar
+
             return interegular_grammar(in_common_syntax(source, limits), limits)
         case _:
             assert_never(engine)

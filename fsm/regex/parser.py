@@ -7,7 +7,7 @@ A full match is meant (`parse_regex`, as `re.fullmatch`) or a match somewhere in
 import string
 
 from ..algebra import characters
-from ..boolean.text_lengths import lengths
+from ..boolean.lengths import lengths
 from ..charset import ANY, CharSet
 from ..errors import LimitExceeded
 from ..language import Language

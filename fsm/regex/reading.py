@@ -11,11 +11,10 @@ come after the item.
 from enum import Enum
 from typing import assert_never
 
-from ..algebra import ANY_TEXT, admits_newline, both, concat, nullable, repeat, union, without
+from ..algebra import ANY_TEXT, admits_newline, concat, difference, intersection, nullable, repeat, size, union
 from ..boolean.guarded import Guard, guarded_automaton, mark
 from ..boolean.resolution import settled
 from ..charset import CharSet
-from ..folding import size
 from ..language import EMPTY_TEXT, NOTHING, Chars, Concat, Language, Literal, Repeat, Union
 from ..limits import Limits
 from .source import exceeded, unsupported
@@ -91,7 +90,7 @@ class _Reading:
                     way_out = "write it at the beginning of the expression, or leave the anchor out"
                     raise unsupported("a negative lookahead with ^ inside, after other text,", way_out, position)
                 seen = self.following(body, left, ANY_TEXT)
-                return without(rest, seen) if negative else both(rest, seen)
+                return difference(rest, seen) if negative else intersection(rest, seen)
             case Sequence(parts):
                 return self.sequence(parts, left, rest)
             case Choice(options):
@@ -244,7 +243,7 @@ def _ended(ending: Ending, rest: Language) -> Language:
         case Ending.LAST_LINE:
             options += [NEWLINE] if admits_newline(rest) else []
         case Ending.LINE:
-            options.append(both(rest, concat((NEWLINE, ANY_TEXT))))
+            options.append(intersection(rest, concat((NEWLINE, ANY_TEXT))))
         case _:
             assert_never(ending)
     return union(options)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..algebra import concat, repeat
-from ..folding import any_order
+from ..algebra import any_order, concat, repeat
 from ..language import EMPTY_TEXT, NOTHING, AnyOrder, Call, Language
 from .clauses import Arrays, Clause, Contains, Demand, item_demands, joined, least_of, numbers_of, scalars_left
 from .expressions import literal, optional, union

@@ -18,8 +18,7 @@ from functools import reduce
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ..algebra import both, concat, without
-from ..folding import any_order
+from ..algebra import any_order, concat, difference, intersection
 from ..language import EMPTY_TEXT, NOTHING, AnyOrder, Language
 from .clauses import Clause, Demands, Objects, is_other, joined, meeting, member_demands, scalars_left, strings_of
 from .expressions import literal, none_of, one_of, optional, union
@@ -202,8 +201,8 @@ class Members:
         taken = [name for name in self.declared if all(admits(language, name) for language in inside)]
         taken = [name for name in taken if not any(admits(language, name) for language in outside)]
         if not inside:
-            return without(none_of(taken), union(outside))
-        return without(reduce(both, inside), union([*outside, *([one_of(taken)] if taken else [])]))
+            return difference(none_of(taken), union(outside))
+        return difference(reduce(intersection, inside), union([*outside, *([one_of(taken)] if taken else [])]))
 
     def _name_languages(self) -> list[Language]:
         """What propertyNames admits, as one language; none when it is not there."""

@@ -7,18 +7,18 @@ from bisect import bisect_right
 from ..errors import LimitExceeded
 from ..language import (
     AnyOrder,
-    Both,
     Call,
     Chars,
     Concat,
     Dfa,
+    Difference,
+    Intersection,
     Language,
     Literal,
     Ranges,
     Repeat,
     Spelled,
     Union,
-    Without,
 )
 
 LONGEST_TEXT = 1_000  # characters that are matched while a schema is compiled
@@ -64,9 +64,9 @@ def _walk(node: Language, text: str, start: int, known: dict[tuple[int, int], fr
             return _repeat_ends(body, least, most, text, start, known)
         case Dfa():
             return _dfa_ends(node, text, start)
-        case Both(left, right):
+        case Intersection(left, right):
             return set(_ends(left, text, start, known) & _ends(right, text, start, known))
-        case Without(left, right):
+        case Difference(left, right):
             return set(_ends(left, text, start, known) - _ends(right, text, start, known))
         case Call() | Spelled() | AnyOrder():
             raise AssertionError("a language of characters calls nothing and spells nothing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ..algebra import concat, repeat
-from ..boolean.minimal import minimal, trimmed
+from ..boolean.character_dfa import minimal, trimmed
 from ..errors import Unsupported
 from ..language import EMPTY_TEXT, Dfa, Language
 from .decimals import Number, split

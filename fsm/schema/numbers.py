@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
-from ..algebra import both, concat, repeat, without
+from ..algebra import concat, difference, intersection, repeat
 from ..language import NOTHING, Language
 from .decimals import INTEGER_DIGITS, Bound, Decimals, Number, integers
 from .expressions import DIGIT, literal, optional, union
@@ -98,7 +98,7 @@ class Numbers:
         barred += [multiples(step) for step in self.not_multiples]
         if self.whole is False:
             barred.append(concat([optional(literal("-")), repeat(DIGIT, 1, None), zeros()]))
-        return without(language, union(barred))
+        return difference(language, union(barred))
 
     def _whole_numbers(self) -> Language:
         low, high = self._integers()
@@ -108,7 +108,7 @@ class Numbers:
         edge = 10 ** max(len(str(step)) + 1, min(INTEGER_DIGITS, MOST_REMAINDERS // step)) - 1
         low = -max(edge, -10 * (high or 0)) if low is None else low
         high = max(edge, 10 * low) if high is None else high
-        return both(integers(low, high), multiples(step))
+        return intersection(integers(low, high), multiples(step))
 
     def _decimals(self) -> Language:
         bounds = [bound.value for bound in (self.least, self.most) if bound is not None]
@@ -126,7 +126,7 @@ class Numbers:
         found = Decimals(whole_digits, fraction_digits).between(self.least, self.most)
         if step is not None and step != 1:
             assert self.multiple is not None, "a step is made of it"
-            return both(found, multiples(self.multiple))
+            return intersection(found, multiples(self.multiple))
         if not bounds and not plain and step is None:
             sign = optional(union([literal("+"), literal("-")]))
             exponent = concat([union([literal("e"), literal("E")]), sign, repeat(DIGIT, 1, 2)])

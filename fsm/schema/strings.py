@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 
-from ..algebra import ANY_CHARACTER, both, concat, repeat, without
+from ..algebra import ANY_CHARACTER, concat, difference, intersection, repeat
 from ..language import NOTHING, Concat, Language, Literal, Spelled
 from .expressions import none_of, one_of, union
 from .membership import admits
@@ -46,8 +46,10 @@ class Strings:
             parts.insert(0, repeat(ANY_CHARACTER, self.least, self.most))
         if self.excluded and not self.languages:
             parts.append(none_of(self.excluded))
-            return without(reduce(both, parts), union(self.barred))
-        return without(reduce(both, parts), union([*self.barred, *([one_of(self.excluded)] if self.excluded else [])]))
+            return difference(reduce(intersection, parts), union(self.barred))
+        return difference(
+            reduce(intersection, parts), union([*self.barred, *([one_of(self.excluded)] if self.excluded else [])])
+        )
 
 
 def quoted(characters: Language) -> Language:

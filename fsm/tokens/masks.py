@@ -110,7 +110,7 @@ class Masks:
         Raises:
             LimitExceeded: of the automaton.
         """
-        state = automaton.outlook(state, self.vocabulary.longest)
+        state = automaton.lookahead(state, self.vocabulary.longest)
         key = (serial, state)
         kept = self._kept.get(key)
         if kept is not None:

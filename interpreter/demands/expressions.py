@@ -99,7 +99,7 @@ def common_pattern(pattern: str) -> str:
     Raises:
         ConstraintError: the pattern is none, or one that this syntax cannot say.
     """
-    from ...fsm.engines.common_syntax import written
+    from ...fsm.engines.source import written
     from ...fsm.errors import ConstraintRefused
     from ...fsm.regex.parser import search_regex
 
@@ -118,7 +118,7 @@ def first_match(patterns: Iterable[str], text: str) -> tuple[int, int, str] | No
         ConstraintError: an expression that cannot be used.
     """
     from ...fsm.errors import ConstraintRefused
-    from ...fsm.stop_regex import StopPatterns
+    from ...fsm.stops import StopPatterns
 
     try:
         matcher = StopPatterns(patterns).matcher()
@@ -180,8 +180,7 @@ def _searching(pattern: str) -> "Grammar":
 
 def _source(kind: Kind, source: str) -> "Source":
     """JSON with whatever blanks the model writes: they are not looked at."""
-    from ...fsm.engines.gbnf import lark_of_gbnf
-    from ...fsm.engines.source import Source
+    from ...fsm.engines.source import Source, lark_of_gbnf
 
     if kind == "gbnf":
         return Source("lark", lark_of_gbnf(source))

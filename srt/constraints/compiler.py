@@ -109,7 +109,7 @@ def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compil
         spec = msgspec.structs.replace(spec, kind="regex", source=alternatives(texts))
     try:
         if spec.kind == "gbnf":
-            from ...fsm.engines.gbnf import lark_of_gbnf
+            from ...fsm.engines.source import lark_of_gbnf
 
             return _compile(
                 msgspec.structs.replace(spec, kind="lark", source=lark_of_gbnf(spec.source)), spec.engine or engine

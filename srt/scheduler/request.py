@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...fsm.choices.nodes import Node
 from ...fsm.choices.search import ChoiceSearch
-from ...fsm.stops import Matcher, Stops
+from ...fsm.stops import StopMatcher, Stops
 from ...lang.sampling import SamplingParams
 from ..cache.radix_cache import Match
 from ..constraints.matcher import Cursor
@@ -55,7 +55,7 @@ class Generation:
     ends: frozenset[int]  # tokens that end the text
     stops: Stops | None  # strings and expressions
     length_limit: int  # of the sequence, prompt included
-    matcher: Matcher | None = field(init=False)
+    matcher: StopMatcher | None = field(init=False)
     matcher_base: int = 0  # bytes fed before the current matcher was made
     text_bytes: int = 0  # of all generated tokens
     sent: int = 0  # generated tokens that went out with Tokens

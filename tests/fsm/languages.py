@@ -1,7 +1,7 @@
 """Random languages for tests of the automaton: small alphabets, so that random texts have a chance."""
 
 from hypothesis import strategies as st
-from umbel.fsm.folding import any_order
+from umbel.fsm.algebra import any_order
 from umbel.fsm.language import (
     NOTHING,
     AnyOrder,

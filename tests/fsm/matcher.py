@@ -6,18 +6,18 @@ algebra. Intersection and difference are those of the sets, a call of a rule is 
 
 from umbel.fsm.language import (
     AnyOrder,
-    Both,
     Call,
     Chars,
     Concat,
     Dfa,
+    Difference,
     Grammar,
+    Intersection,
     Language,
     Literal,
     Repeat,
     Spelled,
     Union,
-    Without,
 )
 
 SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
@@ -80,9 +80,9 @@ class _Matcher:
                 return self.walked(node, start)
             case Spelled(body):
                 return self.spelled(body, start)
-            case Both(left, right):
+            case Intersection(left, right):
                 return self.ends(left, start) & self.ends(right, start)
-            case Without(left, right):
+            case Difference(left, right):
                 return self.ends(left, start) - self.ends(right, start)
 
     def character(self, start: int) -> str:

@@ -1,4 +1,4 @@
-"""Texts of a language at random, and texts that nearly are. Of expressions without Call, Both and Without."""
+"""Samples texts of a language, and texts that nearly are. Expressions hold no Call, Intersection or Difference."""
 
 import random
 

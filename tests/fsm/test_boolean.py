@@ -6,26 +6,25 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.algebra import ANY_CHARACTER, ANY_TEXT
+from umbel.fsm.algebra import ANY_CHARACTER, ANY_TEXT, children
+from umbel.fsm.boolean.lengths import lengths
 from umbel.fsm.boolean.resolution import resolve
-from umbel.fsm.boolean.text_lengths import lengths
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
-from umbel.fsm.folding import children
 from umbel.fsm.language import (
     EMPTY_TEXT,
     NOTHING,
-    Both,
     Call,
     Chars,
     Concat,
     Dfa,
+    Difference,
     Grammar,
+    Intersection,
     Language,
     Literal,
     Repeat,
     Spelled,
     Union,
-    Without,
 )
 from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex, search_regex
@@ -47,8 +46,8 @@ def larger(inner: st.SearchStrategy[Language]) -> st.SearchStrategy[Language]:
         pairs.map(Concat),
         pairs.map(Union),
         st.tuples(inner, COUNTS).map(lambda pair: Repeat(pair[0], *pair[1])),
-        pairs.map(lambda pair: Both(*pair)),
-        pairs.map(lambda pair: Without(*pair)),
+        pairs.map(lambda pair: Intersection(*pair)),
+        pairs.map(lambda pair: Difference(*pair)),
     )
 
 
@@ -76,7 +75,7 @@ def test_the_language_stays_and_every_node_admits_something(language: Language, 
     for text in dice.sample(TEXTS, 25):
         assert matches(found, text.encode()) == matches(language, text.encode()), text
     for node in nodes(found):
-        assert not isinstance(node, Both | Without)
+        assert not isinstance(node, Intersection | Difference)
         assert node != NOTHING or node is found
         if isinstance(node, Dfa):
             assert is_trimmed(node)
@@ -112,7 +111,7 @@ def test_lengths_are_bounds_that_no_text_leaves(language: Language) -> None:
 @settings(max_examples=150, deadline=None)
 @given(LANGUAGES, st.integers(0, 3), st.one_of(st.none(), st.integers(0, 4)), st.randoms(use_true_random=False))
 def test_lengths_beside_an_expression(language: Language, least: int, most: int | None, dice: random.Random) -> None:
-    found = resolved(Both(language, Repeat(ANY_CHARACTER, least, most)))
+    found = resolved(Intersection(language, Repeat(ANY_CHARACTER, least, most)))
     for text in dice.sample(TEXTS, 25):
         expected = matches(language, text.encode()) and least <= len(text) and (most is None or len(text) <= most)
         assert matches(found, text.encode()) == expected, text
@@ -135,12 +134,12 @@ def test_lengths_beside_an_expression(language: Language, least: int, most: int 
     ],
 )
 def test_counters_take_lengths_over(pattern: str, least: int, most: int | None, expected: str | None) -> None:
-    limited = Both(search_regex(pattern), Repeat(ANY_CHARACTER, least, most))
+    limited = Intersection(search_regex(pattern), Repeat(ANY_CHARACTER, least, most))
     assert resolved(limited) == (NOTHING if expected is None else parse_regex(expected))
 
 
 def test_automata_are_minimal() -> None:
-    ends_in_ab = Both(parse_regex("[ab]*ab"), parse_regex("[ab]*"))
+    ends_in_ab = Intersection(parse_regex("[ab]*ab"), parse_regex("[ab]*"))
     found = resolved(ends_in_ab)
     assert isinstance(found, Dfa)
     assert found == Dfa(
@@ -151,19 +150,19 @@ def test_automata_are_minimal() -> None:
             ((((97, 97),), 1), (((98, 98),), 0)),
         ),
     )
-    again = Both(parse_regex("(a|b)*?a?ab"), ANY_TEXT)
-    assert resolved(Both(again, parse_regex("[ab]+"))) == found
+    again = Intersection(parse_regex("(a|b)*?a?ab"), ANY_TEXT)
+    assert resolved(Intersection(again, parse_regex("[ab]+"))) == found
 
 
 def test_a_spelling_stays_around_what_is_resolved() -> None:
-    found = resolved(Spelled(Without(parse_regex("(?s:.)"), parse_regex('[^"\\n]'))))
+    found = resolved(Spelled(Difference(parse_regex("(?s:.)"), parse_regex('[^"\\n]'))))
     assert isinstance(found, Spelled)
     assert [text for text in (b'\\"', b"\\n", b'"', b"a", b"n") if matches(found, text)] == [b'\\"', b"\\n"]
 
 
 def test_what_is_spelled_can_be_intersected() -> None:
-    spelled = Spelled(Concat((Repeat(ANY_CHARACTER), resolved(Without(ANY_CHARACTER, B)))))
-    language = Both(spelled, parse_regex(r"[a-c\\nu0-9]{2,6}"))
+    spelled = Spelled(Concat((Repeat(ANY_CHARACTER), resolved(Difference(ANY_CHARACTER, B)))))
+    language = Intersection(spelled, parse_regex(r"[a-c\\nu0-9]{2,6}"))
     found = resolved(language)
     for text in (b"\\n", b"a\\n", b"ab", b"ba", b"\\u0001", b"\\u0041", b"\\", b"n\\\\", b"a\n"):
         assert matches(found, text) == matches(language, text), text
@@ -204,12 +203,12 @@ def test_fewer_states_may_be_allowed() -> None:
     "language",
     [
         NOTHING,
-        Both(A, B),
-        Without(A, ANY_TEXT),
-        Concat((A, Both(A, B))),
+        Intersection(A, B),
+        Difference(A, ANY_TEXT),
+        Concat((A, Intersection(A, B))),
         Repeat(NOTHING, 1),
-        Spelled(Both(A, B)),
-        Both(A, Repeat(ANY_CHARACTER, 2)),
+        Spelled(Intersection(A, B)),
+        Intersection(A, Repeat(ANY_CHARACTER, 2)),
     ],
 )
 def test_nothing_is_refused(language: Language) -> None:
@@ -218,9 +217,9 @@ def test_nothing_is_refused(language: Language) -> None:
 
 
 def test_options_that_admit_nothing_go() -> None:
-    assert resolved(Union((A, Both(A, B)))) == A
-    assert resolved(Concat((A, Repeat(Both(A, B), 0, 5), B))) == Literal(b"ab")
-    assert resolved(Both(A, Union((A, B)))) == Dfa((False, True), (((((97, 97),), 1),), ()))
+    assert resolved(Union((A, Intersection(A, B)))) == A
+    assert resolved(Concat((A, Repeat(Intersection(A, B), 0, 5), B))) == Literal(b"ab")
+    assert resolved(Intersection(A, Union((A, B)))) == Dfa((False, True), (((((97, 97),), 1),), ()))
 
 
 def test_rules_that_admit_nothing_go_and_take_their_callers_along() -> None:
@@ -229,7 +228,7 @@ def test_rules_that_admit_nothing_go_and_take_their_callers_along() -> None:
         {
             "list": Concat((Literal(b"["), Repeat(Call("list"), 0, 3), Repeat(Call("caller")), Literal(b"]"))),
             "endless": Concat((A, Call("endless"))),
-            "barren": Both(A, B),
+            "barren": Intersection(A, B),
             "caller": Union((Call("barren"), Call("endless"))),
             "unreached": B,
         },

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from umbel.fsm.automaton.automaton import DEAD, Automaton
-from umbel.fsm.engines.llguidance import LlguidanceState
-from umbel.fsm.engines.llguidance_ends import Ends
+from umbel.fsm.engines.llguidance import Ends, LlguidanceState
 from umbel.fsm.engines.llguidance_tokens import LlguidanceTokens, MatcherLimits, rehearse
 from umbel.fsm.engines.selection import Engines, TextConstraint, TextState, compile_source
 from umbel.fsm.engines.source import Engine, KeyOrder, MissingEngine, Source

@@ -1,7 +1,7 @@
 """GBNF grammars become Lark grammars of the same language."""
 
 import pytest
-from umbel.fsm.engines.gbnf import lark_of_gbnf
+from umbel.fsm.engines.source import lark_of_gbnf
 from umbel.fsm.errors import ConstraintRefused
 from umbel.interpreter.demands import expressions
 from umbel.lang.constraint import demand_of

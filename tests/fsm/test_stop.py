@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.fsm.stop import StopAutomaton
+from umbel.fsm.stops import StopAutomaton
 
 TEXT = st.text(alphabet="abé\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="abé\n", min_size=1, max_size=4), min_size=1, max_size=4)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.errors import ConstraintRefused
-from umbel.fsm.stop import StopMatch
-from umbel.fsm.stops import Stops, stops_of
+from umbel.fsm.stops import StopMatch, Stops, stops_of
 
 
 def stops(strings: tuple[str, ...] = (), patterns: tuple[str, ...] = ()) -> Stops:

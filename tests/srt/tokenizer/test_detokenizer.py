@@ -4,7 +4,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.fsm.stop import StopAutomaton
+from umbel.fsm.stops import StopAutomaton
 from umbel.srt.tokenizer.detokenizer import Detokenizer
 
 TEXTS = st.text(alphabet="aEND é漢🙂\n", max_size=30)

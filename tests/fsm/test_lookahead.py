@@ -59,16 +59,16 @@ def test_a_json_string_takes_as_many_plain_characters_as_it_may_have() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(GRAMMARS, st.integers(0, 3))
-def test_a_state_and_its_outlook_admit_the_same_short_texts(grammar: Grammar, reach: int) -> None:
+def test_a_state_and_its_lookahead_admit_the_same_short_texts(grammar: Grammar, reach: int) -> None:
     automaton = Automaton(grammar)
     for state in explored(automaton, 4)[:40]:
-        seen = automaton.outlook(state, reach)
+        seen = automaton.lookahead(state, reach)
         for length in range(reach + 1):
             for text in itertools.product(BYTES[:8] if reach > 2 else BYTES, repeat=length):
                 one, other = (automaton.run(start, b"".join(text)) for start in (state, seen))
                 assert (one == DEAD) == (other == DEAD)
                 assert one == DEAD or automaton.accepting(one) == automaton.accepting(other)
-        assert automaton.outlook(seen, reach) == seen
+        assert automaton.lookahead(seen, reach) == seen
 
 
 def test_far_from_its_ends_a_repeat_looks_the_same() -> None:
@@ -77,11 +77,11 @@ def test_far_from_its_ends_a_repeat_looks_the_same() -> None:
         states = [automaton.start]
         for _ in range(99):
             states.append(automaton.step(states[-1], ord("a")))
-        assert len({automaton.outlook(state, 48) for state in states}) == different
+        assert len({automaton.lookahead(state, 48) for state in states}) == different
 
 
 def test_far_from_its_ends_a_repeat_has_few_states() -> None:
     automaton = Automaton(Grammar(Repeat(Chars(((97, 122), (0xE0, 0x2FF), (0x4E00, 0x9FFF))), 100, 200)))
-    seen = automaton.outlook(automaton.start, 48)
+    seen = automaton.lookahead(automaton.start, 48)
     assert automaton.run(seen, ("aé漢" * 8).encode()) == seen
     assert automaton.states < 10
