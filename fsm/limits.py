@@ -1,11 +1,11 @@
-"""How much a constraint may cost. Limits with the reason beside them; pinned by tests/fsm/test_limits.py."""
+"""How much a constraint may cost: limits, each with its reason."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one constraint. Sizes are bytes, times are left to whoever runs the compiler (a killable process)."""
+    """Of one constraint. Sizes are bytes, times are left to the process that compiles, which can be killed."""
 
     pattern_bytes: int = 16 << 10  # of a regular expression's source; the longest real ones have a few kB
     schema_bytes: int = 256 << 10  # of a schema's source; real ones of 70 kB exist

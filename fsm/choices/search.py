@@ -25,10 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..tokens.spelling import nodes_of_prefixes
-from ..tokens.trie import Trie
-from .nodes import Node, Question, Usual
-from .texts import NOTHING, Log, Texts
+from ..tokens.trie import Trie, nodes_of_prefixes
+from .nodes import NOTHING, Log, Question, SearchNode, Texts, Usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +97,25 @@ class ChoiceSearch:
         self._texts = Texts(spelled[: len(choices)], spelled[-1] if said else b"")
         self._found: Log = np.full(len(self._texts), NOTHING)
         self._usual: Log = np.full(len(self._texts), NOTHING)
-        self._open: list[Node] = []  # their mass is known, and they have not been asked about
+        self._open: list[SearchNode] = []  # their mass is known, and they have not been asked about
         self._ranges: dict[bytes, NDArray[np.int32]] = {}
-        self._root = Node(None, -1, 0, 0, len(self._texts), Usual(), 0.0)
+        self._root = SearchNode(None, -1, 0, 0, len(self._texts), Usual(), 0.0)
         self._first = self._usual_nodes()
         self._asked_first = sum(map(len, self._first))
 
     # ------------------------------------------------------------------------------------------ rounds
 
-    def begin(self) -> list[list[Node]]:
+    def begin(self) -> list[list[SearchNode]]:
         """The usual tokens, to be evaluated first: rows of nodes, each of which has the one before it as its parent."""
         return self._first
 
-    def question(self, node: Node) -> NDArray[np.int32]:
+    def question(self, node: SearchNode) -> NDArray[np.int32]:
         """The tokens of which the log-probabilities behind a node are to be known."""
         if node.question is None:
             node.question = self._ask(node)
         return node.question.ids
 
-    def answer(self, node: Node, logprobs: Log) -> None:
+    def answer(self, node: SearchNode, logprobs: Log) -> None:
         """The log-probabilities of `question(node)`."""
         node.answer = logprobs
         ready = [node]
@@ -128,7 +126,7 @@ class ChoiceSearch:
                 if node.usual is not None:
                     ready += [child for child in node.usual.children.values() if child is not None]
 
-    def proceed(self) -> list[Node]:
+    def proceed(self) -> list[SearchNode]:
         """Everything has been answered: the nodes that are to be evaluated next; none: the search is done."""
         if not self._open:
             return []
@@ -167,7 +165,7 @@ class ChoiceSearch:
 
     # ------------------------------------------------------------------------------------------ usual tokens
 
-    def _usual_nodes(self) -> list[list[Node]]:
+    def _usual_nodes(self) -> list[list[SearchNode]]:
         """Makes the nodes on the usual tokens of the texts → those that each text adds."""
         texts = self._texts
         places = texts.of_choices + ([] if texts.of_condition is None else [texts.of_condition])
@@ -194,7 +192,7 @@ class ChoiceSearch:
         return rows
 
     def _logprobs(self, choice: Sequence[int]) -> list[float]:
-        node: Node | None = self._root
+        node: SearchNode | None = self._root
         values = []
         for token in choice:
             assert node is not None, "a choice is made of usual tokens"
@@ -205,14 +203,14 @@ class ChoiceSearch:
 
     # ------------------------------------------------------------------------------------------ one node
 
-    def _child(self, node: Node, token: int, place: int) -> Node:
+    def _child(self, node: SearchNode, token: int, place: int) -> SearchNode:
         """Behind one more token, with which text `place` goes on."""
         length = node.length + len(self._token_bytes(token))
         alone = node.last - node.first == 1
         first, last = (node.first, node.last) if alone else self._texts.behind(self._texts[place][:length])
-        return Node(node, token, length, first, last)
+        return SearchNode(node, token, length, first, last)
 
-    def _ask(self, node: Node) -> Question:
+    def _ask(self, node: SearchNode) -> Question:
         done = node.length
         reached = [self._reaching(self._texts[place], done) for place in range(node.first, node.last)]
         inside: dict[int, int] = {}  # node of the trie → a text
@@ -236,7 +234,7 @@ class ChoiceSearch:
             ids = self._ranges[rest] = self._trie.tokens_below(rest)
         return ids
 
-    def _absorb(self, node: Node, mass: float, logprobs: Log) -> None:
+    def _absorb(self, node: SearchNode, mass: float, logprobs: Log) -> None:
         question, usual = node.question, node.usual
         assert question is not None, "an answer is to a question"
         self.evaluated += 1
@@ -255,7 +253,7 @@ class ChoiceSearch:
             usual.logprobs.update(zip(tokens[onward:], values[onward:], strict=True))
         node.question = node.answer = None
 
-    def _push(self, node: Node, token: int, mass: float, place: int) -> None:
+    def _push(self, node: SearchNode, token: int, mass: float, place: int) -> None:
         self.tokens += 1
         child = node.usual.children.get(token) if node.usual is not None else None
         if child is None:
@@ -279,7 +277,7 @@ class ChoiceSearch:
     def _masses(self) -> Log:
         return np.array([node.mass for node in self._open], np.float64)
 
-    def _best(self, frontier: Log, unsettled: NDArray[np.bool_], count: int) -> list[Node]:
+    def _best(self, frontier: Log, unsettled: NDArray[np.bool_], count: int) -> list[SearchNode]:
         """The open nodes that are the largest shares of what is not settled; those too long to be run stay open."""
         gains = np.append(np.where(unsettled, -np.logaddexp(self._found, frontier), NOTHING), NOTHING)
         edges = np.array([(node.first, node.last) for node in self._open]).ravel()

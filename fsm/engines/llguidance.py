@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConstraintRefused, LimitExceeded
 from ..tokens.constraint import Encode, JumpCounters
-from ..tokens.endings import SEPARATORS
-from ..tokens.masks import Mask
+from ..tokens.masks import SEPARATORS, Mask
 from ..tokens.trie import EVERYTHING, Trie
 from ..tokens.vocabulary import Vocabulary, unpack_few
 from .llguidance_tokens import LlguidanceTokens, require_sound
@@ -182,7 +181,7 @@ class LlguidanceConstraint:
 
 
 class NoHealing:
-    """As healing.Healing, where no token may be replaced."""
+    """As explored.Healing, where no token may be replaced."""
 
     possible = False
 

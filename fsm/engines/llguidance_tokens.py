@@ -12,9 +12,8 @@ from typing import Any
 
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
 from ..tokens.constraint import Encode
-from ..tokens.endings import Endings
-from ..tokens.spelling import fewest_tokens
-from ..tokens.trie import Trie, build_trie
+from ..tokens.masks import Endings
+from ..tokens.trie import Trie, build_trie, fewest_tokens
 from ..tokens.vocabulary import Vocabulary
 from .source import MissingEngine, Source
 

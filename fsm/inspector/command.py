@@ -20,8 +20,7 @@ from ..limits import Limits
 from ..regex.parser import parse_regex
 from ..schema import SchemaOptions, resolved_schema
 from .compress import CompressedGraph, Exploration, ForcedShare, Graph, compress, cut, explore, folded, forced_share
-from .drawing import dot, svg
-from .labels import edge_label, quoted
+from .drawing import dot, edge_label, quoted, svg
 
 Kind = Literal["regex", "schema"]
 

@@ -1,4 +1,4 @@
-"""A graph as a picture: DOT for Graphviz, or SVG drawn here.
+"""Draws a graph: DOT for Graphviz, or SVG with the states in layers.
 
 Edges that stand for one text are drawn in another colour than edges of which the model chooses the first character.
 """
@@ -6,14 +6,75 @@ Edges that stand for one text are drawn in another colour than edges of which th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 from xml.sax.saxutils import escape
 
+from ..language import Ranges
 from .compress import Edge, Graph
-from .labels import edge_label
-from .layout import Item, Layout, layered
+
+_SHORT = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
+
+
+def quoted(text: str) -> str:
+    """`"text"`, or `'text'` where that needs fewer escapes; an escape for what is not printable."""
+    quote = "'" if '"' in text and "'" not in text else '"'
+    return quote + "".join(_character(ord(character), f"{quote}\\") for character in text) + quote
+
+
+def character_set(ranges: Ranges) -> str:
+    """`[0-9a-f]`, or `[^"]` where that is shorter, or `.` for every character."""
+    others = _others(ranges)
+    if not others:
+        return "."
+    return f"[^{_listed(others)}]" if len(others) < len(ranges) else f"[{_listed(ranges)}]"
+
+
+def _others(ranges: Ranges) -> Ranges:
+    """The characters that are not among `ranges`; surrogates are none."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for first, last in (*ranges, (0x110000, 0x110000)):
+        if start < first and not 0xD800 <= start <= first - 1 <= 0xDFFF:
+            found.append((start, first - 1))
+        start = last + 1
+    return tuple(found)
+
+
+def _listed(ranges: Ranges) -> str:
+    pieces = []
+    for first, last in ranges:
+        pieces.append(_character(first, "\\]-^"))
+        if last > first + 1:
+            pieces.append("-")
+        if last > first:
+            pieces.append(_character(last, "\\]-^"))
+    return "".join(pieces)
+
+
+def _character(code: int, escaped: str) -> str:
+    character = chr(code)
+    if code in _SHORT:
+        return _SHORT[code]
+    if character in escaped:
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def edge_label(edge: Edge, longest: int | None = None) -> str:
+    """The label of an edge, cut in the middle when it is longer than `longest` characters."""
+    if edge.text is not None:
+        label = quoted(edge.text)
+    else:
+        label = character_set(edge.first) + (f" {quoted(edge.then)}" if edge.then else "")
+    if longest is None or len(label) <= longest:
+        return label
+    end = longest // 3
+    return f"{label[: longest - 1 - end]}…{label[-end:]}"
+
 
 _LONGEST = 34  # characters of a label
 _LINES = 5  # labels of parallel edges that are written out
@@ -234,3 +295,102 @@ def _arrow_head(name: str, colour: str) -> str:
         f'<marker id="{name}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
         f'orient="auto-start-reverse"><path d="M 0 0.5 L 7 4 L 0 7.5 z" fill="{colour}"/></marker>'
     )
+
+
+_SWEEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the states of a graph are drawn: in layers from left to right (Sugiyama, Tagawa and Toda, 1981).
+
+    1  edges that close a circle are set aside (depth first search)
+    2  a state's layer is the longest way to it
+    3  an edge across several layers passes a joint in each, so that it does not cross states
+    4  states of a layer are ordered by where their neighbours stand, in sweeps back and forth
+
+    layers: of items from top to bottom, each a state (an int) or a joint of an edge (a tuple).
+
+    backward: pairs that close a circle, a state with itself among them. Every other pair leads from a layer to a
+    later one, over the joints `(source, target, layer)`.
+    """
+
+    layers: tuple[tuple[Item, ...], ...]
+    backward: frozenset[tuple[int, int]]
+
+
+Item = int | tuple[int, int, int]
+
+
+def layered(start: int, states: Sequence[int], pairs: Iterable[tuple[int, int]]) -> Layout:
+    """Of a graph in which every state is reached from the start."""
+    after: dict[int, list[int]] = {state: [] for state in states}
+    for source, target in pairs:
+        after[source].append(target)
+    backward, finished = _circles(start, after)
+    depth = dict.fromkeys(states, 0)
+    for source in reversed(finished):  # sources before targets
+        for target in after[source]:
+            if (source, target) not in backward:
+                depth[target] = max(depth[target], depth[source] + 1)
+    layers: list[list[Item]] = [[] for _ in range(max(depth.values()) + 1)]
+    for state in states:
+        layers[depth[state]].append(state)
+    links: list[tuple[Item, Item]] = []
+    for source, targets in after.items():
+        for target in targets:
+            if (source, target) in backward:
+                continue
+            way: list[Item] = [source]
+            for layer in range(depth[source] + 1, depth[target]):
+                way.append((source, target, layer))
+                layers[layer].append(way[-1])
+            way.append(target)
+            links += itertools.pairwise(way)
+    _order(layers, links)
+    return Layout(tuple(map(tuple, layers)), frozenset(backward))
+
+
+def _circles(start: int, after: dict[int, list[int]]) -> tuple[set[tuple[int, int]], list[int]]:
+    """Edges back to a state that the search is inside of, and the states in the order in which it left them."""
+    backward: set[tuple[int, int]] = set()
+    finished: list[int] = []
+    inside, seen = {start}, {start}
+    path = [(start, iter(after[start]))]
+    while path:
+        state, targets = path[-1]
+        target = next(targets, None)
+        if target is None:
+            path.pop()
+            inside.discard(state)
+            finished.append(state)
+        elif target in inside:
+            backward.add((state, target))
+        elif target not in seen:
+            seen.add(target)
+            inside.add(target)
+            path.append((target, iter(after[target])))
+    return backward, finished
+
+
+def _order(layers: list[list[Item]], links: Sequence[tuple[Item, Item]]) -> None:
+    """Each layer by the middle of its neighbours in the layer before, then in the layer behind, and again."""
+    before: dict[Item, list[Item]] = {}
+    behind: dict[Item, list[Item]] = {}
+    for source, target in links:
+        behind.setdefault(source, []).append(target)
+        before.setdefault(target, []).append(source)
+    place = {item: float(index) for layer in layers for index, item in enumerate(layer)}
+    for sweep in range(_SWEEPS):
+        forward = sweep % 2 == 0
+        neighbours = before if forward else behind
+        for layer in layers if forward else reversed(layers):
+            middles = {
+                item: sum(place[other] for other in neighbours[item]) / len(neighbours[item])
+                if item in neighbours
+                else place[item]
+                for item in layer
+            }
+            layer.sort(key=middles.__getitem__)
+            shift = (len(layer) - 1) / 2  # layers are drawn around one middle line
+            place.update({item: index - shift for index, item in enumerate(layer)})

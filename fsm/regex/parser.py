@@ -5,6 +5,8 @@ A full match is meant (`parse_regex`, as `re.fullmatch`) or a match somewhere in
 """
 
 import string
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from ..algebra import characters
 from ..boolean.lengths import lengths
@@ -12,13 +14,97 @@ from ..charset import ANY, CharSet
 from ..errors import LimitExceeded
 from ..language import Language
 from ..limits import Limits
-from . import unicode_classes as classes
-from .classes import bracketed
-from .escapes import character_escape, class_escape, folded
-from .groups import GroupKind, opening
-from .reading import found_in, whole
-from .source import Dialect, Flags, Source, exceeded, refused, unsupported
-from .tree import Ahead, Assertive, Begin, End, Ending, Item, choice, repetition, sequence
+from . import unicode_classes as unicode
+from .assertions import (
+    Assertive,
+    BeginAnchor,
+    EndAnchor,
+    Ending,
+    Item,
+    LookaheadAssertion,
+    alternation,
+    concatenation,
+    full_match,
+    repetition,
+    search_match,
+)
+from .classes import bracketed, character_escape, class_escape, folded
+from .reader import Dialect, Flags, PatternReader, exceeded, refused, unsupported
+
+
+class GroupKind(Enum):
+    PLAIN = "(...)"
+    AHEAD = "(?=...)"
+    NOT_AHEAD = "(?!...)"
+    FLAGS = "(?i)"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOpening:
+    """`flags` hold inside the group; for FLAGS, which has no inside, from here on."""
+
+    kind: GroupKind
+    flags: Flags
+    name: str = ""
+
+
+_FIELDS = {"i": "ignore_case", "m": "lines", "s": "dot_all", "x": "verbose", "a": "ascii"}
+_LOOKBEHIND = "an automaton reads forward: write what comes before as part of the expression"
+_REFUSED = {
+    "<=": ("lookbehind", _LOOKBEHIND),
+    "<!": ("lookbehind", _LOOKBEHIND),
+    ">": ("atomic group", "write (?:...) where what follows cannot begin with what the group matches"),
+    "(": ("conditional group", "write both cases out, separated by '|'"),
+    "P=": ("backreference", "no automaton remembers what a group held: write the alternatives out"),
+}
+
+
+def opening(source: PatternReader, flags: Flags, start: int) -> GroupOpening:
+    """The group whose "(" at `start` has been read; the cursor ends where its inside begins.
+
+    Raises:
+        ConstraintRefused: not a group.
+        Unsupported: lookbehind, atomic and conditional groups, references to groups.
+    """
+    if not source.accept("?"):
+        return GroupOpening(GroupKind.PLAIN, flags)
+    for symbol, (keyword, way_out) in _REFUSED.items():
+        if source.accept(symbol):
+            raise unsupported(keyword, way_out, start)
+    if source.accept(":"):
+        return GroupOpening(GroupKind.PLAIN, flags)
+    if source.accept("="):
+        return GroupOpening(GroupKind.AHEAD, flags)
+    if source.accept("!"):
+        return GroupOpening(GroupKind.NOT_AHEAD, flags)
+    if source.accept("P<") or (source.ecma and source.accept("<")):
+        name = source.take_until(">", "the name of a group", start)
+        if not name.isidentifier():
+            raise refused(f"{name!r} cannot name a group; write a word, as in (?P<year>...)", start)
+        return GroupOpening(GroupKind.PLAIN, flags, name)
+    if source.next == "<":
+        raise refused("groups are named (?P<name>...) here", start)
+    return _flagged(source, flags, start)
+
+
+def _flagged(source: PatternReader, flags: Flags, start: int) -> GroupOpening:
+    """(?i) (?i:...) (?i-s:...) (?-s:...)."""
+    on = source.take_while(string.ascii_letters, len(source.pattern))
+    off = source.take_while(string.ascii_letters, len(source.pattern)) if (minus := source.accept("-")) else ""
+    closing = source.take()
+    if not (on or off) or closing not in (":", ")") or (minus and (closing == ")" or not off)):
+        written = source.pattern[start : source.position]
+        raise refused(f"{written!r} begins no group; write '(?:' for a group, '\\(' for a parenthesis", start)
+    for flag in on + off:
+        if flag not in _FIELDS and (flag != "u" or flag in off):
+            raise refused(f"no flag {flag!r} exists here; i, m, s, x and a do", start)
+    if ("a" in on and "u" in on) or set(on) & set(off) or "a" in off:
+        raise refused("these flags contradict each other, or one of them cannot be turned off", start)
+    changed = {_FIELDS[flag]: True for flag in on if flag != "u"} | {_FIELDS[flag]: False for flag in off}
+    if "u" in on:
+        changed["ascii"] = False
+    return GroupOpening(GroupKind.FLAGS if closing == ")" else GroupKind.PLAIN, replace(flags, **changed))
+
 
 QUANTIFIERS = "*+?{"
 _VERBOSE_BLANKS = " \t\n\r\v\f"
@@ -33,12 +119,12 @@ def parse_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "pyt
         Unsupported: a valid construct that is not honoured: backreferences, lookbehind, \\b, possessive quantifiers.
         LimitExceeded: longer, deeper or larger than the limits.
     """
-    return _checked(whole(_Parser(pattern, limits, dialect).expression(), limits))
+    return _checked(full_match(_Parser(pattern, limits, dialect).expression(), limits))
 
 
 def search_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "ecma") -> Language:  # noqa: B008
     """The texts in which the expression matches somewhere, as `pattern` of JSON Schema asks; raises as above."""
-    return _checked(found_in(_Parser(pattern, limits, dialect).expression(), limits))
+    return _checked(search_match(_Parser(pattern, limits, dialect).expression(), limits))
 
 
 def plain_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "python") -> Language:  # noqa: B008
@@ -67,12 +153,12 @@ class _Parser:
         length = len(pattern.encode("utf-8", "surrogatepass"))
         if length > limits.pattern_bytes:
             raise LimitExceeded(f"the expression has {length} bytes, at most {limits.pattern_bytes} are allowed")
-        self.source = Source(pattern, dialect)
+        self.source = PatternReader(pattern, dialect)
         self.limits = limits
         self.names: set[str] = set()
 
     def expression(self) -> Item:
-        item = self.choice(self.leading_flags(), 0)
+        item = self.alternation(self.leading_flags(), 0)
         if self.source.next:
             raise refused("this ')' closes no group; write '\\)' for a literal one", self.source.position)
         return item
@@ -91,18 +177,18 @@ class _Parser:
                 return flags
             flags = group.flags
 
-    def choice(self, flags: Flags, depth: int) -> Item:
-        options = [self.sequence(flags, depth)]
+    def alternation(self, flags: Flags, depth: int) -> Item:
+        options = [self.concatenation(flags, depth)]
         while self.source.accept("|"):
-            options.append(self.sequence(flags, depth))
-        return choice(options)
+            options.append(self.concatenation(flags, depth))
+        return alternation(options)
 
-    def sequence(self, flags: Flags, depth: int) -> Item:
+    def concatenation(self, flags: Flags, depth: int) -> Item:
         items: list[Item] = []
         while True:
             self.skip_blanks(flags)
             if self.source.next in ("", "|", ")"):
-                return sequence(items)
+                return concatenation(items)
             start = self.source.position
             item = self.atom(flags, depth)
             if item is not None:
@@ -139,9 +225,9 @@ class _Parser:
             case ".":
                 return characters(self.dot(flags))
             case "^":
-                return Begin(flags.lines, start)
+                return BeginAnchor(flags.lines, start)
             case "$":
-                return End(self.line_ending(flags))
+                return EndAnchor(self.line_ending(flags))
             case "\\":
                 return self.escaped(flags, start)
             case "*" | "+" | "?":
@@ -156,7 +242,7 @@ class _Parser:
     def dot(self, flags: Flags) -> CharSet:
         if flags.dot_all:
             return ANY
-        return ANY - (classes.ECMA_LINE_ENDS if self.source.ecma else classes.LINE_END)
+        return ANY - (unicode.ECMA_LINE_ENDS if self.source.ecma else unicode.LINE_END)
 
     def line_ending(self, flags: Flags) -> Ending:
         if flags.lines:
@@ -174,7 +260,7 @@ class _Parser:
                 raise unsupported(f"\\{letter}", f"write {'^' if letter == 'A' else '$'}", start)
             if letter != "z":
                 source.take()
-                return Begin(False, start) if letter == "A" else End(Ending.TEXT)
+                return BeginAnchor(False, start) if letter == "A" else EndAnchor(Ending.TEXT)
         found = class_escape(source, flags, start)
         if found is None:
             found = folded(CharSet.single(character_escape(source, False, start)), flags)
@@ -191,14 +277,14 @@ class _Parser:
             if group.name in self.names:
                 raise refused(f"the group name {group.name!r} is used twice", start)
             self.names.add(group.name)
-        body = self.choice(group.flags, depth + 1)
+        body = self.alternation(group.flags, depth + 1)
         if not source.accept(")"):
             raise refused("this '(' is not closed; write ')' at its end, or '\\(' for a literal one", start)
         match group.kind:
             case GroupKind.AHEAD:
-                return Ahead(body, False, start)
+                return LookaheadAssertion(body, False, start)
             case GroupKind.NOT_AHEAD:
-                return Ahead(body, True, start)
+                return LookaheadAssertion(body, True, start)
             case _:
                 return body
 

@@ -1,6 +1,6 @@
 """A constraint over the tokens of one vocabulary, and where one text is in it.
 
-Constraint           shared by all texts; lives as long as somebody uses it
+Constraint           shared by all texts; lives as long as a text uses it
 ConstraintState      the cursor of one text: mask, advance, forced tokens, shortest end, rollback
 """
 
@@ -17,11 +17,10 @@ from ..automaton.automaton import DEAD, Automaton
 from ..errors import ConstraintRefused
 from ..language import Grammar
 from ..limits import Limits
-from .explored import Explored
-from .healing import Healing
+from .explored import Explored, Healing
 from .jump import Plan
 from .masks import Mask, Masks
-from .spelling import fewest_of_any_text
+from .trie import fewest_of_any_text
 
 MOST_VISITED = 20_000  # nodes of the trie, in the search for the fewest tokens of a text: 20 ms
 MOST_HEALINGS = 64  # that a constraint remembers; then they are made again
@@ -87,7 +86,7 @@ class Constraint:
 
         Args:
             context: the bytes of the token before it; b"" when it spells nothing, as control tokens do.
-            said: the beginning of the text, when that token spells it already (healing.py).
+            said: the beginning of the text, when that token spells it already (see explored.Healing).
 
         Raises:
             ConstraintRefused: no text begins with `said`.
@@ -213,7 +212,7 @@ class ConstraintState:
     @property
     def endings(self) -> NDArray[np.uint32] | None:
         """[words] where the text may end, and has begun: the tokens that end it without being a part of it; see
-        `endings`. None without any. Shared: never written to."""
+        `masks.Endings`. None without any. Shared: never written to."""
         if self.ended or not self._steps or not self.accepting:
             return None
         return self._explored.endings(self._state)

@@ -1,4 +1,13 @@
-"""One automaton of a constraint, as far as texts have gone, and what was found out on the way."""
+"""One automaton of a constraint, as far as texts have gone, and what was found out on the way.
+
+`Healing` is made on it too: the first token of a constrained text may begin inside the token before it.
+
+    prompt      ... The answer is | ␣ |            the prompt's last token is dropped, and sampled again among
+    text                               yes          itself and the tokens that begin with it: "␣", "␣y", "␣yes"
+
+A prompt that ends in the middle of what the tokenizer would write as one token leaves the model with a beginning that
+it has never seen; healing lets it write that token.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +19,11 @@ from numpy.typing import NDArray
 
 from ..automaton.automaton import DEAD, Automaton
 from ..errors import ConstraintRefused
-from .endings import SEPARATORS
 from .jump import Plan, Planner
-from .masks import Mask, Masks
-from .spelling import fewest_tokens
+from .masks import NODES_PER_FUEL, NODES_PER_WALK, SEPARATORS, Mask, Masks
+from .trie import END, Section, fewest_tokens
+from .trie_walk import Fuelled, work_of
+from .vocabulary import pack
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -23,7 +33,7 @@ LONGEST_REMEMBERED = 256  # tokens of an end; of longer ones the last is remembe
 
 
 class Explored:
-    """Shared by the texts that began with it.
+    """Remembers plans, ends and masks by state of one automaton; shared by the texts that began with it.
 
     Args:
         encode: see constraint.Constraint.
@@ -98,7 +108,7 @@ class Explored:
         return final
 
     def endings(self, state: int) -> NDArray[np.uint32] | None:
-        """Of an accepting state: the tokens that end the text without being a part of it, see `endings`. None without
+        """Of an accepting state: the tokens that end the text without being a part of it, see `masks`. None without
         any."""
         first = self._endings.get(state)
         if first is None:
@@ -144,3 +154,47 @@ def _remember(entries: dict[Key, Value], key: Key, value: Value) -> None:
     if len(entries) >= MOST_REMEMBERED:
         entries.clear()
     entries[key] = value
+
+
+class Healing:
+    """The tokens that begin with some bytes and go on with a beginning of the constraint's texts.
+
+    Made like a mask: `prepare` works on it, and can be interrupted.
+
+    Args:
+        said: what the token spells that may be replaced.
+    """
+
+    def __init__(self, explored: Explored, said: bytes) -> None:
+        self._explored = explored
+        masks = explored.masks
+        node = masks.trie.find(said)
+        start = explored.automaton.start
+        below = [] if node is None else [Section(node + 1, int(masks.trie.nodes[node, END]))]
+        self._left = work_of([section for section in below if section.end > section.begin], start)
+        self._bits: NDArray[np.uint32] = np.zeros(masks.vocabulary.words, np.uint32)
+
+    def prepare(self, fuel: int) -> int | None:
+        """Works on → the fuel that is left, or None when more is needed.
+
+        Raises:
+            LimitExceeded: of the automaton.
+        """
+        masks, rows = self._explored.masks, Fuelled(self._explored.automaton, fuel)
+        while len(self._left):
+            if rows.fuel <= 0:
+                return None
+            self._left, visited = masks.walk(masks.trie, rows, self._left, self._bits, NODES_PER_WALK)
+            rows.fuel -= 1 + visited // NODES_PER_FUEL
+        return max(rows.fuel, 0)
+
+    @property
+    def possible(self) -> bool:
+        """There is such a token."""
+        assert not len(self._left), "prepare has to finish first"
+        return bool(self._bits.any())
+
+    def mask(self, token: int) -> Mask:
+        """Those tokens, and the one that may be replaced."""
+        assert not len(self._left), "prepare has to finish first"
+        return Mask.of(self._bits | pack(np.array([token], np.int32), len(self._bits)))

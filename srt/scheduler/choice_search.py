@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...fsm.choices.nodes import Node
+from ...fsm.choices.nodes import SearchNode
 from ...fsm.choices.search import ChoiceSearch
-from ...fsm.tokens.healing import grows
-from ...fsm.tokens.trie import Trie
+from ...fsm.tokens.trie import Trie, grows
 from ...lang.errors import CapabilityError, RequestError
 from ..constraints.matcher_cache import ConstraintShelf
 from ..core.counters import Counters
@@ -157,7 +156,7 @@ class ChoiceSearches:
         self._counters.finished += 1
         self._table.end(request.message_id, _ended(running))
 
-    def _add(self, request: Request, running: _Running, rows: Sequence[list[Node]]) -> None:
+    def _add(self, request: Request, running: _Running, rows: Sequence[list[SearchNode]]) -> None:
         """More requests of the message of `request`, one for each row of nodes."""
         more = [
             self._another(request, [*running.shared, *nodes[-1].tokens], Choosing(running.state, nodes))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...fsm.choices.nodes import Node
+from ...fsm.choices.nodes import SearchNode
 from ...fsm.choices.search import ChoiceSearch
 from ...fsm.stops import StopMatcher, Stops
 from ...lang.sampling import SamplingParams
@@ -94,7 +94,7 @@ class Choosing:
     """The last rows say what may come behind these nodes of a search for the probabilities of choices."""
 
     search: ChoiceSearch | None  # None until the vocabulary is there
-    nodes: list[Node]  # each row's tokens; the last row's are all that the search has put behind the prompt
+    nodes: list[SearchNode]  # each row's tokens; the last row's are all that the search has put behind the prompt
     answered: int = 0
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from umbel.fsm.charset import ANY, CharSet
 from umbel.fsm.regex import unicode_classes
-from umbel.fsm.regex.case_folding import _orbits, ignoring_ascii_case, ignoring_case
-from umbel.fsm.regex.unicode_classes import category
+from umbel.fsm.regex.unicode_classes import _orbits, category, ignoring_ascii_case, ignoring_case
 
 SCALARS = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 CODES = st.one_of(st.integers(0, 20), st.integers(0xD7FA, 0xE005), st.integers(0x10FFF0, 0x10FFFF))

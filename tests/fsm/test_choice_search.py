@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.choices.search import ChoiceSearch, Probabilities, SearchLimits
-from umbel.fsm.tokens.healing import grows
-from umbel.fsm.tokens.trie import build_trie
+from umbel.fsm.tokens.trie import build_trie, grows
 from umbel.fsm.tokens.vocabulary import Vocabulary
 
 Path = tuple[int, ...]

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.inspector.command import main
 from umbel.fsm.inspector.compress import Edge, Graph
-from umbel.fsm.inspector.drawing import dot, svg
-from umbel.fsm.inspector.layout import layered
+from umbel.fsm.inspector.drawing import dot, layered, svg
 
 PERSON = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}'
 SVG = "{http://www.w3.org/2000/svg}"

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.tokens.spelling import fewest_tokens
-from umbel.fsm.tokens.trie import PLAIN_CLASSES, Trie, build_trie
+from umbel.fsm.tokens.trie import PLAIN_CLASSES, Trie, build_trie, fewest_tokens
 from umbel.fsm.tokens.vocabulary import Vocabulary, pack, pack_few, unpack, unpack_few
 
 from .vocabularies import ALPHABET, letters, vocabularies

@@ -1,4 +1,4 @@
-"""The text of a regular expression while it is read, and how it is refused."""
+"""A cursor over the text of a regular expression, and the refusals of what it finds there."""
 
 from dataclasses import dataclass
 from typing import Literal as OneOf
@@ -19,7 +19,7 @@ class Flags:
     ascii: bool = False  # a
 
 
-class Source:
+class PatternReader:
     """A cursor over the pattern. Positions count characters from 0."""
 
     def __init__(self, pattern: str, dialect: Dialect) -> None:

@@ -1,13 +1,17 @@
-"""What a regular expression with assertions comes to.
+"""Regular expressions with assertions, as a tree, and the languages that they come to.
 
-An assertion looks at the text around it, so the tree is read with what lies before it and what follows:
-`following(item, left, rest)` is every text that can come from here to the end, when `rest` is every text that can
-come after the item.
+What holds no assertion is a Language already when it is parsed. An assertion looks at the text around it, so a tree is
+read with what lies before it and what follows: `following(item, left, rest)` is every text that can come from here to
+the end, when `rest` is every text that can come after the item.
 
     (?=X)   both of rest and X followed by anything            $ \\Z   what of rest is empty (or one line feed)
     (?!X)   rest without that                                 ^ \\A   rest where nothing lies before, else nothing
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
@@ -17,24 +21,151 @@ from ..boolean.resolution import settled
 from ..charset import CharSet
 from ..language import EMPTY_TEXT, NOTHING, Chars, Concat, Language, Literal, Repeat, Union
 from ..limits import Limits
-from .source import exceeded, unsupported
-from .tree import (
-    Ahead,
-    Assertive,
-    Begin,
-    Choice,
-    End,
-    Ending,
-    Item,
-    Repetition,
-    Sequence,
-    inside,
-    is_empty,
-    looks_back,
-    may_be_empty,
-    sequence,
-    walk,
-)
+from .reader import exceeded, unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAnchor:
+    """^ and \\A; `lines`: after a line feed as well."""
+
+    lines: bool
+    position: int
+
+
+class Ending(Enum):
+    """What may follow an end anchor."""
+
+    TEXT = "the end"  # \Z, and $ of ECMAScript
+    LAST_LINE = "the end, or one line feed and the end"  # $ of Python
+    LINE = "the end, or a line feed and anything"  # $ under the flag m
+
+
+@dataclass(frozen=True, slots=True)
+class EndAnchor:
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadAssertion:
+    """(?=body) and, negative, (?!body)."""
+
+    body: Item
+    negative: bool
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenation:
+    parts: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternation:
+    options: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    body: Item
+    least: int
+    most: int | None
+    position: int
+
+
+Assertive = BeginAnchor | EndAnchor | LookaheadAssertion | Concatenation | Alternation | Repetition
+Item = Language | Assertive
+
+
+def concatenation(items: Iterable[Item]) -> Item:
+    """One after the other; neighbours without assertions become one language."""
+    parts: list[Item] = []
+    plain: list[Language] = []
+    for item in items:
+        for each in item.parts if isinstance(item, Concatenation) else (item,):
+            if isinstance(each, Assertive):
+                if plain:
+                    parts.append(concat(plain))
+                    plain = []
+                parts.append(each)
+            else:
+                plain.append(each)
+    if plain or not parts:
+        parts.append(concat(plain))
+    return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
+
+
+def alternation(items: Iterable[Item]) -> Item:
+    options = tuple(items)
+    plain = [option for option in options if not isinstance(option, Assertive)]
+    if len(plain) == len(options):
+        return union(plain)
+    return options[0] if len(options) == 1 else Alternation(options)
+
+
+def repetition(body: Item, least: int, most: int | None, position: int) -> Item:
+    """Repeats of repeats that leave no gap between their counts become one."""
+    if not isinstance(body, Assertive):
+        return repeat(body, least, most)
+    if most == 0:
+        return EMPTY_TEXT
+    if isinstance(body, Repetition) and body.least <= 1:
+        together = None if most is None or body.most is None else most * body.most
+        return Repetition(body.body, least * body.least, together, position)
+    return Repetition(body, least, most, position)
+
+
+def walk(item: Item) -> Iterable[Item]:
+    yield item
+    match item:
+        case Concatenation(parts):
+            inner = parts
+        case Alternation(options):
+            inner = options
+        case LookaheadAssertion(body) | Repetition(body):
+            inner = (body,)
+        case _:
+            inner = ()
+    for each in inner:
+        yield from walk(each)
+
+
+def looks_back(item: Item) -> bool:
+    return isinstance(item, Assertive) and any(isinstance(each, BeginAnchor) for each in walk(item))
+
+
+def is_empty(item: Item) -> bool:
+    """An item that takes no text."""
+    return isinstance(item, BeginAnchor | EndAnchor | LookaheadAssertion)
+
+
+def may_be_empty(item: Item) -> bool:
+    match item:
+        case BeginAnchor() | EndAnchor() | LookaheadAssertion():
+            return True
+        case Concatenation(parts):
+            return all(map(may_be_empty, parts))
+        case Alternation(options):
+            return any(map(may_be_empty, options))
+        case Repetition(body, least):
+            return not least or may_be_empty(body)
+        case _:
+            return nullable(item)
+
+
+def inside(item: Item) -> Language:
+    """What the item matches where text lies before and behind it: anchors match nothing."""
+    match item:
+        case BeginAnchor() | EndAnchor() | LookaheadAssertion():
+            return NOTHING
+        case Concatenation(parts):
+            return concat(map(inside, parts))
+        case Alternation(options):
+            return union(map(inside, options))
+        case Repetition(body, least, most):
+            return repeat(inside(body), least, most)
+        case _:
+            return item
+
 
 NEWLINE = Literal(b"\n")
 _COPIES = 50_000  # nodes written again because alternatives look around; a tenth of a second of work
@@ -49,25 +180,27 @@ class Left(Enum):
     UNKNOWN = "some character"
 
 
-def whole(item: Item, limits: Limits) -> Language:
+def full_match(item: Item, limits: Limits) -> Language:
     """The texts that the expression matches from end to end.
 
     Raises:
         Unsupported: an assertion where what it means depends on how often something around it was repeated.
         LimitExceeded: assertions in alternatives that multiply the expression.
     """
-    lookaheads = [each for each in walk(item) if isinstance(each, Ahead)] if isinstance(item, Assertive) else []
+    lookaheads = (
+        [each for each in walk(item) if isinstance(each, LookaheadAssertion)] if isinstance(item, Assertive) else []
+    )
     if len(lookaheads) > limits.depth:  # they nest in each other in the language, though not in the expression
         raise exceeded(f"more than {limits.depth} lookaheads", lookaheads[limits.depth].position)
-    return _Reading(limits).following(item, Left.NOTHING, EMPTY_TEXT)
+    return _AssertionReader(limits).following(item, Left.NOTHING, EMPTY_TEXT)
 
 
-def found_in(item: Item, limits: Limits) -> Language:
+def search_match(item: Item, limits: Limits) -> Language:
     """The texts in which the expression matches somewhere."""
-    return whole(sequence((ANY_TEXT, item, ANY_TEXT)), limits)
+    return full_match(concatenation((ANY_TEXT, item, ANY_TEXT)), limits)
 
 
-class _Reading:
+class _AssertionReader:
     """Counts what is written more than once, so that alternatives within alternatives end."""
 
     def __init__(self, limits: Limits) -> None:
@@ -81,19 +214,19 @@ class _Reading:
 
     def following(self, item: Item, left: Left, rest: Language) -> Language:
         match item:
-            case Begin():
+            case BeginAnchor():
                 return self.begin(item, left, rest)
-            case End(ending):
+            case EndAnchor(ending):
                 return _ended(ending, rest)
-            case Ahead(body, negative, position):
+            case LookaheadAssertion(body, negative, position):
                 if negative and left is not Left.NOTHING and looks_back(body):
                     way_out = "write it at the beginning of the expression, or leave the anchor out"
                     raise unsupported("a negative lookahead with ^ inside, after other text,", way_out, position)
                 seen = self.following(body, left, ANY_TEXT)
                 return difference(rest, seen) if negative else intersection(rest, seen)
-            case Sequence(parts):
-                return self.sequence(parts, left, rest)
-            case Choice(options):
+            case Concatenation(parts):
+                return self.concatenation(parts, left, rest)
+            case Alternation(options):
                 plain = [option for option in options if not isinstance(option, Assertive)]
                 others = [option for option in options if isinstance(option, Assertive)]
                 self.copy(rest, len(others) - (not plain))
@@ -103,7 +236,7 @@ class _Reading:
             case _:
                 return concat((item, rest))
 
-    def begin(self, item: Begin, left: Left, rest: Language) -> Language:
+    def begin(self, item: BeginAnchor, left: Left, rest: Language) -> Language:
         if left is Left.NOTHING or (item.lines and left is Left.NEWLINE):
             return rest
         if item.lines and left is Left.UNKNOWN:
@@ -111,7 +244,7 @@ class _Reading:
             raise unsupported("^ of the flag m after text that may or may not end a line", way_out, item.position)
         return NOTHING
 
-    def sequence(self, parts: tuple[Item, ...], left: Left, rest: Language) -> Language:
+    def concatenation(self, parts: tuple[Item, ...], left: Left, rest: Language) -> Language:
         """From the last part to the first, each for what may lie before it.
 
         Where a later part asks whether anything lies before it, a first part that may be empty is read twice: as
@@ -140,13 +273,13 @@ class _Reading:
     def empty(self, item: Item, left: Left, rest: Language) -> Language:
         """The texts of `rest` before which the item matches the empty text."""
         match item:
-            case Begin() | End() | Ahead():
+            case BeginAnchor() | EndAnchor() | LookaheadAssertion():
                 return self.following(item, left, rest)
-            case Sequence(parts):
+            case Concatenation(parts):
                 for part in reversed(parts):
                     rest = self.empty(part, left, rest)
                 return rest
-            case Choice(options):
+            case Alternation(options):
                 self.copy(rest, len(options) - 1)
                 return union(self.empty(option, left, rest) for option in options)
             case Repetition(body, least):
@@ -183,8 +316,8 @@ class _Reading:
             Unsupported: it does, and ^ is repeated as well; or ^ of the flag m is.
         """
         inner = list(walk(item.body))
-        begins = [each for each in inner if isinstance(each, Begin)]
-        ahead = any(isinstance(each, Ahead) or each == End(Ending.LINE) for each in inner)
+        begins = [each for each in inner if isinstance(each, BeginAnchor)]
+        ahead = any(isinstance(each, LookaheadAssertion) or each == EndAnchor(Ending.LINE) for each in inner)
         guards = ahead or (item.least > 1 and may_be_empty(item.body))
         if begins and (guards or any(begin.lines for begin in begins)):
             way_out = "write it before the repeat, or the line feed where lines begin"
@@ -200,11 +333,11 @@ class _Reading:
     def marked(self, item: Item, guards: list[Guard]) -> Language:
         """The item with marks where it looks ahead."""
         match item:
-            case Ahead(body, negative):
+            case LookaheadAssertion(body, negative):
                 seen = self.following(body, Left.OTHER, ANY_TEXT)
                 guards.append(Guard(settled(seen, self.limits), negative))
                 return mark(len(guards) - 1)
-            case End(ending):
+            case EndAnchor(ending):
                 lines: dict[Ending, Language] = {
                     Ending.TEXT: NOTHING,
                     Ending.LAST_LINE: NEWLINE,
@@ -212,13 +345,13 @@ class _Reading:
                 }
                 guards.append(Guard(union((EMPTY_TEXT, lines[ending])), negative=False))
                 return mark(len(guards) - 1)
-            case Sequence(parts):
+            case Concatenation(parts):
                 return Concat(tuple(self.marked(part, guards) for part in parts))
-            case Choice(options):
+            case Alternation(options):
                 return Union(tuple(self.marked(option, guards) for option in options))
             case Repetition(body, least, most):
                 return Repeat(self.marked(body, guards), least, most)
-            case Begin():
+            case BeginAnchor():
                 raise AssertionError("^ beside a guard was refused")
             case _:
                 return item
@@ -229,7 +362,7 @@ def _last_rounds(body: Item) -> int:
 
     Two, because the $ of Python holds before a last line feed, which may be a round of its own.
     """
-    endings = {each.ending for each in walk(body) if isinstance(each, End)}
+    endings = {each.ending for each in walk(body) if isinstance(each, EndAnchor)}
     if Ending.LAST_LINE in endings:
         return 2
     return 1 if endings else 0
