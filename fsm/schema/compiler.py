@@ -1,4 +1,4 @@
-"""From clauses to a grammar: scalars stand where they are used, arrays and objects become rules."""
+"""Compiles conjuncts to a grammar: scalars stand where they are used, arrays and objects become rules."""
 
 from __future__ import annotations
 
@@ -11,32 +11,29 @@ from ..boolean.resolution import NothingAdmitted, resolve
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
 from ..language import NOTHING, Call, Grammar, Language, Literal, Union
 from ..limits import Limits
-from .clauses import (
+from .conjuncts import (
     EVERY_TYPE,
     NUMBER,
     Arrays,
-    Clause,
-    Clauses,
-    Demand,
-    Demands,
+    Conjunct,
+    Disjunction,
     Objects,
-    meeting,
+    Subschema,
+    Subschemas,
+    conjoined,
     numbers_of,
     scalars_left,
     strings_of,
     type_of,
 )
-from .document import Document
-from .expressions import literal, union
-from .groups import structure
+from .document import Document, Value, read_schema
+from .expressions import Style, Whitespace, literal, union
 from .items import Items
-from .keywords import Ledger
-from .meaning import Meaning
+from .keywords import Deviations, structure
 from .members import Members
+from .normalizer import Normalizer
 from .numbers import Numbers
-from .places import nothing_left, placed
-from .source import Value, read_schema
-from .spelling import Style, Whitespace
+from .refusals import nothing_left, placed
 from .strings import Strings, quoted
 
 MOST_RULES = 50_000
@@ -127,17 +124,17 @@ def resolved_schema(
 
 def _compiled(schema: Value, options: SchemaOptions, limits: Limits) -> SchemaGrammar:
     """Raises NothingLeft, besides what `compile_schema` raises."""
-    ledger = Ledger(allow=options.allow_unenforced)
+    deviations = Deviations(allow=options.allow_unenforced)
     latest = "#"
     try:
-        compiler = Compiler(Document(schema), options, limits, ledger)
+        compiler = Compiler(Document(schema), options, limits, deviations)
         try:
             grammar = compiler.grammar()
         finally:
-            latest = compiler.meaning.latest
+            latest = compiler.normalizer.latest
     except NothingLeft:
-        if ledger.lost is not None:  # values may be left that are not expressed
-            keyword, where = ledger.lost
+        if deviations.lost is not None:  # values may be left that are not expressed
+            keyword, where = deviations.lost
             why = "what the schema leaves here cannot be expressed; write what is meant instead"
             raise placed(Unsupported(why, where=where, keyword=keyword), schema, where) from None
         raise
@@ -145,7 +142,7 @@ def _compiled(schema: Value, options: SchemaOptions, limits: Limits) -> SchemaGr
         raise placed(error, schema, latest) from None
     except RecursionError:
         raise placed(LimitExceeded("the schema nests or refers too deep; flatten it"), schema, latest) from None
-    return SchemaGrammar(grammar, schema, tuple(ledger.unenforced), _listed(ledger.narrowed))
+    return SchemaGrammar(grammar, schema, tuple(deviations.unenforced), _listed(deviations.narrowed))
 
 
 def _listed(narrowed: Mapping[tuple[str, str], str]) -> tuple[tuple[str, str, str], ...]:
@@ -175,9 +172,9 @@ class NothingLeft(ConstraintRefused):
 class Compiler:
     """Builds the rules of one grammar."""
 
-    def __init__(self, document: Document, options: SchemaOptions, limits: Limits, ledger: Ledger) -> None:
-        self.meaning = Meaning(document, limits, ledger)
-        self.ledger = ledger
+    def __init__(self, document: Document, options: SchemaOptions, limits: Limits, deviations: Deviations) -> None:
+        self.normalizer = Normalizer(document, limits, deviations)
+        self.deviations = deviations
         self.style = Style.of(options.whitespace)
         self.closed = options.closed
         self.key_order = options.key_order
@@ -185,18 +182,20 @@ class Compiler:
         self._document = document
         self._rules: dict[str, Language] = {}
         self._names: dict[str, int] = {}
-        self._languages: dict[Demands, Language] = {}
-        self._clauses: dict[int, tuple[Clause, Language]] = {}  # by identity; the clause is kept so that it stays one
+        self._languages: dict[Subschemas, Language] = {}
+        self._conjunct_languages: dict[
+            int, tuple[Conjunct, Language]
+        ] = {}  # by identity; the conjunct is kept so that it stays one
         self._alternatives: dict[int, Objects] = {}  # by identity, likewise: objects beside which there are others
         self._scalars: dict[Hashable, Language] = {}
         self._pending: deque[tuple[str, Arrays | Objects]] = deque()
 
     def grammar(self) -> Grammar:
-        root = Demand(self._document.root)
+        root = Subschema(self._document.root)
         start = self.language((root,))
         while self._pending:
             name, part = self._pending.popleft()
-            self.meaning.latest = part.where
+            self.normalizer.latest = part.where
             if isinstance(part, Arrays):
                 self.add_rule(name, Items(self, part, name).language())
             else:
@@ -225,93 +224,93 @@ class Compiler:
 
     # Languages
 
-    def impossible(self, demands: Demands) -> bool:
-        return self.meaning.emptiness.impossible(demands)
+    def unsatisfiable(self, subschemas: Subschemas) -> bool:
+        return self.normalizer.satisfiability.unsatisfiable(subschemas)
 
-    def language(self, demands: Demands) -> Language:
-        """The texts of the values that meet all demands."""
-        found = self._languages.get(demands)
+    def language(self, subschemas: Subschemas) -> Language:
+        """The texts of the values that meet all subschemas."""
+        found = self._languages.get(subschemas)
         if found is None:
-            ways = self.expressed(self._ways(demands))
+            ways = self.expressed(self._ways(subschemas))
             if len(ways) > 1:
                 self._alternatives.update({id(way.objects): way.objects for way in ways if way.objects is not None})
-            found = union([self._clause(clause) for clause in ways])
+            found = union([self._conjunct(conjunct) for conjunct in ways])
             # Alternatives that call rules are one too: what is shared is called, and may come again inside itself.
             if isinstance(found, Union) and any(isinstance(option, Call) for option in found.options):
-                found = self.add_rule(self.rule_name(f"{demands[0].schema.path} any of"), found)
-            self._languages[demands] = found
+                found = self.add_rule(self.rule_name(f"{subschemas[0].schema.path} any of"), found)
+            self._languages[subschemas] = found
         return found
 
-    def _ways(self, demands: Demands) -> tuple[Clause, ...]:
+    def _ways(self, subschemas: Subschemas) -> tuple[Conjunct, ...]:
         try:
-            return self.meaning.together(demands)
+            return self.normalizer.conjunction(subschemas)
         except LimitExceeded:
-            # A demand that does not hold is one way of several to meet a `not` or a oneOf: without it less is admitted.
-            failing = next((demand for demand in demands if not demand.holds), None)
+            # A subschema that must not hold is one way of several to meet a `not` or a oneOf: without it fewer values.
+            failing = next((subschema for subschema in subschemas if not subschema.holds), None)
             if failing is None:
                 raise
-            self.ledger.lose(failing.schema.path, "not", "the ways to miss this are too many; values are left out")
+            self.deviations.lose(failing.schema.path, "not", "the ways to miss this are too many; values are left out")
             return ()
 
-    def expressed(self, clauses: Clauses) -> Clauses:
+    def expressed(self, disjunction: Disjunction) -> Disjunction:
         """Those that languages give; the others are noted."""
-        for clause in clauses:
-            if clause.unexpressed is not None:
-                keyword, where = clause.unexpressed
-                self.ledger.lose(where, keyword, "no automaton gives what misses this; such values are left out")
-        return tuple(clause for clause in clauses if clause.unexpressed is None)
+        for conjunct in disjunction:
+            if conjunct.inexpressible is not None:
+                keyword, where = conjunct.inexpressible
+                self.deviations.lose(where, keyword, "no automaton gives what misses this; such values are left out")
+        return tuple(conjunct for conjunct in disjunction if conjunct.inexpressible is None)
 
-    def _clause(self, clause: Clause) -> Language:
-        known = self._clauses.get(id(clause))
+    def _conjunct(self, conjunct: Conjunct) -> Language:
+        known = self._conjunct_languages.get(id(conjunct))
         if known is None:
-            language = self._any() if clause.asks_nothing else self._asked(clause)
-            known = self._clauses[id(clause)] = (clause, language)
+            language = self._any() if conjunct.asks_nothing else self._asked(conjunct)
+            known = self._conjunct_languages[id(conjunct)] = (conjunct, language)
         return known[1]
 
     def _any(self) -> Call:
         """Any JSON value; how deep it may nest is up to the automaton."""
         if ANY not in self._rules:
             call = self.add_rule(ANY, NOTHING)
-            self._rules[ANY] = self._of_types(Clause(ANY), EVERY_TYPE)
+            self._rules[ANY] = self._of_types(Conjunct(ANY), EVERY_TYPE)
             return call
         return Call(ANY)
 
-    def _asked(self, clause: Clause) -> Language:
-        if clause.values is not None:
-            return self._values(clause)
-        types = clause.types
+    def _asked(self, conjunct: Conjunct) -> Language:
+        if conjunct.values is not None:
+            return self._values(conjunct)
+        types = conjunct.types
         if types is None:
-            types = (self._infer and clause.spoken_of) or EVERY_TYPE
+            types = (self._infer and conjunct.spoken_of) or EVERY_TYPE
             if types != EVERY_TYPE:
                 kinds = ", ".join(sorted("number" if types >= NUMBER and kind in NUMBER else kind for kind in types))
-                self.ledger.narrow(clause.where, "type", f"no type is given, and its keywords speak of: {kinds}")
-        return self._of_types(clause, types & self.meaning.emptiness.types_left(clause))
+                self.deviations.narrow(conjunct.where, "type", f"no type is given, and its keywords speak of: {kinds}")
+        return self._of_types(conjunct, types & self.normalizer.satisfiability.types_left(conjunct))
 
-    def _of_types(self, clause: Clause, types: frozenset[str]) -> Language:
+    def _of_types(self, conjunct: Conjunct, types: frozenset[str]) -> Language:
         words = tuple(value for value, kind in ((None, "null"), (True, "boolean"), (False, "boolean")) if kind in types)
-        words = scalars_left(Clause(clause.where, values=words, excluded=clause.excluded))
+        words = scalars_left(Conjunct(conjunct.where, values=words, excluded=conjunct.excluded))
         options: list[Language] = [literal({None: "null", True: "true", False: "false"}[word]) for word in words]
         if types & NUMBER:
-            options.append(self._number(numbers_of(clause, types), clause.where))
+            options.append(self._number(numbers_of(conjunct, types), conjunct.where))
         if "string" in types:
-            options.append(self._string(strings_of(clause), clause.where))
+            options.append(self._string(strings_of(conjunct), conjunct.where))
         if "array" in types:
-            options.append(self._array(clause))
+            options.append(self._array(conjunct))
         if "object" in types:
-            options.append(self._object(clause))
+            options.append(self._object(conjunct))
         return union([option for option in options if option != NOTHING])
 
     def _number(self, numbers: Numbers, where: str) -> Language:
         if not numbers.exact:
             place = f"{where}/type" if where != ANY else "#"
-            self.ledger.narrow(place, "type", "numbers have a limited number of digits")
+            self.deviations.narrow(place, "type", "numbers have a limited number of digits")
         if numbers == Numbers(whole=numbers.whole):
             name = "any integer" if numbers.whole else "any number"
             return self._shared(numbers, name, numbers.language)
         try:
             return numbers.language()
         except Unsupported as error:
-            self.ledger.refuse(error.why, f"{where}/{error.keyword}", error.keyword)
+            self.deviations.refuse(error.why, f"{where}/{error.keyword}", error.keyword)
             return Numbers(excluded=numbers.excluded, whole=numbers.whole).language()
 
     def _string(self, strings: Strings, where: str) -> Language:
@@ -327,36 +326,38 @@ class Compiler:
             known = self._scalars[key] = language if small else self.add_rule(self.rule_name(name), language)
         return known
 
-    def _array(self, clause: Clause) -> Language:
-        if clause.arrays is not None:
-            return self._later(f"{clause.arrays.where} array", clause.arrays)
+    def _array(self, conjunct: Conjunct) -> Language:
+        if conjunct.arrays is not None:
+            return self._later(f"{conjunct.arrays.where} array", conjunct.arrays)
         if ANY_ARRAY not in self._rules:
             self.add_rule(ANY_ARRAY, NOTHING)
             self._rules[ANY_ARRAY] = Items(self, Arrays(ANY_ARRAY), ANY_ARRAY).language()
         return Call(ANY_ARRAY)
 
-    def _object(self, clause: Clause) -> Language:
-        if clause.objects is not None:
-            return self._later(f"{clause.objects.where} object", clause.objects)
+    def _object(self, conjunct: Conjunct) -> Language:
+        if conjunct.objects is not None:
+            return self._later(f"{conjunct.objects.where} object", conjunct.objects)
         if ANY_OBJECT not in self._rules:
             self.add_rule(ANY_OBJECT, NOTHING)
             self._rules[ANY_OBJECT] = Members(self, Objects(ANY_OBJECT, {}), ANY_OBJECT).language()
         return Call(ANY_OBJECT)
 
-    def _values(self, clause: Clause) -> Language:
+    def _values(self, conjunct: Conjunct) -> Language:
         """The constants that meet everything else; arrays and objects are met part by part."""
-        assert clause.values is not None, "asked of constants"
-        plain: list[Value] = list(scalars_left(clause))
+        assert conjunct.values is not None, "asked of constants"
+        plain: list[Value] = list(scalars_left(conjunct))
         options: list[Language] = []
-        for value in clause.values:
-            if not isinstance(value, list | dict) or (clause.types is not None and type_of(value) not in clause.types):
+        for value in conjunct.values:
+            if not isinstance(value, list | dict) or (
+                conjunct.types is not None and type_of(value) not in conjunct.types
+            ):
                 continue
-            if (clause.arrays if isinstance(value, list) else clause.objects) is None:
+            if (conjunct.arrays if isinstance(value, list) else conjunct.objects) is None:
                 plain.append(value)
                 continue
             parts = structure(self._document.root, value, self.rule_name("constant"))
-            for way in self.meaning.clauses(Demand(parts)):
-                both = meeting(replace(clause, values=None), way)
+            for way in self.normalizer.disjunction(Subschema(parts)):
+                both = conjoined(replace(conjunct, values=None), way)
                 if both is not None:
-                    options.append(self._clause(both))
+                    options.append(self._conjunct(both))
         return union([*([self.style.spell_any(plain)] if plain else []), *options])

@@ -1,4 +1,4 @@
-"""Arrays as languages."""
+"""Compiles arrays to languages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from typing import TYPE_CHECKING
 
 from ..algebra import any_order, concat, repeat
 from ..language import EMPTY_TEXT, NOTHING, AnyOrder, Call, Language
-from .clauses import Arrays, Clause, Contains, Demand, item_demands, joined, least_of, numbers_of, scalars_left
+from .conjuncts import (
+    Arrays,
+    Conjunct,
+    Contains,
+    Subschema,
+    item_subschemas,
+    joined,
+    least_upper,
+    numbers_of,
+    scalars_left,
+)
+from .document import Value, distinct
 from .expressions import literal, optional, union
-from .source import Value, distinct
 
 if TYPE_CHECKING:
     from .compiler import Compiler
@@ -19,7 +29,7 @@ FLAT_PREFIX = 8  # optional items that are nested in one expression; more become
 
 
 class Items:
-    """The language of one clause's arrays; its rules are named after `name`."""
+    """The language of one conjunct's arrays; its rules are named after `name`."""
 
     def __init__(self, compiler: Compiler, arrays: Arrays, name: str) -> None:
         self.compiler = compiler
@@ -32,8 +42,8 @@ class Items:
     def language(self) -> Language:
         arrays = self.arrays
         for index in range(len(arrays.prefix) + 1):
-            if self.compiler.impossible(item_demands(arrays, index)):
-                self.most = least_of(self.most, index)
+            if self.compiler.unsatisfiable(item_subschemas(arrays, index)):
+                self.most = least_upper(self.most, index)
                 break
         if self.most is not None and self.most < self.least:
             return NOTHING
@@ -41,15 +51,15 @@ class Items:
         if arrays.unique and (self.most is None or self.most > 1) and (found := self._unique(contains)) is not None:
             return found
         if len(contains) > 1:
-            self.compiler.ledger.refuse(
+            self.compiler.deviations.refuse(
                 "several contains on one array are not followed; write one", f"{arrays.where}/contains", "contains"
             )
         if contains and (found := self._containing(contains[0])) is not None:
             return found
         return self._plain()
 
-    def _item(self, index: int, *more: Demand) -> Language:
-        return self.compiler.language(joined(item_demands(self.arrays, index), more))
+    def _item(self, index: int, *more: Subschema) -> Language:
+        return self.compiler.language(joined(item_subschemas(self.arrays, index), more))
 
     def _whole(self, filled: Language) -> Language:
         """The array from what stands between its brackets, or empty where that is allowed."""
@@ -83,12 +93,12 @@ class Items:
     def _unique(self, contains: list[Contains]) -> Language | None:
         """None when the keyword is left unenforced, or holds by itself."""
         arrays = self.arrays
-        if arrays.prefix and self.most is not None and self.most <= len(arrays.prefix) and self._all_apart():
+        if arrays.prefix and self.most is not None and self.most <= len(arrays.prefix) and self._all_disjoint():
             return None
         values = None if arrays.prefix or contains else self._finite()
         if values is not None and len(values) <= MOST_CONSTANTS:
             return self._subset(values)
-        self.compiler.ledger.refuse(
+        self.compiler.deviations.refuse(
             f"items are kept apart only where they are of at most {MOST_CONSTANTS} constants or integers; give them an "
             "enum, or integers a minimum and a maximum, set maxItems to 1, or take uniqueItems out",
             f"{arrays.where}/uniqueItems",
@@ -96,12 +106,14 @@ class Items:
         )
         return None
 
-    def _all_apart(self) -> bool:
-        meaning = self.compiler.meaning
+    def _all_disjoint(self) -> bool:
+        normalizer = self.compiler.normalizer
         assert self.most is not None, "a closed array"
-        ways = [meaning.together(self.arrays.prefix[index]) for index in range(self.most)]
+        ways = [normalizer.conjunction(self.arrays.prefix[index]) for index in range(self.most)]
         return all(
-            meaning.emptiness.apart(left, right) for index, left in enumerate(ways) for right in ways[index + 1 :]
+            normalizer.satisfiability.disjoint(left, right)
+            for index, left in enumerate(ways)
+            for right in ways[index + 1 :]
         )
 
     def _finite(self) -> list[Value] | None:
@@ -109,20 +121,20 @@ class Items:
         found: list[Value] = []
         if not self.arrays.rest:
             return None
-        for clause in self.compiler.expressed(self.compiler.meaning.together(self.arrays.rest)):
-            if clause.values is not None:
-                if any(isinstance(value, list | dict) for value in clause.values):
+        for conjunct in self.compiler.expressed(self.compiler.normalizer.conjunction(self.arrays.rest)):
+            if conjunct.values is not None:
+                if any(isinstance(value, list | dict) for value in conjunct.values):
                     return None
-                found += scalars_left(clause)
-            elif clause.types is not None and clause.types <= {"null", "boolean"}:
+                found += scalars_left(conjunct)
+            elif conjunct.types is not None and conjunct.types <= {"null", "boolean"}:
                 every = tuple(
                     value
                     for value, kind in ((None, "null"), (True, "boolean"), (False, "boolean"))
-                    if kind in clause.types
+                    if kind in conjunct.types
                 )
-                found += scalars_left(Clause(clause.where, values=every, excluded=clause.excluded))
-            elif clause.types is not None and clause.types <= {"integer"}:
-                integers = numbers_of(clause, frozenset({"integer"})).few_integers(MOST_CONSTANTS)
+                found += scalars_left(Conjunct(conjunct.where, values=every, excluded=conjunct.excluded))
+            elif conjunct.types is not None and conjunct.types <= {"integer"}:
+                integers = numbers_of(conjunct, frozenset({"integer"})).few_integers(MOST_CONSTANTS)
                 if integers is None:
                     return None
                 found += integers
@@ -141,11 +153,11 @@ class Items:
     def _containing(self, asked: Contains) -> Language | None:
         """Rules over (items so far, of them so many that count); None when that is left unenforced."""
         arrays, comma = self.arrays, self.style.comma
-        denied = Demand(asked.demand.schema, not asked.demand.holds)
+        denied = Subschema(asked.subschema.schema, not asked.subschema.holds)
         last = self.most if self.most is not None else max(len(arrays.prefix), self.least, 1)
         enough = asked.most if asked.most is not None else asked.least
         if (last + 1) * (enough + 1) > MOST_COUNTS:
-            self.compiler.ledger.refuse(
+            self.compiler.deviations.refuse(
                 "contains is followed only in short arrays; set maxItems to a smaller number",
                 f"{arrays.where}/contains",
                 "contains",
@@ -166,7 +178,7 @@ class Items:
                     lead = [comma] if index else []
                     after = min(index + 1, last)
                     if asked.most is None or count < asked.most:
-                        counted = self._item(index, asked.demand)
+                        counted = self._item(index, asked.subschema)
                         options.append(concat([*lead, counted, rule(after, min(count + 1, enough))]))
                     plain = self._item(index) if asked.most is None else self._item(index, denied)
                     options.append(concat([*lead, plain, rule(after, count)]))

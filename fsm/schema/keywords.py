@@ -1,17 +1,20 @@
-"""The values of keywords, checked: a schema that says `"minLength": "3"` is refused, with what to write."""
+"""The values of keywords, checked, and which keywords are read together.
+
+A schema that says `"minLength": "3"` is refused, with what to write.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
 
 from ..errors import ConstraintRefused, Unsupported
-from .decimals import Number
-from .document import Schema
-from .source import Value, kind_of
+from .document import Schema, Value, distinct, kind_of
+from .numbers import Number
 
 
-class Ledger:
-    """Keywords that are not honoured: refused, or noted where the caller asked for that.
+class Deviations:
+    """Records where the grammar deviates from the schema, or refuses to: keywords that are not honoured, or narrowed.
 
     Args:
         allow: note them in `unenforced` as (keyword, path) instead of raising.
@@ -114,3 +117,93 @@ def listed(schema: Schema, keyword: str) -> list[Value]:
 def branches(schema: Schema, keyword: str) -> list[Schema]:
     """The schemas of allOf, anyOf, oneOf, prefixItems."""
     return [schema.child(keyword, position) for position in range(len(listed(schema, keyword)))]
+
+
+NUMBER_KEYWORDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+STRING_KEYWORDS = frozenset({"minLength", "maxLength", "pattern"})
+
+ARRAY_KEYWORDS = frozenset(
+    {"prefixItems", "items", "additionalItems", "contains", "minItems", "maxItems", "uniqueItems"}
+)
+OBJECT_KEYWORDS = frozenset(
+    {
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+    }
+)
+
+_GROUPS = (  # keywords of a type, read together at the first of them
+    (NUMBER_KEYWORDS, "numbers"),
+    (STRING_KEYWORDS, "strings"),
+    (ARRAY_KEYWORDS, "arrays"),
+    (OBJECT_KEYWORDS, "objects"),
+    (frozenset({"if", "then", "else"}), "if"),
+)
+_GROUP_OF = {keyword: group for keywords, group in _GROUPS for keyword in keywords}
+_APPLICATORS = frozenset(
+    {
+        "type",
+        "enum",
+        "const",
+        "format",
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+    }
+)
+KEYWORDS = frozenset(_GROUP_OF) | _APPLICATORS  # that are read, beside those of parts: minContains, unevaluatedItems
+
+# After the schema's own members, whose order is the order of writing; all others keep their place in the text.
+_LATER = ("anyOf", "oneOf", "if", "dependentRequired", "dependentSchemas", "dependencies", "not")
+
+
+def groups_of(value: dict[str, Value]) -> list[str]:
+    """The groups of keywords that a schema has, in the order in which they speak."""
+    found: dict[str, None] = {}
+    for keyword in value:
+        group = _GROUP_OF.get(keyword) or (keyword if keyword in _APPLICATORS else None)
+        if group is not None:
+            found[group] = None
+    return list(found)
+
+
+def ordered(pairs: Iterable[tuple[Schema, str]]) -> list[tuple[Schema, str]]:
+    """Own members first, in the order of the text; alternatives after them."""
+    found = list(pairs)
+    return [pair for pair in found if pair[1] not in _LATER] + [pair for pair in found if pair[1] in _LATER]
+
+
+def looks_inside(schema: Schema) -> bool:
+    """Whether a schema speaks of more than scalars."""
+    return isinstance(schema.value, dict) and any(
+        keyword in schema.value
+        for keyword in ("$ref", "allOf", "anyOf", "oneOf", "not", "if", *ARRAY_KEYWORDS, *OBJECT_KEYWORDS)
+    )
+
+
+def constants(schema: Schema, keyword: str) -> tuple[Value, ...]:
+    """The values of const or enum."""
+    return (schema.value["const"],) if keyword == "const" else tuple(distinct(listed(schema, "enum")))
+
+
+def structure(schema: Schema, value: Value, name: str) -> Schema:
+    """A constant array or object as a schema of its parts, to be met with other subschemas or negated."""
+    if isinstance(value, list):
+        parts = [{"const": item} for item in value]
+        inner: Value = {"type": "array", "minItems": len(value), "maxItems": len(value)}
+        return schema.derived(inner | ({"prefixItems": parts} if parts else {}), name)
+    members = {key: {"const": item} for key, item in value.items()}
+    closed = {"type": "object", "properties": members, "required": list(value), "additionalProperties": False}
+    return schema.derived(closed, name)

@@ -1,4 +1,4 @@
-"""Objects as languages.
+"""Compiles objects to languages.
 
     { a  b?  c  d?  e?                                       }     no others: in the order of the schema
     { a  b?  c   then what is left of b, d, e, and others     }     in any order, once all that is required has come
@@ -20,10 +20,19 @@ from typing import TYPE_CHECKING
 
 from ..algebra import any_order, concat, difference, intersection
 from ..language import EMPTY_TEXT, NOTHING, AnyOrder, Language
-from .clauses import Clause, Demands, Objects, is_other, joined, meeting, member_demands, scalars_left, strings_of
+from .conjuncts import (
+    Conjunct,
+    Objects,
+    Subschemas,
+    conjoined,
+    is_other,
+    joined,
+    member_subschemas,
+    scalars_left,
+    strings_of,
+)
 from .expressions import literal, none_of, one_of, optional, union
-from .membership import admits
-from .strings import quoted
+from .strings import admits, quoted
 
 if TYPE_CHECKING:
     from .compiler import Compiler
@@ -42,7 +51,7 @@ class Entry:
 
 
 class Members:
-    """The language of one clause's objects; its rules are named after `name`.
+    """The language of one conjunct's objects; its rules are named after `name`.
 
     alone: no other objects may come in their place. Alternatives begin alike, and have to be read together until they
         part: what each of them has left out is not remembered then, and does not come late.
@@ -57,22 +66,22 @@ class Members:
         self.declared = tuple(dict.fromkeys((*objects.properties, *objects.required)))
 
     def language(self) -> Language:
-        strangers = [others for others in self.objects.others if others.demand is None]
+        strangers = [others for others in self.objects.others if others.subschema is None]
         if strangers:
             return self._with_stranger()
         return self._language(others_least=0)
 
     def _with_stranger(self) -> Language:
-        """At least one member that the first `OtherMembers` without a demand does not know: required, or at the end."""
+        """At least one member that the first `OtherMembers` without a subschema does not know: required, or last."""
         objects = self.objects
-        stranger = next(others for others in objects.others if others.demand is None)
+        stranger = next(others for others in objects.others if others.subschema is None)
         kept = replace(objects, others=tuple(others for others in objects.others if others is not stranger))
         known = [name for name in self.declared if is_other(stranger, name)]
         if any(name in objects.required for name in known):
             return Members(self.compiler, kept, self.name).language()
-        if any(others.demand is None for others in kept.others) or stranger.patterns:
+        if any(others.subschema is None for others in kept.others) or stranger.patterns:
             how = "objects with a member beyond several patterns are left out"
-            self.compiler.ledger.lose(f"{objects.where}/additionalProperties", "additionalProperties", how)
+            self.compiler.deviations.lose(f"{objects.where}/additionalProperties", "additionalProperties", how)
             return NOTHING
         options = [
             Members(
@@ -114,16 +123,16 @@ class Members:
         return self._whole(found, least)
 
     def _note_narrowing(self, entries: list[Entry], other: Language) -> None:
-        objects, ledger = self.objects, self.compiler.ledger
+        objects, deviations = self.objects, self.compiler.deviations
         keyword = "properties" if objects.properties else "required"
         required = [index for index, entry in enumerate(entries) if entry.required]
         ordered = len(entries) if other == NOTHING else required[-1] + 1 if required else 0
         if self.compiler.key_order == "declared" and ordered > 1:
             how = "members come in the order of the schema"
-            ledger.narrow(f"{objects.where}/{keyword}", keyword, how if other == NOTHING else f"required {how}")
+            deviations.narrow(f"{objects.where}/{keyword}", keyword, how if other == NOTHING else f"required {how}")
         if other != NOTHING and objects.least > max(1, len(required)):
             how = "members of other names count as one"
-            ledger.narrow(f"{objects.where}/minProperties", "minProperties", how)
+            deviations.narrow(f"{objects.where}/minProperties", "minProperties", how)
 
     def _whole(self, filled: Language, least: int) -> Language:
         options: list[Language] = [literal("{}")] if not least else []
@@ -146,32 +155,32 @@ class Members:
         return found
 
     def _value(self, name: str) -> Language:
-        demands = member_demands(self.objects, name)
-        if not self._is_name(name) or self.compiler.impossible(demands):
+        subschemas = member_subschemas(self.objects, name)
+        if not self._is_name(name) or self.compiler.unsatisfiable(subschemas):
             return NOTHING
-        return self.compiler.language(demands)
+        return self.compiler.language(subschemas)
 
     def _is_name(self, name: str) -> bool:
         """By propertyNames."""
         if not self.objects.names:
             return True
-        given = Clause(self.objects.where, values=(name,))
-        ways = (meeting(clause, given) for clause in self.compiler.meaning.together(self.objects.names))
-        return any(way is not None and way.unexpressed is None and scalars_left(way) for way in ways)
+        given = Conjunct(self.objects.where, values=(name,))
+        ways = (conjoined(conjunct, given) for conjunct in self.compiler.normalizer.conjunction(self.objects.names))
+        return any(way is not None and way.inexpressible is None and scalars_left(way) for way in ways)
 
     # Members of other names
 
     def _others(self) -> Language:
         """Name, colon and value of a member that is not declared."""
         options: list[Language] = []
-        for names, demands in self._kinds():
-            if self.compiler.impossible(demands):
+        for names, subschemas in self._kinds():
+            if self.compiler.unsatisfiable(subschemas):
                 continue
-            value = self.compiler.language(demands)
+            value = self.compiler.language(subschemas)
             options.append(concat([quoted(names), self.style.colon, value]))
         return union([option for option in options if option != NOTHING])
 
-    def _kinds(self) -> Iterator[tuple[Language, Demands]]:
+    def _kinds(self) -> Iterator[tuple[Language, Subschemas]]:
         """Names by the patterns that they are of, with what is asked of the values."""
         objects = self.objects
         patterns: list[Language] = []
@@ -184,16 +193,18 @@ class Members:
         overlaps = len(patterns) if len(patterns) <= MOST_OVERLAPS else 1
         if len(patterns) > MOST_OVERLAPS:
             how = "names that several of more than three patterns match are left out"
-            self.compiler.ledger.lose(f"{objects.where}/patternProperties", "patternProperties", how)
+            self.compiler.deviations.lose(f"{objects.where}/patternProperties", "patternProperties", how)
         closed = self.compiler.closed and (objects.properties or patterns) and not objects.others
         for size in range(int(bool(closed)), overlaps + 1):
             for chosen in combinations(patterns, size):
-                demands: Demands = tuple(members.demand for members in objects.patterns if members.names in chosen)
+                subschemas: Subschemas = tuple(
+                    members.subschema for members in objects.patterns if members.names in chosen
+                )
                 for others in objects.others:
-                    if others.demand is not None and not any(pattern in chosen for pattern in others.patterns):
-                        demands = joined(demands, (others.demand,))
+                    if others.subschema is not None and not any(pattern in chosen for pattern in others.patterns):
+                        subschemas = joined(subschemas, (others.subschema,))
                 outside = [pattern for pattern in patterns if pattern not in chosen]
-                yield self._names(list(chosen), outside), demands
+                yield self._names(list(chosen), outside), subschemas
 
     def _names(self, inside: list[Language], outside: list[Language]) -> Language:
         inside = inside + self._name_languages()
@@ -209,14 +220,14 @@ class Members:
         if not self.objects.names:
             return []
         options: list[Language] = []
-        for clause in self.compiler.expressed(self.compiler.meaning.together(self.objects.names)):
-            if clause.types is not None and "string" not in clause.types:
+        for conjunct in self.compiler.expressed(self.compiler.normalizer.conjunction(self.objects.names)):
+            if conjunct.types is not None and "string" not in conjunct.types:
                 continue
-            if clause.values is not None:
-                texts = [value for value in scalars_left(clause) if isinstance(value, str)]
+            if conjunct.values is not None:
+                texts = [value for value in scalars_left(conjunct) if isinstance(value, str)]
                 options += [one_of(texts)] if texts else []
             else:
-                options.append(strings_of(clause).characters())
+                options.append(strings_of(conjunct).characters())
         return [union(options) if options else NOTHING]
 
     # Sequences
@@ -306,4 +317,4 @@ class Members:
 
     def _refuse_count(self, why: str) -> None:
         keyword = "minProperties" if self.objects.least > 1 else "maxProperties"
-        self.compiler.ledger.refuse(f"{keyword} {why}", f"{self.objects.where}/{keyword}", keyword)
+        self.compiler.deviations.refuse(f"{keyword} {why}", f"{self.objects.where}/{keyword}", keyword)

@@ -10,7 +10,7 @@ from umbel.fsm.errors import LimitExceeded
 from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex
 from umbel.fsm.schema.expressions import none_of, one_of
-from umbel.fsm.schema.membership import admits
+from umbel.fsm.schema.strings import admits
 
 PATTERNS = [
     "a*b",

@@ -1,7 +1,8 @@
-"""A clause: what one way of meeting a schema asks of a value, type by type.
+"""Conjuncts: what one way of meeting a schema asks of a value, type by type.
 
-A schema means the union of its clauses. Two clauses meet in one that asks both. What is asked of the parts of a value
-(members, items) stays a reference to schemas: so recursion costs nothing here, and sharing is kept.
+A schema is brought to disjunctive normal form: a union of conjuncts, one of which is met. Two conjuncts are conjoined
+in one that asks both. What is asked of the parts of a value (members, items) stays a reference to subschemas: so
+recursion costs nothing here, and sharing is kept.
 
     {"type": ["string", "null"], "maxLength": 3, "anyOf": [A, B]}   →   type, length and A  |  type, length and B
 """
@@ -13,11 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..language import Language
-from .document import Schema
-from .membership import admits
+from .document import Schema, Value, identity
 from .numbers import Numbers, common_multiple, meet
-from .source import Value, identity
-from .strings import Strings
+from .strings import Strings, admits
 
 # JSON's types, with numbers parted: a schema may ask for integers, or (by negation) for what is no integer.
 TYPES = ("null", "boolean", "integer", "fraction", "string", "array", "object")
@@ -25,32 +24,32 @@ EVERY_TYPE = frozenset(TYPES)
 NUMBER = frozenset({"integer", "fraction"})
 
 
-class Demand(NamedTuple):
-    """A schema that a value has to meet, or (`holds` False) must not meet."""
+class Subschema(NamedTuple):
+    """A schema that a value has to meet, or (`holds` False) must not meet: a literal of the normal form."""
 
     schema: Schema
     holds: bool = True
 
 
-Demands = tuple[Demand, ...]
+Subschemas = tuple[Subschema, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """At least and at most so many items meet a demand."""
+    """At least and at most so many items meet a subschema."""
 
-    demand: Demand
+    subschema: Subschema
     least: int
     most: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What is asked of an array. `evaluated`: how many items the schema has looked at; None: every one."""
+    """Asserts something of an array. `evaluated`: how many items the schema has looked at; None: every one."""
 
     where: str
-    prefix: tuple[Demands, ...] = ()
-    rest: Demands = ()
+    prefix: tuple[Subschemas, ...] = ()
+    rest: Subschemas = ()
     least: int = 0
     most: int | None = None
     unique: bool = False
@@ -60,48 +59,49 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True)
 class PatternMembers:
-    """What is asked of the members whose name is of a language."""
+    """Applies a subschema to the members whose name is of a language."""
 
     names: Language
-    demand: Demand
+    subschema: Subschema
 
 
 @dataclass(frozen=True, slots=True)
 class OtherMembers:
-    """What is asked of the members that have none of these names, and whose name is of none of these languages.
+    """Applies a subschema to the members that have none of these names, nor a name of one of these languages.
 
-    `demand` None: there is at least one such member.
+    `subschema` None: there is at least one such member.
     """
 
     names: frozenset[str]
     patterns: tuple[Language, ...]
-    demand: Demand | None
+    subschema: Subschema | None
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """What is asked of an object. `properties` is in the order of writing; never changed.
+    """Asserts something of an object. `properties` is in the order of writing; never changed.
 
     `evaluated`: the members that the schema has looked at (for "unevaluatedProperties"); None: every one.
     """
 
     where: str
-    properties: dict[str, Demands]
+    properties: dict[str, Subschemas]
     required: tuple[str, ...] = ()
     patterns: tuple[PatternMembers, ...] = ()
     others: tuple[OtherMembers, ...] = ()
-    names: Demands = ()
+    names: Subschemas = ()
     least: int = 0
     most: int | None = None
     evaluated: tuple[str | Language, ...] | None = ()  # a name, or a language of names
 
 
 @dataclass(frozen=True, slots=True)
-class Clause:
-    """What is asked of a value. A part that is None asks nothing of its type; `types` None: of any type.
+class Conjunct:
+    """Asserts something of a value. A part that is None asks nothing of its type; `types` None: of any type.
 
-    `unexpressed`: (keyword, place) of something that is asked besides, and that no language gives. So the clause is met
-    by all the values that are meant, and by others: whether it is met at all can be told, and nothing is written by it.
+    `inexpressible`: (keyword, place) of something that is asked as well, and that no language gives. So the conjunct is
+    met by all the values that are meant, and by others: whether it is met at all can be told, and nothing is written by
+    it.
     """
 
     where: str
@@ -112,7 +112,7 @@ class Clause:
     strings: Strings | None = None
     arrays: Arrays | None = None
     objects: Objects | None = None
-    unexpressed: tuple[str, str] | None = None
+    inexpressible: tuple[str, str] | None = None
 
     @property
     def asks_nothing(self) -> bool:
@@ -124,7 +124,7 @@ class Clause:
             and self.strings is None
             and self.arrays is None
             and self.objects is None
-            and self.unexpressed is None
+            and self.inexpressible is None
         )
 
     @property
@@ -140,19 +140,19 @@ class Clause:
 
     @property
     def only_values(self) -> bool:
-        return self.values is not None and not (self.types or self.excluded or self.spoken_of or self.unexpressed)
+        return self.values is not None and not (self.types or self.excluded or self.spoken_of or self.inexpressible)
 
 
-Clauses = tuple[Clause, ...]  # alternatives: one of them is met
+Disjunction = tuple[Conjunct, ...]  # a schema in disjunctive normal form: one of them is met
 
 
-def unexpressed(where: str, keyword: str, kind: str, **parts: Any) -> Clause:
-    """A way to miss a keyword that no language gives: some of the values of this type. `parts`: of the clause."""
-    return Clause(where, types=frozenset({kind}), unexpressed=(keyword, f"{where}/{keyword}"), **parts)
+def inexpressible(where: str, keyword: str, kind: str, **parts: Any) -> Conjunct:
+    """A way to miss a keyword that no language gives: some of the values of this type. `parts`: of the conjunct."""
+    return Conjunct(where, types=frozenset({kind}), inexpressible=(keyword, f"{where}/{keyword}"), **parts)
 
 
-def of_type(where: str, types: Iterable[str]) -> Clause:
-    return Clause(where, types=frozenset(types))
+def of_type(where: str, types: Iterable[str]) -> Conjunct:
+    return Conjunct(where, types=frozenset(types))
 
 
 def type_of(value: Value) -> str:
@@ -171,8 +171,8 @@ def type_of(value: Value) -> str:
     return "integer" if value == int(value) else "fraction"
 
 
-def meeting(left: Clause, right: Clause) -> Clause | None:
-    """What meets both; None where types or values already leave nothing."""
+def conjoined(left: Conjunct, right: Conjunct) -> Conjunct | None:
+    """The conjunct that asks what both ask; None where types or values already leave nothing."""
     if left.asks_nothing:
         return right
     if right.asks_nothing:
@@ -186,7 +186,7 @@ def meeting(left: Clause, right: Clause) -> Clause | None:
         values = tuple(value for value in values if type_of(value) in types)
     if values == () or (types is not None and not types):
         return None
-    return Clause(
+    return Conjunct(
         left.where,
         types,
         values,
@@ -195,7 +195,7 @@ def meeting(left: Clause, right: Clause) -> Clause | None:
         _strings(left.strings, right.strings),
         _arrays(left.arrays, right.arrays),
         _objects(left.objects, right.objects),
-        left.unexpressed or right.unexpressed,
+        left.inexpressible or right.inexpressible,
     )
 
 
@@ -215,7 +215,7 @@ def _strings(left: Strings | None, right: Strings | None) -> Strings | None:
         return left or right
     return Strings(
         max(left.least, right.least),
-        least_of(left.most, right.most),
+        least_upper(left.most, right.most),
         left.languages + tuple(language for language in right.languages if language not in left.languages),
         left.barred + right.barred,
         narrow=left.narrow or right.narrow,
@@ -226,13 +226,13 @@ def _arrays(left: Arrays | None, right: Arrays | None) -> Arrays | None:
     if left is None or right is None:
         return left or right
     length = max(len(left.prefix), len(right.prefix))
-    prefix = tuple(joined(item_demands(left, index), item_demands(right, index)) for index in range(length))
+    prefix = tuple(joined(item_subschemas(left, index), item_subschemas(right, index)) for index in range(length))
     return Arrays(
         left.where,
         prefix,
         joined(left.rest, right.rest),
         max(left.least, right.least),
-        least_of(left.most, right.most),
+        least_upper(left.most, right.most),
         left.unique or right.unique,
         left.contains + right.contains,
         None if left.evaluated is None or right.evaluated is None else max(left.evaluated, right.evaluated),
@@ -243,8 +243,8 @@ def _objects(left: Objects | None, right: Objects | None) -> Objects | None:
     if left is None or right is None:
         return left or right
     properties = dict(left.properties)
-    for name, demands in right.properties.items():
-        properties[name] = joined(properties.get(name, ()), demands)
+    for name, subschemas in right.properties.items():
+        properties[name] = joined(properties.get(name, ()), subschemas)
     return Objects(
         left.where,
         properties,
@@ -253,25 +253,25 @@ def _objects(left: Objects | None, right: Objects | None) -> Objects | None:
         left.others + right.others,
         joined(left.names, right.names),
         max(left.least, right.least),
-        least_of(left.most, right.most),
+        least_upper(left.most, right.most),
         None if left.evaluated is None or right.evaluated is None else left.evaluated + right.evaluated,
     )
 
 
-def item_demands(arrays: Arrays, index: int) -> Demands:
+def item_subschemas(arrays: Arrays, index: int) -> Subschemas:
     """What is asked of the item at a position."""
     return arrays.prefix[index] if index < len(arrays.prefix) else arrays.rest
 
 
-def member_demands(objects: Objects, name: str) -> Demands:
+def member_subschemas(objects: Objects, name: str) -> Subschemas:
     """What is asked of the value of a member."""
     found = objects.properties.get(name, ())
     for pattern in objects.patterns:
         if admits(pattern.names, name):
-            found = joined(found, (pattern.demand,))
+            found = joined(found, (pattern.subschema,))
     for others in objects.others:
-        if others.demand is not None and is_other(others, name):
-            found = joined(found, (others.demand,))
+        if others.subschema is not None and is_other(others, name):
+            found = joined(found, (others.subschema,))
     return found
 
 
@@ -279,56 +279,56 @@ def is_other(others: OtherMembers, name: str) -> bool:
     return name not in others.names and not any(admits(pattern, name) for pattern in others.patterns)
 
 
-def joined(left: Demands, right: Demands) -> Demands:
+def joined(left: Subschemas, right: Subschemas) -> Subschemas:
     """Both, without repetitions."""
-    return left + tuple(demand for demand in right if demand not in left) if left else right
+    return left + tuple(subschema for subschema in right if subschema not in left) if left else right
 
 
-def least_of(left: int | None, right: int | None) -> int | None:
+def least_upper(left: int | None, right: int | None) -> int | None:
     """The stricter of two upper bounds."""
     if left is None or right is None:
         return left if right is None else right
     return min(left, right)
 
 
-def unevaluated(clause: Clause) -> Clause:
-    """The clause as if nobody had looked at the parts: what a negated schema looks at does not count."""
+def unevaluated(conjunct: Conjunct) -> Conjunct:
+    """The conjunct as if no keyword had looked at the parts: what a negated schema looks at does not count."""
     return replace(
-        clause,
-        arrays=clause.arrays and replace(clause.arrays, evaluated=0),
-        objects=clause.objects and replace(clause.objects, evaluated=()),
+        conjunct,
+        arrays=conjunct.arrays and replace(conjunct.arrays, evaluated=0),
+        objects=conjunct.objects and replace(conjunct.objects, evaluated=()),
     )
 
 
-def scalars_left(clause: Clause) -> tuple[Value, ...]:
-    """The scalars among a clause's values that meet everything else it asks."""
-    assert clause.values is not None, "asked of a clause without values"
-    barred = {identity(value) for value in clause.excluded}
-    return tuple(value for value in clause.values if identity(value) not in barred and _admitted(clause, value))
+def scalars_left(conjunct: Conjunct) -> tuple[Value, ...]:
+    """The scalars among a conjunct's values that meet everything else it asks."""
+    assert conjunct.values is not None, "asked of a conjunct without values"
+    barred = {identity(value) for value in conjunct.excluded}
+    return tuple(value for value in conjunct.values if identity(value) not in barred and _admitted(conjunct, value))
 
 
-def _admitted(clause: Clause, value: Value) -> bool:
+def _admitted(conjunct: Conjunct, value: Value) -> bool:
     kind = type_of(value)
-    if clause.types is not None and kind not in clause.types:
+    if conjunct.types is not None and kind not in conjunct.types:
         return False
     match kind:
         case "integer" | "fraction":
-            return clause.numbers is None or clause.numbers.holds(value)
+            return conjunct.numbers is None or conjunct.numbers.holds(value)
         case "string":
-            return clause.strings is None or clause.strings.holds(value)
+            return conjunct.strings is None or conjunct.strings.holds(value)
         case "array" | "object":
             return False
     return True
 
 
-def numbers_of(clause: Clause, types: frozenset[str]) -> Numbers:
-    """What the clause asks of numbers, when it is one of `types`."""
+def numbers_of(conjunct: Conjunct, types: frozenset[str]) -> Numbers:
+    """What the conjunct asks of numbers, when it is one of `types`."""
     whole = None if types >= NUMBER else "integer" in types
-    excluded = tuple(value for value in clause.excluded if type_of(value) in NUMBER)
-    return replace(clause.numbers or Numbers(), whole=whole, excluded=excluded)
+    excluded = tuple(value for value in conjunct.excluded if type_of(value) in NUMBER)
+    return replace(conjunct.numbers or Numbers(), whole=whole, excluded=excluded)
 
 
-def strings_of(clause: Clause) -> Strings:
-    """What the clause asks of strings."""
-    excluded = tuple(value for value in clause.excluded if isinstance(value, str))
-    return replace(clause.strings or Strings(), excluded=excluded)
+def strings_of(conjunct: Conjunct) -> Strings:
+    """What the conjunct asks of strings."""
+    excluded = tuple(value for value in conjunct.excluded if isinstance(value, str))
+    return replace(conjunct.strings or Strings(), excluded=excluded)

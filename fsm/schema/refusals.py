@@ -1,6 +1,6 @@
-"""Refusals of a schema with the keyword and the place that they are about.
+"""Refuses a schema with the keyword and the place that the refusal is about.
 
-Most of them know both. What is found out later (an intersection has too many states, nothing is admitted) knows a rule
+Most refusals know both. What is found out later (an intersection has too many states, nothing is admitted) knows a rule
 of the grammar or nothing; the keyword is looked for here.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..errors import ConstraintRefused
-from .source import Value
+from .document import Value
 
 # Keywords that are blamed for a place, the likeliest first: what multiplies, what restricts strings, the others.
 _BLAMED = (
