@@ -180,45 +180,45 @@ class Arrangement:
 
     @property
     def required_only(self) -> bool:
-        """Behind any part, an end is reached with those that are required, and no number is in the way."""
+        """After any part, an end is reached with those that are required, and no number is in the way."""
         return self.most is None and not self.others_least and self.least <= max(1, self.required.bit_count())
 
     def following(self, left: int, others: int) -> Iterator[tuple[int, int, int]]:
-        """(part, left, others) for each part that may come now, with the place behind it; `parts` for another one."""
+        """(part, left, others) for each part that may come now, with the place after it; `parts` for another one."""
         certain = self.required_only
         for index in self._candidates(left):
-            behind = self._place(left & ~(1 << index), others)
-            if certain or self.reaches_the_end(*behind):
-                yield index, *behind
+            after = self._place(left & ~(1 << index), others)
+            if certain or self.reaches_the_end(*after):
+                yield index, *after
         if self.others and not self._keeps_order(left):
-            behind = self._place(left, others + 1)
-            if certain or self.reaches_the_end(*behind):
-                yield self.parts, *behind
+            after = self._place(left, others + 1)
+            if certain or self.reaches_the_end(*after):
+                yield self.parts, *after
 
     def in_order(self, left: int) -> Iterator[int]:
         """All that is left, in an order in which it may come."""
-        first = self._behind_the_last(left) if self._keeps_order(left) else 0
+        first = self._after_the_last(left) if self._keeps_order(left) else 0
         yield from (index for index in range(first, self.parts) if left >> index & 1)
         yield from (index for index in range(first) if left >> index & 1)
 
     def _keeps_order(self, left: int) -> bool:
         return self.ordered > 0 and bool(left >> (self.ordered - 1) & 1)
 
-    def _behind_the_last(self, left: int) -> int:
-        """The first part behind all that have come; while the order is kept."""
+    def _after_the_last(self, left: int) -> int:
+        """The first part after all that have come; while the order is kept."""
         return (((1 << self.parts) - 1) & ~left).bit_length()
 
     def _candidates(self, left: int) -> Iterator[int]:
         if not self._keeps_order(left):
             yield from (index for index in range(self.parts) if left >> index & 1)
             return
-        for index in range(self._behind_the_last(left), self.ordered):
+        for index in range(self._after_the_last(left), self.ordered):
             yield index
             if self.required >> index & 1:
                 return
 
     def _place(self, left: int, others: int) -> tuple[int, int]:
-        """Equal for places with the same texts behind them."""
+        """Equal for places that the same texts follow."""
         if self.most is not None:
             return left, others
         begun = left.bit_count() < self.parts

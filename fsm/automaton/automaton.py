@@ -24,13 +24,13 @@ from .places import DEAD, ENDLESS, UNKNOWN, WHOLE_LITERALS, LiteralTrie, Move, M
 
 ROW_BYTES = 256 * 4
 
-_STATE_BYTES = 500  # of one state beside its row: entries of lists and dictionaries; measured, as those below
+_STATE_BYTES = 500  # of one state without its row: entries of lists and dictionaries; measured, as those below
 _POSITION_BYTES = 130
 _NODE_BYTES = 600
 _FRAME_BYTES = 300
 _SPLIT_BYTES = 3_000
 _FIRST_ROWS = 32
-_DOUBLED_ROWS = 4_096  # beyond, room for all states is reserved: copying tens of megabytes would stall whoever waits
+_DOUBLED_ROWS = 4_096  # beyond, room for all states is reserved: copying tens of megabytes would stall the engine
 _LITERAL_BYTES = 8  # of a literal, made at once; more would be wasted where hundreds of options begin
 _WALKED_PER_STEP = 16  # what is looked at between bytes takes about a sixteenth of the time of a target
 
@@ -88,7 +88,7 @@ class Automaton:
         return nodes + states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
 
     def step(self, state: int, byte: int) -> int:
-        """The state behind one byte; DEAD stays DEAD."""
+        """The state after one byte; DEAD stays DEAD."""
         if state < 0:
             return DEAD
         following = self.table.item(state, byte)
@@ -98,7 +98,7 @@ class Automaton:
         return following
 
     def run(self, state: int, data: bytes) -> int:
-        """The state behind `data`, DEAD when it is refused."""
+        """The state after `data`, DEAD when it is refused."""
         for byte in data:
             if state < 0:
                 return DEAD
@@ -194,7 +194,7 @@ class Automaton:
 
     def _target(self, positions: tuple[Position, ...], move: Move) -> int:
         if move.kind is MoveKind.END:
-            return self._state_behind(positions[move.index][1])
+            return self._state_after(positions[move.index][1])
         if move.kind is MoveKind.PASS:
             position = (move.place, positions[move.index][1])
             state = self._alone.get(position)
@@ -213,7 +213,7 @@ class Automaton:
                 accepting = accepting or landing.accepting
         return self._state_of(Landing(tuple(found), accepting))
 
-    def _state_behind(self, frame: Frame) -> int:
+    def _state_after(self, frame: Frame) -> int:
         if frame.state < 0:
             frame.state = self._state_of(self._frames.landing(frame))
         return frame.state
@@ -229,7 +229,7 @@ class Automaton:
         return self._add(positions, accepting) if state is None else state
 
     def _add_literal(self, place: Place, frame: Frame) -> int:
-        """The state of one position, and those behind it as far as a literal leads: soon its bytes are asked for."""
+        """The state of one position, and those after it as far as a literal leads: soon its bytes are asked for."""
         first = self._add(((place, frame),), False)
         left = min(_LITERAL_BYTES, self._limits.states - first - 1)
         state = first

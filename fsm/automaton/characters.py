@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from ..language import Dfa, Ranges
 from .places import END, ENDLESS, Edges, Place
 
-Labelled = tuple[tuple[int, int, Place], ...]  # (first, last, the place behind); code points or parts of them
+Labelled = tuple[tuple[int, int, Place], ...]  # (first, last, the place after); code points or parts of them
 
 SHORT_ESCAPES = {0x08: b"\\b", 0x09: b"\\t", 0x0A: b"\\n", 0x0C: b"\\f", 0x0D: b"\\r", 0x22: b'\\"', 0x5C: b"\\\\"}
 ESCAPES = {code: b"\\u%04x" % code for code in range(0x20)} | SHORT_ESCAPES
@@ -68,7 +68,7 @@ def character_edges(characters: Sequence[tuple[int, int, Place]], spelled: bool,
     """The first bytes of characters.
 
     Args:
-        characters: code points with the place behind them, ascending.
+        characters: code points with the place after them, ascending.
         spelled: as JSON strings write them.
         tails: keeps the remainders of one character automaton, and must not outlive it; None for sets of characters,
             which share the remainders of all sets.
@@ -168,8 +168,8 @@ def _spelling_edges(spellings: Sequence[tuple[bytes, Place]], depth: int) -> lis
         if len(group[0][0]) == depth + 1:
             edges.append((byte, byte, group[0][1]))
         else:
-            behind = tuple(_spelling_edges(group, depth + 1))
-            edges.append((byte, byte, Place(1 + min(place.shortest for _, _, place in behind), edges=behind)))
+            longer = tuple(_spelling_edges(group, depth + 1))
+            edges.append((byte, byte, Place(1 + min(place.shortest for _, _, place in longer), edges=longer)))
     return edges
 
 

@@ -122,7 +122,7 @@ class Return(Frame):
 
 
 def one_less(turns: int) -> int:
-    """A count of turns behind one more: none stays none, and no end stays no end."""
+    """A count of turns after one more: none stays none, and no end stays no end."""
     return turns if turns in (0, ENDLESS) else turns - 1
 
 
@@ -187,7 +187,7 @@ class Frames:
         return frame.landing
 
     def enter(self, node: Node, frame: Frame) -> Landing:
-        """Where a text stands before `node`, with `frame` behind it. Raises LimitExceeded."""
+        """Where a text stands before `node`, with `frame` to come after it. Raises LimitExceeded."""
         start, above = node, frame
         while start.shortest(above.room) < ENDLESS:  # down to a leaf that takes a byte: most nodes begin with one
             if isinstance(start, Sequence):

@@ -56,7 +56,7 @@ class Lookahead:
         return turns if turns <= self.reach else ENDLESS
 
 
-_HOPS = 4  # repeats of plain characters behind one another that are added up; more are rare
+_HOPS = 4  # repeats of plain characters in a row that are added up; more are rare
 
 
 def plain_run(frames: Frames, positions: Iterable[Position]) -> int:
@@ -75,8 +75,8 @@ def _run(frames: Frames, place: Place, frame: Frame, hops: int) -> int:
         frame = frame.parent
     if hops == 0:
         return run
-    behind = (_run(frames, place, after, hops - 1) for place, after in frames.landing(frame).positions if place.plain)
-    return min(run + max(behind, default=0), ENDLESS)
+    later = (_run(frames, place, after, hops - 1) for place, after in frames.landing(frame).positions if place.plain)
+    return min(run + max(later, default=0), ENDLESS)
 
 
 def plain_limit(frames: Frames, positions: Iterable[Position]) -> int:
@@ -95,8 +95,8 @@ def _limit(frames: Frames, place: Place, frame: Frame, hops: int) -> int:
             return ENDLESS
         limit += frame.most
         frame = frame.parent
-    behind = (_limit(frames, following, after, hops - 1) for following, after in frames.landing(frame).positions)
-    return min(limit + max(behind, default=0), ENDLESS)
+    later = (_limit(frames, following, after, hops - 1) for following, after in frames.landing(frame).positions)
+    return min(limit + max(later, default=0), ENDLESS)
 
 
 def _one_character(place: Place) -> bool:
@@ -215,7 +215,7 @@ def _from_leaf(place: Place, text: bytearray) -> Node | None:
             if rest.shortest(0) == place.shortest:
                 return rest
         byte, place = min(
-            ((_liked(first, last), behind) for first, last, behind in place.edges if behind.shortest < place.shortest),
+            ((_liked(first, last), target) for first, last, target in place.edges if target.shortest < place.shortest),
             key=lambda step: _RANK[step[0]],
         )
         text.append(byte)

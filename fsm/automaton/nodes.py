@@ -301,7 +301,7 @@ def _beyond(node: Node, done: dict[Node, Node], nested: dict[Node, Nested] | Non
             if type(node.place) is not LiteralTrie:
                 return Leaf(node.place.beyond_the_empty_text())
             kept = [option for option in node.place.options if option[0]]
-            # A rest of a trie stands behind at least one byte: `_beginning` takes no empty literal.
+            # A rest of a trie comes after at least one byte: `_beginning` takes no empty literal.
             return Leaf(LiteralTrie(kept)) if kept else NEVER
         case Options():
             return options([done.get(option, option) for option in node.options])

@@ -61,7 +61,7 @@ class Order:
     def __init__(self, arrangement: Arrangement, separator: Node, parts: tuple[Node, ...], others: Node | None) -> None:
         self.arrangement = arrangement
         self.separator = separator
-        self.parts = parts if others is None else (*parts, others)  # the others behind those that have a number
+        self.parts = parts if others is None else (*parts, others)  # the others after those that have a number
         self.inner = (separator, *self.parts)
         self.recursive = any(node.recursive for node in self.inner)
         self.made = 0  # nodes, beyond those that the grammar was lowered to
@@ -97,8 +97,8 @@ class Order:
         rest = parts[1:] if data else parts
         return OpenedPart(data, rest, Lengths.of(sum(node.shortest(depth) for node in rest) for depth in self.depths))
 
-    def lengths_behind(self, left: int, others: int) -> Lengths:
-        """Of what is left behind some part."""
+    def lengths_after(self, left: int, others: int) -> Lengths:
+        """The lengths of what is left after some part."""
         if not self._required_only:
             return Lengths.of(map(self.remaining(left, others).measure, self.depths))
         required = left & self.arrangement.required
@@ -162,7 +162,7 @@ class Remaining(Unfolding):
         found: list[Node] = []
         for index, left, others in arrangement.following(self.left, self.others):
             data, rest, lengths = openings[index]
-            after = order.lengths_behind(left, others)
+            after = order.lengths_after(left, others)
             if data and lengths.steady >= 0 and after.steady >= 0:  # a trie knows of no depth
                 length = lengths.steady + after.steady
                 trie.append((data, Opened(order, rest, left, others, [length]), length))

@@ -41,9 +41,9 @@ Edges = tuple[tuple[int, int, "Place"], ...]  # (first byte, last byte, next pla
 
 
 class Shape:
-    """How the bytes of a place part, whatever lies behind them; the same object for places of which that is the same.
+    """How the bytes of a place part, whatever follows them; the same object for places of which that is the same.
 
-    edges: (first byte, last byte, number of the place behind it), numbers in the order in which places first come.
+    edges: (first byte, last byte, number of the place after it), numbers in the order in which places first come.
     """
 
     __slots__ = ("__weakref__", "edges")
@@ -65,7 +65,7 @@ class Place:
     shortest: bytes to the nearest end, those of `rests` included; ENDLESS where no end can be reached.
     """
 
-    __slots__ = ("_behind", "_edges", "_plain", "_shape", "accepting", "rests", "shortest")
+    __slots__ = ("_edges", "_plain", "_shape", "_targets", "accepting", "rests", "shortest")
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Place:
         self._plain = plain
         self._edges = edges
         self._shape: Shape | None = None
-        self._behind: tuple[Place, ...] = ()
+        self._targets: tuple[Place, ...] = ()
 
     @property
     def plain(self) -> int:
@@ -100,14 +100,14 @@ class Place:
         if self._shape is None:
             numbers: dict[Place, int] = {}
             edges = tuple([(first, last, numbers.setdefault(place, len(numbers))) for first, last, place in self.edges])
-            self._behind = tuple(numbers)
+            self._targets = tuple(numbers)
             self._shape = _SHAPES.get(edges) or _SHAPES.setdefault(edges, Shape(edges))
         return self._shape
 
     @property
-    def behind(self) -> tuple[Place, ...]:
-        """The places behind the edges, by the numbers of the shape. Known once the shape is."""
-        return self._behind
+    def targets(self) -> tuple[Place, ...]:
+        """The places that the edges lead to, by the numbers of the shape. Known once the shape is."""
+        return self._targets
 
     @property
     def terminal(self) -> bool:
@@ -123,7 +123,7 @@ class Place:
         return Place(min(after, default=ENDLESS), edges=self.edges, plain=self.plain)
 
 
-END = Place(0, accepting=True, edges=())  # behind a character
+END = Place(0, accepting=True, edges=())  # after a character
 
 
 class Text(Place):
@@ -260,7 +260,7 @@ class ShapedSplit:
         move = self._made[number]
         if move is None:
             places, pattern = self._places, self._pattern
-            steps = tuple([(index, places[index].behind[target]) for index, target in pattern.steps[number]])
+            steps = tuple([(index, places[index].targets[target]) for index, target in pattern.steps[number]])
             move = self._made[number] = Move(steps, pattern.ranges[number])
         return move
 
@@ -271,12 +271,12 @@ class LiteralSplit:
     __slots__ = ("_edges", "only_byte")
 
     def __init__(self, place: Text | LiteralTrie) -> None:
-        self._edges = {byte: behind for byte, _, behind in place.edges}
+        self._edges = {byte: target for byte, _, target in place.edges}
         self.only_byte = next(iter(self._edges)) if len(self._edges) == 1 else -1
 
     @property
     def moves(self) -> list[Move]:
-        return [_move_of(byte, behind) for byte, behind in self._edges.items()]
+        return [_move_of(byte, target) for byte, target in self._edges.items()]
 
     def begin(self, row: NDArray[np.int32]) -> None:
         row.fill(DEAD)
@@ -284,8 +284,8 @@ class LiteralSplit:
             row[byte] = UNKNOWN
 
     def move(self, byte: int) -> Move | None:
-        behind = self._edges.get(byte)
-        return None if behind is None else _move_of(byte, behind)
+        target = self._edges.get(byte)
+        return None if target is None else _move_of(byte, target)
 
 
 class WholeLiteral:
@@ -310,8 +310,8 @@ class WholeLiteral:
 WHOLE_LITERALS = [WholeLiteral(byte) for byte in range(256)]
 
 
-def _move_of(byte: int, behind: Place) -> Move:
-    return Move(((0, behind),), ((byte, byte),))
+def _move_of(byte: int, target: Place) -> Move:
+    return Move(((0, target),), ((byte, byte),))
 
 
 def split(places: tuple[Place, ...]) -> Split:
@@ -322,9 +322,9 @@ def split(places: tuple[Place, ...]) -> Split:
 
 
 class _Pattern:
-    """How bytes part that several places tell apart, whatever lies behind them.
+    """How bytes part that several places tell apart, whatever follows them.
 
-    steps: of each move, (index of the place that is left, number of the place behind it, as its shape counts).
+    steps: of each move, (index of the place that is left, number of the place that is reached, as its shape counts).
     ranges: of each move.
     numbers: [256] the move of a byte, -1: dead.
     """

@@ -4,7 +4,7 @@ A guard says at its place that the rest of the text, to the very end, is of a la
 the expression as a mark, a number beyond the last character. The automaton passes a mark without a character and
 from then on carries the guard along, as a state of the guard's own automaton, until that decides:
 
-    ((?!ab).)*      at "a", with the guard in the state behind "a"    ─b▶  the guard is broken: this way is dead
+    ((?!ab).)*      at "a", with the guard in the state after "a"     ─b▶  the guard is broken: this way is dead
                                                                       ─c▶  it holds whatever comes: forgotten
 """
 
@@ -45,7 +45,7 @@ def guarded_automaton(language: Language, guards: list[Guard], limits: Limits) -
     inner = [CharacterNfa(guard.language, limits.dfa_states, fuel) for guard in guards]
     alphabet = Alphabet(ranges for each in (nfa, *inner) for ranges in each.labels if not _is_mark(ranges))
     sides = [Side(each, alphabet, fuel) for each in inner]
-    exploration = _Exploration(nfa, guards, sides, alphabet, limits, fuel)
+    exploration = _GuardedProduct(nfa, guards, sides, alphabet, limits, fuel)
     exploration.explore()
     return reduced(exploration.accepting, exploration.rows, alphabet, limits)
 
@@ -60,7 +60,7 @@ Carried = frozenset[tuple[int, int]]
 Places = dict[Carried, int]
 
 
-class _Exploration:
+class _GuardedProduct:
     """States are sets of places, found by steps from the start; state 0 starts."""
 
     def __init__(
@@ -114,22 +114,22 @@ class _Exploration:
         return held and bool(states >> self._nfa.end & 1)
 
     def _pass_marks(self, places: Places) -> None:
-        """Adds the places behind marks; of two with the same state, the one that carries more is left out."""
+        """Adds the places after marks; of two with the same state, the one that carries more is left out."""
         pending = list(places.items())
         while pending:
             carried, states = pending.pop()
             for state in _bits(states & self._marked):
                 for label, target in self._nfa.edges[state]:
                     first = self._nfa.labels[label][0][0]
-                    behind = self._carried([(first - _FIRST_MARK, None)], carried) if first >= _FIRST_MARK else None
-                    if behind is None:
+                    after = self._carried([(first - _FIRST_MARK, None)], carried) if first >= _FIRST_MARK else None
+                    if after is None:
                         continue
                     closure = self._nfa.closure(target)
-                    new = closure & ~places.get(behind, 0)
+                    new = closure & ~places.get(after, 0)
                     self._fuel.spend(1 + len(places))
                     if new:
-                        places[behind] = places.get(behind, 0) | new
-                        pending.append((behind, new))
+                        places[after] = places.get(after, 0) | new
+                        pending.append((after, new))
         for carried in sorted(places, key=len):
             for more in [each for each in places if carried < each]:
                 places[more] &= ~places[carried]
@@ -161,10 +161,10 @@ class _Exploration:
                         moved[each] = moved.get(each, 0) | closure
             for each, targets in moved.items():
                 self._fuel.spend(1 + 4 * len(carried))
-                behind = self._carried((), [(guard, self._sides[guard].row(state)[each]) for guard, state in carried])
-                if behind is not None:
+                after = self._carried((), [(guard, self._sides[guard].row(state)[each]) for guard, state in carried])
+                if after is not None:
                     into = found.setdefault(each, {})
-                    into[behind] = into.get(behind, 0) | targets
+                    into[after] = into.get(after, 0) | targets
         return found
 
 

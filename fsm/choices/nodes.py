@@ -39,7 +39,7 @@ class Texts:
     def __getitem__(self, place: int) -> bytes:
         return self._texts[place]
 
-    def behind(self, done: bytes) -> tuple[int, int]:
+    def extending(self, done: bytes) -> tuple[int, int]:
         """The texts [first, last) that begin with these bytes and are longer."""
         first = bisect.bisect_right(self._texts, done)
         return first, bisect.bisect_left(self._texts, True, lo=first, key=lambda text: not text.startswith(done))
@@ -74,7 +74,7 @@ def _less(whole: float, part: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """What is to be known of the model behind a node: the log-probabilities of `ids`.
+    """What is to be known of the model after a node: the log-probabilities of `ids`.
 
     ids     [ reaching text first | … | reaching text last − 1 | tokens to go on with | usual tokens ]
     bounds    ^0                    ^                          ^ one more than texts
@@ -97,7 +97,7 @@ class Usual:
 
 @dataclass(slots=True, eq=False)
 class SearchNode:
-    """Some tokens behind those that all texts share: one more than its parent has.
+    """Some tokens after those that all texts share: one more than its parent has.
 
     Texts [first, last) begin with their `length` bytes, and are longer.
     """

@@ -63,7 +63,7 @@ class ChoiceSearch:
     Args:
         trie: of the model's vocabulary.
         token_bytes: what its tokens spell.
-        choices: the usual tokens of each, all of them behind one beginning. They may begin with the same tokens.
+        choices: the usual tokens of each, all of them after one beginning. They may begin with the same tokens.
         said: tokens that the prompt has there already: probabilities are under the condition that the text goes on
             with what they spell. Every choice begins with it.
         longest: tokens that a node may have.
@@ -110,7 +110,7 @@ class ChoiceSearch:
         return self._first
 
     def question(self, node: SearchNode) -> NDArray[np.int32]:
-        """The tokens of which the log-probabilities behind a node are to be known."""
+        """The tokens of which the log-probabilities after a node are to be known."""
         if node.question is None:
             node.question = self._ask(node)
         return node.question.ids
@@ -204,10 +204,10 @@ class ChoiceSearch:
     # ------------------------------------------------------------------------------------------ one node
 
     def _child(self, node: SearchNode, token: int, place: int) -> SearchNode:
-        """Behind one more token, with which text `place` goes on."""
+        """The node after one more token, with which text `place` goes on."""
         length = node.length + len(self._token_bytes(token))
         alone = node.last - node.first == 1
-        first, last = (node.first, node.last) if alone else self._texts.behind(self._texts[place][:length])
+        first, last = (node.first, node.last) if alone else self._texts.extending(self._texts[place][:length])
         return SearchNode(node, token, length, first, last)
 
     def _ask(self, node: SearchNode) -> Question:

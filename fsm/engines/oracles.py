@@ -23,12 +23,12 @@ from ..language import Dfa, Grammar
 from ..limits import Limits
 from .source import MissingEngine, Source
 
-_END = 0  # the byte behind the text; texts cannot hold it
+_END = 0  # the byte after the text; texts cannot hold it
 _EOS = 256
-_LEADS = ((0xC2, 0xDF, 1, 0x1F), (0xE0, 0xEF, 2, 0x0F), (0xF0, 0xF4, 3, 0x07))  # first, last, bytes behind, bits
+_LEADS = ((0xC2, 0xDF, 1, 0x1F), (0xE0, 0xEF, 2, 0x0F), (0xF0, 0xF4, 3, 0x07))  # first, last, bytes after, bits
 
 Table = Mapping[int, Mapping[int, int]]  # state → byte → state
-Pieces = list[tuple[int, int, int]]  # (first, last, state behind): values of the bits of continuation bytes
+Pieces = list[tuple[int, int, int]]  # (first, last, state after): values of the bits of continuation bytes
 
 
 def interegular_grammar(source: Source, limits: Limits) -> Grammar:
@@ -130,14 +130,16 @@ class _OutlinesCharacters:
         self._tails: dict[tuple[int, int], Pieces] = {}
 
     def of(self, state: int) -> list[tuple[CharSet, int]]:
-        """The characters that lead on, with the states behind them; none in the middle of a character."""
+        """The characters that lead on, with the states after them; none in the middle of a character."""
         row = self._table.get(state, {})
         pieces = [(byte, byte, target) for byte, target in row.items() if _END < byte < 0x80]
-        for first, last, behind, bits in _LEADS:
+        for first, last, tail_bytes, bits in _LEADS:
             for byte in range(first, last + 1):
                 if byte in row:
-                    high = (byte & bits) << 6 * behind
-                    pieces += [(high + low, high + top, target) for low, top, target in self._tail(row[byte], behind)]
+                    high = (byte & bits) << 6 * tail_bytes
+                    pieces += [
+                        (high + low, high + top, target) for low, top, target in self._tail(row[byte], tail_bytes)
+                    ]
         ranges: dict[int, list[tuple[int, int]]] = {}
         for low, top, target in pieces:
             ranges.setdefault(target, []).append((low, top))
@@ -154,11 +156,11 @@ class _OutlinesCharacters:
                 continue
             high = (byte & 0x3F) << 6 * (length - 1)
             inner = [(0, 0, target)] if length == 1 else self._tail(target, length - 1)
-            for low, top, behind in inner:
-                if pieces and pieces[-1][1] == high + low - 1 and pieces[-1][2] == behind:
-                    pieces[-1] = (pieces[-1][0], high + top, behind)
+            for low, top, after in inner:
+                if pieces and pieces[-1][1] == high + low - 1 and pieces[-1][2] == after:
+                    pieces[-1] = (pieces[-1][0], high + top, after)
                 else:
-                    pieces.append((high + low, high + top, behind))
+                    pieces.append((high + low, high + top, after))
         self._tails[state, length] = pieces
         return pieces
 
@@ -168,12 +170,12 @@ def trimmed_dfa(
 ) -> Dfa | None:
     """The automaton without states that lead nowhere or are not reached; None when nothing is left.
 
-    edges: of each state, characters that are disjoint with the state behind them.
+    edges: of each state, characters that are disjoint with the state after them.
     """
     into: dict[int, list[int]] = {}
-    behind: dict[int, dict[int, CharSet]] = {}
+    outgoing: dict[int, dict[int, CharSet]] = {}
     for state, out in edges.items():
-        targets = behind.setdefault(state, {})
+        targets = outgoing.setdefault(state, {})
         for characters, target in out:
             if characters:
                 targets[target] = targets.get(target, CharSet()) | characters
@@ -181,14 +183,14 @@ def trimmed_dfa(
     live = _reached(finals, into)
     if initial not in live:
         return None
-    forward = {state: [target for target in targets if target in live] for state, targets in behind.items()}
+    forward = {state: [target for target in targets if target in live] for state, targets in outgoing.items()}
     numbers = {state: number for number, state in enumerate(_reached([initial], forward))}
     return Dfa(
         tuple(state in finals for state in numbers),
         tuple(
             tuple(
                 (characters.ranges, numbers[target])
-                for target, characters in behind.get(state, {}).items()
+                for target, characters in outgoing.get(state, {}).items()
                 if target in live
             )
             for state in numbers

@@ -88,7 +88,7 @@ def inspect(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="umbel fsm",
-        description="Print the automaton of a constraint, before and after compression. Behind the first character of "
+        description="Print the automaton of a constraint, before and after compression. After the first character of "
         "an edge, and along the only edge of a state, there is no choice: jump-forward writes that without the model.",
     )
     parser.add_argument("constraint", help="a regular expression, a file with a JSON schema, or - for standard input")
@@ -207,7 +207,7 @@ def _name(graph: Graph, state: int) -> str:
 
 
 def _json(inspection: Inspection) -> str:
-    """Edges as [source, target, ranges of code points, text behind]."""
+    """Edges as [source, target, ranges of code points, text after it]."""
     after = inspection.compressed.after
     explored = inspection.explored
     before = inspection.compressed.before

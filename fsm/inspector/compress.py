@@ -146,11 +146,11 @@ class _Explorer:
             for lead, end, following in _LEADS:
                 for byte in range(max(first, lead), min(last, end) + 1):
                     base = (byte & (0x3F >> following)) << 6 * following
-                    for after, ranges in self._behind(target, following).items():
+                    for after, ranges in self._after(target, following).items():
                         found.setdefault(after, []).extend((base + low, base + high) for low, high in ranges)
         return {target: _joined(ranges) for target, ranges in found.items()}
 
-    def _behind(self, state: int, following: int) -> dict[int, Ranges]:
+    def _after(self, state: int, following: int) -> dict[int, Ranges]:
         """Next states by the values of `following` continuation bytes."""
         known = self._inside.get((state, following))
         if known is not None:
@@ -162,7 +162,7 @@ class _Explorer:
                 continue
             for byte in range(first, last + 1):
                 base = (byte & 0x3F) << 6 * (following - 1)
-                for after, ranges in self._behind(target, following - 1).items():
+                for after, ranges in self._after(target, following - 1).items():
                     found.setdefault(after, []).extend((base + low, base + high) for low, high in ranges)
         joined = {target: _joined(ranges) for target, ranges in found.items()}
         self._inside[state, following] = joined
@@ -194,7 +194,7 @@ def compress(graph: Graph) -> CompressedGraph:
     """Singular transitions are merged into the edge before them.
 
     A state goes when it is neither the start nor accepting, one edge of one character leaves it, and one edge leads to
-    it: whoever comes there has no choice, and came by one way only.
+    it: a text that comes there has no choice, and came by one way only.
     """
     leaving: dict[int, list[Edge]] = {state: [] for state in graph.states}
     for edge in graph.edges:
@@ -250,13 +250,13 @@ def _repeats(graph: Graph, leaving: dict[int, list[Edge]], edge: Edge) -> bool:
     source, target = edge.source, edge.target
     alike = all((source in states) == (target in states) for states in (graph.accepting, graph.open_states))
     others = {(each.first, each.then, each.target) for each in leaving[source] if each != edge}
-    behind = {
+    expected = {
         (each.first, each.then, each.target)
         for each in leaving[target]
         if (each.first, each.then) != (edge.first, edge.then)
     }
     return (
-        source != target and alike and others == behind and not any(each.target == source for each in leaving[target])
+        source != target and alike and others == expected and not any(each.target == source for each in leaving[target])
     )
 
 

@@ -81,7 +81,7 @@ _LINES = 5  # labels of parallel edges that are written out
 _CHARACTER = 7.3  # width of one character of the labels, in pixels
 _LINE = 15.0
 _RADIUS = 17.0
-_GAP = 44.0  # between a label and the states beside it
+_GAP = 44.0  # between a label and the states next to it
 _MARGIN = 28.0
 _INK, _FORCED, _QUIET, _PAPER = "#1f2328", "#0b57d0", "#8b949e", "#ffffff"
 
@@ -217,7 +217,7 @@ class _Picture:
         return _line(path, self._forced(pair)) + self._label(pair, label)
 
     def _backward(self, pair: tuple[int, int], place: int) -> str:
-        """Over the top, each circle at a height of its own; up and down beside the layers and not through them."""
+        """Over the top, each circle at a height of its own; up and down next to the layers and not through them."""
         source, target = self._points[pair[0]], self._points[pair[1]]
         top = _MARGIN / 2 + (len(self._circles) - 1 - place) * (_LINE + 8) + _LINE
         side = 0.7 * _RADIUS
@@ -374,16 +374,16 @@ def _circles(start: int, after: dict[int, list[int]]) -> tuple[set[tuple[int, in
 
 
 def _order(layers: list[list[Item]], links: Sequence[tuple[Item, Item]]) -> None:
-    """Each layer by the middle of its neighbours in the layer before, then in the layer behind, and again."""
+    """Each layer by the middle of its neighbours in the layer before, then in the layer after, and again."""
     before: dict[Item, list[Item]] = {}
-    behind: dict[Item, list[Item]] = {}
+    after: dict[Item, list[Item]] = {}
     for source, target in links:
-        behind.setdefault(source, []).append(target)
+        after.setdefault(source, []).append(target)
         before.setdefault(target, []).append(source)
     place = {item: float(index) for layer in layers for index, item in enumerate(layer)}
     for sweep in range(_SWEEPS):
         forward = sweep % 2 == 0
-        neighbours = before if forward else behind
+        neighbours = before if forward else after
         for layer in layers if forward else reversed(layers):
             middles = {
                 item: sum(place[other] for other in neighbours[item]) / len(neighbours[item])

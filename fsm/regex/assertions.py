@@ -153,7 +153,7 @@ def may_be_empty(item: Item) -> bool:
 
 
 def inside(item: Item) -> Language:
-    """What the item matches where text lies before and behind it: anchors match nothing."""
+    """What the item matches where text lies before and after it: anchors match nothing."""
     match item:
         case BeginAnchor() | EndAnchor() | LookaheadAssertion():
             return NOTHING
@@ -262,9 +262,9 @@ class _AssertionReader:
             part, after = parts[at], rests
             rests = {}
             for before in lefts[at]:
-                behind = _after(part, before) if asked[at + 1] else Left.UNKNOWN
-                texts = self.following(part, before, after[behind])
-                if behind is not before is Left.NOTHING and asked[at + 1] and may_be_empty(part):
+                beyond = _after(part, before) if asked[at + 1] else Left.UNKNOWN
+                texts = self.following(part, before, after[beyond])
+                if beyond is not before is Left.NOTHING and asked[at + 1] and may_be_empty(part):
                     self.copy(after[before], 1)
                     texts = union((self.empty(part, before, after[before]), texts))
                 rests[before] = texts
@@ -352,7 +352,7 @@ class _AssertionReader:
             case Repetition(body, least, most):
                 return Repeat(self.marked(body, guards), least, most)
             case BeginAnchor():
-                raise AssertionError("^ beside a guard was refused")
+                raise AssertionError("^ with a guard was refused")
             case _:
                 return item
 
@@ -383,7 +383,7 @@ def _ended(ending: Ending, rest: Language) -> Language:
 
 
 def _after(item: Item, left: Left) -> Left:
-    """What lies before the place behind the item, when the item is not empty (or nothing can lie before it)."""
+    """What lies before the place after the item, when the item is not empty (or nothing can lie before it)."""
     if is_empty(item):
         return left
     if isinstance(item, Assertive):
@@ -398,7 +398,7 @@ def _after(item: Item, left: Left) -> Left:
 
 
 def _lefts_after(item: Item, lefts: list[Left]) -> list[Left]:
-    """All that may lie before the place behind the item."""
+    """All that may lie before the place after the item."""
     after = [_after(item, left) for left in lefts]
     if Left.NOTHING in lefts and may_be_empty(item):
         after.append(Left.NOTHING)

@@ -33,14 +33,14 @@ def exactly_one(normalizer: Normalizer, schema: Schema, context: Disjunction) ->
     overlapping: list[Conjunct] = []
     for index, way in enumerate(ways):
         mine = normalizer.product((context, way), schema.path)
-        beside = [
+        others = [
             part
             for other, part in enumerate(parts)
             if other != index and not normalizer.satisfiability.disjoint(mine, ways[other])
         ]
-        if beside:
+        if others:
             overlapping += mine
-            mine = normalizer.product((mine, *_failures(normalizer, beside, len(mine))), schema.path)
+            mine = normalizer.product((mine, *_failures(normalizer, others, len(mine))), schema.path)
         found += mine
     if overlapping and all(conjunct.inexpressible for conjunct in found):
         normalizer.deviations.refuse(
@@ -105,12 +105,12 @@ def conditional(normalizer: Normalizer, schema: Schema, holds: bool) -> Iterator
             continue
         condition = schema.child("if")
         given = normalizer.disjunction(Subschema(condition)) if taken else normalizer.failing(condition)
-        behind = (
+        consequence = (
             normalizer.disjunction(Subschema(schema.child(outcome), holds))
             if outcome in value
             else (Conjunct(schema.path),)
         )
-        yield from normalizer.product((given, behind), schema.path)
+        yield from normalizer.product((given, consequence), schema.path)
 
 
 def merged(conjuncts: list[Conjunct]) -> Disjunction:
@@ -132,12 +132,12 @@ def dependencies(normalizer: Normalizer, schema: Schema, keyword: str) -> Iterat
     for name, needed in mapping(schema, keyword).items():
         absent = objects_where(schema.path, properties={name: (normalizer.nothing,)})
         present = objects_where(schema.path, required=(name,))
-        # What is needed first: members that nobody declared come in this order.
-        behind = normalizer.product((_dependent(normalizer, schema, keyword, name, needed), (present,)), schema.path)
+        # What is needed first: members that are not declared come in this order.
+        holding = normalizer.product((_dependent(normalizer, schema, keyword, name, needed), (present,)), schema.path)
         if name in schema.value.get("required", ()):
-            yield [replace(conjunct, types=None) for conjunct in behind]
+            yield [replace(conjunct, types=None) for conjunct in holding]
         else:
-            yield [replace(absent, types=None), *behind]
+            yield [replace(absent, types=None), *holding]
 
 
 def _dependent(normalizer: Normalizer, schema: Schema, keyword: str, name: str, needed: Value) -> Disjunction:

@@ -53,11 +53,11 @@ class SchemaOptions:
         whitespace: between the parts of a value: `{"a": 1, "b": 2}` ("spaced"), `{"a":1,"b":2}` ("compact"), or at
             most one newline and 20 blanks at each place ("flexible").
         allow_unenforced: keywords that are not honoured are listed in `SchemaGrammar.unenforced` instead of refused;
-            whoever asks for this validates the values again.
+            the caller validates the values again.
         closed: objects with declared members that do not mention others have no others.
         key_order: of members that are declared: "declared" keeps them in the order of the schema, but for optional ones
-            of objects with other members, which may come late; "any" takes them as they come, for texts that somebody
-            else has written.
+            of objects with other members, which may come late; "any" takes them as they come, for texts that
+            were not written here.
         infer_types: a schema without `type` means the types that its other keywords speak about. Without this it
             means what it says: `{"properties": ...}` admits every string.
     """
@@ -123,7 +123,7 @@ def resolved_schema(
 
 
 def _compiled(schema: Value, options: SchemaOptions, limits: Limits) -> SchemaGrammar:
-    """Raises NothingLeft, besides what `compile_schema` raises."""
+    """Raises NothingLeft, and what `compile_schema` raises."""
     deviations = Deviations(allow=options.allow_unenforced)
     latest = "#"
     try:
@@ -183,10 +183,9 @@ class Compiler:
         self._rules: dict[str, Language] = {}
         self._names: dict[str, int] = {}
         self._languages: dict[Subschemas, Language] = {}
-        self._conjunct_languages: dict[
-            int, tuple[Conjunct, Language]
-        ] = {}  # by identity; the conjunct is kept so that it stays one
-        self._alternatives: dict[int, Objects] = {}  # by identity, likewise: objects beside which there are others
+        # By identity; the conjunct is kept so that it stays one.
+        self._conjunct_languages: dict[int, tuple[Conjunct, Language]] = {}
+        self._alternatives: dict[int, Objects] = {}  # by identity, likewise: one alternative of several
         self._scalars: dict[Hashable, Language] = {}
         self._pending: deque[tuple[str, Arrays | Objects]] = deque()
 

@@ -20,7 +20,7 @@ from .document import Value
 DIGIT = Chars(((0x30, 0x39),))
 NONZERO = Chars(((0x31, 0x39),))
 
-_DEEPEST_TRIE = 24  # below, options stand side by side: nesting costs whoever walks the expression
+_DEEPEST_TRIE = 24  # below, options stand next to each other: nesting costs each walk over the expression
 
 
 def literal(text: str) -> Literal:
@@ -180,7 +180,7 @@ class Style:
         return union([*options, *(self.spell(value) for value in values if isinstance(value, list | dict))])
 
     def key(self, name: str) -> Language:
-        """The name of a member and the colon behind it."""
+        """The name of a member and the colon after it."""
         return concat([literal(string_text(name)), self.colon])
 
     def separated(self, parts: Iterable[Language]) -> list[Language]:

@@ -61,10 +61,10 @@ def _ipv6() -> str:
     for left in range(8):
         head = "::" if not left else rf"{group}(?::{group}){{{left - 1}}}::"
         right = 7 - left
-        behind = [rf"{group}(?::{group}){{0,{right - 1}}}"] if right else []
+        rest = [rf"{group}(?::{group}){{0,{right - 1}}}"] if right else []
         if right >= 2:
-            behind.append(rf"(?:{group}:){{0,{right - 2}}}{_IPV4}")
-        options.append(f"{head}(?:{'|'.join(behind)})?" if behind else head)
+            rest.append(rf"(?:{group}:){{0,{right - 2}}}{_IPV4}")
+        options.append(f"{head}(?:{'|'.join(rest)})?" if rest else head)
     return f"(?:{'|'.join(options)})"
 
 

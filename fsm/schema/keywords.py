@@ -163,7 +163,7 @@ _APPLICATORS = frozenset(
         "dependencies",
     }
 )
-KEYWORDS = frozenset(_GROUP_OF) | _APPLICATORS  # that are read, beside those of parts: minContains, unevaluatedItems
+KEYWORDS = frozenset(_GROUP_OF) | _APPLICATORS  # that are read, but for those of parts: minContains, unevaluatedItems
 
 # After the schema's own members, whose order is the order of writing; all others keep their place in the text.
 _LATER = ("anyOf", "oneOf", "if", "dependentRequired", "dependentSchemas", "dependencies", "not")

@@ -91,7 +91,7 @@ class Members:
             ).language()
             for name in known
         ]
-        # The names that are known may come as well, beside the one that is not.
+        # The names that are known may come as well as the one that is not.
         named = dict.fromkeys(sorted(stranger.names), ()) | dict(objects.properties)
         last = Members(
             self.compiler,
@@ -284,7 +284,7 @@ class Members:
     def _in_any_order(
         self, entries: list[Entry], other: Language, most: int | None, others_least: int, *, counted: bool = True
     ) -> Language:
-        """Other names may repeat, and count once for whoever parses the text: towards `least` they are one member."""
+        """Other names may repeat, and count once for a parser of the text: towards `least` they are one member."""
         required = tuple(index for index, entry in enumerate(entries) if entry.required)
         ordered = required[-1] + 1 if self.compiler.key_order == "declared" and required else 0
         least = self.objects.least if counted else 0

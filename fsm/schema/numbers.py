@@ -234,7 +234,7 @@ def scaled(step: Number) -> tuple[int, int]:
 def multiples(step: Number) -> Language:
     """Every decimal text of a multiple, with leading zeros and all: an automaton whose states are remainders.
 
-        phase 0 before the point (remainder of the digits), phase 1+n after n digits behind it
+        phase 0 before the point (remainder of the digits), phase 1+n after n digits that follow it
         start, after the sign
 
     Raises:
@@ -280,9 +280,9 @@ def zeros() -> Language:
 def spellings(value: Number) -> Language:
     """Every plain decimal text of one number."""
     whole, tail = split(-value if value < 0 else value)
-    behind = concat([literal("." + tail), repeat(literal("0"), 0, None)]) if tail else zeros()
+    ending = concat([literal("." + tail), repeat(literal("0"), 0, None)]) if tail else zeros()
     sign = literal("-") if value < 0 else EMPTY_TEXT if value else optional(literal("-"))
-    return concat([sign, literal(str(whole)), behind])
+    return concat([sign, literal(str(whole)), ending])
 
 
 WHOLE_DIGITS = 15  # before the point of a number without bounds

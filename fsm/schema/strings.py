@@ -40,7 +40,7 @@ class Strings:
 
     @property
     def empty(self) -> bool:
-        """Whether the lengths leave nothing. Languages are left to whoever intersects them."""
+        """Whether the lengths leave nothing. The languages are intersected later, by `boolean`."""
         return self.most is not None and self.most < self.least
 
     def holds(self, text: str) -> bool:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..automaton.automaton import Automaton
 from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, Trie, build_trie
-from .trie_walk import Fuelled, NumpyWalk, Walk, work_behind
+from .trie_walk import Fuelled, NumpyWalk, Walk, work_below
 from .vocabulary import WORD_BYTES, Vocabulary, pack, pack_few, unpack_few
 
 # ASCII that is no letter, no digit and no underscore.
@@ -72,7 +72,7 @@ MOST_MAKING = 64  # masks in the making; what is begun and never finished goes
 FEWEST_FIRST = 26  # letters and digits; with fewer of them a walk through all tokens is short enough
 MOST_COUNTED = 48  # characters; longer plain tokens are allowed all together or looked at
 MOST_WORD_SETS = 64  # with which words may begin, remembered
-_ENTRY_BYTES = 1_024  # of an entry besides its bits
+_ENTRY_BYTES = 1_024  # of an entry without its bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,7 +236,7 @@ class _MaskWork:
         else:
             words = self._first_of_words()
             bits, sections = self._masks.word_bits(words), [NOT_WORDS if words else EVERYTHING]
-        return bits, work_behind(trie, sections, automaton.table[state], state)
+        return bits, work_below(trie, sections, automaton.table[state], state)
 
     def _first_of_words(self) -> bytes:
         """Letters and digits that lead to one state, from which all of them lead back to it; b"" without such a state.

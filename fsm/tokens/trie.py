@@ -28,7 +28,7 @@ from .vocabulary import Vocabulary
 
 END, TOKEN, STEP = 0, 1, 2  # columns of a node; STEP is depth << 8 | byte
 NO_TOKEN = -1
-EVERYTHING, NOT_WORDS, NOT_PLAIN = 0, 1, 2  # sections; behind them the plain tokens by their number of characters
+EVERYTHING, NOT_WORDS, NOT_PLAIN = 0, 1, 2  # sections; after them the plain tokens by their number of characters
 PLAIN_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # most characters of a class; the last class has no end
 
 
@@ -82,7 +82,7 @@ class Trie:
         first = bisect.bisect_left(self.spellings, prefix)
         if first == len(self.spellings) or not self.spellings[first].startswith(prefix):
             return None
-        # The first text with the prefix made the nodes behind it, so they lie in one row.
+        # The first text with the prefix made the nodes below it, so they lie in one row.
         return int(self.leaves[first]) - (len(self.spellings[first]) - len(prefix))
 
     def tokens_below(self, prefix: bytes) -> NDArray[np.int32]:
@@ -167,7 +167,7 @@ class _Nodes:
         common = _common_prefixes(vocabulary, ordered)
         same = common == lengths  # spells what the one before it spells
         first = np.flatnonzero(~same)
-        fresh = (lengths - common)[first]  # nodes that a text adds behind what it shares with the one before
+        fresh = (lengths - common)[first]  # nodes that a text adds after what it shares with the one before
         begin = np.cumsum(fresh) - fresh
         count = int(fresh.sum())
         offset = np.arange(count) - np.repeat(begin, fresh) + np.repeat(common[first], fresh)  # in its token, 0-based

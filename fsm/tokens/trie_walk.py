@@ -1,4 +1,4 @@
-"""Which tokens an automaton lets through: a trie and a transition table walked side by side.
+"""Which tokens an automaton lets through: a trie and a transition table walked together.
 
 The table is filled as it is needed: a walk asks for what is UNKNOWN in it. When it is told to stop, or has gone as far
 as it may, it hands back where it has not been, as work for the next walk:
@@ -6,7 +6,7 @@ as it may, it hands back where it has not been, as work for the next walk:
     work    [n, 3]  (begin, end, state): the sibling nodes from `begin` on, with all below them, up to `end`;
                     the text before them has led to `state`
 
-This walk is numpy, level by level. A native one is handed in by whoever has it; both do the same.
+This walk is numpy, level by level. A native one (kernels/cpu) may be handed in; both do the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rows(Protocol):
 
     @property
     def table(self) -> NDArray[np.int32]:
-        """[states, 256] next state, DEAD or UNKNOWN; another array behind `find`, if need be."""
+        """[states, 256] next state, DEAD or UNKNOWN; another array after `find`, if need be."""
 
     def find(self, state: int, byte: int) -> bool:
         """Makes an entry of the table known; False: not now, and the walk is to end. Raises what states raise."""
@@ -84,7 +84,7 @@ def work_of(sections: list[Section], state: int) -> NDArray[np.int32]:
     return np.array([(section.begin, section.end, state) for section in sections], np.int32).reshape(-1, 3)
 
 
-def work_behind(trie: Trie, sections: list[int], row: NDArray[np.int32], state: int) -> NDArray[np.int32]:
+def work_below(trie: Trie, sections: list[int], row: NDArray[np.int32], state: int) -> NDArray[np.int32]:
     """[n, 3] whole sections entered in one state, whose row of the table is known.
 
     The subtrees of dead bytes are left out: they lie megabytes apart, and looking at one is a cache miss.
