@@ -32,7 +32,7 @@ _LARGEST_COUNT = 1 << 31  # counts that are multiplied stay below; beyond, repea
 
 
 def characters(members: CharSet) -> Language:
-    """One character of the set."""
+    """Returns one character of the set."""
     if not members:
         return NOTHING
     if len(members) == 1:
@@ -41,7 +41,7 @@ def characters(members: CharSet) -> Language:
 
 
 def _as_characters(node: Language) -> CharSet | None:
-    """The set, of a node that admits texts of one character only and says so by its form."""
+    """Returns the set, of a node that admits texts of one character only and says so by its form."""
     match node:
         case Chars(ranges):
             return CharSet(ranges)
@@ -56,7 +56,7 @@ def _as_characters(node: Language) -> CharSet | None:
 
 
 def concat(parts: Iterable[Language]) -> Language:
-    """One after the other; literals that touch become one, repeats of the same body one repeat."""
+    """Concatenates; literals that touch become one, repeats of the same body one repeat."""
     flat: list[Language] = []
     for part in parts:
         for each in part.parts if isinstance(part, Concat) else (part,):
@@ -88,7 +88,7 @@ def _append(flat: list[Language], part: Language) -> None:
 
 
 def _may_be_empty(node: Language) -> bool:
-    """Whether the form alone shows that the empty text is admitted, calls or not."""
+    """Tells whether the form alone shows that the empty text is admitted, calls or not."""
     match node:
         case Repeat(least=0):
             return True
@@ -99,7 +99,7 @@ def _may_be_empty(node: Language) -> bool:
 
 
 def union(options: Iterable[Language]) -> Language:
-    """Any of them; single characters become one set, doubles go."""
+    """Unites; single characters become one set, doubles go."""
     flat = chain.from_iterable(each.options if isinstance(each, Union) else (each,) for each in options)
     kept: dict[Language, None] = dict.fromkeys(flat)
     sets = {node: found for node in kept if (found := _as_characters(node)) is not None}
@@ -145,7 +145,7 @@ def _repeat_of_repeat(inner: Repeat, least: int, most: int | None) -> Language |
 
 
 def intersection(left: Language, right: Language) -> Language:
-    """The texts that both sides admit, without a product where one side decides."""
+    """Returns the texts that both sides admit, without a product where one side decides."""
     if left == NOTHING or right == NOTHING:
         return NOTHING
     if left in (ANY_TEXT, right):
@@ -159,7 +159,7 @@ def intersection(left: Language, right: Language) -> Language:
 
 
 def difference(left: Language, right: Language) -> Language:
-    """The texts that `left` admits and `right` does not."""
+    """Returns the texts that `left` admits and `right` does not."""
     if left in (NOTHING, right) or right == ANY_TEXT:
         return NOTHING
     if right == NOTHING or (right == EMPTY_TEXT and not nullable(left)):
@@ -170,7 +170,7 @@ def difference(left: Language, right: Language) -> Language:
 
 
 def nullable(node: Language) -> bool:
-    """Whether the empty text is admitted. Of a language without calls."""
+    """Tells whether the empty text is admitted. Of a language without calls."""
     match node:
         case Literal(data):
             return not data
@@ -197,7 +197,7 @@ def nullable(node: Language) -> bool:
 
 
 def admits_newline(node: Language) -> bool:
-    """Whether the text of one line feed is admitted. Of a language without calls."""
+    """Tells whether the text of one line feed is admitted. Of a language without calls."""
     match node:
         case Literal(data):
             return data == b"\n"
@@ -226,7 +226,7 @@ Result = TypeVar("Result")
 
 
 def children(node: Language) -> tuple[Language, ...]:
-    """The expressions that this one is made of."""
+    """Returns the expressions that this one is made of."""
     if isinstance(node, Concat):
         return node.parts
     if isinstance(node, Union):
@@ -241,7 +241,7 @@ def children(node: Language) -> tuple[Language, ...]:
 
 
 def size(node: Language) -> int:
-    """How many nodes are written out, shared ones as often as they are used."""
+    """Counts the nodes that are written out, shared ones as often as they are used."""
     pending, count = [node], 0
     while pending:
         count += 1
@@ -269,7 +269,7 @@ def fold(root: Language, combine: Callable[[Language, tuple[Result, ...]], Resul
 
 
 def rebuilt(node: Language, inner: tuple[Language, ...]) -> Language:
-    """The node around other children, put together as above; the node itself where they are its own."""
+    """Returns the node around other children, put together as above; the node itself where they are its own."""
     same = all(new is old for new, old in zip(inner, children(node), strict=True)) and NOTHING not in inner
     if same and not (isinstance(node, Repeat) and node.most is not None and node.most < max(node.least, 1)):
         return node
@@ -293,7 +293,7 @@ def rebuilt(node: Language, inner: tuple[Language, ...]) -> Language:
 
 
 def any_order(node: AnyOrder) -> Language:
-    """The node without parts that admit nothing; nothing itself where too few are left."""
+    """Returns the node without parts that admit nothing; nothing itself where too few are left."""
     return _rearranged(node, children(node))
 
 

@@ -29,7 +29,7 @@ def normal(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def common(left: Ranges, right: Ranges) -> Ranges:
-    """What two normal lists of ranges share."""
+    """Returns the intersection of two normal lists of ranges."""
     shared = []
     here = there = 0
     while here < len(left) and there < len(right):

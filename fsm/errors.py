@@ -1,4 +1,4 @@
-"""What a front end or an automaton refuses, and where.
+"""The refusals of front ends and automata, each with its place.
 
 ConstraintRefused            a ValueError
 ├── Unsupported              the expression is valid, and means something that is not honoured here

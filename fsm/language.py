@@ -101,14 +101,14 @@ class Spelled(_Node, frozen=True):
 
 
 class Intersection(_Node, frozen=True):
-    """What both admit. Neither side holds a Call or AnyOrder; `boolean` makes a Dfa of it."""
+    """The texts that both admit. Neither side holds a Call or AnyOrder; `boolean` makes a Dfa of it."""
 
     left: Language
     right: Language
 
 
 class Difference(_Node, frozen=True):
-    """What `left` admits and `right` does not. Neither side holds a Call or AnyOrder; `boolean` makes a Dfa of it."""
+    """The texts of `left` that are none of `right`. Neither side holds a Call or AnyOrder; `boolean` makes it a Dfa."""
 
     left: Language
     right: Language
@@ -156,7 +156,7 @@ class Arrangement:
         return (1 << self.parts) - 1, 0
 
     def missing(self, left: int, others: int) -> int | None:
-        """How many parts have to come still; None when there are not so many. Other parts are one towards `least`."""
+        """Counts the parts that have to come; None when there are not so many. Other parts are one towards `least`."""
         due = (left & self.required).bit_count()
         due_others = max(0, self.others_least - others)
         if due_others and not self.others:
@@ -196,7 +196,7 @@ class Arrangement:
                 yield self.parts, *after
 
     def in_order(self, left: int) -> Iterator[int]:
-        """All that is left, in an order in which it may come."""
+        """Yields all that is left, in an order in which it may come."""
         first = self._after_the_last(left) if self._keeps_order(left) else 0
         yield from (index for index in range(first, self.parts) if left >> index & 1)
         yield from (index for index in range(first) if left >> index & 1)
@@ -205,7 +205,7 @@ class Arrangement:
         return self.ordered > 0 and bool(left >> (self.ordered - 1) & 1)
 
     def _after_the_last(self, left: int) -> int:
-        """The first part after all that have come; while the order is kept."""
+        """Returns the first part after all that have come; while the order is kept."""
         return (((1 << self.parts) - 1) & ~left).bit_length()
 
     def _candidates(self, left: int) -> Iterator[int]:

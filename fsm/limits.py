@@ -1,4 +1,4 @@
-"""How much a constraint may cost: limits, each with its reason."""
+"""Bounds what a constraint may cost: limits, each with its reason."""
 
 from dataclasses import dataclass
 

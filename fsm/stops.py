@@ -49,7 +49,7 @@ class StopMatcher(Protocol):
 
     @property
     def pending(self) -> int:
-        """How many of the last bytes could be the beginning of a stop."""
+        """Counts the last bytes that could be the beginning of a stop."""
 
     def feed(self, data: bytes) -> StopMatch | None:
         """The first stop that ends in `data`, or None; what follows it is not looked at. The longest of those that
@@ -175,11 +175,11 @@ class StringMatcher:
 
     @property
     def pending(self) -> int:
-        """How many of the last bytes could be the beginning of a stop."""
+        """Counts the last bytes that could be the beginning of a stop."""
         return 0 if self.match else self._automaton._depth[self._state]
 
     def feed(self, data: bytes) -> StopMatch | None:
-        """The first stop that ends in `data`, or None. Of stops that end together the longest wins."""
+        """Returns the first stop that ends in `data`, or None. Of stops that end together the longest wins."""
         assert self.match is None, "the stream has ended"
         automaton = self._automaton
         for offset, byte in enumerate(data):
@@ -227,12 +227,12 @@ class StopPattern:
         self._rows = [_Row(edges) for edges in dfa.edges]
 
     def step(self, state: int, code: int) -> int:
-        """The state after a character; DEAD where no match goes on with it."""
+        """Returns the state after a character; DEAD where no match goes on with it."""
         return self._rows[state].after(code)
 
 
 class _Row:
-    """Where a state's characters lead: a table of ASCII, ranges for the others."""
+    """The transitions of one state: a table for ASCII, ranges for the others."""
 
     __slots__ = ("_ascii", "_begins", "_ranges")
 
@@ -292,13 +292,13 @@ class PatternMatcher:
 
     @property
     def pending(self) -> int:
-        """How many of the last bytes could be the beginning of a match; those of a character that is not whole yet are
+        """Counts the last bytes that could be the beginning of a match; those of a character that is not whole yet are
         among them."""
         starts = [next(iter(threads.values())) for threads in self._threads if threads]
         return 0 if self.match else self._seen - min([self._start, *starts])
 
     def feed(self, data: bytes) -> StopMatch | None:
-        """The first match that ends in `data`, or None. What follows it in `data` is not looked at."""
+        """Returns the first match that ends in `data`, or None. What follows it in `data` is not looked at."""
         assert self.match is None, "the stream has ended"
         for code, end in self._characters(data):
             found = [
@@ -323,7 +323,7 @@ class PatternMatcher:
                 yield ord(character), self._seen if place == len(text) - 1 else self._seen - 1
 
     def _advance(self, pattern: StopPattern, threads: dict[int, int], code: int) -> int | None:
-        """All threads of one expression by one character → where the longest match that ends here began."""
+        """Advances all threads of one expression by one character → where the longest match that ends here began."""
         matched: int | None = None
         before = [*threads.items(), (0, self._start)]
         threads.clear()

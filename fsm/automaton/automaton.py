@@ -88,7 +88,7 @@ class Automaton:
         return nodes + states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
 
     def step(self, state: int, byte: int) -> int:
-        """The state after one byte; DEAD stays DEAD."""
+        """Returns the state after one byte; DEAD stays DEAD."""
         if state < 0:
             return DEAD
         following = self.table.item(state, byte)
@@ -98,7 +98,7 @@ class Automaton:
         return following
 
     def run(self, state: int, data: bytes) -> int:
-        """The state after `data`, DEAD when it is refused."""
+        """Returns the state after `data`, DEAD when it is refused."""
         for byte in data:
             if state < 0:
                 return DEAD
@@ -123,7 +123,7 @@ class Automaton:
         self._whole[state] = True
 
     def forced(self, state: int) -> bytes:
-        """The bytes that every text goes on with from here; none of the states passed accepts."""
+        """Returns the bytes that every text goes on with from here; none of the states passed accepts."""
         data = bytearray()
         while not self._accepting[state] and len(data) < self._limits.forced_bytes:
             byte = self._begin(state).only_byte
@@ -134,13 +134,13 @@ class Automaton:
         return bytes(data)
 
     def close(self, state: int) -> bytes:
-        """A shortest text from here to the end; the same one every time."""
+        """Returns a shortest text from here to the end; the same one every time."""
         if self._accepting[state]:
             return b""
         return shortest_text(min(self._positions[state], key=_length))
 
     def close_length(self, state: int) -> int:
-        """Bytes of `close`, without writing it."""
+        """Counts the bytes of `close`, without writing it."""
         length = self._lengths.get(state)
         if length is None:
             length = 0 if self._accepting[state] else min(map(_length, self._positions[state]))
@@ -162,7 +162,7 @@ class Automaton:
         return plain_limit(self._frames, self._positions[state])
 
     def lookahead(self, state: int, reach: int) -> int:
-        """A state from which the same texts of at most `reach` bytes go on, and end: of many states, one."""
+        """Returns a state from which the same texts of at most `reach` bytes go on, and end: of many states, one."""
         if self._lookahead is None or self._lookahead.reach != reach:
             self._lookahead, self._lookahead_states = Lookahead(self._frames, reach), {}
         seen = self._lookahead_states.get(state)
@@ -172,7 +172,7 @@ class Automaton:
         return seen
 
     def _begin(self, state: int) -> Split:
-        """The split of a state; its dead bytes are in the row from here on."""
+        """Returns the split of a state; its dead bytes are in the row from here on."""
         known = self._begun[state]
         if known is None:
             places = tuple([place for place, _ in self._positions[state]])

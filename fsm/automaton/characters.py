@@ -65,7 +65,7 @@ class Tail(Place):
 
 
 def character_edges(characters: Sequence[tuple[int, int, Place]], spelled: bool, tails: Tails | None) -> Edges:
-    """The first bytes of characters.
+    """Returns the first bytes of characters.
 
     Args:
         characters: code points with the place after them, ascending.
@@ -103,12 +103,12 @@ def _tail(remaining: int, values: Labelled, tails: Tails | None) -> Place:
 
 @lru_cache(maxsize=8192)
 def _tail_of_sets(remaining: int, values: Labelled) -> Place:
-    """The cache is only a saving: a remainder that was evicted is made again."""
+    """Returns the cache is only a saving: a remainder that was evicted is made again."""
     return Tail(remaining, values, None)
 
 
 def _leading_edges(values: Labelled, remaining: int, marker: int, tails: Tails | None) -> list[tuple[int, int, Place]]:
-    """Edges of the byte above `remaining` continuation bytes, its bits added to `marker`."""
+    """Returns edges of the byte above `remaining` continuation bytes, its bits added to `marker`."""
     shift = 6 * remaining
     low = (1 << shift) - 1
     groups: list[tuple[int, int, list[tuple[int, int, Place]]]] = []
@@ -144,7 +144,7 @@ def _clip(values: Sequence[tuple[int, int, Place]], first: int, last: int) -> La
 
 
 def _split_escaped(characters: Labelled) -> tuple[Labelled, list[tuple[bytes, Place]]]:
-    """Characters that a JSON string holds as themselves, and the spelling of the others."""
+    """Returns characters that a JSON string holds as themselves, and the spelling of the others."""
     raw: list[tuple[int, int, Place]] = []
     for first, last in ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF)):
         raw += _clip(characters, first, last)
@@ -159,7 +159,7 @@ def _split_escaped(characters: Labelled) -> tuple[Labelled, list[tuple[bytes, Pl
 
 
 def _spelling_edges(spellings: Sequence[tuple[bytes, Place]], depth: int) -> list[tuple[int, int, Place]]:
-    """The edges of a trie of spellings, none of which begins another."""
+    """Returns the edges of a trie of spellings, none of which begins another."""
     groups: dict[int, list[tuple[bytes, Place]]] = {}
     for spelling in spellings:
         groups.setdefault(spelling[0][depth], []).append(spelling)
@@ -174,7 +174,7 @@ def _spelling_edges(spellings: Sequence[tuple[bytes, Place]], depth: int) -> lis
 
 
 def covers_plain(ranges: Sequence[tuple[int, int]]) -> bool:
-    """Whether every plain character is among `ranges`, which ascend and may touch."""
+    """Tells whether every plain character is among `ranges`, which ascend and may touch."""
     rest = iter(ranges)
     first, last = 0, -1
     for start, end in PLAIN:
@@ -192,7 +192,7 @@ def _utf8_length(code: int) -> int:
 
 
 def shortest_character(ranges: Sequence[tuple[int, int]], spelled: bool) -> int:
-    """Bytes of the shortest character of `ranges`, which ascend; ENDLESS when there is none."""
+    """Returns bytes of the shortest character of `ranges`, which ascend; ENDLESS when there is none."""
     best = ENDLESS
     for first, last in ranges:
         if not spelled or first > 0x5C:
@@ -215,7 +215,7 @@ def spell(data: bytes) -> bytes:
 
 
 def character_automaton(dfa: Dfa, spelled: bool) -> Place:
-    """The place before a text of the automaton."""
+    """Returns the place before a text of the automaton."""
     return _States(dfa, spelled).place(0)
 
 

@@ -1,4 +1,4 @@
-"""What is left to match after a leaf: frames on a stack, equal ones the same object.
+"""Frames: a stack of what is left to match after a leaf; equal frames are one object.
 
     Root                                  nothing is left
     Rest(sequence, index, parent)         parts index, index + 1, ... of a sequence, then the parent
@@ -122,7 +122,7 @@ class Return(Frame):
 
 
 def one_less(turns: int) -> int:
-    """A count of turns after one more: none stays none, and no end stays no end."""
+    """Returns a count of turns after one more: none stays none, and no end stays no end."""
     return turns if turns in (0, ENDLESS) else turns - 1
 
 
@@ -173,7 +173,7 @@ class Frames:
         return frame
 
     def returning(self, parents: tuple[Frame, ...]) -> Return:
-        """The end of a recursive call that these frames wait for; none of them is a Return."""
+        """Returns the end of a recursive call that these frames wait for; none of them is a Return."""
         key = frozenset(parents)
         frame = self._returns.get(key)
         if frame is None:
@@ -181,13 +181,13 @@ class Frames:
         return frame
 
     def landing(self, frame: Frame) -> Landing:
-        """Where a text stands that comes back to `frame`. Raises LimitExceeded."""
+        """Finds the positions of a text that comes back to `frame`. Raises LimitExceeded."""
         if frame.landing is None:
             frame.landing = self._walk(None, frame)
         return frame.landing
 
     def enter(self, node: Node, frame: Frame) -> Landing:
-        """Where a text stands before `node`, with `frame` to come after it. Raises LimitExceeded."""
+        """Finds the positions of a text before `node`, with `frame` to come after it. Raises LimitExceeded."""
         start, above = node, frame
         while start.shortest(above.room) < ENDLESS:  # down to a leaf that takes a byte: most nodes begin with one
             if isinstance(start, Sequence):
@@ -233,7 +233,7 @@ class Frames:
         return Landing(tuple(positions), accepting)
 
     def _come_back(self, frame: Frame, waiting: list[tuple[Node | None, Frame]]) -> None:
-        """What follows the frame, the first to be tried last."""
+        """Adds what follows the frame, the first to be tried last."""
         if type(frame) is Rest:
             waiting.append(
                 (frame.sequence.parts[frame.index], self.rest(frame.sequence, frame.index + 1, frame.parent))
@@ -279,7 +279,7 @@ _COMPARED = 64  # counts that are compared pair by pair; more stay as they are, 
 
 
 def united(frames: Frames, positions: tuple[Position, ...]) -> tuple[Position, ...]:
-    """The same texts from as few positions as interval arithmetic and shared calls find."""
+    """Returns the same texts from as few positions as interval arithmetic and shared calls find."""
     groups: dict[Place, list[Frame]] = {}
     for place, frame in positions:
         groups.setdefault(place, []).append(frame)
@@ -293,7 +293,7 @@ def united(frames: Frames, positions: tuple[Position, ...]) -> tuple[Position, .
 
 
 def _united(frames: Frames, given: tuple[Frame, ...]) -> list[Frame]:
-    """The same remaining texts from fewer frames. The same ones meet at byte after byte."""
+    """Returns the same remaining texts from fewer frames. The same ones meet at byte after byte."""
     found = frames.unions.get(given)
     if found is None:
         found = frames.unions[given] = _united_counts(frames, _joined_calls(frames, given))
@@ -301,7 +301,7 @@ def _united(frames: Frames, given: tuple[Frame, ...]) -> list[Frame]:
 
 
 def _joined_calls(frames: Frames, given: Iterable[Frame]) -> list[Frame]:
-    """Frames that are equal down to the call that they are in, in one call with the parents of all."""
+    """Returns frames that are equal down to the call that they are in, in one call with the parents of all."""
     groups: dict[tuple[Hashable, ...], list[Frame]] = {}
     for frame in given:
         above = _above_base(frame)
@@ -320,7 +320,7 @@ def _joined_calls(frames: Frames, given: Iterable[Frame]) -> list[Frame]:
 
 
 def _united_counts(frames: Frames, given: Iterable[Frame]) -> list[Frame]:
-    """Frames that differ in counts only, with intervals that include those of several."""
+    """Returns frames that differ in counts only, with intervals that include those of several."""
     groups: dict[tuple[Hashable, ...], list[Frame]] = {}
     for frame in given:
         groups.setdefault((frame.base, *map(_shape, _above_base(frame))), []).append(frame)
@@ -341,7 +341,7 @@ def _united_counts(frames: Frames, given: Iterable[Frame]) -> list[Frame]:
 
 
 def _above_base(frame: Frame) -> list[Frame]:
-    """The frame and its parents above the call that it is in, the innermost first."""
+    """Returns the frame and its parents above the call that it is in, the innermost first."""
     above: list[Frame] = []
     while frame is not frame.base:
         above.append(frame)
@@ -365,7 +365,7 @@ def _intervals(above: list[Frame]) -> tuple[Interval, ...]:
 
 
 def _rebuilt(frames: Frames, above: list[Frame], base: Frame, intervals: list[Interval]) -> Frame:
-    """The frames of `above` on another base; with other counts, the innermost first, where some are given."""
+    """Returns the frames of `above` on another base; with other counts, the innermost first, where some are given."""
     built = base
     for frame in reversed(above):
         if type(frame) is Rest:

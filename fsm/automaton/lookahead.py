@@ -27,7 +27,7 @@ from .places import ENDLESS, Place
 
 
 class Lookahead:
-    """What is left, as texts of at most `reach` bytes see it."""
+    """Rewrites frames so that those are equal which texts of at most `reach` bytes cannot tell apart."""
 
     def __init__(self, frames: Frames, reach: int) -> None:
         self.reach = reach
@@ -35,7 +35,7 @@ class Lookahead:
         self._seen: dict[Frame, Frame] = {}
 
     def of(self, positions: Iterable[Position]) -> tuple[Position, ...]:
-        """Positions that go on with the same short texts."""
+        """Returns positions that go on with the same short texts."""
         return tuple(dict.fromkeys((place, self._frame(frame)) for place, frame in positions))
 
     def _frame(self, frame: Frame) -> Frame:
@@ -105,7 +105,7 @@ def _one_character(place: Place) -> bool:
 
 
 def _takes_plain(place: Place) -> bool:
-    """Whether the first byte of some plain character leads on."""
+    """Tells whether the first byte of some plain character leads on."""
     return any(_meets(first, last) for first, last, _ in place.edges)
 
 
@@ -127,7 +127,7 @@ def _turns_alike(frames: Frames, place: Place, frame: Again) -> bool:
 
 
 def _following(frames: Frames, frame: Again) -> Frame:
-    """What is left of the loop after its next turn."""
+    """Returns the frame of the loop after its next turn."""
     return frames.again(frame.loop, one_less(frame.least), one_less(frame.most), frame.parent)
 
 
@@ -138,7 +138,7 @@ for _rank, _byte in enumerate(_LIKED):
 
 
 def shortest_text(position: Position) -> bytes:
-    """The shortest text from a position to the end of the whole, the same one every time."""
+    """Returns the shortest text from a position to the end of the whole, the same one every time."""
     place, frame = position
     text = bytearray()
     _from_place(place, frame.room, text)

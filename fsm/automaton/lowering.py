@@ -38,7 +38,7 @@ class Lowered:
 
 
 def lower(grammar: Grammar, limits: Limits) -> Lowered:
-    """The grammar as nodes.
+    """Returns the grammar as nodes.
 
     Raises:
         ConstraintRefused: nothing is admitted, or nothing within `limits.depth` nested recursive calls.
@@ -109,7 +109,7 @@ class _Lowering:
         return done[id(start)]
 
     def _branch(self, language: Language, done: dict[int, Node]) -> Node:
-        """A node whose parts are done."""
+        """Returns a node whose parts are done."""
         if type(language) is Concat:
             return self._once(sequence, tuple([done[id(part)] for part in language.parts]))
         if type(language) is Union:
@@ -198,7 +198,7 @@ def _rewrite_nullable_bodies(recursive: list[Node]) -> bool:
 
 
 def _ordered(roots: list[Node]) -> list[Node]:
-    """All recursive nodes below `roots`, parts before what holds them; a call is no part of what it calls."""
+    """Returns all recursive nodes below `roots`, parts before what holds them; a call is no part of what it calls."""
     ordered: dict[Node, None] = {}
     waiting = list(reversed(roots))
     while waiting:

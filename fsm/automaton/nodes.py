@@ -36,7 +36,7 @@ class Node:
         return levels[depth] if depth < len(levels) else levels[-1]
 
     def measure(self, depth: int) -> int:
-        """The shortest length, from those of the parts."""
+        """Returns the shortest length, from those of the parts."""
         raise NotImplementedError
 
     @property
@@ -67,7 +67,7 @@ class Sequence(Node):
         return min(sum(part.shortest(depth) for part in self.parts), ENDLESS)
 
     def shortest_from(self, index: int, depth: int) -> int:
-        """The shortest length of the parts from `index` on."""
+        """Returns the shortest length of the parts from `index` on."""
         level = min(depth, len(self.levels) - 1)
         suffixes = self._suffixes.get(level)
         if suffixes is None:
@@ -138,7 +138,7 @@ NEVER = Options(())
 
 
 def single_literal(node: Node) -> bytes | None:
-    """The bytes of a node that is a literal."""
+    """Returns the bytes of a node that is a literal."""
     return node.place.data if type(node) is Leaf and type(node.place) is Text else None
 
 
@@ -235,7 +235,7 @@ def _flattened(given: Many[Node]) -> list[Node]:
 
 
 def _beginning(node: Node) -> Many[Option] | None:
-    """A node as options of a trie: byte strings with what follows each."""
+    """Returns a node as options of a trie: byte strings with what follows each."""
     if type(node) is Leaf:
         if type(node.place) is Text:
             return [(node.place.data, None, 0)]
@@ -249,7 +249,7 @@ def _beginning(node: Node) -> Many[Option] | None:
 
 
 def loop(body: Node, least: int, most: int) -> Node:
-    """A body that may be empty is repeated without its empty text, which lets every count down to zero in."""
+    """Repeats a body; one that may be empty without its empty text, which lets every count down to zero in."""
     if most == 0:
         return EMPTY
     if dead(body):
@@ -262,7 +262,7 @@ def loop(body: Node, least: int, most: int) -> Node:
 
 
 def beyond_the_empty_text(node: Node, nested: dict[Node, Nested] | None = None) -> Node:
-    """The texts of a node but for the empty one.
+    """Returns the texts of a node but for the empty one.
 
     nested: collects the recursive calls met, with the nodes that shall stand for what they call: their targets are
         left to the caller. Needed for nodes that hold recursive calls.

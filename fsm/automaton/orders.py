@@ -56,7 +56,7 @@ class OpenedPart(NamedTuple):
 
 
 class Order:
-    """What the nodes of one AnyOrder share."""
+    """Holds what the nodes of one AnyOrder share: its parts, their openings and lengths."""
 
     def __init__(self, arrangement: Arrangement, separator: Node, parts: tuple[Node, ...], others: Node | None) -> None:
         self.arrangement = arrangement
@@ -98,7 +98,7 @@ class Order:
         return OpenedPart(data, rest, Lengths.of(sum(node.shortest(depth) for node in rest) for depth in self.depths))
 
     def lengths_after(self, left: int, others: int) -> Lengths:
-        """The lengths of what is left after some part."""
+        """Returns the lengths of what is left after some part."""
         if not self._required_only:
             return Lengths.of(map(self.remaining(left, others).measure, self.depths))
         required = left & self.arrangement.required
@@ -127,7 +127,7 @@ class Remaining(Unfolding):
         return self.others > 0 or self.left.bit_count() < self.order.arrangement.parts
 
     def shortest_parts(self, depth: int) -> list[Node]:
-        """The nodes of a shortest text, in order, each as short as it can be."""
+        """Returns the nodes of a shortest text, in order, each as short as it can be."""
         order, chosen = self.order, self._chosen(depth)
         every = (*order.arrangement.in_order(self.left), order.arrangement.parts)
         parts = [order.parts[index] for index in every if chosen >> index & 1]
@@ -155,7 +155,7 @@ class Remaining(Unfolding):
         return chosen
 
     def _unfolded(self) -> Node:
-        """What begins with text becomes one trie: where a hundred names may come next, a text stands in one place."""
+        """Puts what begins with text into one trie: where a hundred names may come next, a text stands in one place."""
         order, arrangement = self.order, self.order.arrangement
         openings = order.openings(self.begun)
         trie: list[Option] = []

@@ -41,7 +41,7 @@ Edges = tuple[tuple[int, int, "Place"], ...]  # (first byte, last byte, next pla
 
 
 class Shape:
-    """How the bytes of a place part, whatever follows them; the same object for places of which that is the same.
+    """Partitions the bytes of a place, whatever follows them; the same object for places of which that is the same.
 
     edges: (first byte, last byte, number of the place after it), numbers in the order in which places first come.
     """
@@ -86,7 +86,7 @@ class Place:
 
     @property
     def plain(self) -> int:
-        """How many plain characters (see characters.PLAIN) are certain to be taken from here, whichever they are."""
+        """Counts the plain characters (see characters.PLAIN) that are certain to be taken from here."""
         return self._plain
 
     @property
@@ -118,7 +118,7 @@ class Place:
         return ()
 
     def beyond_the_empty_text(self) -> Place:
-        """The same place, where the leaf may not end at once."""
+        """Returns the same place, where the leaf may not end at once."""
         after = [1 + place.shortest for _, _, place in self.edges]
         return Place(min(after, default=ENDLESS), edges=self.edges, plain=self.plain)
 
@@ -203,7 +203,7 @@ class MoveKind(Enum):
 
 
 class Move:
-    """Where some bytes lead; `index` and `place` are the first step."""
+    """Says where some bytes lead; `index` and `place` are the first step."""
 
     __slots__ = ("index", "kind", "place", "ranges", "steps")
 
@@ -231,7 +231,7 @@ class Split(Protocol):
         """Writes the row of a table that knows the dead bytes only. row: [256]"""
 
     def move(self, byte: int) -> Move | None:
-        """The move of a byte; None when it is dead."""
+        """Returns the move of a byte; None when it is dead."""
 
 
 class ShapedSplit:
@@ -315,14 +315,14 @@ def _move_of(byte: int, target: Place) -> Move:
 
 
 def split(places: tuple[Place, ...]) -> Split:
-    """The split of places that a state stands in together."""
+    """Returns the split of places that a state stands in together."""
     if len(places) == 1 and isinstance(places[0], Text | LiteralTrie):
         return LiteralSplit(places[0])
     return ShapedSplit(places)
 
 
 class _Pattern:
-    """How bytes part that several places tell apart, whatever follows them.
+    """Partitions the bytes that several places tell apart, whatever follows them.
 
     steps: of each move, (index of the place that is left, number of the place that is reached, as its shape counts).
     ranges: of each move.

@@ -64,7 +64,7 @@ class Alphabet:
         }
 
     def of(self, ranges: Ranges) -> list[int]:
-        """The classes that make up one of the sets."""
+        """Returns the classes that make up one of the sets."""
         return self._of_set[ranges]
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class Side:
 
 
 def determinised(language: Language, limits: Limits) -> Language:
-    """A trimmed and minimal Dfa of an expression of Intersection and Difference, or NOTHING.
+    """Builds the trimmed and minimal Dfa of an expression of Intersection and Difference, or NOTHING.
 
     Raises:
         LimitExceeded: the automaton, or the way to it, is larger than the limits.
@@ -145,7 +145,7 @@ def determinised(language: Language, limits: Limits) -> Language:
 
 
 def step_fuel(limits: Limits) -> Fuel:
-    """What one automaton may spend on being determinised."""
+    """Returns the steps that one automaton may spend on being determinised."""
     return Fuel(limits.dfa_states * _STEPS_PER_STATE, _TOO_MANY_STEPS, "intersection")
 
 
@@ -155,7 +155,7 @@ def too_many_states(most: int) -> LimitExceeded:
 
 
 def reduced(accepting: list[bool], rows: Rows, alphabet: Alphabet, limits: Limits) -> Language:
-    """The trimmed and minimal Dfa of rows over classes, or NOTHING.
+    """Returns the trimmed and minimal Dfa of rows over classes, or NOTHING.
 
     Raises:
         LimitExceeded: its edges have too many ranges of characters.
@@ -244,7 +244,7 @@ class _Product:
         return self._accepts(left, states) and self._accepts(right, states) == (operator == "and")
 
     def _alive(self, formula: Formula, states: tuple[int, ...]) -> bool:
-        """Whether something may still be accepted, as far as the sides alone tell."""
+        """Tells whether something may still be accepted, as far as the sides alone tell."""
         if isinstance(formula, int):
             return states[formula] != DEAD
         operator, left, right = formula
@@ -287,7 +287,7 @@ def trimmed(accepting: list[bool], rows: Rows) -> tuple[list[bool], Rows] | None
 
 
 def minimal(accepting: list[bool], rows: Rows) -> tuple[list[bool], Rows]:
-    """The one automaton with the fewest states (Hopcroft, 1971, for partial transition functions).
+    """Returns the one automaton with the fewest states (Hopcroft, 1971, for partial transition functions).
 
     A block of states that has not told others apart yet waits; of two halves of a block that has, the smaller waits.
     """

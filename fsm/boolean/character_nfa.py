@@ -150,7 +150,7 @@ class CharacterNfa:
                 self._characters(ranges, state, states[following], spelled)
 
     def closure(self, state: int) -> int:
-        """The states that are reached without a character and have an edge or are the end."""
+        """Returns the states that are reached without a character and have an edge or are the end."""
         known = self._closures[state]
         if known is not None:
             return known
@@ -169,7 +169,7 @@ class CharacterNfa:
         return found
 
     def universal(self) -> int:
-        """The states from which every text is accepted, found where a loop over any character may end."""
+        """Returns the states from which every text is accepted, found where a loop over any character may end."""
         found = 0
         for state, edges in enumerate(self.edges):
             for label, following in edges:

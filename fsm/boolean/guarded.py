@@ -30,12 +30,12 @@ class Guard:
 
 
 def mark(guard: int) -> Language:
-    """The place of a guard, by its number. `algebra` knows no marks: put nodes around them as they are."""
+    """Returns the place of a guard, by its number. `algebra` knows no marks: put nodes around them as they are."""
     return Chars(((_FIRST_MARK + guard, _FIRST_MARK + guard),))
 
 
 def guarded_automaton(language: Language, guards: list[Guard], limits: Limits) -> Language:
-    """The Dfa of an expression with marks, trimmed and minimal, or NOTHING.
+    """Returns the Dfa of an expression with marks, trimmed and minimal, or NOTHING.
 
     Raises:
         LimitExceeded: the automaton, or the way to it, is larger than the limits.
@@ -137,7 +137,7 @@ class _GuardedProduct:
             del places[carried]
 
     def _carried(self, added: Iterable[tuple[int, int | None]], kept: Iterable[tuple[int, int]]) -> Carried | None:
-        """What is still open of all this; None when one of the guards is broken for good."""
+        """Returns the guards that are still open of all these; None when one of the guards is broken for good."""
         open_guards = []
         for guard, state in (*added, *kept):
             state = self._sides[guard].start if state is None else state

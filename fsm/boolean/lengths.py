@@ -1,4 +1,4 @@
-"""How long the texts of a language are, in characters, and expressions cut to texts of certain lengths.
+"""Bounds the length of the texts of a language, in characters, and cuts expressions to texts of certain lengths.
 
 A pattern together with minLength and maxLength is the most frequent intersection. A product would have a state for
 every length; most patterns have one part whose length varies much, and its counter can take the bounds over.
@@ -146,7 +146,7 @@ def as_length_limit(node: Language) -> Lengths | None:
 
 
 def with_length(node: Language, least: int, most: int | None) -> Language | None:
-    """The texts with at least `least` and at most `most` characters; None where counters cannot say it."""
+    """Returns the texts with at least `least` and at most `most` characters; None where counters cannot say it."""
     if most is not None and most < least:
         return NOTHING
     bounds = lengths(node)

@@ -34,7 +34,7 @@ from .lengths import as_length_limit, with_length
 
 
 def resolve(grammar: Grammar, limits: Limits) -> Grammar:
-    """The same language without Intersection and Difference, and without what admits nothing.
+    """Returns the same language without Intersection and Difference, and without what admits nothing.
 
     Every node that is left admits some text, every rule is reached from the start, and no rule calls itself before
     a byte is taken: an automaton may rely on it.
@@ -74,7 +74,7 @@ def _resolved_rule(resolver: _Resolver, name: str, language: Language) -> Langua
 
 
 def settled(language: Language, limits: Limits) -> Language:
-    """One expression without calls, without Intersection and Difference; NOTHING where it admits nothing.
+    """Takes Intersection and Difference out of one expression without calls; NOTHING where it admits nothing.
 
     Raises:
         LimitExceeded: an intersection or a difference is larger than the limits.
@@ -118,7 +118,7 @@ class _Resolver:
 
 
 def _limited(left: Language, right: Language) -> Language:
-    """The intersection, without a product where one side asks for lengths only and counters can say it."""
+    """Returns the intersection, without a product where one side asks for lengths only and counters can say it."""
     for one, other in ((left, right), (right, left)):
         bounds = as_length_limit(one)
         if bounds is not None and (cut := with_length(other, *bounds)) is not None:
@@ -128,7 +128,7 @@ def _limited(left: Language, right: Language) -> Language:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What one walk over an expression finds."""
+    """Facts that one walk over an expression finds."""
 
     calls: frozenset[str]
     settled: bool  # no intersections and differences, and nothing that shows by its form that it admits nothing
@@ -234,7 +234,7 @@ def _has_cycle(surveys: Surveys) -> bool:
 
 
 def _grown(rules: Iterable[str], holds: Callable[[str, set[str]], bool]) -> set[str]:
-    """The least set of rules of which `holds(rule, set)` is true."""
+    """Returns the least set of rules of which `holds(rule, set)` is true."""
     found: set[str] = set()
     before = -1
     while len(found) > before:
@@ -246,7 +246,7 @@ def _grown(rules: Iterable[str], holds: Callable[[str, set[str]], bool]) -> set[
 
 
 def _fruitful(grammar: Grammar, surveys: Surveys) -> set[str]:
-    """The rules that admit a text. Only a body that calls a rule that is not known to is looked at."""
+    """Returns the rules that admit a text. Only a body that calls a rule that is not known to is looked at."""
 
     def holds(name: str, found: set[str]) -> bool:
         body = grammar.rules[name]
@@ -256,7 +256,7 @@ def _fruitful(grammar: Grammar, surveys: Surveys) -> set[str]:
 
 
 def _admits(node: Language, fruitful: set[str]) -> bool:
-    """Whether some text is admitted, when the rules of the set admit some."""
+    """Tells whether some text is admitted, when the rules of the set admit some."""
     if isinstance(node, Call):
         return node.rule in fruitful
     if isinstance(node, Union):
@@ -270,7 +270,7 @@ def _admits(node: Language, fruitful: set[str]) -> bool:
 
 
 def _is_empty(node: Language, empty: set[str]) -> bool:
-    """Whether the empty text is admitted, when the rules of the set admit it."""
+    """Tells whether the empty text is admitted, when the rules of the set admit it."""
     if isinstance(node, Call):
         return node.rule in empty
     if isinstance(node, Concat):
@@ -283,7 +283,7 @@ def _is_empty(node: Language, empty: set[str]) -> bool:
 
 
 def _beginnings(node: Language, empty: set[str]) -> set[str]:
-    """The rules that are called before a byte is taken."""
+    """Returns the rules that are called before a byte is taken."""
     found: set[str] = set()
     pending = [node]
     while pending:

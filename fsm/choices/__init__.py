@@ -1,1 +1,1 @@
-"""How probable choices are over all the ways to cut them into tokens (the paper's B.3)."""
+"""Computes how probable choices are over all the ways to cut them into tokens (the paper's B.3)."""

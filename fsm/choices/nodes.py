@@ -40,7 +40,7 @@ class Texts:
         return self._texts[place]
 
     def extending(self, done: bytes) -> tuple[int, int]:
-        """The texts [first, last) that begin with these bytes and are longer."""
+        """Returns the texts [first, last) that begin with these bytes and are longer."""
         first = bisect.bisect_right(self._texts, done)
         return first, bisect.bisect_left(self._texts, True, lo=first, key=lambda text: not text.startswith(done))
 
@@ -74,7 +74,7 @@ def _less(whole: float, part: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """What is to be known of the model after a node: the log-probabilities of `ids`.
+    """Asks for the log-probabilities of `ids` after a node.
 
     ids     [ reaching text first | … | reaching text last − 1 | tokens to go on with | usual tokens ]
     bounds    ^0                    ^                          ^ one more than texts

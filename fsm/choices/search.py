@@ -1,4 +1,4 @@
-"""How probable each of several texts is as what comes next, over all the ways to write it in tokens.
+"""Bounds how probable each of several texts is as what comes next, over all the ways to write it in tokens.
 
     P(the text goes on with c) = Σ over token sequences whose last token is the first to reach the end of c
 
@@ -31,7 +31,7 @@ from .nodes import NOTHING, Log, Question, SearchNode, Texts, Usual
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """When a search ends.
+    """Says when a search ends.
 
     Attributes:
         epsilon: what is not found is less than this share of what is found, for every text;
@@ -110,7 +110,7 @@ class ChoiceSearch:
         return self._first
 
     def question(self, node: SearchNode) -> NDArray[np.int32]:
-        """The tokens of which the log-probabilities after a node are to be known."""
+        """Returns the tokens of which the log-probabilities after a node are to be known."""
         if node.question is None:
             node.question = self._ask(node)
         return node.question.ids
@@ -204,7 +204,7 @@ class ChoiceSearch:
     # ------------------------------------------------------------------------------------------ one node
 
     def _child(self, node: SearchNode, token: int, place: int) -> SearchNode:
-        """The node after one more token, with which text `place` goes on."""
+        """Returns the node after one more token, with which text `place` goes on."""
         length = node.length + len(self._token_bytes(token))
         alone = node.last - node.first == 1
         first, last = (node.first, node.last) if alone else self._texts.extending(self._texts[place][:length])
@@ -225,7 +225,7 @@ class ChoiceSearch:
         return Question(ids, bounds, [place for _, place in onward])
 
     def _reaching(self, text: bytes, done: int) -> NDArray[np.int32]:
-        """The tokens with which a text of which `done` bytes are there is complete, or more than that."""
+        """Returns the tokens with which a text of which `done` bytes are there is complete, or more than that."""
         if len(text) - done > self._trie.depth:
             return np.empty(0, np.int32)
         rest = text[done:]

@@ -1,1 +1,1 @@
-"""Who enforces a constraint: our automata, llguidance, or one of the engines they are compared with."""
+"""The engines that enforce a constraint: our automata, llguidance, or one that they are compared with."""

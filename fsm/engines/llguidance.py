@@ -63,11 +63,11 @@ class Ends:
         return bits | self._vocabulary.eos_mask if matcher.is_accepting() else bits
 
     def takes(self, matcher: LlMatcher, byte: int) -> bool:
-        """Whether this byte may come, as far as tokens of one byte tell."""
+        """Tells whether this byte may come, as far as tokens of one byte tell."""
         return any(matcher.validate_tokens([token]) == 1 for token in self._single[byte])
 
     def straight(self, matcher: LlMatcher, most: int) -> tuple[int, ...] | None:
-        """An end of at most `most` tokens on one way; None where the way is longer, or leads nowhere.
+        """Searches for an end of at most `most` tokens on one way; None where the way is longer, or leads nowhere.
 
         Of the bytes that may come the one taken least often goes first, then the one that ends most: no loop is gone
         through for ever."""
@@ -105,7 +105,7 @@ class Ends:
         return None
 
     def _candidates(self, bits: NDArray[np.uint32]) -> list[int]:
-        """Tokens of one byte: all that close, one of each class; all tokens where they are few."""
+        """Returns tokens of one byte: all that close, one of each class; all tokens where they are few."""
         if np.count_nonzero(bits) <= FEW:
             few = unpack_few(bits)
             if len(few) <= FEW:
@@ -126,12 +126,12 @@ class Ends:
         return next(iter(_first(bits)), None)
 
     def _of_byte(self, words: memoryview, byte: int) -> int | None:
-        """The token of this byte alone, if it may come."""
+        """Returns the token of this byte alone, if it may come."""
         return next((token for token in self._single[byte] if words[token >> 5] >> (token & 31) & 1), None)
 
 
 def _first(bits: NDArray[np.uint32]) -> list[int]:
-    """The first token of a mask; [] of an empty one."""
+    """Returns the first token of a mask; [] of an empty one."""
     words = np.flatnonzero(bits)[:1]
     return unpack_few(bits[: int(words[0]) + 1])[:1] if len(words) else []
 
@@ -176,7 +176,7 @@ class LlguidanceConstraint:
         return LlguidanceState(matcher, self._tokens, self._ends, self._encode, self.counters, context)
 
     def healing(self, said: bytes) -> NoHealing:
-        """The matcher takes tokens, not parts of them: none is replaced."""
+        """Returns the matcher takes tokens, not parts of them: none is replaced."""
         return NoHealing(said)
 
 
@@ -268,7 +268,7 @@ class LlguidanceState:
         return self._mask.few
 
     def forced_tokens(self) -> list[int]:
-        """The library's own, unless they would change the last token."""
+        """Returns the library's own, unless they would change the last token."""
         if self.ended:
             return []
         plan = self._plans[-1]

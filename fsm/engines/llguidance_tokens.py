@@ -20,7 +20,7 @@ from .source import MissingEngine, Source
 
 @dataclass(frozen=True, slots=True)
 class MatcherLimits:
-    """What llguidance may take for one constraint, in its own units. Beyond them it ends the text with an error.
+    """Bounds what llguidance may take for one constraint, in its own units. Beyond, it ends the text with an error.
 
     They bound each step of a text. Reading a source they do not bound: a multiple of 1,000,003 takes it seconds and
     300 MB whatever they say, so sources are read where that can be killed first (`rehearse`).
@@ -75,7 +75,7 @@ class LlguidanceTokens:
         return importlib.util.find_spec("llguidance") is not None
 
     def matcher(self, source: Source) -> Any:  # Any: llguidance.LLMatcher, a compiled class
-        """A matcher at the beginning of a text, whose every step is within the limits.
+        """Returns a matcher at the beginning of a text, whose every step is within the limits.
 
         Raises:
             Unsupported: llguidance does not honour the constraint.
@@ -149,7 +149,7 @@ def require_sound(matcher: Any) -> None:  # Any: llguidance.LLMatcher
 
 @cache
 def _byte_tokens() -> LlguidanceTokens:
-    """A vocabulary of the 256 bytes: what reading a source takes does not depend on the vocabulary."""
+    """Returns a vocabulary of the 256 bytes: what reading a source takes does not depend on the vocabulary."""
     vocabulary = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [256])
     return LlguidanceTokens(vocabulary, build_trie(vocabulary), None)
 
@@ -171,7 +171,7 @@ _FORMATS: dict[str, dict[str, object]] = {
 
 
 class _Table:
-    """What llguidance.TokenizerWrapper asks for."""
+    """Answers what llguidance.TokenizerWrapper asks of a tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary, spell: Callable[[bytes], list[int]]) -> None:
         self.tokens = [vocabulary.token_bytes(token) for token in range(len(vocabulary))]

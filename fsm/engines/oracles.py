@@ -32,7 +32,7 @@ Pieces = list[tuple[int, int, int]]  # (first, last, state after): values of the
 
 
 def interegular_grammar(source: Source, limits: Limits) -> Grammar:
-    """The texts that interegular matches. It may take exponential time: run it where it can be killed.
+    """Returns the texts that interegular matches. It may take exponential time: run it where it can be killed.
 
     Raises:
         MissingEngine: the package is not installed.
@@ -63,7 +63,7 @@ def interegular_grammar(source: Source, limits: Limits) -> Grammar:
 
 
 def _characters(alphabet: Any) -> dict[int, CharSet]:  # Any: interegular's Alphabet, which has no types
-    """The characters of each symbol; one symbol also stands for all characters that are not named."""
+    """Returns the characters of each symbol; one symbol also stands for all characters that are not named."""
     codes: dict[int, list[int]] = {symbol: [] for symbol in alphabet.values()}
     others = None
     for character, symbol in alphabet.items():
@@ -79,7 +79,7 @@ def _characters(alphabet: Any) -> dict[int, CharSet]:  # Any: interegular's Alph
 
 
 def outlines_grammar(source: Source, limits: Limits) -> Grammar:
-    """The texts that outlines-core matches. It may take exponential time: run it where it can be killed.
+    """Returns the texts that outlines-core matches. It may take exponential time: run it where it can be killed.
 
     Raises:
         MissingEngine: the package is not installed.
@@ -130,7 +130,7 @@ class _OutlinesCharacters:
         self._tails: dict[tuple[int, int], Pieces] = {}
 
     def of(self, state: int) -> list[tuple[CharSet, int]]:
-        """The characters that lead on, with the states after them; none in the middle of a character."""
+        """Returns the characters that lead on, with the states after them; none in the middle of a character."""
         row = self._table.get(state, {})
         pieces = [(byte, byte, target) for byte, target in row.items() if _END < byte < 0x80]
         for first, last, tail_bytes, bits in _LEADS:
@@ -146,7 +146,7 @@ class _OutlinesCharacters:
         return [(CharSet.of(found), target) for target, found in ranges.items()]
 
     def _tail(self, state: int, length: int) -> Pieces:
-        """Where `length` continuation bytes lead."""
+        """Follows `length` continuation bytes to the states after them."""
         known = self._tails.get((state, length))
         if known is not None:
             return known
@@ -168,7 +168,7 @@ class _OutlinesCharacters:
 def trimmed_dfa(
     initial: int, finals: Collection[int], edges: Mapping[int, Iterable[tuple[CharSet, int]]]
 ) -> Dfa | None:
-    """The automaton without states that lead nowhere or are not reached; None when nothing is left.
+    """Returns the automaton without states that lead nowhere or are not reached; None when nothing is left.
 
     edges: of each state, characters that are disjoint with the state after them.
     """
@@ -199,7 +199,7 @@ def trimmed_dfa(
 
 
 def _reached(starts: Iterable[int], along: Mapping[int, list[int]]) -> dict[int, None]:
-    """The states on ways from `starts`, in the order in which they are found."""
+    """Returns the states on ways from `starts`, in the order in which they are found."""
     found = dict.fromkeys(starts)
     waiting = list(found)
     while waiting:

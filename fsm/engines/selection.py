@@ -36,7 +36,7 @@ FOREIGN = ("pattern", "patternProperties", "format")  # llguidance has a dialect
 
 
 class TextState(Protocol):
-    """Where one text is: `constraint.ConstraintState` says what each of these is."""
+    """The cursor of one text; `constraint.ConstraintState` documents each of these."""
 
     @property
     def mask(self) -> NDArray[np.uint32]: ...
@@ -73,7 +73,7 @@ class TextState(Protocol):
 
 
 class TextConstraint(Protocol):
-    """What all texts under a constraint share: `constraint.Constraint`."""
+    """A constraint that all texts under it share; see `constraint.Constraint`."""
 
     @property
     def minimum_tokens(self) -> int: ...
@@ -82,7 +82,7 @@ class TextConstraint(Protocol):
 
 
 def compile_source(source: Source, engine: Engine = "auto", limits: Limits | None = None) -> Grammar | Source:
-    """What enforces the source: a grammar for our automaton, or the source that llguidance's matcher is given.
+    """Compiles a source to what enforces it: a grammar for our automaton, or the source for llguidance's matcher.
 
     Raises:
         ConstraintRefused: no engine that was asked honours it.
@@ -179,7 +179,7 @@ class Engines:
             raise
 
     def open_grammar(self, grammar: Grammar) -> Constraint:
-        """A compiled one. Raises ConstraintRefused."""
+        """Opens a compiled one. Raises ConstraintRefused."""
         return Constraint(grammar, self.masks, encode=self._encode, limits=self._limits, counters=self.counters)
 
     def open_llguidance(self, source: Source, nbytes: int = 0) -> LlguidanceConstraint:

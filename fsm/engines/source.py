@@ -71,7 +71,7 @@ _MOST_SHOWN = 200  # characters of the converter's own words
 
 
 def lark_of_gbnf(grammar: str) -> str:
-    """The Lark grammar of the same language.
+    """Returns the Lark grammar of the same language.
 
     Raises:
         MissingEngine: llguidance is not installed.
@@ -104,7 +104,7 @@ def _respelled(token: re.Match[str]) -> str:
 
 
 def _gbnf_character(escape: re.Match[str]) -> str:
-    """An escape that the converter reads. It takes no \\-, and drops zeros of \\u that Lark needs."""
+    """Respells an escape as the converter reads it. It takes no \\-, and drops zeros of \\u that Lark needs."""
     *digits, other = escape.groups()
     if other is not None and (other in _GBNF_KEPT or other.isalnum()):
         return escape[0]
@@ -120,7 +120,7 @@ _DATA = ("const", "default", "enum", "examples")  # keywords whose values are no
 
 
 def in_common_syntax(source: Source, limits: Limits) -> Source:
-    """The source with its regular expressions in the common syntax; what else it says stays as it is.
+    """Returns the source with its regular expressions in the common syntax; what else it says stays as it is.
 
     Raises:
         ConstraintRefused: an expression that our parser refuses.
@@ -135,7 +135,7 @@ def in_common_syntax(source: Source, limits: Limits) -> Source:
 
 
 def written(language: Language) -> str:
-    """An expression that matches exactly the texts of the language, from end to end.
+    """Returns an expression that matches exactly the texts of the language, from end to end.
 
     Raises:
         Unsupported: the language is not one of characters, sequences, alternatives and repeats.
@@ -201,7 +201,7 @@ def _member(code: int) -> str:
 
 
 def _schema(text: str, limits: Limits) -> str:
-    """The schema with its patterns in the common syntax; a text without patterns stays as it is."""
+    """Returns the schema with its patterns in the common syntax; a text without patterns stays as it is."""
     if not any(f'"{keyword}"' in text for keyword in ("pattern", "patternProperties")):
         return text
     return json.dumps(_rewritten(json.loads(text, parse_float=_exact), "#", limits), ensure_ascii=False)
@@ -230,7 +230,7 @@ def _rewritten(value: Any, path: str, limits: Limits) -> Any:  # Any: what json.
 
 
 def _searched(pattern: str, where: str, limits: Limits) -> str:
-    """A pattern that is looked for anywhere in a string, as one for the whole string."""
+    """Writes a pattern that is looked for anywhere in a string as one for the whole string."""
     keyword = where.rpartition("/")[2]
     try:
         return f"^(?:{written(search_regex(pattern, limits))})$"
@@ -241,7 +241,7 @@ def _searched(pattern: str, where: str, limits: Limits) -> str:
 
 
 def _exact(text: str) -> float:
-    """A number that is written again as it was."""
+    """Reads a number, and refuses one that would not be written again as it was."""
     number = float(text)
     if Decimal(repr(number)) != Decimal(text):
         raise Unsupported(f"the number {text} of the schema has more digits than a double; leave constraint_engine out")

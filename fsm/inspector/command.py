@@ -32,7 +32,7 @@ _SHOWN = 240  # characters of the shortest text that are printed
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What there is to say of one constraint."""
+    """Everything that is printed of one constraint."""
 
     kind: Kind
     source: str
@@ -113,7 +113,7 @@ def _positive(text: str) -> int:
 
 
 def _read(given: str, kind: Kind | None) -> tuple[Kind, str]:
-    """What is meant: text of a JSON object is a schema, and so is the content of a file."""
+    """Reads what is meant: text of a JSON object is a schema, and so is the content of a file."""
     if given == "-":
         source = sys.stdin.read()
         return kind or ("schema" if source.lstrip().startswith("{") else "regex"), source.removesuffix("\n")
@@ -139,7 +139,7 @@ def _is_object(given: str) -> bool:
 
 
 def _refusal(error: ConstraintRefused, kind: Kind, source: str) -> str:
-    """The error; below it a one-line expression with a mark at the position."""
+    """Returns the error; below it a one-line expression with a mark at the position."""
     lines = [f"umbel fsm: {error}"]
     position = re.fullmatch(r"position (\d+)", error.where)
     if kind == "regex" and position and source.isprintable():
@@ -189,7 +189,7 @@ def _extent(graph: Graph) -> str:
 
 
 def _edge_list(graph: Graph) -> list[str]:
-    """A block for each state: *n accepts, ?n was not explored."""
+    """Lists a block for each state: *n accepts, ?n was not explored."""
     lines: list[str] = []
     width = max(len(_name(graph, state)) for state in graph.states)
     leaving: dict[int, list[str]] = {state: [] for state in graph.states}
@@ -207,7 +207,7 @@ def _name(graph: Graph, state: int) -> str:
 
 
 def _json(inspection: Inspection) -> str:
-    """Edges as [source, target, ranges of code points, text after it]."""
+    """Lists edges as [source, target, ranges of code points, text after it]."""
     after = inspection.compressed.after
     explored = inspection.explored
     before = inspection.compressed.before
@@ -247,7 +247,7 @@ def _json(inspection: Inspection) -> str:
 
 
 def _picture(inspection: Inspection, schema_options: SchemaOptions) -> tuple[Graph, list[str]]:
-    """What a picture has room for, and in words what it leaves out."""
+    """Cuts a graph to what a picture has room for, and says in words what is left out."""
     graph, notes = inspection.compressed.after, list[str]()
     if len(graph.states) > _DRAWN and inspection.kind == "schema" and not schema_options.closed:
         closed = replace(schema_options, closed=True)

@@ -95,7 +95,7 @@ class ForcedShare:
 
 
 def explore(automaton: Automaton, most_states: int) -> Exploration:
-    """The states that are reached first, breadth first, and the edges between them.
+    """Returns the states that are reached first, breadth first, and the edges between them.
 
     Characters that lead from one state to the same other one are one edge. Exploring ends when `most_states` states
     have been looked at, or where the limits of the automaton end it. States are numbered as they are found, whatever
@@ -261,7 +261,7 @@ def _repeats(graph: Graph, leaving: dict[int, list[Edge]], edge: Edge) -> bool:
 
 
 def cut(graph: Graph, most: int) -> Graph:
-    """The states that were found first; those beyond them that they lead to are left open."""
+    """Returns the states that were found first; those beyond them that they lead to are left open."""
     kept = set(graph.states[:most])
     edges = tuple(edge for edge in graph.edges if edge.source in kept)
     beyond = {edge.target for edge in edges} - kept
@@ -275,7 +275,7 @@ def cut(graph: Graph, most: int) -> Graph:
 
 
 def forced_share(automaton: Automaton) -> ForcedShare:
-    """How much of the shortest text a jump-forward writes without a choice. Raises LimitExceeded."""
+    """Measures how much of the shortest text a jump-forward writes without a choice. Raises LimitExceeded."""
     text = automaton.close(automaton.start)
     state, at, forced = automaton.start, 0, 0
     while at < len(text):

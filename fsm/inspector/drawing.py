@@ -32,7 +32,7 @@ def character_set(ranges: Ranges) -> str:
 
 
 def _others(ranges: Ranges) -> Ranges:
-    """The characters that are not among `ranges`; surrogates are none."""
+    """Returns the characters that are not among `ranges`; surrogates are none."""
     found: list[tuple[int, int]] = []
     start = 0
     for first, last in (*ranges, (0x110000, 0x110000)):
@@ -65,7 +65,7 @@ def _character(code: int, escaped: str) -> str:
 
 
 def edge_label(edge: Edge, longest: int | None = None) -> str:
-    """The label of an edge, cut in the middle when it is longer than `longest` characters."""
+    """Returns the label of an edge, cut in the middle when it is longer than `longest` characters."""
     if edge.text is not None:
         label = quoted(edge.text)
     else:
@@ -101,7 +101,7 @@ def dot(graph: Graph) -> str:
 
 
 def svg(graph: Graph, title: str) -> str:
-    """A picture of at most some hundred states that a browser shows as it is."""
+    """Draws a picture of at most some hundred states that a browser shows as it is."""
     arrows: dict[tuple[int, int], list[Edge]] = {}
     for edge in graph.edges:
         arrows.setdefault((edge.source, edge.target), []).append(edge)
@@ -116,7 +116,7 @@ class _Point:
 
 
 class _Picture:
-    """Where things are is worked out when it is born; `text` writes them down, edges below states."""
+    """Works out where things are when it is made; `text` writes them down, edges below states."""
 
     def __init__(self, graph: Graph, arrows: dict[tuple[int, int], list[Edge]], layout: Layout) -> None:
         self._graph = graph
@@ -262,7 +262,7 @@ class _Picture:
 
 
 def _lines(edges: Sequence[Edge]) -> list[tuple[str, bool]]:
-    """One line for each parallel edge: its label, and whether it is one text."""
+    """Gives one line for each parallel edge: its label, and whether it is one text."""
     shown = edges if len(edges) <= _LINES else edges[: _LINES - 1]
     lines = [(edge_label(edge, _LONGEST), edge.text is not None) for edge in shown]
     return lines if len(shown) == len(edges) else [*lines, (f"and {len(edges) - len(shown)} more", False)]
@@ -274,7 +274,7 @@ def _width(lines: Sequence[tuple[str, bool]]) -> float:
 
 
 def _eased(along: float) -> float:
-    """How far up or down a cubic with level ends is, that far along."""
+    """Returns the height of a cubic with level ends, that far along."""
     return 3 * along**2 - 2 * along**3
 
 
@@ -302,7 +302,7 @@ _SWEEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the states of a graph are drawn: in layers from left to right (Sugiyama, Tagawa and Toda, 1981).
+    """Places the states of a graph in layers from left to right (Sugiyama, Tagawa and Toda, 1981).
 
     1  edges that close a circle are set aside (depth first search)
     2  a state's layer is the longest way to it
@@ -352,7 +352,7 @@ def layered(start: int, states: Sequence[int], pairs: Iterable[tuple[int, int]])
 
 
 def _circles(start: int, after: dict[int, list[int]]) -> tuple[set[tuple[int, int]], list[int]]:
-    """Edges back to a state that the search is inside of, and the states in the order in which it left them."""
+    """Finds edges back to a state that the search is inside of, and the states in the order in which it left them."""
     backward: set[tuple[int, int]] = set()
     finished: list[int] = []
     inside, seen = {start}, {start}

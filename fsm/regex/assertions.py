@@ -33,7 +33,7 @@ class BeginAnchor:
 
 
 class Ending(Enum):
-    """What may follow an end anchor."""
+    """The text that may follow an end anchor."""
 
     TEXT = "the end"  # \Z, and $ of ECMAScript
     LAST_LINE = "the end, or one line feed and the end"  # $ of Python
@@ -77,7 +77,7 @@ Item = Language | Assertive
 
 
 def concatenation(items: Iterable[Item]) -> Item:
-    """One after the other; neighbours without assertions become one language."""
+    """Concatenates; neighbours without assertions become one language."""
     parts: list[Item] = []
     plain: list[Language] = []
     for item in items:
@@ -153,7 +153,7 @@ def may_be_empty(item: Item) -> bool:
 
 
 def inside(item: Item) -> Language:
-    """What the item matches where text lies before and after it: anchors match nothing."""
+    """Returns the texts that the item matches where text lies before and after it: anchors match nothing."""
     match item:
         case BeginAnchor() | EndAnchor() | LookaheadAssertion():
             return NOTHING
@@ -172,7 +172,7 @@ _COPIES = 50_000  # nodes written again because alternatives look around; a tent
 
 
 class Left(Enum):
-    """What lies before a place."""
+    """The character before a place, as far as anchors ask for it."""
 
     NOTHING = "nothing"
     NEWLINE = "a line feed"
@@ -181,7 +181,7 @@ class Left(Enum):
 
 
 def full_match(item: Item, limits: Limits) -> Language:
-    """The texts that the expression matches from end to end.
+    """Returns the texts that the expression matches from end to end.
 
     Raises:
         Unsupported: an assertion where what it means depends on how often something around it was repeated.
@@ -196,7 +196,7 @@ def full_match(item: Item, limits: Limits) -> Language:
 
 
 def search_match(item: Item, limits: Limits) -> Language:
-    """The texts in which the expression matches somewhere."""
+    """Returns the texts in which the expression matches somewhere."""
     return full_match(concatenation((ANY_TEXT, item, ANY_TEXT)), limits)
 
 
@@ -271,7 +271,7 @@ class _AssertionReader:
         return rests[left]
 
     def empty(self, item: Item, left: Left, rest: Language) -> Language:
-        """The texts of `rest` before which the item matches the empty text."""
+        """Returns the texts of `rest` before which the item matches the empty text."""
         match item:
             case BeginAnchor() | EndAnchor() | LookaheadAssertion():
                 return self.following(item, left, rest)
@@ -310,7 +310,7 @@ class _AssertionReader:
         return texts if least else union((rest, texts))
 
     def needs_guards(self, item: Repetition) -> bool:
-        """Whether a round between others can look ahead, or an empty one counts.
+        """Tells whether a round between others can look ahead, or an empty one counts.
 
         Raises:
             Unsupported: it does, and ^ is repeated as well; or ^ of the flag m is.
@@ -325,13 +325,13 @@ class _AssertionReader:
         return guards
 
     def guarded(self, item: Repetition, rest: Language) -> Language:
-        """What looks ahead at a place that is passed any number of times is followed by an automaton."""
+        """Builds an automaton for what looks ahead at a place that is passed any number of times."""
         guards: list[Guard] = []
         marked = self.marked(item, guards)
         return guarded_automaton(Concat((marked, settled(rest, self.limits))), guards, self.limits)
 
     def marked(self, item: Item, guards: list[Guard]) -> Language:
-        """The item with marks where it looks ahead."""
+        """Returns the item with marks where it looks ahead."""
         match item:
             case LookaheadAssertion(body, negative):
                 seen = self.following(body, Left.OTHER, ANY_TEXT)
@@ -358,7 +358,7 @@ class _AssertionReader:
 
 
 def _last_rounds(body: Item) -> int:
-    """How many rounds of a repeat may hold an end anchor: the last one, or the two before the end of the text.
+    """Counts the rounds of a repeat that may hold an end anchor: the last one, or the two before the end of the text.
 
     Two, because the $ of Python holds before a last line feed, which may be a round of its own.
     """
@@ -383,7 +383,7 @@ def _ended(ending: Ending, rest: Language) -> Language:
 
 
 def _after(item: Item, left: Left) -> Left:
-    """What lies before the place after the item, when the item is not empty (or nothing can lie before it)."""
+    """Tells what lies before the place after the item, when the item is not empty (or nothing can lie before it)."""
     if is_empty(item):
         return left
     if isinstance(item, Assertive):
@@ -398,7 +398,7 @@ def _after(item: Item, left: Left) -> Left:
 
 
 def _lefts_after(item: Item, lefts: list[Left]) -> list[Left]:
-    """All that may lie before the place after the item."""
+    """Lists all that may lie before the place after the item."""
     after = [_after(item, left) for left in lefts]
     if Left.NOTHING in lefts and may_be_empty(item):
         after.append(Left.NOTHING)
@@ -406,7 +406,7 @@ def _lefts_after(item: Item, lefts: list[Left]) -> list[Left]:
 
 
 def _last(node: Language) -> tuple[bool, bool]:
-    """Whether a text of the language can end in a line feed, and in another character."""
+    """Tells whether a text of the language can end in a line feed, and in another character."""
     match node:
         case Literal(data):
             return data.endswith(b"\n"), bool(data) and not data.endswith(b"\n")

@@ -15,7 +15,7 @@ _HIGH, _LOW = range(0xD800, 0xDC00), range(0xDC00, 0xE000)  # halves of a surrog
 
 
 def folded(characters: CharSet, flags: Flags) -> CharSet:
-    """What written characters stand for under the flags i and a."""
+    """Returns the characters that written ones stand for under the flags i and a."""
     if not flags.ignore_case:
         return characters
     return unicode.ignoring_ascii_case(characters) if flags.ascii else unicode.ignoring_case(characters)
@@ -67,7 +67,7 @@ def _property(source: PatternReader, flags: Flags, start: int) -> CharSet:
 
 
 def character_escape(source: PatternReader, in_class: bool, start: int) -> int:
-    """The code point of an escaped character, after the backslash at `start`.
+    """Returns the code point of an escaped character, after the backslash at `start`.
 
     Raises:
         ConstraintRefused: no such escape, or one that is cut short.
@@ -163,7 +163,7 @@ _POSIX_CLASS = re.compile(r"\[:\^?[a-zA-Z]+:\]")
 
 
 def bracketed(source: PatternReader, flags: Flags, start: int) -> CharSet:
-    """The class whose "[" at `start` has been read; the cursor ends after its "]".
+    """Returns the class whose "[" at `start` has been read; the cursor ends after its "]".
 
     Raises:
         ConstraintRefused: not closed, or a range that runs backwards.
@@ -208,7 +208,7 @@ def _range(source: PatternReader, first: int, last: int, at: int) -> tuple[int, 
 
 
 def _member(source: PatternReader, flags: Flags, start: int) -> int | CharSet:
-    """One character of a class or an escape."""
+    """Reads one character of a class or an escape."""
     at = source.position
     if _POSIX_CLASS.match(source.pattern, at):
         raise unsupported(

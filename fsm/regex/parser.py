@@ -60,7 +60,7 @@ _REFUSED = {
 
 
 def opening(source: PatternReader, flags: Flags, start: int) -> GroupOpening:
-    """The group whose "(" at `start` has been read; the cursor ends where its inside begins.
+    """Returns the group whose "(" at `start` has been read; the cursor ends where its inside begins.
 
     Raises:
         ConstraintRefused: not a group.
@@ -112,7 +112,7 @@ _LARGEST_BOUND = 1 << 20  # of a repeat, and characters of the shortest text: no
 
 
 def parse_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "python") -> Language:  # noqa: B008
-    """The texts that the expression matches from end to end.
+    """Returns the texts that the expression matches from end to end.
 
     Raises:
         ConstraintRefused: not an expression; `where` is the position that is wrong.

@@ -50,7 +50,7 @@ class PatternReader:
         return self.pattern[start : self.position]
 
     def take_until(self, end: str, what: str, start: int) -> str:
-        """What comes before `end`, which is passed; `start` is where the construct began.
+        """Takes what comes before `end`, which is passed; `start` is where the construct began.
 
         Raises:
             ConstraintRefused: `end` does not come, or comes at once.
@@ -68,7 +68,7 @@ def refused(why: str, position: int) -> ConstraintRefused:
 
 
 def unsupported(keyword: str, way_out: str, position: int) -> Unsupported:
-    """A construct that is valid and not honoured; `way_out` says what to write instead."""
+    """Refuses a construct that is valid and not honoured; `way_out` says what to write instead."""
     return Unsupported(f"{keyword} is not supported; {way_out}", where=f"position {position}", keyword=keyword)
 
 

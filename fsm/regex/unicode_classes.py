@@ -35,7 +35,7 @@ def _characters(first: int, end: int) -> str:
 
 
 def _matching(run: str) -> CharSet:
-    """The characters of the runs that a fixed expression of ours finds."""
+    """Returns the characters of the runs that a fixed expression of ours finds."""
     compiled = re.compile(run)
     return CharSet.of(
         (first + found.start(), first + found.end() - 1)
@@ -75,7 +75,7 @@ _GROUPS = {"LC": ("Lu", "Ll", "Lt"), "L&": ("Lu", "Ll", "Lt")}
 
 @functools.cache
 def _by_category() -> dict[str, CharSet]:
-    """Every two-letter category; surrogates (Cs) are no characters, Cn is what is left."""
+    """Finds every two-letter category; surrogates (Cs) are no characters, Cn is what is left."""
     runs: dict[str, list[tuple[int, int]]] = {"Co": list(_PRIVATE), "Cs": []}
     for first, end in _ASSIGNED:
         begin, current = first, ""
@@ -115,7 +115,7 @@ _ASCII_DISTANCE = ord("a") - ord("A")
 
 
 def _lower(code: int) -> int:
-    """One character for one: of "İ", whose lower case is two, the first."""
+    """Lowers one character to one: of "İ", whose lower case is two, the first."""
     return ord(chr(code).lower()[0])
 
 
@@ -153,7 +153,7 @@ def ignoring_case(characters: CharSet) -> CharSet:
 
 
 def ignoring_ascii_case(characters: CharSet) -> CharSet:
-    """The same where only A to Z and a to z have a case: the flag `a`."""
+    """Returns the same where only A to Z and a to z have a case: the flag `a`."""
     upper = characters & CharSet(((ord("A"), ord("Z")),))
     lower = characters & CharSet(((ord("a"), ord("z")),))
     return (

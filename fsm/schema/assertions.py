@@ -77,7 +77,7 @@ def _step(schema: Schema) -> Number | None:
 
 
 def not_numbers(schema: Schema) -> Iterator[Conjunct]:
-    """The ways to miss what `numbers_asked` asks."""
+    """Yields the ways to miss what `numbers_asked` asks."""
     least, most = bounds(schema)
     step = _step(schema)
     if least is not None:
@@ -111,7 +111,7 @@ def pattern_of(schema: Schema, find: Patterns, deviations: Deviations) -> Langua
 
 
 def found_pattern(source: str, where: str, keyword: str, find: Patterns, deviations: Deviations) -> Language | None:
-    """The strings that a pattern is found in; None when it is not honoured and that is allowed.
+    """Returns the strings that a pattern is found in; None when it is not honoured and that is allowed.
 
     Raises:
         ConstraintRefused: the pattern is no regular expression, or one too large; `where` says which.
@@ -128,7 +128,7 @@ def found_pattern(source: str, where: str, keyword: str, find: Patterns, deviati
 
 
 def not_strings(schema: Schema, find: Patterns, deviations: Deviations) -> Iterator[Conjunct]:
-    """The ways to miss what `strings_asked` asks."""
+    """Yields the ways to miss what `strings_asked` asks."""
     least, most = count(schema, "minLength") or 0, count(schema, "maxLength")
     if least:
         yield _textual(schema, Strings(most=least - 1))
@@ -157,7 +157,7 @@ def format_asked(schema: Schema, deviations: Deviations) -> Conjunct:
 
 
 def not_format(schema: Schema) -> Iterator[Conjunct]:
-    """The ways to miss a format.
+    """Yields the ways to miss a format.
 
     Strings are not expressed: our languages of formats are inside the standards', so that what is outside may be valid.
     """
@@ -171,7 +171,7 @@ def not_format(schema: Schema) -> Iterator[Conjunct]:
 
 
 def _items(schema: Schema) -> tuple[list[Schema], Schema | None]:
-    """The schemas of the first items, and that of the others."""
+    """Returns the schemas of the first items, and that of the others."""
     value = schema.value
     if isinstance(value.get("items"), list):  # before 2020-12
         first = [schema.child("items", position) for position in range(len(value["items"]))]
@@ -217,7 +217,7 @@ def arrays_asked(schema: Schema) -> Conjunct:
 
 
 def not_arrays(schema: Schema) -> Iterator[Conjunct]:
-    """The ways to miss what `arrays_asked` asks; two of them are no regular language, or need a far look."""
+    """Yields the ways to miss what `arrays_asked` asks; two of them are no regular language, or need a far look."""
 
     def asked(**parts: object) -> Conjunct:
         return Conjunct(schema.path, types=frozenset({"array"}), arrays=Arrays(schema.path, **parts))  # type: ignore[arg-type]
@@ -289,13 +289,13 @@ def objects_asked(schema: Schema, find: Patterns, deviations: Deviations) -> Con
 
 
 def objects_where(where: str, **parts: object) -> Conjunct:
-    """A conjunct of objects only, that asks these parts of `Objects`."""
+    """Makes a conjunct of objects only, that asks these parts of `Objects`."""
     parts.setdefault("properties", {})
     return Conjunct(where, types=frozenset({"object"}), objects=Objects(where, **parts))  # type: ignore[arg-type]
 
 
 def not_objects(schema: Schema, find: Patterns, nothing: Subschema, deviations: Deviations) -> Iterator[Conjunct]:
-    """The ways to miss what `objects_asked` asks; those that speak of a member of any name are no language."""
+    """Yields the ways to miss what `objects_asked` asks; those that speak of a member of any name are no language."""
     value = schema.value
     for name in _required(schema):
         yield objects_where(schema.path, properties={name: (nothing,)})

@@ -47,7 +47,7 @@ ANY_OBJECT = "any object"
 
 @dataclass(frozen=True, slots=True)
 class SchemaOptions:
-    """How a schema is read and its values are written.
+    """Options of how a schema is read and its values are written.
 
     Args:
         whitespace: between the parts of a value: `{"a": 1, "b": 2}` ("spaced"), `{"a":1,"b":2}` ("compact"), or at
@@ -90,7 +90,7 @@ def compile_schema(
     options: SchemaOptions = SchemaOptions(),
     limits: Limits = Limits(),  # noqa: B008
 ) -> SchemaGrammar:
-    """The texts of the values that a JSON Schema admits.
+    """Returns the texts of the values that a JSON Schema admits.
 
     Keys come in the order of the schema: `properties` first, then names that are only `required`. In objects that have
     others, those come once all required ones have, and with them, in any order, what is left of the declared ones.
@@ -206,7 +206,7 @@ class Compiler:
     # Rules
 
     def rule_name(self, wanted: str) -> str:
-        """A name that no other rule has."""
+        """Makes a name that no other rule has."""
         count = self._names[wanted] = self._names.get(wanted, 0) + 1
         return wanted if count == 1 else f"{wanted} ({count})"
 
@@ -227,7 +227,7 @@ class Compiler:
         return self.normalizer.satisfiability.unsatisfiable(subschemas)
 
     def language(self, subschemas: Subschemas) -> Language:
-        """The texts of the values that meet all subschemas."""
+        """Returns the texts of the values that meet all subschemas."""
         found = self._languages.get(subschemas)
         if found is None:
             ways = self.expressed(self._ways(subschemas))
@@ -267,7 +267,7 @@ class Compiler:
         return known[1]
 
     def _any(self) -> Call:
-        """Any JSON value; how deep it may nest is up to the automaton."""
+        """Returns the rule of any JSON value; how deep it may nest is up to the automaton."""
         if ANY not in self._rules:
             call = self.add_rule(ANY, NOTHING)
             self._rules[ANY] = self._of_types(Conjunct(ANY), EVERY_TYPE)
@@ -342,7 +342,7 @@ class Compiler:
         return Call(ANY_OBJECT)
 
     def _values(self, conjunct: Conjunct) -> Language:
-        """The constants that meet everything else; arrays and objects are met part by part."""
+        """Returns the constants that meet everything else; arrays and objects are met part by part."""
         assert conjunct.values is not None, "asked of constants"
         plain: list[Value] = list(scalars_left(conjunct))
         options: list[Language] = []

@@ -156,7 +156,7 @@ def of_type(where: str, types: Iterable[str]) -> Conjunct:
 
 
 def type_of(value: Value) -> str:
-    """Which of TYPES a value is of."""
+    """Returns the one of TYPES that a value is of."""
     match value:
         case None:
             return "null"
@@ -172,7 +172,7 @@ def type_of(value: Value) -> str:
 
 
 def conjoined(left: Conjunct, right: Conjunct) -> Conjunct | None:
-    """The conjunct that asks what both ask; None where types or values already leave nothing."""
+    """Returns the conjunct that asks what both ask; None where types or values already leave nothing."""
     if left.asks_nothing:
         return right
     if right.asks_nothing:
@@ -259,12 +259,12 @@ def _objects(left: Objects | None, right: Objects | None) -> Objects | None:
 
 
 def item_subschemas(arrays: Arrays, index: int) -> Subschemas:
-    """What is asked of the item at a position."""
+    """Returns the subschemas that the item at a position has to meet."""
     return arrays.prefix[index] if index < len(arrays.prefix) else arrays.rest
 
 
 def member_subschemas(objects: Objects, name: str) -> Subschemas:
-    """What is asked of the value of a member."""
+    """Returns the subschemas that the value of a member has to meet."""
     found = objects.properties.get(name, ())
     for pattern in objects.patterns:
         if admits(pattern.names, name):
@@ -280,19 +280,19 @@ def is_other(others: OtherMembers, name: str) -> bool:
 
 
 def joined(left: Subschemas, right: Subschemas) -> Subschemas:
-    """Both, without repetitions."""
+    """Joins both, without repetitions."""
     return left + tuple(subschema for subschema in right if subschema not in left) if left else right
 
 
 def least_upper(left: int | None, right: int | None) -> int | None:
-    """The stricter of two upper bounds."""
+    """Returns the stricter of two upper bounds."""
     if left is None or right is None:
         return left if right is None else right
     return min(left, right)
 
 
 def unevaluated(conjunct: Conjunct) -> Conjunct:
-    """The conjunct as if no keyword had looked at the parts: what a negated schema looks at does not count."""
+    """Returns the conjunct as if no keyword had looked at the parts: what a negated schema looks at does not count."""
     return replace(
         conjunct,
         arrays=conjunct.arrays and replace(conjunct.arrays, evaluated=0),
@@ -301,7 +301,7 @@ def unevaluated(conjunct: Conjunct) -> Conjunct:
 
 
 def scalars_left(conjunct: Conjunct) -> tuple[Value, ...]:
-    """The scalars among a conjunct's values that meet everything else it asks."""
+    """Returns the scalars among a conjunct's values that meet everything else it asks."""
     assert conjunct.values is not None, "asked of a conjunct without values"
     barred = {identity(value) for value in conjunct.excluded}
     return tuple(value for value in conjunct.values if identity(value) not in barred and _admitted(conjunct, value))
@@ -322,13 +322,13 @@ def _admitted(conjunct: Conjunct, value: Value) -> bool:
 
 
 def numbers_of(conjunct: Conjunct, types: frozenset[str]) -> Numbers:
-    """What the conjunct asks of numbers, when it is one of `types`."""
+    """Returns the numbers that the conjunct admits, when it is one of `types`."""
     whole = None if types >= NUMBER else "integer" in types
     excluded = tuple(value for value in conjunct.excluded if type_of(value) in NUMBER)
     return replace(conjunct.numbers or Numbers(), whole=whole, excluded=excluded)
 
 
 def strings_of(conjunct: Conjunct) -> Strings:
-    """What the conjunct asks of strings."""
+    """Returns the strings that the conjunct admits."""
     excluded = tuple(value for value in conjunct.excluded if isinstance(value, str))
     return replace(conjunct.strings or Strings(), excluded=excluded)

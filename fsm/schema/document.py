@@ -27,7 +27,7 @@ LARGEST_EXPONENT = 400  # of a number in a schema; doubles end at 308, and 1e999
 
 
 def read_schema(source: str | bytes | Mapping[str, object] | bool, limits: Limits) -> Value:
-    """The schema as JSON values.
+    """Returns the schema as JSON values.
 
     Raises:
         LimitExceeded: the text has more bytes, or nests deeper, than `limits` allow.
@@ -146,7 +146,7 @@ def _read_value(source: object, limits: Limits) -> Value:
 
 
 def kind_of(value: Value) -> str:
-    """The JSON type of a value, with its article, for messages."""
+    """Returns the JSON type of a value, with its article, for messages."""
     match value:
         case None:
             return "null"
@@ -176,7 +176,7 @@ def identity(value: Value) -> Hashable:
 
 
 def distinct(values: Sequence[Value]) -> list[Value]:
-    """The values without repetitions, in order."""
+    """Returns the values without repetitions, in order."""
     return list({identity(value): value for value in reversed(values)}.values())[::-1]
 
 
@@ -198,7 +198,7 @@ _SINGLES = (
 
 
 class Draft(enum.IntEnum):
-    """What a document says it is written in; comparable by age."""
+    """The draft that a document says it is written in; comparable by age."""
 
     DRAFT4 = 4
     DRAFT6 = 6
@@ -248,7 +248,7 @@ class Schema:
         return f"Schema({self.path})"
 
     def child(self, *keys: str | int) -> Schema:
-        """The schema below; every object on the way that has an id begins a resource."""
+        """Returns the schema below; every object on the way that has an id begins a resource."""
         schema = self
         value: Value = self.value
         path = self.path
@@ -263,7 +263,7 @@ class Schema:
         return schema
 
     def derived(self, value: Value, name: str) -> Schema:
-        """A schema that stands nowhere in the document, made out of this one."""
+        """Makes a schema that stands nowhere in the document, out of this one."""
         return Schema(value, f"{self.path}/{name}", self.document, self.resource)
 
 
@@ -279,14 +279,14 @@ class Document:
         self._dynamic: dict[str, list[Schema]] = {}
 
     def identifier(self, value: Value) -> str | None:
-        """The id that a schema gives itself, by the rules of its draft."""
+        """Returns the id that a schema gives itself, by the rules of its draft."""
         if not isinstance(value, dict) or ("$ref" in value and self.draft <= Draft.DRAFT7):
             return None
         found = value.get("id" if self.draft == Draft.DRAFT4 else "$id")
         return found if isinstance(found, str) else None
 
     def target(self, schema: Schema, keyword: str) -> Schema:
-        """Where the reference that `schema` holds under `keyword` leads.
+        """Follows the reference that `schema` holds under `keyword`.
 
         Raises:
             ConstraintRefused: to nowhere, or out of the document.
@@ -340,7 +340,7 @@ class Document:
         return self._follow(resource, fragment)
 
     def _follow(self, resource: Schema, pointer: str) -> Schema | None:
-        """A JSON pointer (RFC 6901), percent-encoded as in a URI, from the root of a resource."""
+        """Follows a JSON pointer (RFC 6901), percent-encoded as in a URI, from the root of a resource."""
         value: Value = resource.value
         keys: list[str | int] = []
         for part in unquote(pointer).split("/")[1:]:
@@ -366,7 +366,7 @@ class Document:
         return schema
 
     def _ids(self) -> dict[str, Schema]:
-        """Every id and anchor of the document, absolute; found at the first reference that needs one."""
+        """Indexes every id and anchor of the document, absolute; found at the first reference that needs one."""
         if self._index is None:
             index = self._index = {self.root.uri: self.root}
             pending = [self.root]
@@ -390,7 +390,7 @@ class Document:
 
 
 def _below(schema: Schema) -> Iterator[Schema]:
-    """The schemas directly below, where the standard puts schemas."""
+    """Yields the schemas directly below, where the standard puts schemas."""
     value = schema.value
     for keyword in _MAPS:
         if isinstance(value.get(keyword), dict):

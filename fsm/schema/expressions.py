@@ -42,14 +42,14 @@ def optional(body: Language) -> Language:
 
 
 def digits(low: int, high: int) -> Language:
-    """One digit between two, both included."""
+    """Admits one digit between two, both included."""
     if low > high:
         return NOTHING
     return literal(str(low)) if low == high else Chars(((0x30 + low, 0x30 + high),))
 
 
 def one_of(texts: Iterable[str]) -> Language:
-    """Any of the texts. Beginnings that they share are written once: few positions to follow at a time."""
+    """Admits any of the texts. Beginnings that they share are written once: few positions to follow at a time."""
     return _one_of(sorted(set(texts)), 0, 0)
 
 
@@ -77,7 +77,7 @@ def _one_of(texts: Sequence[str], start: int, depth: int) -> Language:
 
 
 def none_of(texts: Iterable[str]) -> Language:
-    """Every text but these, as the automaton that it is: a trie whose other ways out all lead to anything."""
+    """Admits every text but these, as the automaton that it is: a trie whose other ways out all lead to anything."""
     names = sorted(set(texts))
     if not names:
         return ANY_TEXT
@@ -113,7 +113,7 @@ def _point(character: str) -> Ranges:
 
 @lru_cache(maxsize=4_096)
 def _all_but(characters: str) -> Ranges:
-    """Every character but these, which are in order."""
+    """Returns the characters but these, which are in order."""
     found: list[tuple[int, int]] = []
     low = 0
     for point in map(ord, characters):
@@ -160,7 +160,7 @@ class Style:
         return concat([literal(opening), self.padding, *parts, self.padding, literal(closing)])
 
     def spell(self, value: Value) -> Language:
-        """A constant as it is written."""
+        """Spells a constant as it is written."""
         match value:
             case list():
                 if not value:
@@ -174,17 +174,17 @@ class Style:
         return literal(scalar_text(value))
 
     def spell_any(self, values: Sequence[Value]) -> Language:
-        """Any of some constants."""
+        """Spells any of some constants."""
         scalars = [scalar_text(value) for value in values if not isinstance(value, list | dict)]
         options = [one_of(scalars)] if scalars else []
         return union([*options, *(self.spell(value) for value in values if isinstance(value, list | dict))])
 
     def key(self, name: str) -> Language:
-        """The name of a member and the colon after it."""
+        """Returns the name of a member and the colon after it."""
         return concat([literal(string_text(name)), self.colon])
 
     def separated(self, parts: Iterable[Language]) -> list[Language]:
-        """The parts with commas between them."""
+        """Returns the parts with commas between them."""
         found: list[Language] = []
         for part in parts:
             if found:
@@ -201,7 +201,7 @@ class Style:
 
 
 def string_text(text: str) -> str:
-    """A string as it is written: raw UTF-8, escapes only where needed (the spelling of `language.Spelled`).
+    """Writes a string: raw UTF-8, escapes only where needed (the spelling of `language.Spelled`).
 
     Raises:
         ConstraintRefused: a lone surrogate, which no UTF-8 text holds.

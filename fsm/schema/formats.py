@@ -31,7 +31,7 @@ _DURATION = rf"P(?:{_DAYS}(?:{_CLOCK})?|{_CLOCK}|{_COUNT}W)"
 
 
 def _label(longest: int) -> str:
-    """A label of RFC 1123, without "--" as its third and fourth characters (that announces an encoded one)."""
+    """Writes a label of RFC 1123, without "--" as its third and fourth characters (that announces an encoded one)."""
     a, h = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
     return rf"(?:{a}|{a}{a}|{a}{h}{a}|{a}{h}{a}{h}{{0,{longest - 4}}}{a}|{a}{h}-{a}(?:{h}{{0,{longest - 5}}}{a})?)"
 
@@ -75,7 +75,7 @@ _WIDE = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\U00010000-\U0001fffd\U00020000
 
 
 def _uri(plain: str, *, relative: bool) -> str:
-    """A URI, or an IRI by the characters that are plain; or, when relative, what may refer to one."""
+    """Writes a URI, or an IRI by the characters that are plain; or, when relative, what may refer to one."""
     path = rf"(?:[{plain}:@/]|{_ENCODED})*"
     segment = rf"(?:[{plain}:@]|{_ENCODED})+"
     first = rf"(?:[{plain}@]|{_ENCODED})+" if relative else segment  # a colon would end a scheme
@@ -146,7 +146,7 @@ _LIMITS = Limits(pattern_bytes=1 << 20)  # these are ours, however long
 
 
 def is_format(name: str) -> bool:
-    """Whether a name is a format of strings that means something; others are annotations, as for validators."""
+    """Tells whether a name is a format of strings that means something; others are annotations, as for validators."""
     return name in FORMATS
 
 

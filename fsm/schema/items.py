@@ -62,7 +62,7 @@ class Items:
         return self.compiler.language(joined(item_subschemas(self.arrays, index), more))
 
     def _whole(self, filled: Language) -> Language:
-        """The array from what stands between its brackets, or empty where that is allowed."""
+        """Returns the array from what stands between its brackets, or empty where that is allowed."""
         options: list[Language] = [literal("[]")] if self.least == 0 else []
         if filled not in (NOTHING, EMPTY_TEXT):
             options.append(self.style.enclosed("[", [filled], "]"))
@@ -117,7 +117,7 @@ class Items:
         )
 
     def _finite(self) -> list[Value] | None:
-        """All the values that an item may have, when they can be listed."""
+        """Lists all the values that an item may have, when they can be listed."""
         found: list[Value] = []
         if not self.arrays.rest:
             return None
@@ -143,7 +143,7 @@ class Items:
         return distinct(found)
 
     def _subset(self, values: list[Value]) -> Language:
-        """Each constant at most once, in any order: what has come is remembered as a text goes along."""
+        """Admits each constant at most once, in any order: what has come is remembered as a text goes along."""
         parts = tuple(self.style.spell(value) for value in values)
         most = self.most if self.most is not None and self.most < len(parts) else None
         return self._whole(any_order(AnyOrder(parts, self.style.comma, least=max(1, self.least), most=most)))

@@ -47,14 +47,14 @@ def at(schema: Schema, keyword: str) -> str:
 
 
 def invalid(schema: Schema, keyword: str, instead: str) -> ConstraintRefused:
-    """The error for a keyword with a value of the wrong kind."""
+    """Returns the error for a keyword with a value of the wrong kind."""
     value = schema.value[keyword]
     shown = repr(value) if isinstance(value, str | bool | int | Decimal) else kind_of(value)
     return ConstraintRefused(f"{keyword} is {shown}; write {instead}", where=at(schema, keyword), keyword=keyword)
 
 
 def count(schema: Schema, keyword: str) -> int | None:
-    """A non-negative integer, or None when the keyword is absent."""
+    """Reads a non-negative integer, or None when the keyword is absent."""
     value = schema.value.get(keyword)
     if value is None and keyword not in schema.value:
         return None
@@ -92,14 +92,14 @@ def text(schema: Schema, keyword: str) -> str | None:
 
 
 def names(schema: Schema, keyword: str, value: Value) -> tuple[str, ...]:
-    """A list of member names, given as `value` somewhere under the keyword."""
+    """Reads a list of member names, given as `value` somewhere under the keyword."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise invalid(schema, keyword, 'an array of names, such as ["id"]')
     return tuple(dict.fromkeys(value))
 
 
 def mapping(schema: Schema, keyword: str) -> dict[str, Value]:
-    """An object; empty when absent."""
+    """Reads an object; empty when absent."""
     value = schema.value.get(keyword, {})
     if not isinstance(value, dict):
         raise invalid(schema, keyword, "an object")
@@ -107,7 +107,7 @@ def mapping(schema: Schema, keyword: str) -> dict[str, Value]:
 
 
 def listed(schema: Schema, keyword: str) -> list[Value]:
-    """An array that is not empty."""
+    """Reads an array that is not empty."""
     value = schema.value[keyword]
     if not isinstance(value, list) or not value:
         raise invalid(schema, keyword, "an array with at least one entry")
@@ -115,7 +115,7 @@ def listed(schema: Schema, keyword: str) -> list[Value]:
 
 
 def branches(schema: Schema, keyword: str) -> list[Schema]:
-    """The schemas of allOf, anyOf, oneOf, prefixItems."""
+    """Returns the schemas of allOf, anyOf, oneOf, prefixItems."""
     return [schema.child(keyword, position) for position in range(len(listed(schema, keyword)))]
 
 
@@ -170,7 +170,7 @@ _LATER = ("anyOf", "oneOf", "if", "dependentRequired", "dependentSchemas", "depe
 
 
 def groups_of(value: dict[str, Value]) -> list[str]:
-    """The groups of keywords that a schema has, in the order in which they speak."""
+    """Returns the groups of keywords that a schema has, in the order in which they speak."""
     found: dict[str, None] = {}
     for keyword in value:
         group = _GROUP_OF.get(keyword) or (keyword if keyword in _APPLICATORS else None)
@@ -186,7 +186,7 @@ def ordered(pairs: Iterable[tuple[Schema, str]]) -> list[tuple[Schema, str]]:
 
 
 def looks_inside(schema: Schema) -> bool:
-    """Whether a schema speaks of more than scalars."""
+    """Tells whether a schema speaks of more than scalars."""
     return isinstance(schema.value, dict) and any(
         keyword in schema.value
         for keyword in ("$ref", "allOf", "anyOf", "oneOf", "not", "if", *ARRAY_KEYWORDS, *OBJECT_KEYWORDS)
@@ -194,12 +194,12 @@ def looks_inside(schema: Schema) -> bool:
 
 
 def constants(schema: Schema, keyword: str) -> tuple[Value, ...]:
-    """The values of const or enum."""
+    """Returns the values of const or enum."""
     return (schema.value["const"],) if keyword == "const" else tuple(distinct(listed(schema, "enum")))
 
 
 def structure(schema: Schema, value: Value, name: str) -> Schema:
-    """A constant array or object as a schema of its parts, to be met with other subschemas or negated."""
+    """Writes a constant array or object as a schema of its parts, to be met with other subschemas or negated."""
     if isinstance(value, list):
         parts = [{"const": item} for item in value]
         inner: Value = {"type": "array", "minItems": len(value), "maxItems": len(value)}

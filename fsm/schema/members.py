@@ -181,7 +181,7 @@ class Members:
         return union([option for option in options if option != NOTHING])
 
     def _kinds(self) -> Iterator[tuple[Language, Subschemas]]:
-        """Names by the patterns that they are of, with what is asked of the values."""
+        """Yields names by the patterns that they are of, with what is asked of the values."""
         objects = self.objects
         patterns: list[Language] = []
         for pattern in (
@@ -216,7 +216,7 @@ class Members:
         return difference(reduce(intersection, inside), union([*outside, *([one_of(taken)] if taken else [])]))
 
     def _name_languages(self) -> list[Language]:
-        """What propertyNames admits, as one language; none when it is not there."""
+        """Returns the names that propertyNames admits, as one language; none when it is not there."""
         if not self.objects.names:
             return []
         options: list[Language] = []
@@ -233,7 +233,7 @@ class Members:
     # Sequences
 
     def _in_order(self, entries: list[Entry]) -> Language:
-        """One or more members, as they are declared."""
+        """Admits one or more members, as they are declared."""
         comma = self.style.comma
         first = next((index for index, entry in enumerate(entries) if entry.required), None)
         if first is not None:

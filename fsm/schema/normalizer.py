@@ -76,14 +76,14 @@ class Normalizer:
         self.satisfiability = Satisfiability(self)
 
     def find(self, pattern: str) -> Language:
-        """The strings in which a pattern is found."""
+        """Returns the strings in which a pattern is found."""
         found = self._patterns.get(pattern)
         if found is None:
             found = self._patterns[pattern] = search_regex(pattern, self.limits, "ecma")
         return found
 
     def disjunction(self, subschema: Subschema) -> Disjunction:
-        """The normal form of one schema or of its negation: the ways to meet it, none when nothing does.
+        """Returns the normal form of one schema or of its negation: the ways to meet it, none when nothing does.
 
         Raises:
             ConstraintRefused: a keyword has an invalid value, a reference leads nowhere, or back without progress.
@@ -111,7 +111,7 @@ class Normalizer:
         return found
 
     def conjunction(self, subschemas: Subschemas) -> Disjunction:
-        """The normal form of all of them together."""
+        """Returns the normal form of all of them together."""
         if len(subschemas) == 1:
             return self.disjunction(subschemas[0])
         found = self._conjunctions.get(subschemas)
@@ -234,7 +234,7 @@ class Normalizer:
         return schema.derived(True, keyword)
 
     def failing(self, schema: Schema) -> Disjunction:
-        """The normal form of a negated schema among others; what it looks at does not count as evaluated."""
+        """Returns the normal form of a negated schema among others; what it looks at does not count as evaluated."""
         return tuple(unevaluated(conjunct) for conjunct in self.disjunction(Subschema(schema, False)))
 
 

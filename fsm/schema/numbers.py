@@ -34,7 +34,7 @@ class Bound:
 
 
 def integers(low: int | None, high: int | None) -> Language:
-    """Integers between two, both included."""
+    """Admits integers between two, both included."""
     if (low is not None and low > 10**LONGEST_BOUND) or (high is not None and high < -(10**LONGEST_BOUND)):
         raise Unsupported(f"a bound of more than {LONGEST_BOUND} digits; write a smaller one", keyword="minimum")
     if low is not None and low < -(10**LONGEST_BOUND):
@@ -50,7 +50,7 @@ def integers(low: int | None, high: int | None) -> Language:
 
 
 def _naturals(low: int, high: int | None) -> Language:
-    """Integers from `low` ≥ 0; without `high`, of at most INTEGER_DIGITS digits or one more than `low` has."""
+    """Admits integers from `low` ≥ 0; without `high`, of at most INTEGER_DIGITS digits or one more than `low` has."""
     if high is None:
         most = max(INTEGER_DIGITS, len(str(low)) + 1)
         if low <= 1:
@@ -113,7 +113,7 @@ class Decimals:
         return union([option for option in options if option != NOTHING])
 
     def _magnitudes(self, least: Bound, most: Bound | None) -> Language:
-        """Numbers from `least` ≥ 0."""
+        """Admits numbers from `least` ≥ 0."""
         low, low_tail = split(least.value)
         if len(str(low)) > LONGEST_BOUND:
             raise Unsupported(f"a bound of more than {LONGEST_BOUND} digits; write a smaller one", keyword="minimum")
@@ -205,7 +205,7 @@ def _between(low: str, low_open: bool, high: str, high_open: bool, count: int) -
 
 
 def split(value: Number) -> tuple[int, str]:
-    """A number ≥ 0 as its whole part and the digits after its point, as a double has them."""
+    """Splits a number ≥ 0 into its whole part and the digits after its point, as a double has them."""
     if isinstance(value, int):
         return value, ""
     whole, _, tail = format(_as_double(value), "f").partition(".")
@@ -222,7 +222,7 @@ MOST_REMAINDERS = 10_000  # states of the automaton of a multipleOf
 
 
 def scaled(step: Number) -> tuple[int, int]:
-    """A step as (decimals, units of the last decimal)."""
+    """Scales a step to (decimals, units of the last decimal)."""
     fraction = Fraction(step)
     decimals = 0
     while fraction.denominator != 1:
@@ -232,7 +232,7 @@ def scaled(step: Number) -> tuple[int, int]:
 
 
 def multiples(step: Number) -> Language:
-    """Every decimal text of a multiple, with leading zeros and all: an automaton whose states are remainders.
+    """Admits every decimal text of a multiple, with leading zeros and all: an automaton whose states are remainders.
 
         phase 0 before the point (remainder of the digits), phase 1+n after n digits that follow it
         start, after the sign
@@ -278,7 +278,7 @@ def zeros() -> Language:
 
 
 def spellings(value: Number) -> Language:
-    """Every plain decimal text of one number."""
+    """Admits every plain decimal text of one number."""
     whole, tail = split(-value if value < 0 else value)
     ending = concat([literal("." + tail), repeat(literal("0"), 0, None)]) if tail else zeros()
     sign = literal("-") if value < 0 else EMPTY_TEXT if value else optional(literal("-"))
@@ -294,7 +294,7 @@ _EXACT = Context(prec=2_000)
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What is asked of a number. `whole`: True only integers, False none, None both."""
+    """The numbers of a range, and of some multiples. `whole`: True only integers, False none, None both."""
 
     least: Bound | None = None
     most: Bound | None = None
@@ -305,7 +305,7 @@ class Numbers:
 
     @property
     def empty(self) -> bool:
-        """Whether the bounds leave nothing."""
+        """Tells whether the bounds leave nothing."""
         if self.whole:
             low, high = self._integers()
             return low is not None and high is not None and low > high
@@ -317,11 +317,11 @@ class Numbers:
 
     @property
     def exact(self) -> bool:
-        """Whether every number that is asked for has a text here: integers between two bounds do."""
+        """Tells whether every number that is asked for has a text here: integers between two bounds do."""
         return self.whole is True and self.least is not None and self.most is not None
 
     def _integers(self) -> tuple[int | None, int | None]:
-        """The bounds as integers, both included."""
+        """Returns the bounds as integers, both included."""
         low = high = None
         if self.least is not None:
             low = _rounded(self.least.value, ROUND_CEILING)
@@ -332,14 +332,14 @@ class Numbers:
         return low, high
 
     def few_integers(self, most: int) -> list[int] | None:
-        """All integers of these, ascending; None where the bounds have more than `most` between them."""
+        """Lists all integers of these, ascending; None where the bounds have more than `most` between them."""
         low, high = self._integers()
         if low is None or high is None or high - low >= most:
             return None
         return [value for value in range(low, high + 1) if self.holds(value)]
 
     def holds(self, value: Number) -> bool:
-        """Whether a number is one of these."""
+        """Tells whether a number is one of these."""
         if self.whole is not None and (value == _rounded(value, ROUND_FLOOR)) != self.whole:
             return False
         if self.least is not None and (value < self.least.value or (self.least.open and value == self.least.value)):
@@ -351,7 +351,7 @@ class Numbers:
         return value not in self.excluded and not any(_divides(step, value) for step in self.not_multiples)
 
     def language(self) -> Language:
-        """The numbers as texts.
+        """Returns the numbers as texts.
 
         Raises:
             Unsupported: a multipleOf with too many remainders to follow, a bound with too many digits.
@@ -403,7 +403,7 @@ class Numbers:
 
 
 def meet(left: Bound | None, right: Bound | None, larger: bool) -> Bound | None:
-    """The stricter of two bounds; `larger`: they are lower ones."""
+    """Returns the stricter of two bounds; `larger`: they are lower ones."""
     if left is None or right is None:
         return left or right
     if left.value == right.value:
@@ -412,7 +412,7 @@ def meet(left: Bound | None, right: Bound | None, larger: bool) -> Bound | None:
 
 
 def common_multiple(left: Number | None, right: Number | None) -> Number | None:
-    """The smallest number that is a multiple of both."""
+    """Returns the smallest number that is a multiple of both."""
     if left is None or right is None:
         return left if right is None else right
     one, other = Fraction(left), Fraction(right)

@@ -67,7 +67,7 @@ def nothing_left(schema: Value, admits_nothing: Callable[[Value], bool]) -> Cons
 
 
 def _without(value: Value, keys: list[str | int]) -> Value:
-    """A copy in which a member is left out, or an item is true."""
+    """Copies a value in which a member is left out, or an item is true."""
     key, *rest = keys
     if isinstance(value, dict):
         return {
@@ -79,7 +79,7 @@ def _without(value: Value, keys: list[str | int]) -> Value:
 
 
 def _place(schema: Value, where: str) -> str:
-    """The longest beginning of the name of a rule, or of a place, that leads somewhere in the schema."""
+    """Returns the longest beginning of the name of a rule, or of a place, that leads somewhere in the schema."""
     while where and not _has(schema, where):
         shorter = max(where.rfind(" "), where.rfind("/"))
         where = where[:shorter] if shorter > 0 else ""
@@ -91,7 +91,7 @@ def _has(schema: Value, where: str) -> bool:
 
 
 def _at(schema: Value, where: str) -> Iterator[tuple[Value]]:
-    """The value at a JSON pointer, if there is one."""
+    """Yields the value at a JSON pointer, if there is one."""
     first, *parts = where.split("/")
     if first != "#":
         return
@@ -108,7 +108,7 @@ def _at(schema: Value, where: str) -> Iterator[tuple[Value]]:
 
 
 def _blamed(schema: Value, where: str) -> tuple[str, str]:
-    """A keyword of the schema at this place, or the nearest one that leads to it."""
+    """Finds a keyword of the schema at this place, or the nearest one that leads to it."""
     found = next(iter(_at(schema, where)), None)
     if found is not None and isinstance(found[0], dict):
         for keyword in _BLAMED:

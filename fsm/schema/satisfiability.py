@@ -37,7 +37,7 @@ class Satisfiability:
         self._meaning = normalizer
 
     def empty(self, conjunct: Conjunct, depth: int = MOST_DEPTH) -> bool:
-        """Whether nothing meets the conjunct."""
+        """Tells whether nothing meets the conjunct."""
         if conjunct.values is not None:
             # Texts that a format of ours leaves out may be of that format all the same.
             unsure = (list, dict, str) if conjunct.strings is not None and conjunct.strings.narrow else (list, dict)
@@ -45,7 +45,7 @@ class Satisfiability:
         return not self.types_left(conjunct, depth)
 
     def types_left(self, conjunct: Conjunct, depth: int = MOST_DEPTH) -> frozenset[str]:
-        """The types of which some value may meet the conjunct."""
+        """Returns the types of which some value may meet the conjunct."""
         types = EVERY_TYPE if conjunct.types is None else conjunct.types
         found = set(types)
         if conjunct.excluded:
@@ -67,7 +67,7 @@ class Satisfiability:
         return frozenset(found)
 
     def unsatisfiable(self, subschemas: Subschemas, depth: int = MOST_DEPTH) -> bool:
-        """Whether nothing meets all of them."""
+        """Tells whether nothing meets all of them."""
         if any(subschema.holds and subschema.schema.value is False for subschema in subschemas):
             return True
         if depth <= 0 or not subschemas or any(subschema in self._meaning.open for subschema in subschemas):
@@ -90,7 +90,7 @@ class Satisfiability:
         return any(self.unsatisfiable(member_subschemas(objects, name), depth) for name in objects.required)
 
     def disjoint(self, left: Disjunction, right: Disjunction) -> bool:
-        """Whether nothing meets both."""
+        """Tells whether nothing meets both."""
         for one in left:
             for other in right:
                 if self._tagged_disjoint(one, other):

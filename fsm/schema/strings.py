@@ -29,7 +29,7 @@ from .expressions import none_of, one_of, union
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """What is asked of a string: its length in characters, and languages that it is, or is not, one of."""
+    """The strings of certain lengths, in characters, that are of some languages, and not of others."""
 
     least: int = 0
     most: int | None = None
@@ -40,11 +40,11 @@ class Strings:
 
     @property
     def empty(self) -> bool:
-        """Whether the lengths leave nothing. The languages are intersected later, by `boolean`."""
+        """Tells whether the lengths leave nothing. The languages are intersected later, by `boolean`."""
         return self.most is not None and self.most < self.least
 
     def holds(self, text: str) -> bool:
-        """Whether a string is one of these."""
+        """Tells whether a string is one of these."""
         return (
             len(text) >= self.least
             and (self.most is None or len(text) <= self.most)
@@ -54,7 +54,7 @@ class Strings:
         )
 
     def characters(self) -> Language:
-        """The strings as they are, without quotes or escapes."""
+        """Returns the strings as they are, without quotes or escapes."""
         if self.empty:
             return NOTHING
         parts = list(self.languages)
@@ -69,7 +69,7 @@ class Strings:
 
 
 def quoted(characters: Language) -> Language:
-    """A JSON string of these characters."""
+    """Writes a JSON string of these characters."""
     if characters == NOTHING:
         return NOTHING
     if isinstance(characters, Concat | Literal) and (text := _plain(characters)) is not None:
@@ -78,7 +78,7 @@ def quoted(characters: Language) -> Language:
 
 
 def _plain(language: Language) -> bytes | None:
-    """The text of a literal that is written inside a JSON string as it is."""
+    """Returns the text of a literal that is written inside a JSON string as it is."""
     if not isinstance(language, Literal):
         return None
     return language.data if all(byte >= 0x20 and byte not in b'"\\' for byte in language.data) else None
@@ -101,7 +101,7 @@ def admits(language: Language, text: str) -> bool:
 
 
 def _ends(node: Language, text: str, start: int, known: dict[tuple[int, int], frozenset[int]]) -> frozenset[int]:
-    """Where a text of `node` that begins at `start` may end."""
+    """Returns the places at which a text of `node` that begins at `start` may end."""
     key = (id(node), start)
     found = known.get(key)
     if found is None:

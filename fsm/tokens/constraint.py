@@ -30,7 +30,7 @@ Encode = Callable[[str], list[int]]  # the canonical tokens of plain text in the
 
 @dataclass(slots=True)
 class JumpCounters:
-    """What jump-forward did. One for all constraints of an engine, or one of each."""
+    """Counts what jump-forward did. One for all constraints of an engine, or one of each."""
 
     forced: int = 0  # tokens that were taken because nothing else could come
     cut: int = 0  # times that forced text had to be sampled: its canonical tokens would have changed the past
@@ -99,7 +99,7 @@ class Constraint:
         return ConstraintState(self._explored, self.counters, context, state)
 
     def healing(self, said: bytes) -> Healing:
-        """The tokens that may replace one that spells `said` before the text. Shared, like masks."""
+        """Returns the tokens that may replace one that spells `said` before the text. Shared, like masks."""
         healing = self._healings.get(said)
         if healing is None:
             if len(self._healings) >= MOST_HEALINGS:
@@ -126,7 +126,7 @@ class _Step(NamedTuple):
 
 
 class ConstraintState:
-    """Where one text is.
+    """The cursor of one text.
 
     Forced tokens are planned once and then followed, so a text is the same whether they are appended together or come
     one by one out of masks with a single bit.
@@ -197,7 +197,7 @@ class ConstraintState:
         return list(self._plan.tokens[self._place :])
 
     def closing_tokens(self) -> list[int]:
-        """Tokens of a shortest end from here; [] where the text may end.
+        """Returns tokens of a shortest end from here; [] where the text may end.
 
         Raises:
             ConstraintRefused: the vocabulary cannot spell it.
@@ -278,7 +278,7 @@ class ConstraintState:
         return copied
 
     def _before(self) -> list[bytes]:
-        """What the last tokens spell, as many as can hold the beginning of a character; the latest is the last."""
+        """The bytes of the last tokens, of as many as can hold the beginning of a character; the latest is the last."""
         token_bytes = self._explored.masks.vocabulary.token_bytes
         before = [token_bytes(step.token) for step in self._steps[-4:]]
         if len(before) < 4 and self._context:

@@ -56,12 +56,12 @@ class Explored:
         return self.masks.prepare(self._serial, self.automaton, state, fuel)
 
     def follow(self, state: int, data: bytes) -> int | None:
-        """The state after a token's bytes; None when it is refused, or spells nothing."""
+        """Returns the state after a token's bytes; None when it is refused, or spells nothing."""
         following = self.automaton.run(state, data) if data else DEAD
         return None if following == DEAD else following
 
     def plan(self, state: int, before: Sequence[bytes]) -> Plan:
-        """The tokens that must follow.
+        """Returns the tokens that must follow.
 
         Args:
             before: what the last tokens spell, the latest last.
@@ -80,7 +80,7 @@ class Explored:
         return plan
 
     def closing(self, state: int) -> tuple[int, ...]:
-        """Tokens of a shortest text from here to acceptance.
+        """Returns tokens of a shortest text from here to acceptance.
 
         Raises:
             ConstraintRefused: the vocabulary cannot spell it.

@@ -50,7 +50,7 @@ class Planner:
         self._encode = encode
 
     def plan(self, state: int, forced: bytes, before: Sequence[bytes]) -> Plan:
-        """What must follow.
+        """Plans the tokens that must follow.
 
         Args:
             forced: the bytes that every continuation begins with, not empty.
@@ -81,7 +81,7 @@ class Planner:
         return tokens if self._vocabulary.spells(tokens, text) else []
 
     def _certain(self, text: bytes, past: int, starts: Sequence[int], state: int) -> int:
-        """How much of the text comes before the first token that may become a longer one, beyond the text's end.
+        """Measures the text before the first token that may become a longer one, beyond the text's end.
 
         starts: where the tokens after the past begin.
         """
@@ -95,7 +95,7 @@ class Planner:
         return len(text)
 
     def _goes_on(self, node: int, state: int) -> bool:
-        """Whether a token below this node is allowed in the state that its bytes lead to."""
+        """Tells whether a token below this node is allowed in the state that its bytes lead to."""
         columns = self._trie.columns
         depth = columns[3 * node + STEP] >> 8
         end = columns[3 * node + END]

@@ -77,7 +77,7 @@ _ENTRY_BYTES = 1_024  # of an entry without its bits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """Which tokens may come. `bits` of a mask with few tokens are made when they are asked for."""
+    """The tokens that may come. `bits` of a mask with few tokens are made when they are asked for."""
 
     few: NDArray[np.int32] | None  # ascending; None: more than FEW
     _bits: NDArray[np.uint32] | None
@@ -139,11 +139,11 @@ class Masks:
         self._words: dict[bytes, NDArray[np.uint32]] = {b"": np.zeros(vocabulary.words, np.uint32)}
 
     def register(self) -> int:
-        """A number for an automaton: masks are kept by it, so that they do not keep the automaton alive."""
+        """Numbers an automaton: masks are kept by it, so that they do not keep the automaton alive."""
         return next(self._serials)
 
     def prepare(self, serial: int, automaton: Automaton, state: int, fuel: int) -> tuple[Mask | None, int]:
-        """The mask of a state, or None when the fuel was not enough; and the fuel that is left.
+        """Returns the mask of a state, or None when the fuel was not enough; and the fuel that is left.
 
         Any positive fuel is progress, which all who ask for the same mask share.
 
@@ -169,7 +169,7 @@ class Masks:
         return mask, fuel
 
     def countable(self, characters: int) -> int:
-        """The largest number of characters, not above this one, that `plain_bits` can tell from the next."""
+        """Returns the largest number of characters, not above this one, that `plain_bits` can tell from the next."""
         return characters if characters >= self._most_plain else min(characters, MOST_COUNTED)
 
     def plain_bits(self, characters: int) -> NDArray[np.uint32]:
@@ -225,7 +225,7 @@ class _MaskWork:
         return max(rows.fuel, 0)
 
     def _begin(self) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
-        """The tokens that are allowed without looking, and the work that finds the others."""
+        """Returns the tokens that are allowed without looking, and the work that finds the others."""
         automaton, state, trie = self._automaton, self._state, self._masks.trie
         plain = self._masks.countable(automaton.plain_run(state))
         if plain > 0:
@@ -255,7 +255,7 @@ class _MaskWork:
 
 
 def _plain_bits(vocabulary: Vocabulary, counted: int) -> list[NDArray[np.uint32]]:
-    """The plain tokens of at most 0, 1, 2, ... `counted` characters, and all of them."""
+    """Returns the plain tokens of at most 0, 1, 2, ... `counted` characters, and all of them."""
     counts = vocabulary.plain_characters
     bits = [np.zeros(vocabulary.words, np.uint32)]
     for characters in range(1, counted + 1):

@@ -67,7 +67,7 @@ class Trie:
         ]
 
     def tokens_at(self, node: int) -> list[int]:
-        """Ids that end in this node."""
+        """Returns ids that end in this node."""
         token = int(self.nodes[node, TOKEN])
         if token >= 0:
             return [token]
@@ -78,7 +78,7 @@ class Trie:
         return ids
 
     def find(self, prefix: bytes) -> int | None:
-        """The node of the trie of all tokens where those that begin with these bytes hang; None without any."""
+        """Returns the node of the trie of all tokens where those that begin with these bytes hang; None without any."""
         first = bisect.bisect_left(self.spellings, prefix)
         if first == len(self.spellings) or not self.spellings[first].startswith(prefix):
             return None
@@ -86,7 +86,7 @@ class Trie:
         return int(self.leaves[first]) - (len(self.spellings[first]) - len(prefix))
 
     def tokens_below(self, prefix: bytes) -> NDArray[np.int32]:
-        """All ids whose bytes begin with the prefix, itself included, in no order."""
+        """Returns all ids whose bytes begin with the prefix, itself included, in no order."""
         node = self.find(prefix)
         if node is None:
             return np.empty(0, np.int32)
@@ -117,7 +117,7 @@ class Trie:
 
 
 def build_trie(vocabulary: Vocabulary) -> Trie:
-    """The tries of a vocabulary; half a second for 262,144 tokens."""
+    """Returns the tries of a vocabulary; half a second for 262,144 tokens."""
     texts = vocabulary.texts
     plain = vocabulary.plain_characters[texts]
     lowest = (1, *(most + 1 for most in PLAIN_CLASSES))
@@ -156,7 +156,7 @@ class _Nodes:
     leaves: NDArray[np.int32]
 
     def table(self, node: int, group: int) -> NDArray[np.int32]:
-        """The nodes when `node` nodes and `group` numbers of groups lie before them."""
+        """Returns the nodes when `node` nodes and `group` numbers of groups lie before them."""
         token = np.where(self.token < NO_TOKEN, self.token - group, self.token)
         return np.stack([self.end + node, token, self.step], axis=1).astype(np.int32)
 

@@ -26,7 +26,7 @@ _FORMAT = 2  # to be raised when nodes or sections change their meaning
 
 
 def kept_trie(vocabulary: Vocabulary, folder: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> Trie:
-    """The trie from its file; built, and written for the next time, where there is none.
+    """Returns the trie from its file; built, and written for the next time, where there is none.
 
     Args:
         read: gives a file's content, or raises OSError where it is not to be used.
@@ -65,7 +65,7 @@ def _read(vocabulary: Vocabulary, path: Path, read: Callable[[Path], bytes]) -> 
 
 
 def _sound(trie: Trie, vocabulary: Vocabulary) -> bool:
-    """What a walk relies on without looking: the file has a digest, so this is about files of another kind."""
+    """Checks what a walk relies on without looking: the file has a digest, so this is about files of another kind."""
     arrays = (trie.nodes, trie.groups, trie.texts, trie.leaves)
     if any(array.dtype != np.int32 for array in arrays) or trie.nodes.shape[1:] != (3,) or not trie.sections:
         return False

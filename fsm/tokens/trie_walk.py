@@ -1,4 +1,4 @@
-"""Which tokens an automaton lets through: a trie and a transition table walked together.
+"""Finds the tokens that an automaton lets through: a trie and a transition table walked together.
 
 The table is filled as it is needed: a walk asks for what is UNKNOWN in it. When it is told to stop, or has gone as far
 as it may, it hands back where it has not been, as work for the next walk:
@@ -182,7 +182,7 @@ class _Families:
     def siblings(
         self, begins: NDArray[np.int32], ends: NDArray[np.int32], states: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The nodes of each range that hang where its first one hangs, each with the state of its range."""
+        """Returns the nodes of each range that hang where its first one hangs, each with the state of its range."""
         parents, count = self.parents[begins], len(self.members)
         low = np.searchsorted(self.keys, _keys(parents, begins, count))
         high = np.searchsorted(self.keys, _keys(parents, ends, count))

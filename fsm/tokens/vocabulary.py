@@ -1,4 +1,4 @@
-"""What every token of a model spells: the table that masks are made from.
+"""The spelling of every token of a model: the table that masks are made from.
 
 Ids are rows of the model's logits. A token that spells nothing (control tokens, padding of the matrix, end of text) is
 never part of a constrained text. Tokens that the tokenizer calls user-defined spell text like any other. Several ids
@@ -67,16 +67,16 @@ class Vocabulary:
         return self.size
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token spells; b"" when it is never part of a text."""
+        """Returns the bytes that a token spells; b"" when it is never part of a text."""
         assert token >= 0, "token ids are not negative"
         return self.blob[self._bounds[token] : self._bounds[token + 1]]
 
     def spell(self, tokens: Iterable[int]) -> bytes:
-        """What several tokens spell together."""
+        """Returns the bytes that several tokens spell together."""
         return b"".join(map(self.token_bytes, tokens))
 
     def spells(self, tokens: Sequence[int], text: bytes) -> bool:
-        """Whether the tokens are these bytes exactly, and all of them may be part of a text."""
+        """Tells whether the tokens are these bytes exactly, and all of them may be part of a text."""
         if not all(0 <= token < self.size and self.token_bytes(token) for token in tokens):
             return False
         return self.spell(tokens) == text
@@ -145,7 +145,7 @@ def pack(tokens: NDArray[np.int32], words: int) -> NDArray[np.uint32]:
 
 
 def unpack(bits: NDArray[np.uint32]) -> NDArray[np.int32]:
-    """The tokens of a mask, ascending."""
+    """Returns the tokens of a mask, ascending."""
     occupied = np.flatnonzero(bits != 0)
     spread = np.unpackbits(bits[occupied].view(np.uint8), bitorder="little").reshape(-1, 32)
     word, bit = np.nonzero(spread)
