@@ -82,7 +82,7 @@ class Executor:
 
     # -------------------------------------------------------------------------------- text and roles
 
-    def text(self, op: ops.Text, step: Step) -> None:
+    def text(self, op: ops.ConstantText, step: Step) -> None:
         self.spoken.append(self.position.say(op.text, step.source), {})
 
     def role_begin(self, op: ops.RoleBegin, step: Step) -> Awaitable[None] | None:
@@ -338,7 +338,7 @@ def _retrieve(start: "asyncio.Future[None]") -> None:
 _METHODS = cast(
     dict[type[ops.Op], Callable[[Executor, Any, Step], Awaitable[None] | None]],
     {
-        ops.Text: Executor.text,
+        ops.ConstantText: Executor.text,
         ops.Gen: Executor.generate,
         ops.Select: Executor.select,
         ops.RoleBegin: Executor.role_begin,

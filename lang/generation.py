@@ -130,23 +130,9 @@ def gen(
         }
     )
     if choices is not None:
-        given.pop("temperature", None)  # select looks at it
-        if token_healing is not None:
-            given["token_healing"] = token_healing
-        if given:
-            raise ParameterError(
-                f"gen(choices=...) takes no {', '.join(sorted(given))}: the answer is one of the choices as a whole"
-            )
-        if return_text_in_logprobs is not None:
-            raise ParameterError("return_text_in_logprobs= is for gen() without choices; remove it")
-        return select(
-            name,
-            choices,
-            0.0 if temperature is None else temperature,
-            choices_method,
-            max_tries=max_tries,
-            allow_best_effort=allow_best_effort,
-        )
+        _check_choices(given, token_healing, return_text_in_logprobs)
+        heat = 0.0 if temperature is None else temperature
+        return select(name, choices, heat, choices_method, max_tries=max_tries, allow_best_effort=allow_best_effort)
     if choices_method is not None:
         raise ParameterError(f"choices_method={shown(choices_method)} needs choices=[...]")
     for switch, value in (("return_text_in_logprobs", return_text_in_logprobs), ("token_healing", token_healing)):
@@ -156,20 +142,34 @@ def gen(
     text_in_logprobs = return_text_in_logprobs is not False
     tries = checked_tries(max_tries, allow_best_effort)
     if demand is None:
-        for option, given_value in (("max_tries", max_tries), ("allow_best_effort", allow_best_effort)):
-            if given_value is not None:
-                raise ParameterError(
-                    f"{option}={shown(given_value)} needs a constraint to apply to; remove it, or give one"
-                )
-        if token_healing is not None:
-            raise ParameterError(
-                f"token_healing={token_healing} is for constrained text; leave it out"
-                + (", or end the prompt without a blank" if token_healing else "")
-            )
+        _check_unconstrained(max_tries, allow_best_effort, token_healing)
         return Gen(name, given, text_in_logprobs)
     if demand.stops:
         given["stop"] = tuple(dict.fromkeys((*given.get("stop", ()), *demand.stops)))
     return Gen(name, given, text_in_logprobs, demand.spec, demand.result, token_healing, *tries)
+
+
+def _check_choices(given: Mapping[str, Any], token_healing: bool | None, return_text_in_logprobs: bool | None) -> None:
+    """Refuses options of text for one of the choices; `select` takes the temperature."""
+    refused = given.keys() - {"temperature"} | ({"token_healing"} if token_healing is not None else set())
+    if refused:
+        raise ParameterError(
+            f"gen(choices=...) takes no {', '.join(sorted(refused))}: the answer is one of the choices as a whole"
+        )
+    if return_text_in_logprobs is not None:
+        raise ParameterError("return_text_in_logprobs= is for gen() without choices; remove it")
+
+
+def _check_unconstrained(max_tries: int | None, allow_best_effort: bool | None, token_healing: bool | None) -> None:
+    """Refuses options of constraints where none is given."""
+    for option, value in (("max_tries", max_tries), ("allow_best_effort", allow_best_effort)):
+        if value is not None:
+            raise ParameterError(f"{option}={shown(value)} needs a constraint to apply to; remove it, or give one")
+    if token_healing is not None:
+        raise ParameterError(
+            f"token_healing={token_healing} is for constrained text; leave it out"
+            + (", or end the prompt without a blank" if token_healing else "")
+        )
 
 
 def _check_alone(given: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 Python makes an ordinary string of it, so an operation that is formatted leaves a placeholder there, and the place
 where text becomes part of a prompt takes the operation back out:
 
-    f"Hello {gen('x')}!"   →   "Hello " + placeholder + "!"   →   Sequence(Text("Hello "), Gen("x"), Text("!"))
+    f"Hello {gen('x')}!"   →   "Hello " + placeholder + "!"   →   "Hello " + gen("x") + "!"
 
     mark gen('x') mark word_number mark      what a person reads of it where it is printed: gen('x')
 

@@ -41,8 +41,8 @@ USUAL_TRIES = 3
 
 
 class Op:
-    """Base of all operations. `a + b` is a Sequence; strings join in as Text. In an f-string an operation stands where
-    it is written, as in `s += f"Hello {gen('x')}"` (see `inline`)."""
+    """Base of all operations. `a + b` is a Sequence; strings join in as ConstantText. An f-string keeps an operation
+    where it is written, as in `s += f"Hello {gen('x')}"` (see `inline`)."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Op):
+class ConstantText(Op):
     """A constant string, tokenized as plain text."""
 
     text: str
@@ -180,7 +180,7 @@ def expression(value: object, depth: int = MAX_NESTING) -> Op:
         return value
     if isinstance(value, str):
         text = value if isinstance(value, RecordedText) else checks.plain(value)
-        return _inlined(text) if inline.touches(text) else Text(text)
+        return _inlined(text) if inline.touches(text) else ConstantText(text)
     if isinstance(value, list | tuple):
         if depth == 0:
             raise ParameterError(
@@ -213,14 +213,14 @@ def refuse_awaitable(value: object, what: str) -> None:
 
 
 def _inlined(text: str) -> Op:
-    parts = [part if isinstance(part, Op) else Text(part) for part in inline.split(text)]
+    parts = [part if isinstance(part, Op) else ConstantText(part) for part in inline.split(text)]
     return parts[0] if len(parts) == 1 else Sequence(tuple(op for part in parts for op in _flatten(part)))
 
 
 def label_of(op: Op) -> str:
     """An operation as the program wrote it, in short."""
     match op:
-        case Text(text):
+        case ConstantText(text):
             return repr(text)
         case Sequence((RoleBegin(role), *_)):
             return f"{role}(...)"

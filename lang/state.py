@@ -357,7 +357,7 @@ class State(BaseState):
             yield (text, meta) if return_meta_data else text
 
 
-class Reading(Coroutine[Any, Any, T]):
+class AsyncValue(Coroutine[Any, Any, T]):
     """What an `async def` program gets for a value: `await` gives the value itself.
 
     Used as the value without `await` (in text, in a condition, compared, by an attribute) it raises ProgramError or
@@ -391,7 +391,7 @@ class Reading(Coroutine[Any, Any, T]):
     __str__ = __format__ = __bool__ = __add__ = __radd__ = _refuse
 
     def __eq__(self, other: object) -> bool:
-        return self is other if isinstance(other, Reading) else self._refuse()
+        return self is other if isinstance(other, AsyncValue) else self._refuse()
 
     __hash__ = object.__hash__
 
@@ -407,45 +407,45 @@ class AsyncState(BaseState):
 
     __slots__ = ()
 
-    def __getitem__(self, name: str) -> Reading[Value]:
-        return Reading(self._sink.read_async(name, None), f"s[{name!r}]")
+    def __getitem__(self, name: str) -> AsyncValue[Value]:
+        return AsyncValue(self._sink.read_async(name, None), f"s[{name!r}]")
 
-    def get_var(self, name: str, timeout: float | None = None) -> Reading[Value]:
-        return Reading(self._sink.read_async(name, timeout), f"s.get_var({name!r})")
+    def get_var(self, name: str, timeout: float | None = None) -> AsyncValue[Value]:
+        return AsyncValue(self._sink.read_async(name, timeout), f"s.get_var({name!r})")
 
-    def value(self, name: str, timeout: float | None = None) -> Reading[Any]:
-        return Reading(self._sink.value_async(name, timeout), f"s.value({name!r})")
+    def value(self, name: str, timeout: float | None = None) -> AsyncValue[Any]:
+        return AsyncValue(self._sink.value_async(name, timeout), f"s.value({name!r})")
 
-    def get_meta_info(self, name: str, timeout: float | None = None) -> Reading[dict[str, Any]]:
-        return Reading(self._sink.meta_async(name, timeout), f"s.get_meta_info({name!r})")
+    def get_meta_info(self, name: str, timeout: float | None = None) -> AsyncValue[dict[str, Any]]:
+        return AsyncValue(self._sink.meta_async(name, timeout), f"s.get_meta_info({name!r})")
 
     meta = get_meta_info
 
     @property
-    def usage(self) -> Reading[Usage]:
+    def usage(self) -> AsyncValue[Usage]:
         """As `State.usage`: `(await state.usage).calls`."""
-        return Reading(_usage_of(self._sink), "state.usage")
+        return AsyncValue(_usage_of(self._sink), "state.usage")
 
     @property
-    def cost(self) -> Reading[Cost]:
+    def cost(self) -> AsyncValue[Cost]:
         """As `State.cost`: `(await state.cost).dollars`."""
-        return Reading(self._sink.cost_async(), "state.cost")
+        return AsyncValue(self._sink.cost_async(), "state.cost")
 
-    def text(self, timeout: float | None = None) -> Reading[str]:
-        return Reading(self._sink.text_async(timeout), "s.text()")
+    def text(self, timeout: float | None = None) -> AsyncValue[str]:
+        return AsyncValue(self._sink.text_async(timeout), "s.text()")
 
-    def messages(self, timeout: float | None = None) -> Reading[list[dict[str, str]]]:
-        return Reading(self._sink.messages_async(timeout), "s.messages()")
+    def messages(self, timeout: float | None = None) -> AsyncValue[list[dict[str, str]]]:
+        return AsyncValue(self._sink.messages_async(timeout), "s.messages()")
 
-    def sync(self, timeout: float | None = None) -> Reading[None]:
-        return Reading(self._sink.sync_async(timeout), "s.sync()")
+    def sync(self, timeout: float | None = None) -> AsyncValue[None]:
+        return AsyncValue(self._sink.sync_async(timeout), "s.sync()")
 
-    def explain_cache(self, timeout: float | None = None) -> Reading[CacheReport]:
+    def explain_cache(self, timeout: float | None = None) -> AsyncValue[CacheReport]:
         """As `State.explain_cache`."""
-        return Reading(self._sink.explain_cache_async(timeout), "state.explain_cache()")
+        return AsyncValue(self._sink.explain_cache_async(timeout), "state.explain_cache()")
 
-    def error(self, timeout: float | None = None) -> Reading[BaseException | None]:
-        return Reading(_error_of(self._sink, timeout), "state.error()")
+    def error(self, timeout: float | None = None) -> AsyncValue[BaseException | None]:
+        return AsyncValue(_error_of(self._sink, timeout), "state.error()")
 
 
 async def _usage_of(sink: Sink) -> Usage:

@@ -42,7 +42,7 @@ class Say:
     source: Source | None
 
     def step(self, execution: "Execution") -> Step:
-        return Step(ops.Text("".join(map(execution.values.text, self.texts))), source=self.source)
+        return Step(ops.ConstantText("".join(map(execution.values.text, self.texts))), source=self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SayLater:
 
     async def _known(self, values: Values) -> ops.Op:
         await values.known(self.text)
-        return ops.Text(values.text(self.text))
+        return ops.ConstantText(values.text(self.text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class Walk:
             return
         constants = [text.op.value for text in self._texts if isinstance(text.op, Constant)]
         if len(constants) == len(self._texts) and all(isinstance(constant, str) for constant in constants):
-            self._actions.append(actions.Fixed(Step(ops.Text("".join(constants)), source=self._source)))
+            self._actions.append(actions.Fixed(Step(ops.ConstantText("".join(constants)), source=self._source)))
         else:
             self._actions.append(actions.Say(tuple(self._texts), self._source))
         self._texts = []

@@ -110,7 +110,7 @@ class Recorder(Sink):
     def _checked(self, op: ops.Op, grammar: Grammar) -> Grammar:
         """What is open behind `op`, by the rules of the interpreter."""
         match op:
-            case ops.Text():
+            case ops.ConstantText():
                 return grammar
             case ops.Image(source) | ops.Video(source):
                 if not self.tape.is_constant(source):
@@ -123,7 +123,7 @@ class Recorder(Sink):
 
     def _record(self, op: ops.Op, tags: Tags | None, line: Line | None) -> None:
         match op:
-            case ops.Text(text):
+            case ops.ConstantText(text):
                 for piece in self.tape.pieces(text):
                     self._say(Append(), line, piece)
             case ops.Gen(name):

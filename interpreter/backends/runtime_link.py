@@ -40,7 +40,7 @@ from ...lang.transport.link import (
     Welcome,
 )
 from ...lang.transport.process_life import (
-    Stay,
+    TimeSpent,
     machine_in_words,
     read_process,
     read_session,
@@ -51,7 +51,7 @@ from .runtime_process import GatewayProcess
 
 PERIOD = 0.5  # seconds between two looks at a gateway that owes an answer; a ping is sent in every other one
 EXIT_LOOKS = 3  # per period, where the system does not tell of a process's end
-# Seconds of a gateway that owes an answer, as `Stay` counts them. It is to be found within 5 s on a quiet machine.
+# Seconds of a gateway that owes an answer, as `TimeSpent` counts them. It is to be found within 5 s on a quiet machine.
 LONGEST_STOP = 1.5
 LONGEST_SILENCE = 2.5  # asleep
 LONGEST_COMPUTING = 60.0
@@ -90,7 +90,7 @@ class Link:
         self._outbox: list[msgspec.Raw] = []  # said in this turn of the loop
         self._outbox_bytes = 0
         self._owed = False  # an answer, since the last ping
-        self._stay = Stay()  # since then
+        self._stay = TimeSpent()  # since then
         self._phase, self._phase_since = "starting the gateway", self._loop.time()
         self._broken: MakeError | None = None
         self.exchange: Exchange | None = None  # from when the runtime is ready
@@ -252,7 +252,7 @@ class Link:
             self.process.end_hung(f"{reason}; {machine_in_words()}")
             self._look()
 
-    def _trouble(self, stay: Stay) -> str | None:
+    def _trouble(self, stay: TimeSpent) -> str | None:
         """Why the gateway hangs. A gateway that starts may be silent: libraries that load hold the interpreter lock."""
         if stay.stopped > LONGEST_STOP:
             return f"its process was stopped for {stay.stopped:.1f} s (SIGSTOP, or a debugger)"

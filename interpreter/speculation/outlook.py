@@ -74,7 +74,7 @@ def read(steps: Iterable[Step], takes: Takes) -> Outlook:
     literal = before = ""
     for step in steps:
         match step.op:
-            case ops.Text(text):
+            case ops.ConstantText(text):
                 before += text
                 if not coming:
                     literal = before

@@ -31,7 +31,7 @@ class ProcessState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProcessSample:
     """A process at one moment.
 
     Attributes:
@@ -45,7 +45,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Stay:
+class TimeSpent:
     """How a process has spent the time since `begin`, as far as it was looked at. All in seconds.
 
     Attributes:
@@ -60,14 +60,14 @@ class Stay:
     stopped: float = 0.0
     on_disk: float = 0.0
     computed: float = 0.0
-    _last: tuple[float, Reading, Reading] | None = field(default=None, repr=False)
+    _last: tuple[float, ProcessSample, ProcessSample] | None = field(default=None, repr=False)
 
     def begin(self) -> None:
         """Counts anew: it was heard, or does something else now."""
         self.idle = self.stopped = self.on_disk = self.computed = 0.0
         self._last = None
 
-    def look(self, now: float, process: Reading, observer: Reading) -> None:
+    def look(self, now: float, process: ProcessSample, observer: ProcessSample) -> None:
         """Adds the time since the last look. `now`: on any monotonic clock, in seconds."""
         last, self._last = self._last, (now, process, observer)
         if last is None:
@@ -89,25 +89,25 @@ class Stay:
                 pass
 
 
-def read_process(process_id: int) -> Reading:
+def read_process(process_id: int) -> ProcessSample:
     """What the system says of a process of this user now. Costs some 30 µs of CPU per thread on Linux."""
     return _from_files(process_id) if Path("/proc/self/task").is_dir() else _from_ps(process_id)
 
 
-def read_this_thread() -> Reading:
+def read_this_thread() -> ProcessSample:
     """The thread that observes. Other threads of its process may want cores all the time, and do not keep it from
     looking."""
     waited = 0.0
     with contextlib.suppress(OSError, IndexError, ValueError):
         waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * _NANOSECONDS
-    return Reading(ProcessState.RUNNABLE, time.thread_time(), waited)
+    return ProcessSample(ProcessState.RUNNABLE, time.thread_time(), waited)
 
 
-def read_session(leader: int) -> Reading:
+def read_session(leader: int) -> ProcessSample:
     """A process that leads a session, and all that it has started in it, as one; where there is no /proc, it alone."""
     readings = [read_process(process_id) for process_id in _session(leader)]
     state = read_process(leader).state
-    return Reading(state, sum(each.computed for each in readings), sum(each.waited for each in readings))
+    return ProcessSample(state, sum(each.computed for each in readings), sum(each.waited for each in readings))
 
 
 def _session(leader: int) -> list[int]:
@@ -122,33 +122,33 @@ def _session(leader: int) -> list[int]:
     return found or [leader]
 
 
-def _from_files(process_id: int) -> Reading:
+def _from_files(process_id: int) -> ProcessSample:
     letters, waited = set(), 0.0
     try:
         threads = list(Path(f"/proc/{process_id}/task").iterdir())
         computed = time.clock_gettime((~process_id << 3) | _PROCESS_CLOCK)
     except OSError:
-        return Reading(ProcessState.GONE)
+        return ProcessSample(ProcessState.GONE)
     for thread in threads:
         try:
             letters.add((thread / "stat").read_text().rpartition(") ")[2][0])
             waited += int((thread / "schedstat").read_text().split()[1]) * _NANOSECONDS
         except OSError:  # this thread has ended, or the system keeps no such statistics
             continue
-    return Reading(_state(letters), computed, waited)
+    return ProcessSample(_state(letters), computed, waited)
 
 
-def _from_ps(process_id: int) -> Reading:
+def _from_ps(process_id: int) -> ProcessSample:
     """Where there is no /proc: macOS."""
     command = ["ps", "-o", "stat=,time=", "-p", str(process_id)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
-        return Reading(ProcessState.RUNNABLE)  # nothing is known, so nothing speaks against it
+        return ProcessSample(ProcessState.RUNNABLE)  # nothing is known, so nothing speaks against it
     if not answer.stdout.strip():
-        return Reading(ProcessState.GONE)
+        return ProcessSample(ProcessState.GONE)
     state, clock = answer.stdout.split()[:2]
-    return Reading(_state({state[0]}), _seconds(clock))
+    return ProcessSample(_state({state[0]}), _seconds(clock))
 
 
 def _seconds(clock: str) -> float:
@@ -181,7 +181,7 @@ def machine_in_words() -> str:
     return f"the machine is {'busy' if load > 1.5 * cores else 'not busy'} (load {load:.1f} on {cores} cores)"
 
 
-def share_in_words(reading: Reading) -> str:
+def share_in_words(reading: ProcessSample) -> str:
     """What a process got of the cores it wanted: "consumed 3.1 s of CPU time and waited 40.2 s for a core"."""
     return f"consumed {reading.computed:.1f} s of CPU time and waited {reading.waited:.1f} s for a core"
 

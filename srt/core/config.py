@@ -51,7 +51,7 @@ class SupervisionLimits:
     """When an engine counts as dead, and how it is brought back."""
 
     heartbeat_period: float = 0.5  # seconds between signs of life; after two the system is asked about the process
-    # Seconds without a sign of life in which the process could have given one: see `Stay` of
+    # Seconds without a sign of life in which the process could have given one: see `TimeSpent` of
     # lang/transport/process_life.py. Health must be right within 5 s.
     heartbeat_silence: float = 2.5
     longest_stop: float = 1.5  # seconds of a process that is stopped: no load of the machine does that

@@ -12,7 +12,7 @@ decided.
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ...lang.transport.process_life import Reading, Stay, share_in_words
+from ...lang.transport.process_life import ProcessSample, TimeSpent, share_in_words
 from ..core.clock import Clock
 from ..core.config import SupervisionLimits
 
@@ -58,9 +58,9 @@ class Supervisor:
         self._heard = clock.now()
         self._step = -1
         self._step_since = clock.now()
-        self._silence = Stay()  # since the last sign of life
-        self._stepping = Stay()  # in this step; before the engine is ready: in the start
-        self._reading: Reading | None = None  # the last one of this process
+        self._silence = TimeSpent()  # since the last sign of life
+        self._stepping = TimeSpent()  # in this step; before the engine is ready: in the start
+        self._reading: ProcessSample | None = None  # the last one of this process
         self._killing = False
         self._told: StartFailure | None = None
         self.failure: StartFailure | None = None  # set with GIVEN_UP
@@ -115,7 +115,7 @@ class Supervisor:
         if step != self._step or not busy:
             self._begin_step(step)
 
-    def observe(self, engine: Reading, observer: Reading) -> None:
+    def observe(self, engine: ProcessSample, observer: ProcessSample) -> None:
         """What the system says of the engine's process and of ours, now. To be told while `wants_readings`."""
         self._reading = engine
         for stay in (self._silence, self._stepping):
@@ -191,5 +191,5 @@ class Supervisor:
         self._since = self._clock.now()
 
 
-def _stopped(stay: Stay) -> str:
+def _stopped(stay: TimeSpent) -> str:
     return f"its process was stopped for {stay.stopped:.1f} s (SIGSTOP, or a debugger)"

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ...lang.transport.process_life import ProcessState, Reading, read_process
+from ...lang.transport.process_life import ProcessSample, ProcessState, read_process
 from ..core.config import WorkerLimits, worker_environment
 from .worker_child import HEADER, OUT_OF_MEMORY
 
@@ -90,7 +90,7 @@ class Watch:
 
     def __init__(
         self,
-        look: Callable[[], Reading],
+        look: Callable[[], ProcessSample],
         limits: WorkerLimits,
         *,
         cpu_seconds: float,
@@ -132,7 +132,7 @@ class Watch:
             return self._trouble(Cause.BUSY)
         return None
 
-    def _count(self, child: Reading, elapsed: float) -> None:
+    def _count(self, child: ProcessSample, elapsed: float) -> None:
         progress, self._last = child.computed - self._last, max(child.computed, self._last)
         sleeps = child.state is ProcessState.ASLEEP and not self.may_sleep
         if progress > _ASLEEP * elapsed or not (sleeps or child.state is ProcessState.STOPPED):

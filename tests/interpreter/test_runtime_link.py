@@ -15,7 +15,7 @@ from umbel.lang.errors import ConnectionLostError, ParameterError, RequestError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Done, Failure, Final, GenRequest, Usage
 from umbel.lang.transport.link import Codec, FromGateway, Hello, Inbound, Outbound, Ping, Progress, ToGateway, Welcome
-from umbel.lang.transport.process_life import ProcessState, Reading, Stay
+from umbel.lang.transport.process_life import ProcessSample, ProcessState, TimeSpent
 
 
 class FakeProcess:
@@ -179,17 +179,17 @@ class System:
         self._state, self._computes = state, computes
         monkeypatch.setattr(runtime_link, "PERIOD", 0.001)
         monkeypatch.setattr(runtime_link, "read_process", self._read)
-        monkeypatch.setattr(runtime_link.Stay, "look", lambda stay, *seen: self._look(stay, *seen))
+        monkeypatch.setattr(runtime_link.TimeSpent, "look", lambda stay, *seen: self._look(stay, *seen))
 
-    def _read(self, process_id: int) -> Reading:
-        return Reading(self._state, self._computes * self.looks)
+    def _read(self, process_id: int) -> ProcessSample:
+        return ProcessSample(self._state, self._computes * self.looks)
 
-    def _look(self, stay: Stay, now: float, process: Reading, observer: Reading) -> None:
+    def _look(self, stay: TimeSpent, now: float, process: ProcessSample, observer: ProcessSample) -> None:
         self.looks += 1
         LOOK(stay, 0.5 * self.looks, process, observer)
 
 
-LOOK = Stay.look
+LOOK = TimeSpent.look
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang import inline
 from umbel.lang.errors import ParameterError, ProgramError, TraceError, UmbelError
-from umbel.lang.ops import Op, Sequence, Text, expression, label_of
+from umbel.lang.ops import ConstantText, Op, Sequence, expression, label_of
 
 PATIENCE = 20.0
 PICTURE = ul.image(b"bytes")
@@ -55,7 +55,7 @@ def test_every_operation_can_stand_in_text(make: Callable[[], Op], label: str) -
         lambda: "Q: %s!" % op,  # noqa: UP031
         lambda: "Q: " + str(op) + "!",
         lambda: "".join(["Q: ", str(op), "!"]),
-        lambda: "Q: " + f"{op}" + Text("!"),
+        lambda: "Q: " + f"{op}" + ConstantText("!"),
         lambda: [f"Q: {op}", "!"],
         lambda: f"{'Q: ' + op}!",
         lambda: f"{f'Q: {op}'}!",
@@ -165,7 +165,7 @@ def test_what_was_printed_and_comes_back_as_text_of_a_user_is_no_operation() -> 
 @given(text=st.text())
 def test_text_without_operations_stays_as_it_is(text: str) -> None:
     str(ul.gen("x"))  # from now on texts are searched
-    assert expression(text) == Text(text)
+    assert expression(text) == ConstantText(text)
 
 
 def test_characters_that_marks_are_made_of_are_no_operation() -> None:
@@ -173,7 +173,7 @@ def test_characters_that_marks_are_made_of_are_no_operation() -> None:
     secret = {character for character in shown if ord(character) > 0xFFFF}
     assert secret
     for character in secret:
-        assert expression(f"an icon {character} of a font") == Text(f"an icon {character} of a font")
+        assert expression(f"an icon {character} of a font") == ConstantText(f"an icon {character} of a font")
         assert ul.gen("y", stop=character).options["stop"]
     with pytest.raises(ProgramError):
         expression(shown.replace(secret.pop(), ""))

@@ -4,12 +4,12 @@ import pytest
 from umbel.lang.errors import ParameterError
 from umbel.lang.generation import gen, gen_int, gen_string
 from umbel.lang.ops import (
+    ConstantText,
     Gen,
     RoleBegin,
     RoleEnd,
     Select,
     Sequence,
-    Text,
     assistant,
     expression,
     role,
@@ -23,14 +23,14 @@ from umbel.lang.result import Result
 
 
 def test_strings_and_operations_add_up_in_order() -> None:
-    assert "Q: " + gen("a") + "\n" == Sequence((Text("Q: "), Gen("a"), Text("\n")))
-    assert gen("a") + gen("b") + ["x", gen("c")] == Sequence((Gen("a"), Gen("b"), Text("x"), Gen("c")))
+    assert "Q: " + gen("a") + "\n" == Sequence((ConstantText("Q: "), Gen("a"), ConstantText("\n")))
+    assert gen("a") + gen("b") + ["x", gen("c")] == Sequence((Gen("a"), Gen("b"), ConstantText("x"), Gen("c")))
 
 
 def test_a_role_wraps_its_content() -> None:
-    assert user("hi") == Sequence((RoleBegin("user"), Text("hi"), RoleEnd("user")))
+    assert user("hi") == Sequence((RoleBegin("user"), ConstantText("hi"), RoleEnd("user")))
     assert assistant(gen("x")) == Sequence((RoleBegin("assistant"), Gen("x"), RoleEnd("assistant")))
-    assert role("tool", "42") == Sequence((RoleBegin("tool"), Text("42"), RoleEnd("tool")))
+    assert role("tool", "42") == Sequence((RoleBegin("tool"), ConstantText("42"), RoleEnd("tool")))
 
 
 @pytest.mark.parametrize("value", [None, 5, {"a": 1}, object()])

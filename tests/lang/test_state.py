@@ -8,7 +8,7 @@ import pytest
 from umbel.lang.cost import Cost
 from umbel.lang.errors import ParameterError
 from umbel.lang.generation import gen
-from umbel.lang.ops import Gen, Op, RoleBegin, RoleEnd, Sequence, Text, VarScopeBegin, VarScopeEnd
+from umbel.lang.ops import ConstantText, Gen, Op, RoleBegin, RoleEnd, Sequence, VarScopeBegin, VarScopeEnd
 from umbel.lang.protocol import Usage
 from umbel.lang.state import AsyncState, State, StateGroup
 
@@ -74,7 +74,11 @@ def test_what_is_appended_is_submitted_as_one_operation() -> None:
     state += "a"
     state += "b" + gen("x")
     state += ["c", gen("y")]
-    assert sink.ops == [Text("a"), Sequence((Text("b"), Gen("x"))), Sequence((Text("c"), Gen("y")))]
+    assert sink.ops == [
+        ConstantText("a"),
+        Sequence((ConstantText("b"), Gen("x"))),
+        Sequence((ConstantText("c"), Gen("y"))),
+    ]
     with pytest.raises(ParameterError, match="cannot append int"):
         state += 3
     assert len(sink.ops) == 3
@@ -91,7 +95,7 @@ def test_blocks_are_closed_when_their_body_raises() -> None:
 def test_a_role_with_content_is_one_operation() -> None:
     sink = Notebook()
     State(sink).assistant("hi")
-    assert sink.ops == [Sequence((RoleBegin("assistant"), Text("hi"), RoleEnd("assistant")))]
+    assert sink.ops == [Sequence((RoleBegin("assistant"), ConstantText("hi"), RoleEnd("assistant")))]
 
 
 def test_variables_go_through_the_sink() -> None:
@@ -145,13 +149,13 @@ def fork(size: int) -> tuple[StateGroup[State], list[Notebook], Notebook]:
 def test_an_expression_goes_to_every_branch() -> None:
     group, sinks, _ = fork(2)
     group += "a"
-    assert [sink.ops for sink in sinks] == [[Text("a")], [Text("a")]]
+    assert [sink.ops for sink in sinks] == [[ConstantText("a")], [ConstantText("a")]]
 
 
 def test_a_list_gives_one_item_per_branch() -> None:
     group, sinks, _ = fork(2)
     group += ["a", gen("x")]
-    assert [sink.ops for sink in sinks] == [[Text("a")], [Gen("x")]]
+    assert [sink.ops for sink in sinks] == [[ConstantText("a")], [Gen("x")]]
     with pytest.raises(ParameterError, match="a list of 3 for 2 branches"):
         group += ["a", "b", "c"]
 
@@ -159,7 +163,7 @@ def test_a_list_gives_one_item_per_branch() -> None:
 def test_a_function_is_called_with_the_branch_number() -> None:
     group, sinks, _ = fork(3)
     group += lambda index: f"branch {index}"
-    assert [sink.ops for sink in sinks] == [[Text(f"branch {i}")] for i in range(3)]
+    assert [sink.ops for sink in sinks] == [[ConstantText(f"branch {i}")] for i in range(3)]
 
 
 def test_all_branches_get_it_or_none() -> None:
@@ -180,7 +184,7 @@ def test_the_names_of_variables_are_checked(name: object) -> None:
 def test_branches_are_indexed_iterated_and_appended_to() -> None:
     group, sinks, _ = fork(2)
     group[1] += "only here"
-    assert [sink.ops for sink in sinks] == [[], [Text("only here")]]
+    assert [sink.ops for sink in sinks] == [[], [ConstantText("only here")]]
     assert len(group) == len(list(group)) == 2
     with pytest.raises(ParameterError, match="cannot be replaced"):
         group[0] = State(Notebook())

@@ -1,6 +1,7 @@
 """`sglang.lang.ir`: expressions that programs build on, and the classes of what they say."""
 
 from ....lang.constraint import INTEGER, NUMBER
+from ....lang.ops import ConstantText as SglConstantText
 from ....lang.ops import Gen as SglGen
 from ....lang.ops import Image as SglImage
 from ....lang.ops import Op as SglExpr
@@ -9,7 +10,6 @@ from ....lang.ops import RoleEnd as SglRoleEnd
 from ....lang.ops import Select as SglSelect
 from ....lang.ops import SeparateReasoning as SglSeparateReasoning
 from ....lang.ops import Sequence as SglExprList
-from ....lang.ops import Text as SglConstantText
 from ....lang.ops import VarScopeBegin as SglVarScopeBegin
 from ....lang.ops import VarScopeEnd as SglVarScopeEnd
 from ....lang.ops import Video as SglVideo

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 from umbel.lang.transport import process_life
 from umbel.lang.transport.process_life import (
+    ProcessSample,
     ProcessState,
-    Reading,
-    Stay,
+    TimeSpent,
     exit_in_words,
     machine_in_words,
     read_process,
@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("read", READERS)
 def test_the_system_tells_a_process_that_computes_from_one_that_is_stopped_or_gone(
-    read: Callable[[int], Reading],
+    read: Callable[[int], ProcessSample],
 ) -> None:
     with running(SPINNER) as process:
         wait_until(lambda: read(process.pid).computed >= 1.0)
@@ -71,7 +71,7 @@ def test_the_system_tells_a_process_that_computes_from_one_that_is_stopped_or_go
 
 @pytest.mark.processes
 @pytest.mark.parametrize("read", READERS)
-def test_a_process_that_sleeps_is_asleep(read: Callable[[int], Reading]) -> None:
+def test_a_process_that_sleeps_is_asleep(read: Callable[[int], ProcessSample]) -> None:
     with running(SLEEPER) as process:
         wait_until(lambda: read(process.pid).state is ProcessState.ASLEEP)
 
@@ -89,7 +89,7 @@ def test_a_process_that_shares_a_core_is_known_to_wait_for_it() -> None:
 @pytest.mark.processes
 def test_threads_that_look_for_the_interpreter_lock_are_no_work() -> None:
     with running(LOCK_HOLDER) as process:
-        stay = Stay()
+        stay = TimeSpent()
         wait_until(lambda: read_process(process.pid).state is ProcessState.ASLEEP)
 
         def idle() -> bool:
@@ -139,26 +139,26 @@ def test_the_state_of_a_process_is_that_of_its_liveliest_thread(letters: str, st
 
 class TestStay:
     def test_the_first_look_counts_nothing_and_a_new_beginning_forgets(self) -> None:
-        stay = Stay()
-        stay.look(100.0, Reading(ProcessState.STOPPED), Reading(ProcessState.RUNNABLE))
+        stay = TimeSpent()
+        stay.look(100.0, ProcessSample(ProcessState.STOPPED), ProcessSample(ProcessState.RUNNABLE))
         assert stay.stopped == 0
-        stay.look(100.5, Reading(ProcessState.STOPPED), Reading(ProcessState.RUNNABLE))
+        stay.look(100.5, ProcessSample(ProcessState.STOPPED), ProcessSample(ProcessState.RUNNABLE))
         assert stay.stopped == 0.5
         stay.begin()
-        stay.look(101.0, Reading(ProcessState.STOPPED), Reading(ProcessState.RUNNABLE))
+        stay.look(101.0, ProcessSample(ProcessState.STOPPED), ProcessSample(ProcessState.RUNNABLE))
         assert stay.stopped == 0
 
     def test_a_long_time_without_a_look_counts_as_one_second(self) -> None:
         for state in (ProcessState.STOPPED, ProcessState.ASLEEP, ProcessState.ON_DISK):
-            stay = Stay()
+            stay = TimeSpent()
             for now in (0.0, 3600.0):
-                stay.look(now, Reading(state), Reading(ProcessState.RUNNABLE))
+                stay.look(now, ProcessSample(state), ProcessSample(ProcessState.RUNNABLE))
             assert stay.stopped + stay.idle + stay.on_disk == process_life.LONGEST_LOOK
 
     def test_threads_that_have_ended_take_no_time_back(self) -> None:
-        stay = Stay()
-        stay.look(0.0, Reading(ProcessState.RUNNABLE, 5.0, 9.0), Reading(ProcessState.RUNNABLE))
-        stay.look(0.5, Reading(ProcessState.ASLEEP, 4.0, 2.0), Reading(ProcessState.RUNNABLE))
+        stay = TimeSpent()
+        stay.look(0.0, ProcessSample(ProcessState.RUNNABLE, 5.0, 9.0), ProcessSample(ProcessState.RUNNABLE))
+        stay.look(0.5, ProcessSample(ProcessState.ASLEEP, 4.0, 2.0), ProcessSample(ProcessState.RUNNABLE))
         assert (stay.computed, stay.idle) == (0.0, 0.5)
 
 

@@ -4,24 +4,24 @@ from collections.abc import Callable
 
 import pytest
 from umbel.lang.transport.link import MAX_FRAME
-from umbel.lang.transport.process_life import ProcessState, Reading
+from umbel.lang.transport.process_life import ProcessSample, ProcessState
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.config import MAX_ENGINE_FRAME, SupervisionLimits
 from umbel.srt.gateway.supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 
 LIMITS = SupervisionLimits()
-QUIET = Reading(ProcessState.RUNNABLE)  # an observer that never waits for a core
+QUIET = ProcessSample(ProcessState.RUNNABLE)  # an observer that never waits for a core
 
 # What a process does in a second of wall time: its state, CPU time, and time without a core that it wanted.
-ASLEEP = Reading(ProcessState.ASLEEP)
-WAITING_FOR_LOCK = Reading(ProcessState.ASLEEP, computed=0.03)  # threads look for an interpreter lock now and then
-STOPPED = Reading(ProcessState.STOPPED)
-STARVED = Reading(ProcessState.RUNNABLE)  # a real-time process has its core
-CROWDED = Reading(ProcessState.ASLEEP, computed=0.02, waited=0.97)  # asleep at the look, and queued until then
-COMPUTING = Reading(ProcessState.RUNNABLE, computed=1.0)
-ON_TWO_CORES = Reading(ProcessState.RUNNABLE, computed=2.0)
-SHARING = Reading(ProcessState.RUNNABLE, computed=0.1, waited=0.9)
-READING_PAGES = Reading(ProcessState.ON_DISK)
+ASLEEP = ProcessSample(ProcessState.ASLEEP)
+WAITING_FOR_LOCK = ProcessSample(ProcessState.ASLEEP, computed=0.03)  # threads look for the interpreter lock
+STOPPED = ProcessSample(ProcessState.STOPPED)
+STARVED = ProcessSample(ProcessState.RUNNABLE)  # a real-time process has its core
+CROWDED = ProcessSample(ProcessState.ASLEEP, computed=0.02, waited=0.97)  # asleep at the look, and queued until then
+COMPUTING = ProcessSample(ProcessState.RUNNABLE, computed=1.0)
+ON_TWO_CORES = ProcessSample(ProcessState.RUNNABLE, computed=2.0)
+SHARING = ProcessSample(ProcessState.RUNNABLE, computed=0.1, waited=0.9)
+READING_PAGES = ProcessSample(ProcessState.ON_DISK)
 
 
 class Watched:
@@ -36,7 +36,12 @@ class Watched:
         return self
 
     def watch(
-        self, seconds: float, doing: Reading, *, observer: Reading = QUIET, beat: Callable[[], None] | None = None
+        self,
+        seconds: float,
+        doing: ProcessSample,
+        *,
+        observer: ProcessSample = QUIET,
+        beat: Callable[[], None] | None = None,
     ) -> Kill | None:
         """The decision that ends it, while the engine does this."""
         begin = self.clock.now()
@@ -65,9 +70,9 @@ class Watched:
         return self.clock.now() - before
 
 
-def _at(doing: Reading, now: float) -> Reading:
+def _at(doing: ProcessSample, now: float) -> ProcessSample:
     """What the system says of a process that has done this for `now` seconds."""
-    return Reading(doing.state, doing.computed * now, doing.waited * now)
+    return ProcessSample(doing.state, doing.computed * now, doing.waited * now)
 
 
 def test_a_fresh_supervisor_wants_a_start() -> None:
@@ -86,7 +91,7 @@ def test_an_idle_engine_that_beats_is_left_alone() -> None:
     ("doing", "reason"),
     [(ASLEEP, "no sign of life"), (WAITING_FOR_LOCK, "no sign of life"), (STOPPED, "was stopped")],
 )
-def test_a_silent_engine_that_does_nothing_is_ended_once_within_five_seconds(doing: Reading, reason: str) -> None:
+def test_a_silent_engine_that_does_nothing_is_ended_once_within_five_seconds(doing: ProcessSample, reason: str) -> None:
     watched = Watched().ready()
     decision = watched.watch(60.0, doing)
     assert decision is not None
@@ -96,12 +101,12 @@ def test_a_silent_engine_that_does_nothing_is_ended_once_within_five_seconds(doi
 
 
 @pytest.mark.parametrize("doing", [STARVED, CROWDED, SHARING])
-def test_a_silent_engine_that_waits_for_a_core_is_left_alone(doing: Reading) -> None:
+def test_a_silent_engine_that_waits_for_a_core_is_left_alone(doing: ProcessSample) -> None:
     assert Watched().ready().watch(600.0, doing) is None
 
 
 def test_a_silence_proves_nothing_while_the_gateway_itself_waits_for_a_core() -> None:
-    crowded = Reading(ProcessState.RUNNABLE, computed=0.02, waited=0.98)
+    crowded = ProcessSample(ProcessState.RUNNABLE, computed=0.02, waited=0.98)
     assert Watched().ready().watch(60.0, ASLEEP, observer=crowded) is None
 
 
@@ -148,7 +153,7 @@ def test_an_engine_that_beats_in_short_steps_is_not_asked_about() -> None:
     ],
 )
 def test_a_step_that_never_ends_is_ended_by_what_it_does(
-    doing: Reading, least: float, most: float, reason: str
+    doing: ProcessSample, least: float, most: float, reason: str
 ) -> None:
     watched = Watched().ready()
     decision = watched.watch(4000.0, doing, beat=lambda: watched.supervisor.heartbeat(1, busy=True))

@@ -9,20 +9,20 @@ import time
 from collections.abc import Callable, Iterable
 
 import pytest
-from umbel.lang.transport.process_life import ProcessState, Reading, read_process
+from umbel.lang.transport.process_life import ProcessSample, ProcessState, read_process
 from umbel.srt.core.config import WorkerLimits
 from umbel.srt.processes.worker import Cause, Trouble, Watch
 
 LIMITS = WorkerLimits()
 
 
-def watch(states: Iterable[Reading], *, may_sleep: bool = False) -> Watch:
+def watch(states: Iterable[ProcessSample], *, may_sleep: bool = False) -> Watch:
     """Of a child that is in these states, one for each look and one for the beginning."""
     return Watch(iter(states).__next__, LIMITS, cpu_seconds=2.5, wall_seconds=LIMITS.wall_seconds, may_sleep=may_sleep)
 
 
-def states(condition: ProcessState, cpu: Callable[[int], float]) -> Iterable[Reading]:
-    return (Reading(condition, cpu(number)) for number in itertools.count())
+def states(condition: ProcessState, cpu: Callable[[int], float]) -> Iterable[ProcessSample]:
+    return (ProcessSample(condition, cpu(number)) for number in itertools.count())
 
 
 def judged(watched: Watch, looks: int, elapsed: float = LIMITS.look) -> Trouble | None:
@@ -43,7 +43,7 @@ def test_a_child_that_got_no_core_for_as_long_as_any_request_lives_is_ended_as_b
 
 
 def test_a_child_is_ended_for_the_cpu_time_it_has_used_since_its_job_began() -> None:
-    watched = watch(Reading(ProcessState.RUNNABLE, 7.0 + 0.2 * number) for number in itertools.count())
+    watched = watch(ProcessSample(ProcessState.RUNNABLE, 7.0 + 0.2 * number) for number in itertools.count())
     assert judged(watched, 12) is None
     trouble = judged(watched, 2)
     assert trouble is not None
@@ -79,7 +79,7 @@ def test_the_absence_of_the_parent_counts_against_no_child() -> None:
 
 def test_where_the_system_does_not_say_the_wall_decides() -> None:
     looks = round(LIMITS.wall_seconds / LIMITS.look)
-    watched = watch(itertools.repeat(Reading(ProcessState.GONE)))
+    watched = watch(itertools.repeat(ProcessSample(ProcessState.GONE)))
     assert judged(watched, looks) is None
     trouble = judged(watched, 1)
     assert trouble is not None
@@ -89,7 +89,7 @@ def test_where_the_system_does_not_say_the_wall_decides() -> None:
 # ------------------------------------------------------------------------------------------ the system's word
 
 
-def until(process_id: int, wanted: Callable[[Reading], bool]) -> Reading:
+def until(process_id: int, wanted: Callable[[ProcessSample], bool]) -> ProcessSample:
     while True:
         state = read_process(process_id)
         if wanted(state):
