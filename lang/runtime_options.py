@@ -1,15 +1,23 @@
-"""How a local runtime is to be started: one validated description that crosses the process boundary.
+"""Declares the options of a local runtime, once, and checks them.
 
-The user's process makes it, the gateway and the engine read it. It lives here because both sides may
+The user's process makes `RuntimeOptions`, the gateway and the engine read them. They live here because both sides may
 import `lang` and neither may import the other.
+
+A new option is a line in `RuntimeOptions` and one in `KeywordOptions` (or its group), which editors and type checkers
+read; `tests/lang/test_runtime_options.py` compares the two.
 """
 
-from typing import Literal, get_args
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from types import NoneType
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from . import checks
-from .errors import ParameterError, shown
+from .errors import ParameterError, shown, unknown_option
 from .protocol import ConstraintEngine
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -18,6 +26,7 @@ Weights = Literal["auto", "float32", "bf16", "int8"]
 Kernels = Literal["auto", "native", "triton", "torch"]
 KVDType = Literal["auto", "fp8"]
 Policy = Literal["lpm", "fcfs"]
+Overlap = bool | Literal["auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 # Options of earlier versions → why they went, and what to write.
@@ -29,14 +38,78 @@ GONE = {
     "critical_path": "it is part of policy='lpm'; leave it out",
     "fork_hints": "it is part of policy='lpm'; leave it out",
     "partial_match": "any cached prefix is found; leave it out, or write radix_cache=False for no cache",
+    "check_every_step": "it is for tests; write debug={'check_every_step': True}",
+    "step_delay": "it is for tests; write debug={'step_delay': 0.1}",
 }
 
 ORACLE = "oracle"  # the name of the model that checks the runtime: no weights, answers are a hash of the prompt
 DEFAULT = "default"  # the embedded model
+MAX_MODEL_LENGTH = 4096  # characters; no path is longer
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a number may have, both ends included. `unit`: for the message of an error."""
+
+    low: float
+    high: float
+    unit: str = ""
+    text: str = ""  # what to write, in place of the range
+
+    def __str__(self) -> str:
+        return self.text or f"{self.low} to {self.high}{self.unit}"
+
+
+def _check_of(name: str, kind: Any) -> Callable[[Any], object] | None:
+    """The check that an annotation stands for; None for one that the struct checks by itself."""
+    if get_origin(kind) is Annotated:
+        number, limits = get_args(kind)
+        kinds = get_args(number) or (number,)
+        if float in kinds:
+            return lambda value: checks.number(name, value, limits.low, limits.high, str(limits))
+        optional = NoneType in kinds
+        return lambda value: (
+            (optional and value is None) or checks.integer(name, value, limits.low, limits.high, str(limits))
+        )
+    if get_origin(kind) is Literal:
+        return lambda value: checks.one_of(name, value, get_args(kind))
+    return partial(checks.switch, name) if kind is bool else None
+
+
+@cache
+def _checks_of(struct: type[msgspec.Struct]) -> dict[str, Callable[[Any], object]]:
+    hints = get_type_hints(struct, include_extras=True)
+    return {name: check for name, kind in hints.items() if (check := _check_of(name, kind)) is not None}
+
+
+def _check_fields(options: msgspec.Struct) -> None:
+    """Raises ParameterError for the first field that is out of its range or not of its type."""
+    for name, check in _checks_of(type(options)).items():
+        check(getattr(options, name))
+
+
+class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Switches for tests.
+
+    Attributes:
+        check_every_step: check the integrity of pool and tree after every step (slow).
+        step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
+    """
+
+    check_every_step: bool = False
+    step_delay: Annotated[float, Range(0.0, 60.0, " seconds")] = 0.0
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything gateway and engine are told when they start.
+    """The options of a runtime: each one's name, type, range and default, for the user, the gateway and the engine.
+
+    Users write them as parameters of `umbel.Runtime`, one by one or in groups (`cache=`, `scheduling=`). The checks are
+    derived from the annotations below.
 
     Attributes:
         model: "default", a name in the cache, a folder of safetensors, a GGUF file, or "oracle".
@@ -70,7 +143,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         screened_head: find the most likely token without computing every logit in full.
         incremental_tokenization: keep the tokens of earlier texts, and encode only what is new.
         jump_forward: text that a constraint leaves no choice about is appended without steps of its own.
-        constraint_engine: who enforces constraints: "fsm" (umbel's automata), "llguidance", "outlines-core",
+        constraint_engine: enforces constraints: "fsm" (umbel's automata), "llguidance", "outlines-core",
             "interegular", or "auto": umbel's, and llguidance for what those refuse.
         constraint_cache: compiled constraints that are kept; 0 compiles for every request.
         max_wait: seconds after which a waiting request goes before cache-aware order.
@@ -78,8 +151,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         request_timeout: seconds after which a request without an earlier deadline ends.
         seed: of the generator that draws seeds for requests without one; None draws it.
         threads: CPU threads of the engine, of all ranks together; None takes torch's choice.
-        check_every_step: check the integrity of pool and tree after every step (slow; for tests).
-        step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
+        debug: switches for tests, a dict or `DebugOptions`.
         log_level: of gateway and engine, on standard error.
     """
 
@@ -90,91 +162,189 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     kernels: Kernels = "auto"
     cuda_graphs: bool = True
     device: Device = "auto"
-    tensor_parallel: int = 1
-    context_length: int | None = None
-    max_running: int = 64
-    chunk_size: int | None = 512
-    pool_tokens: int | None = None
-    pool_memory: int | None = None
+    tensor_parallel: Annotated[int, Range(1, 64)] = 1
+    context_length: Annotated[int | None, Range(2, 1 << 24)] = None
+    max_running: Annotated[int, Range(1, 1 << 14)] = 64
+    chunk_size: Annotated[int | None, Range(1, 1 << 20)] = 512
+    pool_tokens: Annotated[int | None, Range(2, 1 << 31)] = None
+    pool_memory: Annotated[int | None, Range(1, 1 << 50)] = None
     policy: Policy = "lpm"
     radix_cache: bool = True
     in_step_sharing: bool = True
-    pin_share: float = 0.5
+    pin_share: Annotated[float, Range(0, 1, text="a part of the KV pool, 0 to 1")] = 0.5
     tree_attention: bool = True
-    overlap: bool | Literal["auto"] = "auto"
+    overlap: Overlap = "auto"
     screened_head: bool = True
     incremental_tokenization: bool = True
     jump_forward: bool = True
     constraint_engine: ConstraintEngine = "auto"
-    constraint_cache: int = 256
-    max_wait: float = 10.0
-    max_queue: int = 1024
-    request_timeout: float = 600.0
-    seed: int | None = None
-    threads: int | None = None
-    check_every_step: bool = False
-    step_delay: float = 0.0
+    constraint_cache: Annotated[int, Range(0, 1 << 20)] = 256
+    max_wait: Annotated[float, Range(0.0, 3600.0, " seconds")] = 10.0
+    max_queue: Annotated[int, Range(1, 1 << 20)] = 1024
+    request_timeout: Annotated[float, Range(0.001, 86400.0, " seconds")] = 600.0
+    seed: Annotated[int | None, Range(0, 2**63 - 1)] = None
+    threads: Annotated[int | None, Range(1, 1024)] = None
+    debug: DebugOptions = DebugOptions()
     log_level: LogLevel = "warning"
 
     def __post_init__(self) -> None:
         checks.text("model", self.model, MAX_MODEL_LENGTH, "a name or a path, or leave it out for the default model")
-        for name, known in _CHOICES.items():
-            checks.one_of(name, getattr(self, name), known)
-        for name, (low, high) in _INTEGERS.items():
-            value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
-                checks.integer(name, value, low, high, f"{low} to {high}")
+        _check_fields(self)
         if self.pool_tokens is not None and self.pool_memory is not None:
             raise ParameterError("pool_tokens and pool_memory both say how large the KV pool is; give one of them")
-        for name, (least, most) in _SECONDS.items():
-            checks.number(name, getattr(self, name), least, most, f"{least} to {most} seconds")
-        checks.number("pin_share", self.pin_share, 0, 1, "a part of the KV pool, 0 to 1")
-        for name in _SWITCHES:
-            checks.switch(name, getattr(self, name))
         if not isinstance(self.overlap, bool) and checks.plain_value(self.overlap) != "auto":
             raise ParameterError(f'overlap={shown(self.overlap)} is not known; write "auto", True or False')
-        if self.step_delay and self.overlap is True:
-            raise ParameterError(f"step_delay={self.step_delay} delays steps that wait; leave overlap=True out")
         if self.tensor_parallel > 1 and self.model == ORACLE:
             raise ParameterError(f"tensor_parallel={self.tensor_parallel}: the oracle has no weights; leave it out")
-        if self.step_delay and self.model != ORACLE:
+        delay = self.debug.step_delay
+        if delay and self.overlap is True:
+            raise ParameterError(f"step_delay={delay} delays steps that wait; leave overlap=True out")
+        if delay and self.model != ORACLE:
             raise ParameterError(f"step_delay slows the oracle model only; model={shown(self.model)} takes none")
-
-
-MAX_MODEL_LENGTH = 4096  # characters; no path is longer
-
-_SWITCHES = tuple(name for name, kind in RuntimeOptions.__annotations__.items() if kind is bool)
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "dtype": get_args(DType),
-    "weights": get_args(Weights),
-    "kv_dtype": get_args(KVDType),
-    "kernels": get_args(Kernels),
-    "device": get_args(Device),
-    "policy": get_args(Policy),
-    "constraint_engine": get_args(ConstraintEngine),
-    "log_level": get_args(LogLevel),
-}
-_INTEGERS = {
-    "tensor_parallel": (1, 64),
-    "context_length": (2, 1 << 24),
-    "max_running": (1, 1 << 14),
-    "chunk_size": (1, 1 << 20),
-    "pool_tokens": (2, 1 << 31),
-    "pool_memory": (1, 1 << 50),
-    "max_queue": (1, 1 << 20),
-    "constraint_cache": (0, 1 << 20),
-    "seed": (0, 2**63 - 1),
-    "threads": (1, 1024),
-}
-_OPTIONAL = ("context_length", "chunk_size", "pool_tokens", "pool_memory", "seed", "threads")
-_SECONDS = {"max_wait": (0.0, 3600.0), "request_timeout": (0.001, 86400.0), "step_delay": (0.0, 60.0)}
 
 
 def plain_options(options: RuntimeOptions) -> RuntimeOptions:
     """The same with plain numbers and strings in the place of numpy's and of subclasses, which cross no process."""
-    given = msgspec.structs.asdict(options)
+    return _plain(msgspec.structs.replace(options, debug=_plain(options.debug)))
+
+
+def _plain(options: Options) -> Options:
+    given = {name: getattr(options, name) for name in options.__struct_fields__}
     changed = {name: plain for name, value in given.items() if (plain := checks.plain_value(value)) is not value}
     return msgspec.structs.replace(options, **changed)
+
+
+def facts_of(options: RuntimeOptions) -> dict[str, str | int | float | bool | None]:
+    """Every option by its name, those of `debug` among them."""
+    facts = msgspec.structs.asdict(options)
+    debug = facts.pop("debug")
+    return {**facts, **msgspec.structs.asdict(debug)}
+
+
+# ------------------------------------------------------------------------------------ as parameters of a call
+
+
+class CacheOptions(TypedDict, total=False):
+    """What `cache=` takes: the KV pool, prefixes in it, and what else is kept."""
+
+    radix_cache: bool
+    in_step_sharing: bool
+    pin_share: float
+    pool_tokens: int | None
+    pool_memory: int | None
+    kv_dtype: KVDType
+    incremental_tokenization: bool
+    constraint_cache: int
+
+
+class SchedulingOptions(TypedDict, total=False):
+    """What `scheduling=` takes: which requests run, when, and how many."""
+
+    policy: Policy
+    max_running: int
+    chunk_size: int | None
+    max_wait: float
+    max_queue: int
+    request_timeout: float
+    overlap: Overlap
+
+
+class KeywordOptions(CacheOptions, SchedulingOptions, total=False):
+    """Every option but `model`, for `**options: Unpack[KeywordOptions]`; see `RuntimeOptions` for what each does."""
+
+    dtype: DType
+    weights: Weights
+    kernels: Kernels
+    cuda_graphs: bool
+    device: Device
+    tensor_parallel: int
+    context_length: int | None
+    tree_attention: bool
+    screened_head: bool
+    jump_forward: bool
+    constraint_engine: ConstraintEngine
+    seed: int | None
+    threads: int | None
+    log_level: LogLevel
+    cache: CacheOptions | Mapping[str, Any]  # Any: checked when the options are made
+    scheduling: SchedulingOptions | Mapping[str, Any]
+    debug: DebugOptions | Mapping[str, Any]
+
+
+_GROUPS = {"cache": CacheOptions, "scheduling": SchedulingOptions}
+OPTION_NAMES = frozenset(KeywordOptions.__annotations__)
+
+
+def options_of(owner: str, model: str, given: Mapping[str, Any], others: tuple[str, ...] = ()) -> RuntimeOptions:
+    """Makes options of the parameters of a call.
+
+    Args:
+        owner: the call, for messages: "Runtime()".
+        given: options by name, and groups of them.
+        others: parameters of the call that are no options, for messages.
+
+    Raises:
+        ParameterError: an unknown or removed option, with what to write; a wrong value; one option given twice.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _GROUPS:
+            members = _entries(name, value)
+            _require_known(f"{name}=", members, frozenset(_GROUPS[name].__annotations__))
+        else:
+            members = {name: value}
+            _require_known(owner, members, OPTION_NAMES | set(others))
+        twice = sorted(flat.keys() & members)
+        if twice:
+            raise ParameterError(f"{owner} is given {twice[0]} twice, in a group and by itself; give one of them")
+        flat |= members
+    debug = flat.get("debug", DebugOptions())
+    if not isinstance(debug, DebugOptions):
+        members = _entries("debug", debug)
+        _require_known("debug=", members, frozenset(DebugOptions.__struct_fields__))
+        flat["debug"] = DebugOptions(**members)
+    return RuntimeOptions(model=model, **flat)
+
+
+def _entries(name: str, value: object) -> dict[str, Any]:
+    return checks.entries(name, value, len(OPTION_NAMES), "a dict of options")
+
+
+def _require_known(owner: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
+    for name in given:
+        if name in known:
+            continue
+        if name in GONE:
+            raise ParameterError(f"{owner} has no option {name!r} any more: {GONE[name]}")
+        if name in OPTION_NAMES:
+            raise ParameterError(f"{owner} has no option {name!r}; write it as a parameter of its own")
+        raise unknown_option(owner, name, known)
+
+
+def spell_out(function: Callable[..., None], options_at: str = "options") -> None:
+    """Gives a function with `**options: Unpack[KeywordOptions]` the signature that `help()` shows: a parameter for each
+    option, with its type and default."""
+    signature = inspect.signature(function)
+    own = [parameter for parameter in signature.parameters.values() if parameter.name != options_at]
+    kinds = get_type_hints(RuntimeOptions)
+    options = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name]
+        )
+        for field in msgspec.structs.fields(RuntimeOptions)
+        if field.name != "model"
+    ]
+    groups = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default={}) for name in _GROUPS]
+    function.__signature__ = signature.replace(parameters=[*own, *options, *groups])  # type: ignore[attr-defined]
+
+
+def described_options() -> str:
+    """Returns what each option but `model` does: lines for a docstring, indented by 8."""
+    described = (RuntimeOptions.__doc__ or "").partition("Attributes:\n")[2]
+    return described[described.find("        dtype:") :].strip()
+
+
+# -------------------------------------------------------------------------------------- the gateway's first line
 
 
 class GatewayStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import gc
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import get_args
+from typing import Unpack, get_args
 
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
@@ -30,7 +30,7 @@ from ..lang.protocol import (
     Scored,
     ScoreRequest,
 )
-from ..lang.runtime_options import ORACLE, RuntimeOptions
+from ..lang.runtime_options import ORACLE, DebugOptions, KeywordOptions, options_of
 from ..lang.transport.exchange import Exchange, Outgoing
 from .constraints.compiled_cache import ConstraintLibrary
 from .constraints.compiler import InlineCompiler
@@ -64,7 +64,7 @@ class LocalBackend:
         loaded: a model that is in memory already, in place of `model`. It is this backend's alone.
         step_seconds: of the loop's time that a step of the oracle takes; with a loop whose time is virtual, a
             simulation of a slow model far away.
-        options: those of `RuntimeOptions`. With the oracle every step is checked unless said otherwise.
+        options: as for `Runtime`. With the oracle every step is checked unless `debug` is given.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class LocalBackend:
         faults: FaultHook = no_faults,
         latency: float = 0.0,
         step_seconds: float = 0.0,
-        **options: object,
+        **options: Unpack[KeywordOptions],
     ) -> None:
         if loaded is not None:
             model = loaded.name
         if model == ORACLE:
-            options.setdefault("check_every_step", True)
-        self.options = RuntimeOptions(model=model, **options)  # type: ignore[arg-type]  # checked by RuntimeOptions
+            options.setdefault("debug", DebugOptions(check_every_step=True))
+        self.options = options_of("LocalBackend()", model, options)
         self._limits = Limits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout)
         self._clock = clock or SystemClock()
         self._faults = faults

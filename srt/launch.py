@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +27,7 @@ from .tokenizer.tokenizer import ByteTokenizer, Tokenizer
 if TYPE_CHECKING:
     from .constraints.matcher_cache import ConstraintShelf
     from .distributed.communicator import Communicator
+    from .scheduler.config import SchedulerConfig
     from .scheduler.scheduler import Scheduler
     from .weights import ModelSource
 
@@ -134,25 +135,11 @@ def open_engine(
         MissingExtraError: a package is not installed.
     """
     from .constraints.matcher_cache import AtOnce
-    from .scheduler.config import PolicyName, SchedulerConfig
     from .scheduler.scheduler import Scheduler
     from .testing.launched_oracle import LaunchedOracle
     from .testing.oracle import OracleRunner
     from .testing.slow import Slowed
 
-    config = SchedulerConfig(
-        max_running=options.max_running,
-        max_step_tokens=options.chunk_size,
-        max_step_logits=max(MOST_LOGITS, options.max_running),
-        policy=PolicyName(options.policy),
-        radix_cache=options.radix_cache,
-        in_step_sharing=options.in_step_sharing,
-        least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
-        pin_share=options.pin_share,
-        max_wait=options.max_wait,
-        jump_forward=options.jump_forward,
-        check_every_step=options.check_every_step,
-    )
     # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment. Another one
     # opens those of llguidance, which may take seconds.
     openers: list[Executor] = [
@@ -172,7 +159,7 @@ def open_engine(
         )
         if options.overlap is True:
             oracle = LaunchedOracle(oracle)
-        runner: Runner = Slowed(oracle, options.step_delay) if options.step_delay else oracle
+        runner: Runner = Slowed(oracle, options.debug.step_delay) if options.debug.step_delay else oracle
         vocabulary, eos_ids, first = tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.bos_id
 
         tries: Path | None = None
@@ -200,12 +187,30 @@ def open_engine(
     shelf = _constraint_shelf(options, runner, open_tokens, openers, tries, lasting)
     if options.overlap is True and not isinstance(runner, AsyncRunner):
         raise ParameterError('overlap=True: steps on this device are waited for; write overlap="auto"')
-    config = replace(config, overlap=options.overlap is not False and isinstance(runner, AsyncRunner))
+    overlap = options.overlap is not False and isinstance(runner, AsyncRunner)
+    config = _scheduler_config(options, overlap=overlap)
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
     ready = shelf.prepare() if prepare_constraints else None
     return Engine(scheduler, runner, first if isinstance(first, int) else 0, ready, tuple(endings), damage)
+
+
+def _scheduler_config(options: RuntimeOptions, *, overlap: bool) -> "SchedulerConfig":
+    """Settings of the scheduler: options of the same name, and what follows from the others."""
+    from .scheduler.config import PolicyName, SchedulerConfig
+
+    shared = {field.name for field in fields(SchedulerConfig)} & set(RuntimeOptions.__struct_fields__)
+    same = {name: getattr(options, name) for name in shared - {"policy", "overlap"}}
+    return SchedulerConfig(
+        max_step_tokens=options.chunk_size,
+        max_step_logits=max(MOST_LOGITS, options.max_running),
+        policy=PolicyName(options.policy),
+        least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
+        check_every_step=options.debug.check_every_step,
+        overlap=overlap,
+        **same,
+    )
 
 
 def _begun(executor: Executor, make: Callable[[], Tokenizer]) -> Callable[[], Tokenizer]:

@@ -7,6 +7,7 @@ loop that uses it gets a socket of its own, so one runtime serves the interprete
 
 import asyncio
 import importlib.util
+import inspect
 import itertools
 import sys
 import threading
@@ -15,7 +16,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from os import PathLike
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, Unpack, get_args
 
 import msgspec
 
@@ -27,14 +28,12 @@ from ...lang.errors import (
     DeadlineError,
     MissingExtraError,
     ParameterError,
-    unknown_option,
 )
 from ...lang.programs import ProgramEvent, RunProgram
 from ...lang.prompt import Part, Text, tokens_at_most
 from ...lang.protocol import (
     Capabilities,
     Chunk,
-    ConstraintEngine,
     ConstraintKind,
     Done,
     Facts,
@@ -48,18 +47,14 @@ from ...lang.protocol import (
 )
 from ...lang.runtime_options import (
     DEFAULT,
-    GONE,
     MAX_MODEL_LENGTH,
     ORACLE,
-    Device,
-    DType,
-    Kernels,
-    KVDType,
-    LogLevel,
-    Policy,
-    RuntimeOptions,
-    Weights,
+    KeywordOptions,
+    described_options,
+    facts_of,
+    options_of,
     plain_options,
+    spell_out,
 )
 from ...lang.sampling import SamplingParams, merge, overrides
 from ...lang.transport.exchange import Exchange
@@ -90,7 +85,8 @@ class Runtime:
             the stop of a process, end a start.
         progress: print the phases of a start to standard error; None does so when it is a terminal.
 
-    The other parameters are those of `lang.runtime_options.RuntimeOptions`, where each is described.
+    Options, which may also be given in groups, as in `cache={"pool_tokens": 65536}, scheduling={"policy": "fcfs"}`:
+        {options}
 
     Raises:
         ParameterError: an unknown option, a wrong type or range; the message names the nearest option.
@@ -107,85 +103,17 @@ class Runtime:
         template_options: Mapping[str, Any] | None = None,  # Any: whatever the template understands
         startup_timeout: float = STARTUP_TIMEOUT,
         progress: bool | None = None,
-        dtype: DType = "auto",
-        weights: Weights = "auto",
-        kv_dtype: KVDType = "auto",
-        kernels: Kernels = "auto",
-        cuda_graphs: bool = True,
-        tensor_parallel: int = 1,
-        device: Device = "auto",
-        context_length: int | None = None,
-        max_running: int = 64,
-        chunk_size: int | None = 512,
-        pool_tokens: int | None = None,
-        pool_memory: int | None = None,
-        policy: Policy = "lpm",
-        radix_cache: bool = True,
-        in_step_sharing: bool = True,
-        pin_share: float = 0.5,
-        tree_attention: bool = True,
-        overlap: bool | Literal["auto"] = "auto",
-        screened_head: bool = True,
-        incremental_tokenization: bool = True,
-        jump_forward: bool = True,
-        constraint_engine: ConstraintEngine = "auto",
-        constraint_cache: int = 256,
-        max_wait: float = 10.0,
-        max_queue: int = 1024,
-        request_timeout: float = 600.0,
-        seed: int | None = None,
-        threads: int | None = None,
-        check_every_step: bool = False,
-        step_delay: float = 0.0,
-        log_level: LogLevel = "warning",
-        **unknown: object,
+        **options: Unpack[KeywordOptions],
     ) -> None:
-        if unknown:
-            name = next(iter(unknown))
-            if name in GONE:
-                raise ParameterError(f"Runtime() has no option {name!r} any more: {GONE[name]}")
-            raise unknown_option("Runtime()", name, _option_names())
         for name, given in (("model", model), ("model_path", model_path)):
             if given is not None:
                 checks.text(name, given, MAX_MODEL_LENGTH, "a name or a path, or leave it out for the default model")
         if model is not None and model_path is not None and model != model_path:
             raise ParameterError(f"model={model!r} and model_path={model_path!r} name two models; give one")
         chosen = model if model is not None else model_path
-        options = RuntimeOptions(
-            model=DEFAULT if chosen is None else chosen,
-            dtype=dtype,
-            weights=weights,
-            kv_dtype=kv_dtype,
-            kernels=kernels,
-            cuda_graphs=cuda_graphs,
-            tensor_parallel=tensor_parallel,
-            device=device,
-            context_length=context_length,
-            max_running=max_running,
-            chunk_size=chunk_size,
-            pool_tokens=pool_tokens,
-            pool_memory=pool_memory,
-            policy=policy,
-            radix_cache=radix_cache,
-            in_step_sharing=in_step_sharing,
-            pin_share=pin_share,
-            tree_attention=tree_attention,
-            overlap=overlap,
-            screened_head=screened_head,
-            incremental_tokenization=incremental_tokenization,
-            jump_forward=jump_forward,
-            constraint_engine=constraint_engine,
-            constraint_cache=constraint_cache,
-            max_wait=max_wait,
-            max_queue=max_queue,
-            request_timeout=request_timeout,
-            seed=seed,
-            threads=threads,
-            check_every_step=check_every_step,
-            step_delay=step_delay,
-            log_level=log_level,
+        self.options = plain_options(
+            options_of("Runtime()", DEFAULT if chosen is None else chosen, options, _PARAMETERS)
         )
-        self.options = plain_options(options)
         self._startup_timeout = checks.seconds("startup_timeout", startup_timeout)
         if progress is not None:
             checks.switch("progress", progress)
@@ -355,7 +283,7 @@ class Runtime:
         `gateway_retried_requests` were asked a second engine, `client_retried_requests` a second gateway.
         """
         done = streams.run(self.control("info"))
-        options = {f"option_{k}": v for k, v in msgspec.structs.asdict(self.options).items()}
+        options = {f"option_{name}": value for name, value in facts_of(self.options).items()}
         return {**options, **done.result, "client_retried_requests": self._retried}
 
     def shutdown(self) -> None:
@@ -470,6 +398,11 @@ class Runtime:
         return read_chat_template(template, options=self._template_options, name="chat_template=")
 
 
+_PARAMETERS = tuple(inspect.signature(Runtime.__init__).parameters)[1:-1]  # those that are no options
+spell_out(Runtime.__init__)
+Runtime.__doc__ = (Runtime.__doc__ or "").replace("{options}", described_options())
+
+
 def _checked_template_options(given: object, chat_template: object) -> dict[str, Any]:
     """Raises ParameterError for what are no variables of a template, or where a whole ChatTemplate has its own."""
     if given is None:
@@ -502,11 +435,6 @@ def _asked(method: str, prompt: object, params: Mapping[str, Any] | None, given:
     if both:
         raise ParameterError(f"{method}() is given {both[0]} twice, in the dict and by keyword; give one of them")
     return merge(overrides(params), overrides(given))
-
-
-def _option_names() -> list[str]:
-    names = Runtime.__init__.__kwdefaults__ or {}
-    return ["model", *names]
 
 
 def _end_forgotten(links: dict[asyncio.AbstractEventLoop, Link], processes: list[GatewayProcess]) -> None:

@@ -319,7 +319,7 @@ def test_prompts_have_the_length_that_is_asked_for() -> None:
 def test_small_figures_are_positive_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(micro, "BATCHES", (1, 2))
     monkeypatch.setattr(micro, "NEW", 8)
-    system = Umbel(FULL, LocalBackend(seed=1, check_every_step=False))
+    system = Umbel(FULL, LocalBackend(seed=1, debug={"check_every_step": False}))
     figures = micro.Micro(ENCODER, repeat=1).all_of(system)
     assert [figure.unit for figure in figures] == ["ms", "tokens/s", "tokens/s", "tokens/s"]
     assert all(len(figure.runs) == 1 and figure.median == figure.runs[0] for figure in figures)

@@ -34,7 +34,7 @@ def test_branches_are_shipped_with_their_program() -> None:
 
 
 def test_a_deadline_of_a_shipped_program_is_kept_to_the_millisecond() -> None:
-    backend = LocalBackend(latency=LATENCY, step_seconds=STEP, check_every_step=False)
+    backend = LocalBackend(latency=LATENCY, step_seconds=STEP, debug={"check_every_step": False})
     compiled = interview.compile(static_args={"tokens": 1000}, server=True)
 
     async def late() -> None:

@@ -32,7 +32,7 @@ def answer(prompt: str) -> str:
 
 @pytest.fixture(scope="module")
 def oracle() -> Watched:
-    return Watched(LocalBackend(check_every_step=False, pool_tokens=1 << 15))
+    return Watched(LocalBackend(debug={"check_every_step": False}, pool_tokens=1 << 15))
 
 
 def check_equal(body: tuple[object, ...], backend: Watched, passes: str) -> None:

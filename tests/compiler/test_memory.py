@@ -51,7 +51,7 @@ class Watched(LocalBackend):
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[Watched]:
-    watched = Watched(pool_tokens=20_000, context_length=4000, check_every_step=False)
+    watched = Watched(pool_tokens=20_000, context_length=4000, debug={"check_every_step": False})
     loop.streams.run(watched.start())
     yield watched
     loop.streams.run(watched.close())

@@ -51,12 +51,12 @@ QUIETLY: dict[str, Any] = {
 
 @pytest.fixture
 def backend() -> LocalBackend:
-    return LocalBackend(check_every_step=False, pool_tokens=1 << 15)
+    return LocalBackend(debug={"check_every_step": False}, pool_tokens=1 << 15)
 
 
 @pytest.fixture(scope="module")
 def shared() -> LocalBackend:
-    return LocalBackend(check_every_step=False, pool_tokens=1 << 15)
+    return LocalBackend(debug={"check_every_step": False}, pool_tokens=1 << 15)
 
 
 @ul.function(temperature=0)

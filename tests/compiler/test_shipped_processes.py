@@ -17,7 +17,7 @@ PATIENCE = 60.0  # seconds, far above what any of this needs
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[ul.Runtime]:
-    with ul.Runtime(model="oracle", step_delay=0.002) as runtime:
+    with ul.Runtime(model="oracle", debug={"step_delay": 0.002}) as runtime:
         yield runtime
 
 
@@ -88,7 +88,7 @@ def test_an_engine_that_dies_ends_the_program_and_the_next_one_runs(runtime: ul.
 
 
 def test_a_gateway_that_dies_ends_the_program_and_the_next_one_gets_a_new_one() -> None:
-    with ul.Runtime(model="oracle", step_delay=0.002) as runtime:
+    with ul.Runtime(model="oracle", debug={"step_delay": 0.002}) as runtime:
         compiled = interview.compile(server=True)
         assert compiled.run("Di", backend=runtime, timeout=PATIENCE)["wish"]
         state = endless.compile(server=True).run(backend=runtime, stream=True, timeout=PATIENCE)

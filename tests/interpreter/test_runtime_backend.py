@@ -55,7 +55,7 @@ from .. import conformance
         ({"startup_timeout": 0}, "startup_timeout=0"),
         ({"startup_timeout": True}, "startup_timeout=True"),
         ({"startup_timeout": float("inf")}, "startup_timeout=inf is out of range; write a number of seconds"),
-        ({"model": "default", "step_delay": 1.0}, "step_delay slows the oracle model only"),
+        ({"model": "default", "debug": {"step_delay": 1.0}}, "step_delay slows the oracle model only"),
         ({"chat_template": 3}, "chat_template must be Jinja source"),
     ],
 )
@@ -65,11 +65,12 @@ def test_a_wrong_option_is_refused_at_once_with_what_to_write(options: dict[str,
     assert says in str(caught.value)
 
 
-def test_a_runtime_takes_every_option_there_is() -> None:
+def test_a_runtime_shows_every_option_there_is() -> None:
     described = {*RuntimeOptions.__struct_fields__} - {"model"}
-    taken = inspect.signature(Runtime).parameters
-    assert described <= {*taken}
-    assert all(taken[name].default == getattr(RuntimeOptions(), name) for name in described)
+    shown = inspect.signature(Runtime).parameters
+    assert described | {"cache", "scheduling"} <= {*shown}
+    assert all(shown[name].default == getattr(RuntimeOptions(), name) for name in described)
+    assert all(f"\n        {name}: " in (Runtime.__doc__ or "") for name in described)
 
 
 def test_a_broken_chat_template_is_refused_at_once() -> None:

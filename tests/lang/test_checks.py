@@ -10,7 +10,7 @@ import pytest
 import umbel as ul
 from umbel.lang import checks, errors
 from umbel.lang.errors import ParameterError, shown
-from umbel.lang.runtime_options import RuntimeOptions, plain_options
+from umbel.lang.runtime_options import DebugOptions, RuntimeOptions, plain_options
 
 HUGE = 10**400
 LONG = "a" * 1_000_000
@@ -144,8 +144,9 @@ NUMBERS = [
     *[(ul.Echo, name, {}) for name in ("cache_tokens", "delay", "record")],
     *[(ul.Runtime, name, {"model": "oracle"}) for name in (
         "tensor_parallel", "context_length", "max_running", "chunk_size", "pool_tokens", "pool_memory", "pin_share",
-        "constraint_cache", "max_wait", "max_queue", "request_timeout", "seed", "threads", "step_delay",
+        "constraint_cache", "max_wait", "max_queue", "request_timeout", "seed", "threads",
         "startup_timeout")],
+    (DebugOptions, "step_delay", {}),
     *[(kind, name, {"model": "m", "api_key": "k"}) for kind in (ul.OpenAI, ul.Anthropic) for name in (
         "timeout", "first_byte_timeout", "connect_timeout", "idle_timeout", "max_retries", "max_concurrency")],
     (ul.function, "num_api_spec_tokens", {}),

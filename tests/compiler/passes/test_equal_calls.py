@@ -15,7 +15,7 @@ from .twin_programs import bodies, program_of
 
 @pytest.fixture(scope="module")
 def oracle() -> Watched:
-    return Watched(LocalBackend(check_every_step=False, pool_tokens=1 << 15))
+    return Watched(LocalBackend(debug={"check_every_step": False}, pool_tokens=1 << 15))
 
 
 def calls_after(program: ul.Program) -> int:

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from .....lang import checks
 from .....lang.errors import ParameterError, unknown_option
-from .....lang.runtime_options import LogLevel, Policy, RuntimeOptions
+from .....lang.runtime_options import OPTION_NAMES, LogLevel, Policy
 from ...refusals import check_refused
 
 Options = dict[str, Any]  # Any: options are of all types
@@ -68,7 +68,8 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "json_model_override_args": (None, "change the model's config.json"),
     "file_storage_path": (None, "leave it out"),
 }
-_OWN = frozenset(RuntimeOptions.__struct_fields__) | {
+_OWN = OPTION_NAMES | {
+    "model",
     "template_options",
     "startup_timeout",
     "progress",

@@ -1,0 +1,80 @@
+"""Options of a runtime: declared once, taken one by one or in groups."""
+
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+from umbel.lang.errors import ParameterError
+from umbel.lang.runtime_options import (
+    GONE,
+    OPTION_NAMES,
+    DebugOptions,
+    KeywordOptions,
+    RuntimeOptions,
+    facts_of,
+    options_of,
+)
+
+
+def made(**given: Any) -> RuntimeOptions:
+    return options_of("Runtime()", "oracle", given, ("progress",))
+
+
+def test_type_checkers_see_every_option_with_its_type() -> None:
+    declared, written = get_type_hints(RuntimeOptions), get_type_hints(KeywordOptions)
+    assert declared.keys() - {"model"} == written.keys() - {"cache", "scheduling"}
+    assert {name: kind for name, kind in declared.items() if name not in ("model", "debug")} == {
+        name: kind for name, kind in written.items() if name not in ("cache", "scheduling", "debug")
+    }
+
+
+def test_every_number_has_a_range() -> None:
+    for struct in (RuntimeOptions, DebugOptions):
+        for name, kind in get_type_hints(struct, include_extras=True).items():
+            if get_origin(kind) is not Annotated:
+                assert not {int, float} & {kind, *get_args(kind)}, name
+
+
+def test_groups_are_another_way_to_write_options() -> None:
+    flat = made(pool_tokens=512, policy="fcfs", max_running=3, debug=DebugOptions(step_delay=0.5))
+    grouped = made(
+        cache={"pool_tokens": 512}, scheduling={"policy": "fcfs", "max_running": 3}, debug={"step_delay": 0.5}
+    )
+    assert flat == grouped
+    assert made() == RuntimeOptions(model="oracle")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"polcy": "fcfs"}, "Runtime() has no option 'polcy'; did you mean 'policy'?"),
+        ({"progres": True}, "did you mean 'progress'?"),
+        ({"check_every_step": True}, "write debug={'check_every_step': True}"),
+        ({"fairness": False}, "Runtime() has no option 'fairness' any more"),
+        ({"cache": {"pool_token": 3}}, "cache= has no option 'pool_token'; did you mean 'pool_tokens'?"),
+        ({"cache": {"policy": "fcfs"}}, "cache= has no option 'policy'; write it as a parameter of its own"),
+        ({"scheduling": {"foresight": True}}, "scheduling= has no option 'foresight' any more"),
+        ({"debug": {"step_dely": 1.0}}, "debug= has no option 'step_dely'; did you mean 'step_delay'?"),
+        ({"debug": {"step_delay": 61.0}}, "step_delay=61.0 is out of range; write 0.0 to 60.0 seconds"),
+        ({"cache": {"pool_tokens": 5}, "pool_tokens": 6}, "is given pool_tokens twice"),
+        ({"cache": 3}, "cache must be a dict of options, got int 3"),
+        ({"debug": True}, "debug must be a dict of options"),
+        ({"debug": {"step_delay": 0.1}, "overlap": True}, "leave overlap=True out"),
+    ],
+)
+def test_what_is_written_wrong_is_refused_with_what_to_write(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        made(**given)
+    assert says in str(caught.value)
+
+
+def test_an_option_that_is_gone_is_no_option() -> None:
+    assert not GONE.keys() & OPTION_NAMES
+
+
+def test_options_cross_a_process_and_are_told_as_facts() -> None:
+    options = made(debug={"check_every_step": True}, seed=4)
+    assert msgspec.json.decode(msgspec.json.encode(options), type=RuntimeOptions) == options
+    facts = facts_of(options)
+    assert (facts["check_every_step"], facts["step_delay"], facts["seed"]) == (True, 0.0, 4)
+    assert "debug" not in facts
