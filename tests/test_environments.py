@@ -20,8 +20,10 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXTRAS = "openai,anthropic,testing"
 # What these tests import themselves; the runtime's own tests need torch.
 TOOLS = ["pytest", "hypothesis", "psutil", "regex", "pydantic", "interegular", "outlines-core", "jsonschema", "pillow"]
+TOOLS += ["llguidance"]  # of the runtime, but without torch: grammars are looked at by it
 ALL = ("tests/lang", "tests/fsm", "tests/interpreter", "tests/compiler", "tests/test_docs.py")
 HOSTED = ("tests/interpreter/hosted", "tests/interpreter/fakes", "tests/interpreter/test_front_door.py")
+_TORCH = re.compile(r"umbel\.srt|\boracle\b|chosen_backend")  # in a test that needs the runtime
 _REQUIREMENT = re.compile(r"(?P<name>[\w-]+)>=(?P<lowest>[\d.]+)")
 
 
@@ -58,7 +60,7 @@ def environment(folder: Path, python: str, *more: str, limits: Iterable[str] = (
 
 def passes(python: Path, *paths: str) -> None:
     """Runs tests of this checkout on the umbel of the environment. Fails with their summary."""
-    needs_torch = [f"--ignore={path}" for path in Path(ROOT, "tests").rglob("*.py") if "umbel.srt" in path.read_text()]
+    needs_torch = [f"--ignore={path}" for path in Path(ROOT, "tests").rglob("*.py") if _TORCH.search(path.read_text())]
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *needs_torch, *paths]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]

@@ -10,6 +10,7 @@ re.search(r"[0-9]+", text)   by the profile hook: C code reads the characters
 import ast
 import inspect
 import textwrap
+import tokenize
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any
@@ -113,7 +114,7 @@ def _source(function: Callable[..., Any]) -> tuple[ast.FunctionDef | ast.AsyncFu
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # the last from Python 3.12 on, for foreign text
         return None, 0
     functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
     return next(functions, None), first

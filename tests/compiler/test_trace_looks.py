@@ -5,6 +5,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -306,3 +307,12 @@ def test_programs_inside_are_read_too() -> None:
 
     with pytest.raises(ul.TraceError, match="is asks what argument 'hint' is"):
         ul.function(program).trace()
+
+
+def test_a_function_whose_file_holds_something_else_is_traced_without_its_source(tmp_path: Path) -> None:
+    """As in a notebook or a page of docs: what stands at its line is no Python, and ends in the middle of a text."""
+    file = tmp_path / "page.md"
+    file.write_text("def it doesn't (\n    end '\n")
+    names: dict[str, object] = {"ul": ul}
+    exec(compile("def program(s):\n    s += 'a' + ul.gen('x')\n", str(file), "exec"), names)
+    assert "Gen x" in ul.function(names["program"]).trace().text()
