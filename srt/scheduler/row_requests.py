@@ -17,6 +17,7 @@ from ...fsm.tokens.vocabulary import pack
 from ...lang.sampling import SamplingParams
 from ..core.batch import Allowed, Draws, LogitsError, RowNeed, RowRequests
 from ..sampling.gumbel import Limits, draw_keys, gumbel
+from ..sampling.processors import changes_logits
 from .request import Generation, Request
 from .step_plan import PlannedRows
 
@@ -189,7 +190,7 @@ def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
 def needs_only_token(sampling: SamplingParams) -> bool:
     """The token is all that is needed of a row that is sampled with these parameters."""
     narrow = sampling.temperature == 0.0 or (sampling.top_p == 1.0 and sampling.top_k <= MAX_SAMPLED_TOP_K)
-    return narrow and not sampling.logprobs and sampling.top_logprobs == 0 and not _adjusted(sampling)
+    return narrow and not sampling.logprobs and sampling.top_logprobs == 0 and not changes_logits(sampling)
 
 
 def _chosen_alone(generation: Generation) -> bool:
@@ -199,14 +200,4 @@ def _chosen_alone(generation: Generation) -> bool:
     """
     if generation.cursor is not None and generation.wants_logprobs:
         return False
-    return not _adjusted(generation.sampling)
-
-
-def _adjusted(sampling: SamplingParams) -> bool:
-    """The logits are changed before a token is drawn from them."""
-    return (
-        sampling.frequency_penalty != 0.0
-        or sampling.presence_penalty != 0.0
-        or sampling.repetition_penalty != 1.0
-        or bool(sampling.logit_bias)
-    )
+    return not changes_logits(generation.sampling)

@@ -17,8 +17,7 @@ from ..core.batch import Logits, LogitsError, RowNeed, RowRequests
 from ..core.isolation import isolate
 from ..core.messages import IdLogprob
 from ..sampling.gumbel import SampleRequest
-from ..sampling.logprobs import Wanted, describe, look_up
-from ..sampling.sampler import Sampler
+from ..sampling.sampler import Sampler, Wanted, describe, look_up
 from .choice_search import questions
 from .request import Choosing, Generation, Request
 from .row_requests import allowed_of, bits_of, draws_of, forbidden_ends

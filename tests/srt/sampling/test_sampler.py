@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -22,8 +22,8 @@ from umbel.srt.sampling.gumbel import (
     stack_draws,
     token_hash,
 )
-from umbel.srt.sampling.logprobs import Wanted, describe
-from umbel.srt.sampling.sampler import Sampler
+from umbel.srt.sampling.processors import PROCESSORS
+from umbel.srt.sampling.sampler import Sampler, Wanted, describe
 from umbel.srt.sampling.torch_sampler import TorchSampling, _top
 
 torch.set_num_threads(1)
@@ -325,3 +325,38 @@ def test_a_gpu_chooses_the_same_tokens() -> None:
     draws = [draw(SamplingParams(**kind), row=row, seed=row, counts={5: 1}) for row, kind in enumerate(kinds)]
     on_cpu = Sampler(262_144).sample(logits.clone(), draws)
     assert Sampler(262_144).sample(logits.cuda(), draws) == on_cpu
+
+
+class Halved:
+    """A fake LogitsProcessor: halves the logits of every row."""
+
+    def applies(self, sampling: SamplingParams) -> bool:
+        return True
+
+    def process(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> Callable[[], None]:
+        before = logits.clone()
+        logits /= 2
+
+        def undo() -> None:
+            logits.copy_(before)
+
+        return undo
+
+
+def test_processors_change_logits_in_their_order_before_a_token_is_drawn() -> None:
+    sampler = Sampler(4, processors=(*PROCESSORS, Halved()))
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    biased = SamplingParams(temperature=0.0, logit_bias={0: 9.0})
+    assert sampler.sample(logits, [draw(biased)]) == [0]
+    assert logits.tolist() == [[5.0, 1.0, 1.5, 2.0]], "first the bias, then the half of it"
+
+
+def test_logits_are_restored_when_a_later_processor_raises() -> None:
+    class Broken(Halved):
+        def process(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> Callable[[], None]:
+            raise RuntimeError("on purpose")
+
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    with pytest.raises(RuntimeError, match="on purpose"):
+        Sampler(4, processors=(Halved(), Broken())).sample(logits, [draw(SamplingParams())])
+    assert logits.tolist() == [[1.0, 2.0, 3.0, 4.0]]

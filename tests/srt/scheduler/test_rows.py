@@ -20,7 +20,7 @@ from umbel.srt.constraints.opener import ConstraintOpener
 from umbel.srt.core.batch import Draws, RowRequests
 from umbel.srt.core.messages import EngineAbort, EngineChoose, EngineFailed, Schedule
 from umbel.srt.sampling.gumbel import SampleRequest, draw_key
-from umbel.srt.sampling.logprobs import Wanted
+from umbel.srt.sampling.sampler import Wanted
 from umbel.srt.scheduler.request import Generation, Request
 from umbel.srt.scheduler.step_plan import PlannedRows
 
@@ -186,7 +186,8 @@ ROWS = [
     Row("scheduler.row_requests:_choice_of", generates(GREEDY)),
     Row("scheduler.row_requests:needs_only_token", PLAIN_ONE),
     Row("scheduler.row_requests:_chosen_alone", PLAIN_ONE),
-    Row("scheduler.row_requests:_adjusted", RICH_ONE),
+    Row("sampling.processors:changes_logits", RICH_ONE, "scheduler.row_requests:changes_logits"),
+    Row("sampling.processors:Penalties.applies", RICH_ONE),
     Row("scheduler.row_requests:forbidden_ends", RICH_ONE),
     Row("scheduler.row_requests:forbidden_ends", RICH_ONE, "scheduler.step_results:forbidden_ends"),
     Row("scheduler.row_requests:allowed_of", constrained),
@@ -214,9 +215,10 @@ ROWS = [
     Row("scheduler.step_results:_settled", PLAIN_ONE),
     Row("scheduler.step_results:_settled", constrained),
     Row("scheduler.step_results:_top", DESCRIBED_ONE),
-    Row("sampling.penalties:apply_penalties", RICH_ONE, "sampling.sampler:apply_penalties"),
-    Row("sampling.penalties:_of_row", RICH_ONE),
-    Row("sampling.penalties:_require_numbers", RICH_ONE),
+    Row("sampling.processors:Penalties.process", RICH_ONE),
+    Row("sampling.processors:apply_penalties", RICH_ONE),
+    Row("sampling.processors:_of_row", RICH_ONE),
+    Row("sampling.processors:_require_numbers", RICH_ONE),
     Row("sampling.sampler:Sampler.sample", RICH_ONE),
     Row("sampling.sampler:Sampler.choose", RICH_ONE),
     Row("sampling.sampler:Sampler.choose", PLAIN_ONE),
@@ -225,9 +227,9 @@ ROWS = [
     Row("sampling.gumbel:gumbel", generates(msgspec.structs.replace(PLAIN, top_k=9)), "testing.oracle:gumbel"),
     Row("sampling.torch_sampler:TorchSampling.choose", PLAIN_ONE),
     Row("sampling.torch_sampler:TorchSampling.summarise", DESCRIBED_ONE),
-    Row("sampling.logprobs:describe", RICH_ONE, "scheduler.step_results:describe"),
-    Row("sampling.logprobs:describe", DESCRIBED_ONE, "scheduler.step_results:describe"),
-    Row("sampling.logprobs:look_up", searches, "scheduler.step_results:look_up"),
+    Row("sampling.sampler:describe", RICH_ONE, "scheduler.step_results:describe"),
+    Row("sampling.sampler:describe", DESCRIBED_ONE, "scheduler.step_results:describe"),
+    Row("sampling.sampler:look_up", searches, "scheduler.step_results:look_up"),
     # what follows from a token
     Row("scheduler.stopping:accept", PLAIN_ONE, "scheduler.commit:accept"),
     Row("scheduler.stopping:_feed", RICH_ONE),
@@ -268,8 +270,7 @@ ROWS = [
 MODULES = [
     "constraints.matcher",
     "sampling.gumbel",
-    "sampling.logprobs",
-    "sampling.penalties",
+    "sampling.processors",
     "sampling.sampler",
     "scheduler.choice_search",
     "scheduler.commit",
@@ -280,9 +281,9 @@ MODULES = [
     "scheduler.stopping",
 ]
 NOT_OF_ONE_ROW = {
-    "sampling.penalties:_nothing": "does nothing",
-    "sampling.penalties:_scaled": "arithmetic of tensors, within apply_penalties",
-    "sampling.penalties:_saturated": "arithmetic of tensors, within apply_penalties",
+    "sampling.processors:_nothing": "does nothing",
+    "sampling.processors:_scaled": "arithmetic of tensors, within apply_penalties",
+    "sampling.processors:_saturated": "arithmetic of tensors, within apply_penalties",
     "scheduler.choice_search:ChoiceSearches.hold": "when a message arrives: it is refused",
     "scheduler.choice_search:ChoiceSearches.begin_step": "of all searches: `_begin` is that of one",
     "scheduler.choice_search:ChoiceSearches._grows": "within `_begin`, for prompts that may be healed",
@@ -385,7 +386,7 @@ ALWAYS = {
     *("scheduler.constrained:ConstrainedTexts._spend", "scheduler.row_requests:choose_few"),
     *(
         "scheduler.step_results:_Reading._look_up",
-        "sampling.logprobs:look_up",
+        "sampling.sampler:look_up",
         "scheduler.choice_search:_ended",
         "scheduler.choice_search:ChoiceSearches._begin",
     ),

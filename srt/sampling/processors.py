@@ -1,7 +1,11 @@
-"""Penalties, biases and forbidden tokens: what is done to logits before a token is chosen.
+"""Changes logits before a token is chosen: the seam for sampling parameters outside the fast path, and the penalties.
 
-Repetition penalty first (it scales), then frequency and presence penalties and logit_bias (they shift), then tokens
-that may not end the text yet are ruled out.
+Temperature, top_k, top_p and min_p are the fast path: every runner knows them, and may choose a token without giving
+its logits. Any other parameter is a LogitsProcessor, in PROCESSORS. A row to which one applies gives its logits, and
+the sampler chooses its token. docs/add_a_parameter.md says how to add one.
+
+Penalties. Repetition penalty first (it scales), then frequency and presence penalties and logit_bias (they shift), then
+tokens that may not end the text yet are ruled out.
 
 A result that float32 cannot hold is computed again in float64, and written as one of the largest floats, in the order
 of the exact results. Such logits are so far apart that the largest one wins with any noise, so the order is all that
@@ -10,18 +14,35 @@ counts.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...lang.errors import ParameterError, RequestError
+from ...lang.sampling import SamplingParams
 from ..core.image_token_ids import PICTURE_BASE
 from .gumbel import SampleRequest
 
 _LARGEST_SHIFT = 1e300  # in float64: a sum with a scaled logit stays finite
 _LARGEST_SCALE = 1e250  # times or through it, a float32 stays finite in float64
+
+
+class LogitsProcessor(Protocol):
+    """Changes logits for one or more sampling parameters. `Penalties` is one."""
+
+    def applies(self, sampling: SamplingParams) -> bool:
+        """Says whether rows with these parameters are changed; then no runner chooses their tokens."""
+
+    def process(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> Callable[[], None]:
+        """Changes the rows of the requests in place and returns what undoes it. logits: float32 [L, vocab].
+
+        Requests to which it does not apply are among them, and are left alone.
+
+        Raises:
+            UmbelError: a request with which nothing can be drawn; no row has changed then.
+        """
 
 
 class _Touched(NamedTuple):
@@ -33,16 +54,18 @@ class _Touched(NamedTuple):
     forbidden: NDArray[np.bool_]
 
 
-def apply_penalties(logits: torch.Tensor, draws: Sequence[SampleRequest]) -> Callable[[], None]:
-    """Changes the rows of the draws in place: a few entries per row, gathered and put back together. [L, vocab]
+def apply_penalties(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> Callable[[], None]:
+    """Changes the rows of the requests in place and returns what undoes it. logits: [L, vocab].
 
-    Returns what undoes it.
+    A few entries of each row, gathered and put back together.
 
     Raises:
         ParameterError: a penalty or a bias that is no number; nothing has changed then.
         RequestError: a row in which every token is forbidden.
     """
-    touched = [(draw.row, of_row) for draw in draws if (of_row := _of_row(draw, logits.shape[1])) is not None]
+    touched = [
+        (request.row, of_row) for request in requests if (of_row := _of_row(request, logits.shape[1])) is not None
+    ]
     if not touched:
         return _nothing
     device = logits.device
@@ -65,6 +88,29 @@ def apply_penalties(logits: torch.Tensor, draws: Sequence[SampleRequest]) -> Cal
     return restore
 
 
+class Penalties:
+    """Repetition, frequency and presence penalties, logit_bias, and the tokens that min_tokens forbids."""
+
+    def applies(self, sampling: SamplingParams) -> bool:
+        return (
+            sampling.frequency_penalty != 0.0
+            or sampling.presence_penalty != 0.0
+            or sampling.repetition_penalty != 1.0
+            or bool(sampling.logit_bias)
+        )
+
+    def process(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> Callable[[], None]:
+        return apply_penalties(logits, requests)
+
+
+PROCESSORS: tuple[LogitsProcessor, ...] = (Penalties(),)  # in the order in which they change logits
+
+
+def changes_logits(sampling: SamplingParams) -> bool:
+    """Says whether a processor changes the logits of rows with these parameters before a token is drawn."""
+    return any(processor.applies(sampling) for processor in PROCESSORS)
+
+
 def _nothing() -> None:
     """Undoes nothing."""
 
@@ -85,26 +131,26 @@ def _saturated(values: torch.Tensor) -> torch.Tensor:
     return rounded
 
 
-def _of_row(draw: SampleRequest, vocab_size: int) -> _Touched | None:
-    """None for most rows."""
-    sampling = draw.sampling
+def _of_row(request: SampleRequest, vocab_size: int) -> _Touched | None:
+    """Returns None for most rows."""
+    sampling = request.sampling
     counted = sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
     repeated = sampling.repetition_penalty != 1.0
-    if not (counted or repeated or sampling.logit_bias or draw.forbidden):
+    if not (counted or repeated or sampling.logit_bias or request.forbidden):
         return None
-    _require_numbers(draw)
-    if len(draw.forbidden) >= vocab_size:
+    _require_numbers(request)
+    if len(request.forbidden) >= vocab_size:
         raise RequestError(
             f"no token can be chosen: all {vocab_size} tokens end the text, and min_tokens={sampling.min_tokens} "
             "forbids them; write fewer stop_token_ids or min_tokens=0"
         )
-    generated = np.fromiter(draw.counts.keys(), dtype=np.int64, count=len(draw.counts))
-    forbidden = np.fromiter(draw.forbidden, dtype=np.int64)
+    generated = np.fromiter(request.counts.keys(), dtype=np.int64, count=len(request.counts))
+    forbidden = np.fromiter(request.forbidden, dtype=np.int64)
     parts = [np.fromiter(sampling.logit_bias, dtype=np.int64), forbidden]
     if counted or repeated:
         parts.append(generated)
     if repeated:
-        parts.append(draw.prompt[draw.prompt < PICTURE_BASE].astype(np.int64))
+        parts.append(request.prompt[request.prompt < PICTURE_BASE].astype(np.int64))
     ids = np.unique(np.concatenate(parts))
     if not len(ids):
         return None
@@ -112,11 +158,11 @@ def _of_row(draw: SampleRequest, vocab_size: int) -> _Touched | None:
     divisors = np.ones(len(ids))
     shifts = np.zeros(len(ids))
     if repeated:
-        seen = np.isin(ids, draw.prompt) | np.isin(ids, generated)
+        seen = np.isin(ids, request.prompt) | np.isin(ids, generated)
         divisors[seen] = min(max(sampling.repetition_penalty, 1 / _LARGEST_SCALE), _LARGEST_SCALE)
     with np.errstate(over="ignore"):
         if counted and len(generated):
-            occurrences = np.fromiter(draw.counts.values(), dtype=np.float64, count=len(draw.counts))
+            occurrences = np.fromiter(request.counts.values(), dtype=np.float64, count=len(request.counts))
             shifts[np.searchsorted(ids, generated)] -= (
                 sampling.frequency_penalty * occurrences + sampling.presence_penalty
             )
@@ -125,8 +171,8 @@ def _of_row(draw: SampleRequest, vocab_size: int) -> _Touched | None:
     return _Touched(ids, divisors, shifts.clip(-_LARGEST_SHIFT, _LARGEST_SHIFT), np.isin(ids, forbidden))
 
 
-def _require_numbers(draw: SampleRequest) -> None:
-    sampling = draw.sampling
+def _require_numbers(request: SampleRequest) -> None:
+    sampling = request.sampling
     shifts = (sampling.frequency_penalty, sampling.presence_penalty, *sampling.logit_bias.values())
     if not all(map(math.isfinite, shifts)):
         raise ParameterError(
