@@ -1,4 +1,4 @@
-"""Files of graphs, "x.umbel.json": programs that are kept, sent and read again, with no code inside.
+"""Writes and reads files of graphs, "x.umbel.json": programs that are kept, sent and read again, with no code inside.
 
     {"umbel": "graph", "version": 1,
      "name": "tip",
@@ -13,8 +13,9 @@
      "ends": [9], "variables": [["tip", 8]], "result": 7}
 
 A node's inputs are places of nodes before it, its line is a file's place in `files`, a number and a function. What else
-it has are the attributes of its operation (`operations.py`), left out where they have their usual value; values are as
-`values.py` writes them, results of gens as `results.py` does. docs/graph-format.md has all of it.
+it has are the attributes of its operation, left out where they have their usual value; values are as `values.py` writes
+them, results of gens as `results.py` does. docs/graph-format.md has all of it. `verify` says whether what was read can
+run.
 
 What is read is data until `verify` has looked at it, and it comes from anywhere.
 """
@@ -22,20 +23,26 @@ What is read is data until `verify` has looked at it, and it comes from anywhere
 import errno
 import hashlib
 import os
+import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
+from typing import Any, cast
 
-from ...lang import checks
-from ...lang.errors import GraphError
+import msgspec
+
+from ...lang import checks, ops
+from ...lang.errors import GraphError, ParameterError
+from ...lang.protocol import ConstraintSpec
 from ...lang.source import public_name
+from ..checks.attributes import OPERATIONS
 from ..checks.verify import place, verify
 from ..graph import Builder, Graph, Line, Node, Parameter
-from ..operations import Choose, Constant, Generate, Look
-from . import operations as file_operations
-from . import text as file_text
+from ..operations import Apply, Choose, Constant, Generate, Look, Operation, Structure
+from . import results as file_results
 from . import values as file_values
-from .values import Json, expect, members
+from .values import Json, expect, json_text, members
 
 VERSION = 1
 MAX_NODES = 1_000_000
@@ -85,9 +92,8 @@ def encode(graph: Graph) -> bytes:
     nodes = [_written_node(graph, node, graph.numbers, lines) for node in graph.nodes]
     head = {"umbel": "graph", "version": VERSION, **_head(graph), "files": lines.files}
     foot = _foot(graph, graph.numbers)
-    written = file_text.written
-    listed = ",\n  ".join(map(written, nodes))
-    return f'{written(head)[:-1]},\n "nodes": [\n  {listed}\n ],\n {written(foot)[1:]}\n'.encode()
+    listed = ",\n  ".join(map(json_text, nodes))
+    return f'{json_text(head)[:-1]},\n "nodes": [\n  {listed}\n ],\n {json_text(foot)[1:]}\n'.encode()
 
 
 def digest(graph: Graph) -> str:
@@ -102,7 +108,7 @@ def digest(graph: Graph) -> str:
     nodes = (_written_node(graph, node, numbers, None) for node in numbers)
     hashed = hashlib.sha256()
     for part in ({"version": VERSION, **_head(graph)}, *nodes, _foot(graph, numbers)):
-        hashed.update(file_text.written(part, sort_keys=True).encode() + b"\n")
+        hashed.update(json_text(part, sort_keys=True).encode() + b"\n")
     return hashed.hexdigest()
 
 
@@ -153,7 +159,7 @@ def _written_parameter(parameter: Parameter) -> Json:
 def _written_node(graph: Graph, node: Node, numbers: Mapping[Node, int], lines: _Lines | None) -> dict[str, Json]:
     """`lines` None: without the line."""
     try:
-        written = file_operations.written(node.op)
+        written = _written_operation(node.op)
     except GraphError as error:
         at = place(graph.numbers[node], node)
         raise GraphError(f"{at}: {_subject(graph, node)} cannot be kept in a file: {error}") from None
@@ -212,7 +218,7 @@ def read(path: str | os.PathLike[str]) -> Graph:
     """
     place = checks.path("path", path)
     with open(place, "rb") as file:
-        data = file.read(file_text.MAX_BYTES + 1)
+        data = file.read(file_values.MAX_BYTES + 1)
     return decode(data, source=place)
 
 
@@ -223,7 +229,7 @@ def decode(data: bytes, *, source: str) -> Graph:
         GraphError: as `read`. Whatever the bytes are, nothing else is raised, and nothing of them is run.
     """
     try:
-        graph = _read_graph(file_text.read(data))
+        graph = _read_graph(file_values.read_json(data))
         verify(graph)
     except GraphError as error:
         raise GraphError(f"{source}: {error}") from None
@@ -275,7 +281,7 @@ def _read_nodes(values: list[Json], files: list[str]) -> list[Node]:
         inputs, line = op.pop("inputs", []), op.pop("line", None)
         taken = [_node(nodes, number, f"{at}.inputs") for number in expect(inputs, list, f"{at}.inputs")]
         said = None if line is None else _read_line(line, files, f"{at}.line")
-        nodes.append(builder.node(file_operations.read(op, at), taken, said))
+        nodes.append(builder.node(_read_operation(op, at), taken, said))
     return nodes
 
 
@@ -298,3 +304,141 @@ def _read_variable(value: Json, nodes: list[Node], at: str) -> tuple[str, Node]:
     if len(expect(value, list, at)) != 2:
         raise GraphError(f"{at}: expected a name and a node, found {len(value)} things")
     return expect(value[0], str, at), _node(nodes, value[1], at)
+
+
+# -------------------------------------------------------------------------------------------- operations
+
+
+def _written_operation(op: Operation) -> dict[str, Json]:
+    """Writes an operation as JSON.
+
+    Raises:
+        GraphError: an attribute that no file can hold; the message follows the place of the node.
+    """
+    return {"op": type(op).__name__, **_written_fields(op)}
+
+
+def _read_operation(value: dict[str, Json], at: str) -> Operation:
+    """Reads an operation from JSON. `value`: without the members that belong to the node.
+
+    Raises:
+        GraphError: an unknown operation, or members that it does not have.
+    """
+    name = value.get("op")
+    kind = OPERATIONS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise GraphError(f"{at}.op: unknown operation {name!r}; known are {', '.join(OPERATIONS)}")
+    given = {key: member for key, member in value.items() if key != "op"}
+    return cast(Operation, _read_fields(kind, given, at))
+
+
+def _written_fields(owner: Any) -> dict[str, Json]:
+    """Writes the fields of a dataclass, without those that have their usual value."""
+    kind = type(owner)
+    result: dict[str, Json] = {}
+    for field in fields(owner):
+        value, usual = getattr(owner, field.name), _usual(kind, field)
+        if type(value) is not type(usual) or value != usual:
+            result[field.name] = _CODECS.get((kind, field.name), _PLAIN)[0](value)
+    return result
+
+
+def _read_fields(kind: type, value: dict[str, Json], at: str) -> Any:
+    usual = {field.name: _usual(kind, field) for field in fields(kind)}
+    required = {name: object for name, value in usual.items() if value is MISSING}
+    given = members(value, at, required, {name: object for name in usual if name not in required})
+    made = {
+        name: _CODECS.get((kind, name), _PLAIN)[1](given[name], f"{at}.{name}") if name in given else standing
+        for name, standing in usual.items()
+    }
+    if kind is ops.Gen and made["result"] is not None:
+        schema = made["constraint"].source if made["constraint"] is not None else ""
+        made["result"] = file_results.read(made["result"], schema, f"{at}.result")
+    return kind(**made)
+
+
+def _usual(kind: type, field: Field[Any]) -> Any:
+    """What stands for a field that is left out; MISSING when it cannot be."""
+    if (kind, field.name) == (ops.Select, "choices"):
+        return ()  # they are inputs of the node
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+# ------------------------------------------------------------------------------------------ attributes
+
+
+def _same(value: Any) -> Json:
+    return value
+
+
+def _read_plain(value: Json, at: str) -> Any:
+    if isinstance(value, list | dict):
+        raise GraphError(f"{at}: expected text, a number, true, false or null")
+    return value
+
+
+def _read_tuple(value: Json, at: str) -> tuple[Any, ...]:
+    return tuple(file_values.read(member, at) for member in expect(value, list, at))
+
+
+def _written_tuple(value: tuple[Any, ...]) -> Json:
+    return [file_values.written(member) for member in value]
+
+
+def _written_sampling(options: Mapping[str, Any]) -> Json:
+    return {name: _written_sampling_value(value) for name, value in options.items()}
+
+
+def _written_sampling_value(value: Any) -> Json:
+    match value:
+        case tuple():
+            return list(value)
+        case dict():
+            return {str(token): bias for token, bias in value.items()}
+        case _:
+            return value
+
+
+def _read_sampling(value: Json, at: str) -> dict[str, Any]:
+    given = expect(value, dict, at)
+    return {name: _read_sampling_value(name, member, f"{at}.{name}") for name, member in given.items()}
+
+
+def _read_sampling_value(name: str, value: Json, at: str) -> Any:
+    if name in ("stop", "stop_regex", "stop_token_ids"):
+        return tuple(_read_plain(member, at) for member in expect(value, list, at))
+    if name == "logit_bias":
+        bias = expect(value, dict, at)
+        if not all(re.fullmatch("[0-9]{1,18}", token) for token in bias):
+            raise GraphError(f"{at}: expected ids of tokens as keys")
+        return {int(token): _read_plain(number, at) for token, number in bias.items()}
+    return _read_plain(value, at)
+
+
+def _read_constraint(value: Json, at: str) -> ConstraintSpec | None:
+    try:
+        return msgspec.convert(value, ConstraintSpec | None)
+    except (msgspec.ValidationError, ParameterError) as error:
+        raise GraphError(f"{at}: {error}") from None
+
+
+def _read_later(value: Json, at: str) -> Json:
+    return value
+
+
+_Codec = tuple[Callable[[Any], Json], Callable[[Json, str], Any]]
+_PLAIN: _Codec = (_same, _read_plain)
+_SAMPLING: _Codec = (_written_sampling, _read_sampling)
+_CODECS: Mapping[tuple[type, str], _Codec] = {
+    (Generate, "gen"): (_written_fields, lambda value, at: _read_fields(ops.Gen, expect(value, dict, at), at)),
+    (Generate, "defaults"): _SAMPLING,
+    (Generate, "tags"): (_written_tuple, _read_tuple),
+    (Choose, "select"): (_written_fields, lambda value, at: _read_fields(ops.Select, expect(value, dict, at), at)),
+    (Choose, "defaults"): _SAMPLING,
+    (Constant, "value"): (file_values.written, file_values.read),
+    (Apply, "arguments"): (_written_tuple, _read_tuple),
+    (Structure, "template"): (file_values.written, file_values.read),
+    (ops.Gen, "options"): _SAMPLING,
+    (ops.Gen, "constraint"): (msgspec.to_builtins, _read_constraint),
+    (ops.Gen, "result"): (file_results.written, _read_later),  # what stands in its constraint is needed for it
+}

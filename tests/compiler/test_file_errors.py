@@ -134,7 +134,7 @@ def test_brackets_inside_of_texts_are_no_nesting():
 
 
 def test_a_file_that_is_too_large_is_not_read(monkeypatch):
-    monkeypatch.setattr("umbel.compiler.files.text.MAX_BYTES", 100)
+    monkeypatch.setattr("umbel.compiler.files.values.MAX_BYTES", 100)
     with pytest.raises(GraphError, match=r"it has .* bytes; at most 100 are read"):
         serialise.decode(b" " * 101, source="x")
 
