@@ -149,13 +149,13 @@ class HostedProgram(Protocol):
     """A program that a `ProgramHost` has read: checked, planned, and ready to run many times."""
 
     async def execute(
-        self, request: RunProgram, backend: Backend, seconds: float, tell: Callable[[ProgramEvent], None]
+        self, request: RunProgram, backend: Backend, seconds: float, notify: Callable[[ProgramEvent], None]
     ) -> ProgramEnded:
         """Runs it on the caller's loop, to the end of all its streams.
 
         Args:
             seconds: until its deadline.
-            tell: receives what becomes known meanwhile.
+            notify: called with what becomes known meanwhile.
 
         Raises:
             GraphError, ParameterError: it cannot run with what the request gives; nothing has run.

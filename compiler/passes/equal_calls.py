@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from ..graph import STREAM_OPERATIONS, Graph, Node
 from ..operations import Choose, Fork, Generate, GetForkItem, Object, Variable
-from .rules import Instead, Outcome, Rule, Site, applied, called, shrinking
-from .twins import Twins, appended_streams, name_of, named, read_of
+from .equal_nodes import EqualNodes, appended_streams, name_of, named, read_of
+from .rules import PassResult, Replacement, Rule, Site, apply_rules, call_label, shrink_rules
 
 
-def merge_equal(graph: Graph) -> Outcome:
+def merge_equal(graph: Graph) -> PassResult:
     """Law: on a backend that is deterministic the same variables, and the prompts of the calls that are made are the
     same, part by part. A call is left out where another branch of the same fork makes the same one at the same prompt.
 
@@ -22,18 +22,18 @@ def merge_equal(graph: Graph) -> Outcome:
     """
     plan = _Plan(graph)
     if not plan.same:
-        return Outcome(graph, {})
-    rewritten, _ = applied(
+        return PassResult(graph, {})
+    rewritten, _ = apply_rules(
         graph,
         (
             Rule("merged", STREAM_OPERATIONS, plan.merge),
-            *shrinking(graph, plan.merged_branches),
+            *shrink_rules(graph, plan.merged_branches),
             Rule("read", (Variable, Object), plan.read),
         ),
     )
     calls = [node for node in plan.same if isinstance(node.op, Generate | Choose)]
-    notes = tuple(f"{called(node)} is {called(plan.same[node])}" for node in calls)
-    return Outcome(rewritten, {"branch merged": len(plan.merged_branches)}, len(calls), notes)
+    notes = tuple(f"{call_label(node)} is {call_label(plan.same[node])}" for node in calls)
+    return PassResult(rewritten, {"branch merged": len(plan.merged_branches)}, len(calls), notes)
 
 
 class _Plan:
@@ -51,25 +51,25 @@ class _Plan:
         self._rest: dict[Node, int] = {}  # last node of what was merged → which of these its branch is
         self._names: dict[Node, str] = {}
         self._reads: dict[Node, list[Node]] = {}  # what stands for others → reads of it and of them
-        twins = Twins(graph)
+        equal_nodes = EqualNodes(graph)
         appended = appended_streams(graph)
         for number, stream in enumerate(graph.streams):
             # A branch that is looked at before it says anything is not looked at inside of another one.
             if number not in appended and graph.users[stream[0]] == stream[1:2]:
-                shared = _shared(stream, twins)
+                shared = _shared(stream, equal_nodes)
                 if shared:
-                    self._add(stream, shared, twins)
+                    self._add(stream, shared, equal_nodes)
         self._note_reads(graph)
 
-    def _add(self, stream: Sequence[Node], shared: Sequence[Node], twins: Twins) -> None:
+    def _add(self, stream: Sequence[Node], shared: Sequence[Node], equal_nodes: EqualNodes) -> None:
         self.merged_branches.add(stream[0])
         for node in shared:
-            first = twins.first[node]
+            first = equal_nodes.first[node]
             self.same[node] = first
             if isinstance(node.op, Generate | Choose) and (name := name_of(node)) and not name_of(first):
                 self._names.setdefault(first, name)
         if len(shared) + 1 < len(stream):
-            last = twins.first[shared[-1]]
+            last = equal_nodes.first[shared[-1]]
             self._rest[shared[-1]] = self._leaving.setdefault(last, 0)
             self._leaving[last] += 1
 
@@ -83,16 +83,16 @@ class _Plan:
 
     # -------------------------------------------------------------------------------- rules
 
-    def merge(self, site: Site) -> Node | Instead | None:
+    def merge(self, site: Site) -> Node | Replacement | None:
         node, builder = site.node, site.builder
         if node in self.merged_branches:
-            return Instead(site.inputs[0], site.inputs[0])
+            return Replacement(site.inputs[0], site.inputs[0])
         if node in self.same:
             first = self.same[node]
             place = site.places[first]
             if node in self._rest:
                 place = builder.node(GetForkItem(self._rest[node]), (place,), node.line)
-            return Instead(site.nodes[first], place)
+            return Replacement(site.nodes[first], place)
         if node not in self._leaving and node not in self._names and node not in self._reads:
             return None
         op = named(node.op, self._names[node]) if node in self._names else node.op
@@ -102,7 +102,7 @@ class _Plan:
             builder.node(read_of(made, read.op, read.inputs[0]), (made,), read.line)
         if node not in self._leaving:
             return made
-        return Instead(made, builder.node(Fork(self._leaving[node]), (made,), node.line))
+        return Replacement(made, builder.node(Fork(self._leaving[node]), (made,), node.line))
 
     def read(self, site: Site) -> Node | None:
         node, setter = site.node, site.node.inputs[0]
@@ -112,13 +112,13 @@ class _Plan:
         return site.builder.node(read_of(site.inputs[0], node.op, setter), site.inputs, node.line)
 
 
-def _shared(stream: Sequence[Node], twins: Twins) -> Sequence[Node]:
+def _shared(stream: Sequence[Node], equal_nodes: EqualNodes) -> Sequence[Node]:
     """What a branch has in common with earlier ones, up to the last call of it."""
     if not isinstance(stream[0].op, GetForkItem):
         return ()
     count = 0
     for index, node in enumerate(stream[1:], start=1):
-        if twins.first[node] is node:
+        if equal_nodes.first[node] is node:
             break
         if isinstance(node.op, Generate | Choose):
             count = index

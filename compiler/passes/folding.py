@@ -5,16 +5,16 @@ from typing import Any
 from ..graph import Graph, Node
 from ..operations import Append, Apply, Concat, Constant, Leaf, Structure
 from ..text_functions import FUNCTIONS
-from .rules import Instead, Outcome, Rule, Site, applied
+from .rules import PassResult, Replacement, Rule, Site, apply_rules
 
 _MOST = 1 << 20  # a number in a call that would fold, and characters of what comes out: files hold what they hold
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
 
 
-def fold(graph: Graph) -> Outcome:
+def fold(graph: Graph) -> PassResult:
     """Law: every prompt has the same parts, every variable the same value, every call stays."""
-    return Outcome(*applied(graph, (*_VALUES, Rule("taken apart", (Append,), _say_pieces))))
+    return PassResult(*apply_rules(graph, (*_VALUES, Rule("taken apart", (Append,), _say_pieces))))
 
 
 # ------------------------------------------------------------------------------------------ values
@@ -135,11 +135,11 @@ _VALUES = (
 # ------------------------------------------------------------------------------------------ text that is said
 
 
-def _say_pieces(site: Site) -> Instead | None:
+def _say_pieces(site: Site) -> Replacement | None:
     """A text that is put together is said piece by piece."""
     place, text = site.inputs
     if not isinstance(text.op, Concat) or not text.inputs:
         return None
     for piece in text.inputs:
         place = site.builder.node(site.node.op, (place, piece), site.node.line)
-    return Instead(place, place)
+    return Replacement(place, place)

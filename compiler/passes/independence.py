@@ -6,10 +6,10 @@ from dataclasses import replace
 from ...lang.errors import ParameterError, remedy
 from ..graph import STREAM_OPERATIONS, Graph, Node
 from ..operations import Append, Choose, Fork, Generate, GetForkItem, Join, Look, Structure
-from .rules import Instead, Outcome, Rule, Site, applied, called, gathers, needed
+from .rules import PassResult, Replacement, Rule, Site, apply_rules, call_label, gathers_variables, needed
 
 
-def fork_independent(graph: Graph, independent: Iterable[str] = ()) -> Outcome:
+def fork_independent(graph: Graph, independent: Iterable[str] = ()) -> PassResult:
     """What can go on side by side does: by the laws of `sink_joins` and `merge_forks`, and for calls named in
     `independent` by that of `fork_declared`. No other call sees other text than before.
     """
@@ -17,10 +17,10 @@ def fork_independent(graph: Graph, independent: Iterable[str] = ()) -> Outcome:
     sunk = sink_joins(declared.graph)
     merged = merge_forks(sunk.graph)
     counts = {**declared.counts, **sunk.counts, **merged.counts}
-    return Outcome(merged.graph, counts, notes=declared.notes)
+    return PassResult(merged.graph, counts, notes=declared.notes)
 
 
-def fork_declared(graph: Graph, names: Sequence[str]) -> Outcome:
+def fork_declared(graph: Graph, names: Sequence[str]) -> PassResult:
     """Calls that the program says one behind the other are made in branches, and their text is appended in order.
 
         s += "Summary: " + gen("summary") + "\\nKeywords: " + gen("keywords")
@@ -41,12 +41,12 @@ def fork_declared(graph: Graph, names: Sequence[str]) -> Outcome:
         ParameterError: a declared call sees another one all the same.
     """
     if not names:
-        return Outcome(graph, {})
+        return PassResult(graph, {})
     wanted = set(names)
     runs = [run for stream in graph.streams for run in _neighbours(graph, stream, wanted)]
     place_of = {call: (run, index) for run in runs for index, call in enumerate(run)}
 
-    def separate(site: Site) -> Instead | None:
+    def separate(site: Site) -> Replacement | None:
         """The first of a run forks; each but the last hands on the next branch, and the last joins them all."""
         if site.node not in place_of:
             return None
@@ -59,14 +59,14 @@ def fork_declared(graph: Graph, names: Sequence[str]) -> Outcome:
             fork = site.nodes[run[0]].inputs[0].inputs[0]
             made = site.kept()
         if index + 1 < len(run):
-            return Instead(made, builder.node(GetForkItem(index + 1), (fork,), line))
+            return Replacement(made, builder.node(GetForkItem(index + 1), (fork,), line))
         ends = (*(site.nodes[call] for call in run[:-1]), made)
-        return Instead(made, builder.node(Join("concate_and_append"), (fork, *ends), site.node.line))
+        return Replacement(made, builder.node(Join("concate_and_append"), (fork, *ends), site.node.line))
 
-    rewritten, counts = applied(graph, (Rule("call forked", (Generate, Choose), separate),))
+    rewritten, counts = apply_rules(graph, (Rule("call forked", (Generate, Choose), separate),))
     _check_apart(rewritten, wanted)
-    notes = tuple(f"side by side: {', '.join(map(called, run))}" for run in runs)
-    return Outcome(rewritten, counts, notes=notes)
+    notes = tuple(f"side by side: {', '.join(map(call_label, run))}" for run in runs)
+    return PassResult(rewritten, counts, notes=notes)
 
 
 def check_declared(graph: Graph, names: Iterable[str]) -> None:
@@ -128,12 +128,12 @@ def _check_apart(graph: Graph, wanted: set[str]) -> None:
         other = next((other for other in calls if other in seen), None)
         if other is not None:
             raise ParameterError(
-                f"independent: {called(call)} sees the text of {called(other)}; write them one behind the other with "
-                "nothing but text between them, in one turn, or fork() where they part"
+                f"independent: {call_label(call)} sees the text of {call_label(other)}; write them one behind the "
+                "other with nothing but text between them, in one turn, or fork() where they part"
             )
 
 
-def sink_joins(graph: Graph) -> Outcome:
+def sink_joins(graph: Graph) -> PassResult:
     """Joins of variables go to the end of their stream. Texts of branches are appended where they were.
 
     Law: the same calls with the same prompts, the same variables and texts, as long as no call fails. When a branch
@@ -146,10 +146,10 @@ def sink_joins(graph: Graph) -> Outcome:
         arriving[stream[last]] = [node for node in stream[:last] if _gathering(node)]
         moved.update(arriving[stream[last]])
 
-    def lift(site: Site) -> Instead | None:
-        return Instead(site.inputs[0], site.inputs[0]) if site.node in moved else None
+    def lift(site: Site) -> Replacement | None:
+        return Replacement(site.inputs[0], site.inputs[0]) if site.node in moved else None
 
-    def sink(site: Site) -> Instead | None:
+    def sink(site: Site) -> Replacement | None:
         joins = arriving.get(site.node)
         if not joins:
             return None
@@ -157,20 +157,20 @@ def sink_joins(graph: Graph) -> Outcome:
         for join in joins:
             ends = (site.places[end] for end in join.inputs[1:])
             place = site.builder.node(join.op, (place, *ends), join.line)
-        return Instead(said, place)
+        return Replacement(said, place)
 
-    sunk, counts = applied(graph, (Rule("join sunk", (Join,), lift), Rule("sunk", STREAM_OPERATIONS, sink)))
+    sunk, counts = apply_rules(graph, (Rule("join sunk", (Join,), lift), Rule("sunk", STREAM_OPERATIONS, sink)))
     del counts["sunk"]  # the same thing seen from its other end
-    return Outcome(_lists_last(sunk) if moved else graph, counts)
+    return PassResult(_lists_last(sunk) if moved else graph, counts)
 
 
 def _gathering(node: Node) -> bool:
-    return isinstance(node.op, Join) and gathers(node.op)
+    return isinstance(node.op, Join) and gathers_variables(node.op)
 
 
 def _lists_last(graph: Graph) -> Graph:
-    """A list that a join makes stands behind it (see `gathering.py`): what only variables and the result take goes
-    behind all else."""
+    """Moves lists to the end: a list that a join makes comes after the join (see `running/slots.py`), so what only
+    variables and the result take comes after all else."""
     late: set[Node] = set()
     for node in reversed(graph.nodes):
         if isinstance(node.op, Structure) and all(user in late for user in graph.users[node]):
@@ -179,7 +179,7 @@ def _lists_last(graph: Graph) -> Graph:
     return replace(graph, nodes=(*early, *(node for node in graph.nodes if node in late)))
 
 
-def merge_forks(graph: Graph) -> Outcome:
+def merge_forks(graph: Graph) -> PassResult:
     """Forks of one place are one fork.
 
     Law: the same calls with the same prompts, the same variables and texts. The backend hears of the branches as
@@ -197,10 +197,10 @@ def merge_forks(graph: Graph) -> Outcome:
 
     growing = {first for fork, first in head.items() if fork is not first}
 
-    def grow(site: Site) -> Node | Instead | None:
+    def grow(site: Site) -> Node | Replacement | None:
         node = site.node
         if head[node] is not node:
-            return Instead(site.inputs[0], site.inputs[0])
+            return Replacement(site.inputs[0], site.inputs[0])
         return site.builder.node(Fork(sizes[node]), site.inputs, node.line) if node in growing else None
 
     def renumber(site: Site) -> Node | None:
@@ -210,5 +210,5 @@ def merge_forks(graph: Graph) -> Outcome:
             return None
         return site.builder.node(GetForkItem(offsets[fork] + op.index), site.inputs, site.node.line)
 
-    merged, counts = applied(graph, (Rule("grown", (Fork,), grow), Rule("renumbered", (GetForkItem,), renumber)))
-    return Outcome(merged, {"fork merged": len(head) - len(set(head.values()))} if counts else {})
+    merged, counts = apply_rules(graph, (Rule("grown", (Fork,), grow), Rule("renumbered", (GetForkItem,), renumber)))
+    return PassResult(merged, {"fork merged": len(head) - len(set(head.values()))} if counts else {})

@@ -11,7 +11,7 @@ from ..graph import Graph
 from .equal_calls import merge_equal
 from .folding import fold
 from .independence import check_declared, fork_independent
-from .rules import Outcome
+from .rules import PassResult
 from .samples import merge_samples
 from .text import merge_text
 from .unused import drop_unused
@@ -92,7 +92,7 @@ class Choice:
     independent: tuple[str, ...] = ()
 
 
-def chosen(
+def checked_choice(
     passes: str | Iterable[str], keep: Iterable[str] | None = None, independent: Iterable[str] | None = None
 ) -> Choice:
     """What users write → what runs.
@@ -183,7 +183,7 @@ def rewrite(
     Raises:
         ParameterError: a pass or a name that does not exist, or a call that cannot be what is said of it.
     """
-    choice = chosen(passes, keep, independent)
+    choice = checked_choice(passes, keep, independent)
     done = {name: _Done() for name in choice.names}
     verify(graph)
     check_declared(graph, choice.independent)
@@ -206,7 +206,7 @@ class _Done:
         self._calls = 0
         self._notes: dict[str, None] = {}
 
-    def add(self, graph: Graph, outcome: Outcome) -> Graph:
+    def add(self, graph: Graph, outcome: PassResult) -> Graph:
         """The pass made `outcome` of `graph`."""
         self._counts.update(outcome.counts)
         self._calls += outcome.calls
@@ -219,7 +219,7 @@ class _Done:
         return PassReport(name, dict(self._counts), self._calls, tuple(self._notes))
 
 
-_PASSES: Mapping[str, Callable[[Graph, Choice], Outcome]] = {
+_PASSES: Mapping[str, Callable[[Graph, Choice], PassResult]] = {
     "fold": lambda graph, _: fold(graph),
     "drop_unused": lambda graph, choice: drop_unused(graph, choice.keep),
     "merge_equal": lambda graph, _: merge_equal(graph),

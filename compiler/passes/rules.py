@@ -16,7 +16,7 @@ from ..operations import Choose, Fork, Generate, GetForkItem, Join, StreamText
 
 
 @dataclass(frozen=True, slots=True)
-class Instead:
+class Replacement:
     """What stands in the place of a stream node.
 
     Attributes:
@@ -36,7 +36,7 @@ class Site:
         builder: of the new graph.
         node: the old one.
         inputs: what its inputs became.
-        nodes, places: what the nodes before it became, old → new; see `Instead`.
+        nodes, places: what the nodes before it became, old → new; see `Replacement`.
     """
 
     builder: Builder
@@ -56,10 +56,10 @@ class Rule:
 
     name: str
     pattern: tuple[type, ...]
-    rewrite: Callable[[Site], Node | Instead | None]
+    rewrite: Callable[[Site], Node | Replacement | None]
 
 
-def applied(
+def apply_rules(
     graph: Graph,
     rules: Iterable[Rule],
     *,
@@ -91,7 +91,7 @@ def applied(
                 break
         else:
             found = site.kept()
-        instead = found if isinstance(found, Instead) else Instead(found, found)
+        instead = found if isinstance(found, Replacement) else Replacement(found, found)
         nodes[node], places[node] = instead.node, instead.place
     if not counts and ends is None and variables is None:
         return graph, counts
@@ -121,7 +121,7 @@ def _ended(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PassResult:
     """A rewritten graph.
 
     Attributes:
@@ -137,7 +137,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-def called(node: Node) -> str:
+def call_label(node: Node) -> str:
     """A call, for people: "gen 'answer' (program.py:12)"."""
     match node.op:
         case Generate(gen):
@@ -159,15 +159,15 @@ def needed(roots: Iterable[Node]) -> set[Node]:
         node = waiting.pop()
         if node not in seen:
             seen.add(node)
-            waiting.extend(node.inputs[:1] if isinstance(node.op, Join) and gathers(node.op) else node.inputs)
+            waiting.extend(node.inputs[:1] if isinstance(node.op, Join) and gathers_variables(node.op) else node.inputs)
     return seen
 
 
-def gathers(join: Join) -> bool:
+def gathers_variables(join: Join) -> bool:
     return join.mode == "gather_variable"
 
 
-def shrinking(graph: Graph, gone: Collection[Node]) -> tuple[Rule, Rule]:
+def shrink_rules(graph: Graph, gone: Collection[Node]) -> tuple[Rule, Rule]:
     """Rules for forks and the branches that stay.
 
     Args:
@@ -182,12 +182,12 @@ def shrinking(graph: Graph, gone: Collection[Node]) -> tuple[Rule, Rule]:
             else:
                 staying[node.inputs[0]].append(node)
 
-    def shrink(site: Site) -> Node | Instead | None:
+    def shrink(site: Site) -> Node | Replacement | None:
         if site.node not in shrunk:
             return None
         size = len(staying[site.node])
         if not size:
-            return Instead(site.inputs[0], site.inputs[0])
+            return Replacement(site.inputs[0], site.inputs[0])
         return site.builder.node(Fork(size), site.inputs, site.node.line)
 
     def move_up(site: Site) -> Node | None:

@@ -11,11 +11,11 @@ from ...lang.ops import RoleBegin, RoleEnd
 from ...lang.sampling import MAX_N
 from ..graph import Graph, Node, frozen
 from ..operations import Append, Apply, Generate, Join, Object, StreamText, Variable
-from .rules import Outcome, Rule, Site, applied, called, gathers
-from .twins import Twins, appended_streams, is_deterministic, name_of, named, read_of
+from .equal_nodes import EqualNodes, appended_streams, is_deterministic, name_of, named, read_of
+from .rules import PassResult, Rule, Site, apply_rules, call_label, gathers_variables
 
 
-def merge_samples(graph: Graph) -> Outcome:
+def merge_samples(graph: Graph) -> PassResult:
     """Law: the variables have the same distribution. They have other values than before, as any two runs do.
 
     Merged are a `gen` of branches that leave one place, with the same text since then and the same parameters, without
@@ -28,7 +28,7 @@ def merge_samples(graph: Graph) -> Outcome:
     groups = _groups(graph)
     share = {call: _Share(group, index) for group in groups for index, call in enumerate(group.calls)}
     if not share:
-        return Outcome(graph, {})
+        return PassResult(graph, {})
 
     def ask_once(site: Site) -> Node | None:
         mine = share.get(site.node)
@@ -56,12 +56,12 @@ def merge_samples(graph: Graph) -> Outcome:
             return builder.node(replace(found, index=mine.index), (request,), line)
         return builder.node(Apply("item", (mine.index,)), (builder.node(found, (request,), line),), line)
 
-    rewritten, counts = applied(
+    rewritten, counts = apply_rules(
         graph, (Rule("asked once", (Generate,), ask_once), Rule("read", (Variable, Object), read))
     )
     saved = sum(len(group.calls) - 1 for group in groups)
-    notes = tuple(f"{called(group.calls[0])} is asked for {len(group.calls)} texts at once" for group in groups)
-    return Outcome(rewritten, {"request merged": saved} if counts else {}, saved, notes)
+    notes = tuple(f"{call_label(group.calls[0])} is asked for {len(group.calls)} texts at once" for group in groups)
+    return PassResult(rewritten, {"request merged": saved} if counts else {}, saved, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Share:
 
 
 def _groups(graph: Graph) -> list[_Group]:
-    twins = Twins(graph)
+    equal_nodes = EqualNodes(graph)
     appended = appended_streams(graph)
     alike: dict[object, list[Node]] = {}
     for number, stream in enumerate(graph.streams):
@@ -95,7 +95,7 @@ def _groups(graph: Graph) -> list[_Group]:
             if not isinstance(node.op, Generate):
                 continue
             if number not in appended and _is_sample(graph, node) and _is_last(graph, stream[index:]):
-                key = frozen(named(node.op, None)), twins.place[stream[index - 1]]
+                key = frozen(named(node.op, None)), equal_nodes.place[stream[index - 1]]
                 alike.setdefault(key, []).append(node)
     groups: list[_Group] = []
     for calls in alike.values():
@@ -124,7 +124,7 @@ def _is_sample(graph: Graph, call: Node) -> bool:
 def _is_last(graph: Graph, rest: Sequence[Node]) -> bool:
     """Whether nothing depends on the text that a stream has from its first node on, `rest`."""
     for node in rest[1:]:
-        gathering = isinstance(node.op, Join) and gathers(node.op)
+        gathering = isinstance(node.op, Join) and gathers_variables(node.op)
         if not gathering and not isinstance(node.op, Append | RoleBegin | RoleEnd):
             return False
     return not any(isinstance(user.op, StreamText) for node in rest for user in graph.users[node])

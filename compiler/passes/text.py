@@ -11,10 +11,10 @@ from itertools import zip_longest
 from ...lang.ops import RoleBegin, RoleEnd
 from ..graph import Graph, Node
 from ..operations import Append, Begin, Choose, Constant, Generate, Look
-from .rules import Instead, Outcome, Rule, Site, applied
+from .rules import PassResult, Replacement, Rule, Site, apply_rules
 
 
-def merge_text(graph: Graph) -> Outcome:
+def merge_text(graph: Graph) -> PassResult:
     """Law: every prompt has the same parts (neighbouring text is one part anyway), every variable the same value.
 
     White space at the beginning and the end of a turn is the template's affair. The interpreter gives it the text of a
@@ -24,8 +24,8 @@ def merge_text(graph: Graph) -> Outcome:
     swallowed = {node for run in runs.values() for node in run[:-1]}
     takes = takes_text(graph)
 
-    def swallow(site: Site) -> Instead | None:
-        return Instead(site.inputs[0], site.inputs[0]) if site.node in swallowed else None
+    def swallow(site: Site) -> Replacement | None:
+        return Replacement(site.inputs[0], site.inputs[0]) if site.node in swallowed else None
 
     def join(site: Site) -> Node | None:
         run = runs.get(site.node)
@@ -35,13 +35,13 @@ def merge_text(graph: Graph) -> Outcome:
         constant = site.builder.node(Constant(text), (), run[0].inputs[1].line)
         return site.builder.node(Append(), (site.inputs[0], constant), run[0].line)
 
-    def leave_out(site: Site) -> Instead | None:
+    def leave_out(site: Site) -> Replacement | None:
         """Where nothing would be refused: saying nothing behind a turn that is owed is an error, and stays one."""
         if _text(site.node) != "" or site.node.before not in takes:
             return None
-        return Instead(site.inputs[0], site.inputs[0])
+        return Replacement(site.inputs[0], site.inputs[0])
 
-    graph, counts = applied(
+    graph, counts = apply_rules(
         graph,
         (
             Rule("merged into the next", (Append,), swallow),
@@ -50,7 +50,7 @@ def merge_text(graph: Graph) -> Outcome:
         ),
     )
     del counts["merged"]  # the same thing seen from its other end
-    return Outcome(graph, counts)
+    return PassResult(graph, counts)
 
 
 def _runs(graph: Graph) -> dict[Node, list[Node]]:

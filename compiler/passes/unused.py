@@ -12,10 +12,10 @@ from typing import Any
 from ...lang.errors import ParameterError, remedy
 from ..graph import STREAM_OPERATIONS, Graph, Node
 from ..operations import Begin, Choose, Generate, Join, Leaf, Structure, Variable
-from .rules import Instead, Outcome, Rule, Site, applied, called, gathers, needed, shrinking
+from .rules import PassResult, Replacement, Rule, Site, apply_rules, call_label, gathers_variables, needed, shrink_rules
 
 
-def drop_unused(graph: Graph, keep: Iterable[str] | None = None) -> Outcome:
+def drop_unused(graph: Graph, keep: Iterable[str] | None = None) -> PassResult:
     """Law: the variables in `keep` and what the program returns have the same values, as long as no call fails; the
     calls that are made are made with the same prompts.
 
@@ -35,38 +35,38 @@ def drop_unused(graph: Graph, keep: Iterable[str] | None = None) -> Outcome:
     firsts = [stream[0] for stream in graph.streams]
     gone = {first for first in firsts if first not in alive}
     if all(node in alive for stream in graph.streams for node in stream) and len(kept) == len(graph.variables):
-        return Outcome(graph, {})
+        return PassResult(graph, {})
     first_of = {node: stream[0] for stream in graph.streams for node in stream}
 
-    def drop(site: Site) -> Instead | None:
+    def drop(site: Site) -> Replacement | None:
         """Who waited for the end of a stream waits for what is left of it."""
         if site.node in alive or isinstance(site.node.op, Begin):
             return None
-        return Instead(site.inputs[0], site.inputs[0])
+        return Replacement(site.inputs[0], site.inputs[0])
 
-    def wait_for_less(site: Site) -> Node | Instead | None:
+    def wait_for_less(site: Site) -> Node | Replacement | None:
         node = site.node
         pairs = zip(node.inputs[1:], site.inputs[1:], strict=True)
         ends = [new for old, new in pairs if first_of[old] not in gone]
         if len(ends) + 1 == len(site.inputs):
             return None
         if not ends:
-            return Instead(site.inputs[0], site.inputs[0])
+            return Replacement(site.inputs[0], site.inputs[0])
         return site.builder.node(node.op, (site.inputs[0], *ends), node.line)
 
-    rewritten, counts = applied(
+    rewritten, counts = apply_rules(
         graph,
         (
             Rule("dropped", STREAM_OPERATIONS, drop),
             Rule("join", (Join,), wait_for_less),
-            *shrinking(graph, gone),
+            *shrink_rules(graph, gone),
         ),
         ends=[stream[-1] for stream in graph.streams if stream[0] not in gone],
         variables=kept,
     )
     counts += Counter(variable=len(graph.variables) - len(kept))
-    notes = tuple(f"left out: {called(node)}" for node in dropped)
-    return Outcome(rewritten, counts, len(dropped), notes)
+    notes = tuple(f"left out: {call_label(node)}" for node in dropped)
+    return PassResult(rewritten, counts, len(dropped), notes)
 
 
 def _kept(graph: Graph, keep: Iterable[str] | None) -> list[tuple[str, Node]]:
@@ -101,7 +101,7 @@ def joins_of_lists(graph: Graph, alive: Collection[Node]) -> set[Node]:
     """Joins that a list among `alive` may come from: as many branches as entries, and an entry of its branch."""
     joins: dict[int, list[Node]] = {}  # by number of branches
     for node in graph.nodes:
-        if isinstance(node.op, Join) and gathers(node.op):
+        if isinstance(node.op, Join) and gathers_variables(node.op):
             joins.setdefault(len(node.inputs) - 1, []).append(node)
     found: set[Node] = set()
     for node in graph.nodes:

@@ -35,7 +35,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class AppendText:
     """Text that is known when a run begins: constants and what is made of arguments, one after the other."""
 
     texts: tuple[Node, ...]
@@ -46,7 +46,7 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class SayLater:
+class AppendLateText:
     """Text that needs variables."""
 
     text: Node
@@ -61,7 +61,7 @@ class SayLater:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RunGen:
     """A `gen`.
 
     Attributes:
@@ -84,7 +84,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class AskSelect:
+class RunSelect:
     """A `select` with constant choices. `call`: where it draws."""
 
     select: ops.Select
@@ -99,10 +99,10 @@ class AskSelect:
 
 
 @dataclass(frozen=True, slots=True)
-class ChooseAmong:
+class RunLateSelect:
     """A `select` whose choices are known in a run. `late`: not when it begins."""
 
-    choose: AskSelect
+    choose: RunSelect
     choices: tuple[Node, ...]
     late: bool
 
@@ -130,7 +130,7 @@ class ChooseAmong:
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
+class ShowMedia:
     """An `image`, or with `num_frames` a `video`. `late`: its source is not known when a run begins."""
 
     source: Node
@@ -164,7 +164,7 @@ class EndScope:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class StartBranches:
     """A fork. `branches`: the numbers of the streams that begin here."""
 
     size: int
@@ -175,7 +175,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrive:
+class ReachMark:
     """A place of the stream that others wait for."""
 
     slot: int
@@ -185,7 +185,7 @@ class Arrive:
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
+class GatherVariables:
     """A join of variables. `awaited`: what has to be settled; `columns`: a list, and what the branches found."""
 
     awaited: tuple[int, ...]
@@ -201,7 +201,7 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver:
+class AppendBranches:
     """A join of texts."""
 
     awaited: tuple[int, ...]

@@ -23,7 +23,7 @@ from ..passes import Report
 from ..shared_prefix import BatchPlan
 from .host import Host
 from .plan import Plan
-from .shipping import Parcel, Server
+from .shipping import OutgoingProgram, Server
 
 
 class CompiledProgram:
@@ -52,7 +52,7 @@ class CompiledProgram:
         self.graph = graph
         self.report = report if report is not None else Report(())
         defaults = {each.name: each.default for each in graph.parameters if not each.required}
-        self._host = Host(Parcel(Plan(graph)), server, defaults, speculation)
+        self._host = Host(OutgoingProgram(Plan(graph)), server, defaults, speculation)
         self._arguments = Arguments(graph.name, _signature(graph))
 
     @property

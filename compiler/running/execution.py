@@ -81,7 +81,7 @@ class Execution:
                 queue.launch()
 
     def go(self, ended: Ended) -> None:
-        """Begin the streams; `ended` is told when the program has ended."""
+        """Begin the streams, and call `ended` when the program has ended."""
         self.launch()
         self.follow(ended)
 

@@ -27,18 +27,18 @@ from ...lang.errors import ProgramError
 from ...lang.state import AsyncState, BaseState, State
 from .execution import Execution
 from .plan import Plan
-from .shipping import Parcel, Server, execution
+from .shipping import OutgoingProgram, Server, execution
 
 
 @dataclass(frozen=True)
 class Host:
     """Of one plan. A host of batches.
 
-    `parcel`: the plan as it is shipped. `server`: whether it is. `defaults`: arguments that may be left out.
+    `program`: the plan as it is shipped. `server`: whether it is. `defaults`: arguments that may be left out.
     `speculation`: when a run asks for none; `planner`: what all runs have learned about it.
     """
 
-    parcel: Parcel
+    program: OutgoingProgram
     server: Server
     defaults: Mapping[str, Any]
     speculation: Setting | None = None
@@ -46,7 +46,7 @@ class Host:
 
     @property
     def plan(self) -> Plan:
-        return self.parcel.plan
+        return self.program.plan
 
     @property
     def name(self) -> str:
@@ -148,7 +148,7 @@ class Host:
         for name, value in arguments.items():
             inline.refuse(value, f"{self.name}({name}=...): an argument of a compiled program")
         try:
-            return execution(self.parcel, arguments, run, stream=stream, options=stream.run_options, server=server)
+            return execution(self.program, arguments, run, stream=stream, options=stream.run_options, server=server)
         except BaseException as error:
             run.end(error)
             raise

@@ -14,10 +14,10 @@ from ...lang import ops, sampling
 from ...lang.sampling import SamplingParams
 from ..graph import Graph, Node, frozen
 from ..operations import Append, Choose, Generate, Look, Options, Structure, Variable
-from .actions import Action, Ask, Branch
+from .actions import Action, RunGen, StartBranches
 from .critical_path import CriticalPaths
-from .gathering import Gathering, Slots
-from .streams import Layout, Walk
+from .slots import JoinedLists, Slots
+from .streams import PlanContext, StreamActions
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Plan:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.slots = Slots(graph)
-        gathering = Gathering(graph, self.slots)
+        gathering = JoinedLists(graph, self.slots)
         assigned = [Assigned(value, slot) for value, slot in gathering.assigned]
         self.variables = tuple((name, self._place(value, name, assigned)) for name, value in graph.variables)
         parts = [each.value for each in assigned if each.value not in graph.numbers]
@@ -74,18 +74,17 @@ class Plan:
         self.known = tuple(each for each in assigned if not self.sources[each.value])
         self.reads = self._reads(assigned)
         self.waits = bool(self.reads or self.sources[graph.result])
-        layout = Layout(graph, self.slots, self.sources, gathering.joins)
-        walks = [Walk(layout, number) for number in range(len(graph.streams))]
-        self.forks = tuple(action for walk in walks for action in walk.actions if isinstance(action, Branch))
+        layout = PlanContext(graph, self.slots, self.sources, gathering.joins)
+        walks = [StreamActions(layout, number) for number in range(len(graph.streams))]
+        self.forks = tuple(action for walk in walks for action in walk.actions if isinstance(action, StartBranches))
         begins = {branch: number for number, fork in enumerate(self.forks) for branch in fork.branches}
         self.streams = tuple(StreamPlan(walk.actions, begins.get(number)) for number, walk in enumerate(walks))
         self.root = graph.stream_of[graph.ends[0]]
         self.grammar = _open_at_end(graph.streams[self.root])
         calls = [node for node in graph.nodes if isinstance(node.op, Generate | Choose)]
         self.paths = CriticalPaths(graph, {node: self.slots.call(node) for node in calls})
-        self.gens = {
-            action.slot: action.call for stream in self.streams for action in stream.actions if isinstance(action, Ask)
-        }
+        actions = (action for stream in self.streams for action in stream.actions)
+        self.gens = {action.slot: action.call for action in actions if isinstance(action, RunGen)}
         self._layers = tuple(layout.layers)
         self._merged: tuple[object, tuple[SamplingParams, ...]] = (None, ())
         self.sampling({})

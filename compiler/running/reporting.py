@@ -1,9 +1,9 @@
-"""What the one who shipped a program is told while it runs: its bindings, when they are settled, and pieces of them.
+"""Reports a shipped program to its client while it runs: its bindings when they are settled, and pieces of them.
 
 variables   what a gen, a select or a scope has set: the text, or several, with facts; or the error
 lists       what joins gather: that they are known. Both sides make them from what the branches found
 places      whose text is read: the text
-assigned    nothing: who shipped the program computes what it assigned, and what it returns
+assigned    nothing: the client computes what the program assigned, and what it returns
 """
 
 from collections.abc import Callable
@@ -15,25 +15,26 @@ from ...interpreter.variables import Binding, Feed, Meta
 from ...lang.programs import OWN_STREAM, ProgramEvent, ProgramPiece, ProgramValue, trouble_of
 from ...lang.transport import packing
 from ..operations import StreamText
-from .actions import Collect
+from .actions import GatherVariables
 from .execution import Execution
 from .plan import Plan
 
-Tell = Callable[[ProgramEvent], None]
+Notify = Callable[[ProgramEvent], None]
 
 
-class Told:
-    """Which slots of a plan are told of. Both sides make this from the same graph.
+class ReportedSlots:
+    """The slots of a plan that are reported. Both sides compute them from the same graph.
 
     Attributes:
         lists: slot → slots of what the branches found, None where one found nothing.
         places: slots of places whose text is read.
-        slots: all that are told of.
+        slots: all that are reported.
     """
 
     def __init__(self, plan: Plan) -> None:
-        collected = (action for stream in plan.streams for action in stream.actions if isinstance(action, Collect))
-        self.lists = {slot: branches for action in collected for slot, branches in action.columns}
+        actions = (action for stream in plan.streams for action in stream.actions)
+        joins = (action for action in actions if isinstance(action, GatherVariables))
+        self.lists = {slot: branches for join in joins for slot, branches in join.columns}
         values = plan.slots.values.items()
         self.places = frozenset(slot for value, slot in values if isinstance(value.op, StreamText))
         silent = set(plan.slots.marks.values()) - self.places
@@ -42,23 +43,30 @@ class Told:
 
 
 class Reporter:
-    """Of one execution.
+    """Reports one execution.
 
     Args:
         label: of the request, in every message.
-        told: of its plan.
-        spoken: text of the program's own stream, of which pieces are told, and those of variables; None: no pieces.
+        reported: of its plan.
+        spoken: text of the program's own stream. Its pieces are sent, and those of variables; None: no pieces.
     """
 
     def __init__(
-        self, label: str, execution: Execution, told: Told, run: Run, tell: Tell, *, spoken: Feed | None
+        self,
+        label: str,
+        execution: Execution,
+        reported: ReportedSlots,
+        run: Run,
+        notify: Notify,
+        *,
+        spoken: Feed | None,
     ) -> None:
         self._label = label
         self._run = run
-        self._tell = tell
-        for slot in told.slots:
+        self._notify = notify
+        for slot in reported.slots:
             binding = execution.bindings[slot]
-            if slot in told.lists:
+            if slot in reported.lists:
                 self._when_settled(binding, partial(self._gathered, slot, binding))
                 continue
             self._when_settled(binding, partial(self._settled, slot, binding))
@@ -88,24 +96,24 @@ class Reporter:
 
     def _value(self, slot: int, binding: Binding, value: str | tuple[str, ...] = "", facts: bytes = b"") -> None:
         trouble = None if binding.error is None else trouble_of(binding.error)
-        self._tell(ProgramValue(self._label, slot, binding.name, value, facts, trouble, self._run.ledger.cost.usage))
+        self._notify(ProgramValue(self._label, slot, binding.name, value, facts, trouble, self._run.ledger.cost.usage))
 
     def _piece(self, slot: int, name: str, text: str, facts: Meta) -> None:
-        self._tell(ProgramPiece(self._label, slot, name, text, packing.pack(facts)))
+        self._notify(ProgramPiece(self._label, slot, name, text, packing.pack(facts)))
 
 
 class _Pieces:
-    """Tells what is new in a feed whenever it grows."""
+    """Sends what is new in a feed whenever it grows."""
 
-    def __init__(self, feed: Feed, tell: Callable[[str, Meta], None]) -> None:
+    def __init__(self, feed: Feed, notify: Callable[[str, Meta], None]) -> None:
         self._feed = feed
-        self._tell = tell
-        self._told = 0
+        self._notify = notify
+        self._sent = 0
         self._grown()
 
     def _grown(self) -> None:
         self._feed.changed.add(self._grown)
-        while self._told < len(self._feed.pieces):
-            text, facts = self._feed.pieces[self._told]
-            self._told += 1
-            self._tell(text, facts)
+        while self._sent < len(self._feed.pieces):
+            text, facts = self._feed.pieces[self._sent]
+            self._sent += 1
+            self._notify(text, facts)

@@ -1,7 +1,8 @@
-"""Programs of others, run on a server: bytes → graph → plan → execution, with nothing of the server in reach.
+"""Runs programs of clients on a server: bytes → graph → plan → execution, with nothing of the server in reach.
 
-A graph that comes here holds no code. It opens no file either: pictures have to be bytes, which their sender has read.
-What is left is size, and each size has a limit below.
+The gateway imports this module by name (`lang.programs.ProgramHost`). A graph that comes here holds no code. It opens
+no file either: pictures have to be bytes, which the client has read. What is left is size, and each size has a limit
+below.
 """
 
 import contextlib
@@ -21,18 +22,18 @@ from ..files import serialise
 from ..graph import Graph, Node
 from ..operations import Argument, Constant, Fork, Look
 from .execution import Execution
-from .extent import Extent
 from .plan import Plan
-from .reporting import Reporter, Tell, Told
+from .reporting import Notify, ReportedSlots, Reporter
+from .text_limit import TextLimit
 
-MOST_NODES = 20_000  # all steps are made at once: 50 ms of a gateway's time, in which nobody else is served
+MOST_NODES = 20_000  # all steps are made at once: 50 ms of a gateway's time, in which it serves no other client
 MOST_STREAMS = 1_024  # each is a task, which takes as long to begin as twenty nodes
 MOST_BRANCHES = 1_024  # of all forks, whether a stream begins there or not
 MOST_TEXTS = 65_536  # that gens make, each counted n times
 MOST_ARGUMENT_BYTES = 16 << 20  # a frame holds 32 MiB, and the graph goes with them
 
 
-class Shipped(HostedProgram):
+class IncomingProgram(HostedProgram):
     """A graph that a client sent: checked, with its plan.
 
     Raises:
@@ -43,13 +44,13 @@ class Shipped(HostedProgram):
     def __init__(self, graph: Graph) -> None:
         check_sizes(graph)
         self.plan = Plan(graph)
-        self.told = Told(self.plan)
-        self.extent = Extent(graph)
+        self.reported = ReportedSlots(self.plan)
+        self.text_limit = TextLimit(graph)
         self.pictures = tuple(
             op.name for op in (node.inputs[1].op for node in _looks(graph)) if isinstance(op, Argument)
         )
 
-    async def execute(self, request: RunProgram, backend: Backend, seconds: float, tell: Tell) -> ProgramEnded:
+    async def execute(self, request: RunProgram, backend: Backend, seconds: float, notify: Notify) -> ProgramEnded:
         """Runs it on this loop, to the end of all its streams; see `lang.programs.HostedProgram`."""
         plan = self.plan
         if request.slots != len(plan.slots.bindings):
@@ -65,23 +66,23 @@ class Shipped(HostedProgram):
             salt=request.origin.salt,
             priority=request.origin.priority,
             home=RunningLoop(),
-            history=History(prompts=1),  # nobody asks here what was missed, and prompts of others are not kept
+            history=History(prompts=1),  # no client asks here what was missed, and prompts of clients are not kept
         )
         execution = Execution(plan, _arguments(self, request), run, options=_sampling(plan, request))
         spoken = execution.queues[plan.root].spoken if request.stream else None
-        Reporter(request.id, execution, self.told, run, tell, spoken=spoken)
+        Reporter(request.id, execution, self.reported, run, notify, spoken=spoken)
         with contextlib.suppress(Exception):  # of the body; its sender comes to the same one, by the same way
             await execution.run()
         return await _ending(request.id, execution, run)
 
 
-def read(data: bytes) -> Shipped:
+def read(data: bytes) -> IncomingProgram:
     """Reads a program that a client sent; see `lang.programs.ProgramHost`.
 
     Raises:
         GraphError, ParameterError: the bytes are no graph that can run here.
     """
-    return Shipped(serialise.decode(data, source="the program that was sent"))
+    return IncomingProgram(serialise.decode(data, source="the program that was sent"))
 
 
 async def _ending(label: str, execution: Execution, run: Run) -> ProgramEnded:
@@ -97,10 +98,10 @@ async def _ending(label: str, execution: Execution, run: Run) -> ProgramEnded:
 # ------------------------------------------------------------------------------------ what is given
 
 
-def _arguments(shipped: Shipped, request: RunProgram) -> dict[str, Any]:
-    """Raises ParameterError: a missing or unknown one, or a picture that is no bytes."""
+def _arguments(program: IncomingProgram, request: RunProgram) -> dict[str, Any]:
+    """Unpacks the arguments. Raises ParameterError for a missing or unknown one, or a picture that is no bytes."""
     arguments = _packed(request.arguments, "arguments")
-    graph = shipped.plan.graph
+    graph = program.plan.graph
     known = {parameter.name for parameter in graph.parameters}
     for name in arguments:
         if name not in known:
@@ -110,10 +111,10 @@ def _arguments(shipped: Shipped, request: RunProgram) -> dict[str, Any]:
             if parameter.required:
                 raise ParameterError(f"program {graph.name} misses its argument {parameter.name!r}")
             arguments[parameter.name] = parameter.default
-    for name in shipped.pictures:
+    for name in program.pictures:
         if not isinstance(arguments[name], bytes):
             raise ParameterError(f"argument {name!r} is shown as a picture; send its bytes, a server opens no files")
-    shipped.extent.check(arguments)
+    program.text_limit.check(arguments)
     return arguments
 
 
@@ -144,7 +145,7 @@ def _allowance(request: RunProgram) -> Allowance | None:
 
 
 def check_sizes(graph: Graph) -> None:
-    """Before anything is made for every node, stream or branch.
+    """Checks the sizes of a graph, before anything is made for every node, stream or branch.
 
     Raises:
         GraphError: it is larger than the limits, or looks at a file.

@@ -1,7 +1,7 @@
-"""A run whose program is shipped: the graph goes to the runtime in one message, and its variables come back.
+"""Runs a program by shipping it: the graph goes to the runtime in one message, and its variables come back.
 
     Execution         all steps here, a call to the backend for each gen
-    RemoteExecution   one step here: it sends the graph, and settles the bindings with what is told
+    RemoteExecution   one step here: it sends the graph, and settles the bindings with what the runtime reports
 
 Everything else is the same object. The state reads the same bindings, the place where the body would have ended is
 found in the same way, lists of joins and what the program assigns and returns are made here, of the same values.
@@ -41,11 +41,11 @@ from ..files import serialise
 from ..graph import Builder, Graph, Node, reachable, rebuilt
 from ..operations import Argument, Choose, Generate, Look, Object, Options
 from . import service
-from .actions import ChooseAmong, Say
+from .actions import AppendText, RunLateSelect
 from .execution import Execution
-from .extent import Extent
 from .plan import Plan
-from .reporting import Told
+from .reporting import ReportedSlots
+from .text_limit import TextLimit
 
 Server = Literal["auto"] | bool  # whether a program is shipped: where it gains, always, never
 
@@ -53,19 +53,19 @@ _NONE: Options = {}
 _WORTH = 2  # calls of a program from which on the ways between them are saved
 
 
-class Parcel:
-    """A plan as it is shipped: made once, when a run first looks at it."""
+class OutgoingProgram:
+    """A plan as it is shipped. Each part is computed once, when a run first needs it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     @cached_property
-    def told(self) -> Told:
-        return Told(self.plan)
+    def reported(self) -> ReportedSlots:
+        return ReportedSlots(self.plan)
 
     @cached_property
-    def extent(self) -> Extent:
-        return Extent(self.plan.graph)
+    def text_limit(self) -> TextLimit:
+        return TextLimit(self.plan.graph)
 
     @cached_property
     def pictures(self) -> frozenset[str]:
@@ -119,7 +119,7 @@ class Parcel:
 
 
 def execution(
-    parcel: Parcel,
+    program: OutgoingProgram,
     arguments: Mapping[str, Any],
     run: Run,
     *,
@@ -133,28 +133,28 @@ def execution(
         CapabilityError, GraphError, ParameterError: with server=True, why it cannot be shipped.
         What `Execution` raises.
     """
-    if server is not False and (server is True or (parcel.worth and run.backend.capabilities.programs)):
+    if server is not False and (server is True or (program.worth and run.backend.capabilities.programs)):
         try:
-            packed = _packed(parcel, run.backend, arguments)
+            packed = _packed(program, run.backend, arguments)
         except (CapabilityError, GraphError, ParameterError):
             if server is True:
                 raise
         else:
-            return RemoteExecution(parcel, packed, arguments, run, stream=stream, options=options)
-    return Execution(parcel.plan, arguments, run, stream=stream, options=options)
+            return RemoteExecution(program, packed, arguments, run, stream=stream, options=options)
+    return Execution(program.plan, arguments, run, stream=stream, options=options)
 
 
-def _packed(parcel: Parcel, backend: Backend, arguments: Mapping[str, Any]) -> bytes:
+def _packed(program: OutgoingProgram, backend: Backend, arguments: Mapping[str, Any]) -> bytes:
     """The arguments as they travel, those that are pictures left out. Raises where the program cannot be shipped."""
     if not backend.capabilities.programs or not isinstance(backend, ProgramRunner):
         raise CapabilityError(
             f"{backend.capabilities.name} runs no programs itself; leave server=True out, or run it on a Runtime that "
             "uses its model's own chat template"
         )
-    if parcel.obstacle is not None:
-        raise GraphError(parcel.obstacle)
-    parcel.extent.check(arguments)
-    packed = packing.pack({name: value for name, value in arguments.items() if name not in parcel.pictures})
+    if program.obstacle is not None:
+        raise GraphError(program.obstacle)
+    program.text_limit.check(arguments)
+    packed = packing.pack({name: value for name, value in arguments.items() if name not in program.pictures})
     if len(packed) > service.MOST_ARGUMENT_BYTES:
         raise ParameterError(
             f"the arguments have {len(packed)} bytes, and {service.MOST_ARGUMENT_BYTES} can be shipped; write "
@@ -170,11 +170,11 @@ class RemoteExecution(Execution):
         packed: the arguments.
     """
 
-    __slots__ = ("_arguments", "_options", "_packed_arguments", "_parcel", "_usage")
+    __slots__ = ("_arguments", "_options", "_packed_arguments", "_program", "_usage")
 
     def __init__(
         self,
-        parcel: Parcel,
+        program: OutgoingProgram,
         packed: bytes,
         arguments: Mapping[str, Any],
         run: Run,
@@ -182,12 +182,12 @@ class RemoteExecution(Execution):
         stream: Stream | None,
         options: Options,
     ) -> None:
-        self._parcel = parcel
+        self._program = program
         self._packed_arguments = packed
         self._arguments = arguments
         self._options = options
-        self._usage = Usage()  # as far as it was told
-        super().__init__(parcel.plan, arguments, run, stream=stream, options=options)
+        self._usage = Usage()  # as far as the runtime has reported it
+        super().__init__(program.plan, arguments, run, stream=stream, options=options)
 
     def launch(self) -> None:
         self.queues[self._plan.root].launch()
@@ -195,8 +195,8 @@ class RemoteExecution(Execution):
     def _load(self) -> None:
         for planned in self._plan.streams:
             for action in planned.actions:
-                if isinstance(action, Say | ChooseAmong):
-                    action.step(self)  # an argument that does not fit is told here and now
+                if isinstance(action, AppendText | RunLateSelect):
+                    action.step(self)  # an argument that does not fit is refused here and now
         self._load_own([Step(Elsewhere(self._play, self._fail_rest))])
 
     # -------------------------------------------------------------------------------- on the loop
@@ -208,9 +208,9 @@ class RemoteExecution(Execution):
         try:
             request = RunProgram(
                 run.request_id(),
-                self._parcel.digest,
+                self._program.digest,
                 len(self.bindings),
-                self._parcel.data,
+                self._program.data,
                 await self._all_arguments(),
                 packing.pack(dict(self._options)),
                 stream=run.streaming or self.queues[self._plan.root].streaming,
@@ -220,7 +220,7 @@ class RemoteExecution(Execution):
             runner = cast(ProgramRunner, run.backend)
             async with aclosing(runner.run_program(request)) as events:
                 async for event in events:
-                    await self._hear(event, executor)
+                    await self._on_event(event, executor)
                     run.ledger.note_others(before, self._usage)
         except DeadlineError as error:
             if run.is_late:
@@ -232,13 +232,13 @@ class RemoteExecution(Execution):
 
     async def _all_arguments(self) -> bytes:
         """With the bytes of pictures, which are read now."""
-        pictures = self._parcel.pictures
+        pictures = self._program.pictures
         if not pictures:
             return self._packed_arguments
         shown = {name: (await asyncio.to_thread(_loaded, self._arguments[name])) for name in pictures}
         return packing.pack({**self._arguments, **shown})
 
-    async def _hear(self, event: ProgramEvent, executor: Executor) -> None:
+    async def _on_event(self, event: ProgramEvent, executor: Executor) -> None:
         match event:
             case ProgramPiece(slot=slot, text=text, facts=facts):
                 feed = executor.spoken if slot == OWN_STREAM else self._named(slot, event.name).feed
@@ -248,27 +248,27 @@ class RemoteExecution(Execution):
                 await self._settle(event)
             case ProgramEnded():
                 self._usage = event.usage
-                self._stand(event, executor)
+                self._finish(event, executor)
 
     async def _settle(self, event: ProgramValue) -> None:
         slot, binding = event.slot, self._named(event.slot, event.name)
-        told = self._parcel.told
+        reported = self._program.reported
         if event.error is not None:
             binding.fail(event.error.error())
-        elif slot in told.lists:
-            branches = tuple(None if branch is None else self.bindings[branch] for branch in told.lists[slot])
+        elif slot in reported.lists:
+            branches = tuple(None if branch is None else self.bindings[branch] for branch in reported.lists[slot])
             for branch in branches:
                 if branch is not None:
                     await branch.settled_here()
             binding.resolve_gathered(branches)
-        elif slot in told.places:
+        elif slot in reported.places:
             text = "".join(event.value)
             binding.resolve(Reached(EMPTY, 0, Position(EMPTY.append(Text(text)) if text else EMPTY)))
         else:
             value = list(event.value) if isinstance(event.value, tuple) else event.value
             binding.resolve(value, packing.unpack(event.facts) if event.facts else None)
 
-    def _stand(self, ended: ProgramEnded, executor: Executor) -> None:
+    def _finish(self, ended: ProgramEnded, executor: Executor) -> None:
         """At the end of the program's own stream. Raises why it did not come there."""
         if ended.error is not None:
             raise ended.error.error()
@@ -287,8 +287,8 @@ class RemoteExecution(Execution):
         return self.bindings[slot]
 
     def _fail_rest(self, error: BaseException) -> None:
-        """Nothing more will be told."""
-        for slot in self._parcel.told.slots:
+        """Nothing more will be reported."""
+        for slot in self._program.reported.slots:
             self.bindings[slot].fail(error)
 
 

@@ -11,7 +11,7 @@ from ..graph import Graph, Node
 from ..operations import Append, Choose, Constant, Fork, Generate, GetForkItem, Join, Look, Options
 from . import actions
 from .actions import Action
-from .gathering import Gathered, Slots
+from .slots import JoinResult, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PlanContext:
     """What all walks of a graph share.
 
     Attributes:
@@ -37,14 +37,14 @@ class Layout:
     graph: Graph
     slots: Slots
     sources: Mapping[Node, tuple[int, ...]]
-    joins: Mapping[Node, Gathered]
+    joins: Mapping[Node, JoinResult]
     layers: list[Layer] = field(default_factory=list)
 
 
-class Walk:
+class StreamActions:
     """Along one stream; the streams of a graph are walked in the order in which they begin."""
 
-    def __init__(self, layout: Layout, number: int) -> None:
+    def __init__(self, layout: PlanContext, number: int) -> None:
         self._layout = layout
         self._nested = _root(layout.graph, number) > 0
         self._texts: list[Node] = []  # to be said at once
@@ -69,14 +69,14 @@ class Walk:
         place = self._layout.slots.marks.get(node)
         if place is not None:
             self._flush()
-            self._actions.append(actions.Arrive(place))
+            self._actions.append(actions.ReachMark(place))
 
     # -------------------------------------------------------------------------------- text
 
     def _append(self, node: Node, text: Node) -> None:
         if self._is_late(text):
             self._flush()
-            self._actions.append(actions.SayLater(text, _source(node)))
+            self._actions.append(actions.AppendLateText(text, _source(node)))
             return
         if _source(node) != self._source:
             self._flush()
@@ -90,7 +90,7 @@ class Walk:
         if len(constants) == len(self._texts) and all(isinstance(constant, str) for constant in constants):
             self._actions.append(actions.Fixed(Step(ops.ConstantText("".join(constants)), source=self._source)))
         else:
-            self._actions.append(actions.Say(tuple(self._texts), self._source))
+            self._actions.append(actions.AppendText(tuple(self._texts), self._source))
         self._texts = []
 
     def _is_late(self, *values: Node) -> bool:
@@ -108,7 +108,7 @@ class Walk:
                 return self._choose(node, node.op)
             case Look(num_frames):
                 source = node.inputs[1]
-                return actions.Show(source, num_frames, self._is_late(source), _source(node))
+                return actions.ShowMedia(source, num_frames, self._is_late(source), _source(node))
             case ops.RoleBegin() | ops.RoleEnd():
                 return actions.Fixed(Step(node.op, source=_source(node)))
             case ops.VarScopeBegin():
@@ -116,20 +116,20 @@ class Walk:
             case ops.VarScopeEnd(name):
                 return actions.EndScope(node.op, slots.variable(node, name))
             case Fork(size):
-                return actions.Branch(size, self._branches(node))
+                return actions.StartBranches(size, self._branches(node))
             case Join(mode):
                 ends = tuple(slots.marks[end] for end in node.inputs[1:])
                 if mode == "concate_and_append":
-                    return actions.TakeOver(ends)
+                    return actions.AppendBranches(ends)
                 gathered = self._layout.joins[node]
-                return actions.Collect((*ends, *gathered.given), tuple(gathered.lists))
+                return actions.GatherVariables((*ends, *gathered.given), tuple(gathered.lists))
         return None
 
     def _ask(self, node: Node, op: Generate) -> Action:
         slots, name = self._layout.slots, op.gen.name
         tags = None if op.tags is None else ReasoningTags(*op.tags)
         thinking = None if tags is None else slots.thinking(node, name)
-        return actions.Ask(
+        return actions.RunGen(
             op.gen, self._layer(op.defaults, op.gen.options), slots.variable(node, name), thinking, tags, _source(node)
         )
 
@@ -137,10 +137,10 @@ class Walk:
         choices = node.inputs[1:]
         values = tuple(choice.op.value for choice in choices if isinstance(choice.op, Constant))
         layer = self._layer(op.defaults, {}) if op.select.temperature else None
-        chosen = actions.AskSelect(op.select, layer, self._layout.slots.variable(node, op.select.name), _source(node))
+        chosen = actions.RunSelect(op.select, layer, self._layout.slots.variable(node, op.select.name), _source(node))
         if len(values) == len(choices):
             return replace(chosen, select=replace(op.select, choices=cast(tuple[str, ...], values)))
-        return actions.ChooseAmong(chosen, choices, self._is_late(*choices))
+        return actions.RunLateSelect(chosen, choices, self._is_late(*choices))
 
     def _layer(self, defaults: Options, given: Options) -> int:
         self._layout.layers.append(Layer(defaults, given, self._nested))

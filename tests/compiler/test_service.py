@@ -399,15 +399,15 @@ def applied(function: str, *constants: Any) -> Callable[[Builder, Node], Node]:
     ],
 )
 def test_texts_that_would_fill_the_memory_are_refused(build: Callable[[Builder, Node], Node]) -> None:
-    shipped = service.Shipped(graph_of(build, parameters=("a",)))
+    shipped = service.IncomingProgram(graph_of(build, parameters=("a",)))
     with pytest.raises(GraphError, match="may make texts of"):
-        shipped.extent.check({"a": "x\t"})
+        shipped.text_limit.check({"a": "x\t"})
 
 
 def test_texts_that_double_are_refused() -> None:
-    service.Shipped(graph_of(grown(10))).extent.check({})
+    service.IncomingProgram(graph_of(grown(10))).text_limit.check({})
     with pytest.raises(GraphError, match="may make texts of"):
-        service.Shipped(graph_of(grown(80))).extent.check({})
+        service.IncomingProgram(graph_of(grown(80))).text_limit.check({})
 
 
 def bent(change: Callable[[dict[str, Any]], object]) -> bytes:

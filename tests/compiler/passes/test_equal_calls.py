@@ -9,8 +9,8 @@ from umbel.interpreter.backends.echo import Echo
 from umbel.srt.in_process import LocalBackend
 
 from ..watching import Watched
+from .program_pairs import bodies, program_of
 from .running import answer, both
-from .twin_programs import bodies, program_of
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import pytest
 import umbel as ul
 from hypothesis import HealthCheck, given, settings
 from umbel.compiler.passes import Report, rewrite
-from umbel.compiler.passes.pipeline import DEFAULT, NAMES, chosen
+from umbel.compiler.passes.pipeline import DEFAULT, NAMES, checked_choice
 
 from ..random_programs import bodies, program_of
-from .twin_programs import bodies as twin_bodies
-from .twin_programs import program_of as twin_program_of
+from .program_pairs import bodies as twin_bodies
+from .program_pairs import program_of as twin_program_of
 
 
 @ul.function
@@ -21,11 +21,11 @@ def greet(s: ul.State, name: str) -> None:
 
 
 def test_names_are_put_in_order() -> None:
-    assert chosen("default").names == DEFAULT
-    assert chosen("none").names == ()
-    assert chosen("drop_unused").names == ("drop_unused",)
-    assert chosen(reversed(NAMES)).names == NAMES
-    assert chosen(["drop_unused", "default"]).names == ("fold", "drop_unused", "merge_text")
+    assert checked_choice("default").names == DEFAULT
+    assert checked_choice("none").names == ()
+    assert checked_choice("drop_unused").names == ("drop_unused",)
+    assert checked_choice(reversed(NAMES)).names == NAMES
+    assert checked_choice(["drop_unused", "default"]).names == ("fold", "drop_unused", "merge_text")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from umbel.interpreter.backends.echo import Echo
 from umbel.lang.sampling import MAX_N
 
 from ..watching import Watched
+from .program_pairs import bodies, program_of
 from .running import answer, both
-from .twin_programs import bodies, program_of
 
 
 def requests_after(program: ul.Program) -> list[int]:

@@ -1,4 +1,4 @@
-"""Shipped programs inside the gateway, whose engine is scripted: each ends once, and leaves nothing behind."""
+"""IncomingProgram programs inside the gateway, whose engine is scripted: each ends once, and leaves nothing behind."""
 
 import asyncio
 import random

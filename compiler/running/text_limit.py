@@ -37,7 +37,7 @@ _ESCAPED = 10  # of repr and ascii: "\U0001f600"
 _MADE = ("repr", "ascii", "str", "format", "multiply", "replace", "center", "ljust", "rjust", "zfill", "expandtabs")
 
 
-class Extent:
+class TextLimit:
     """Of one graph. Most graphs copy nothing, and are not looked at again."""
 
     def __init__(self, graph: Graph) -> None:

@@ -96,11 +96,11 @@ class Column:
 
 def columns(graph: Graph) -> list[Column]:
     """The lists of all joins of a graph."""
-    return Gathering(graph, Slots(graph)).columns
+    return JoinedLists(graph, Slots(graph)).columns
 
 
 @dataclass(slots=True)
-class Gathered:
+class JoinResult:
     """What a join brings back.
 
     Attributes:
@@ -112,7 +112,7 @@ class Gathered:
     given: list[int] = field(default_factory=list)
 
 
-class Gathering:
+class JoinedLists:
     """Of one graph: gives slots to the lists of its joins.
 
     Attributes:
@@ -122,7 +122,7 @@ class Gathering:
     """
 
     def __init__(self, graph: Graph, slots: Slots) -> None:
-        self.joins: dict[Node, Gathered] = {}
+        self.joins: dict[Node, JoinResult] = {}
         self.columns: list[Column] = []
         self.assigned: list[tuple[Node, int]] = []
         self._graph = graph
@@ -130,7 +130,7 @@ class Gathering:
         for node in graph.nodes:
             match node.op:
                 case Join("gather_variable"):
-                    self.joins[node] = Gathered()
+                    self.joins[node] = JoinResult()
                 case Structure(list() as template):
                     # One list may have several names: that of what is in it, and those that it was assigned to.
                     for name in dict.fromkeys(taken.op.name for taken in node.inputs if isinstance(taken.op, Variable)):
@@ -196,7 +196,7 @@ class Gathering:
             return value
         return None if entry is None else _part(node, entry)
 
-    def _list(self, gathered: Gathered, branches: list[int | Node | None], name: str) -> int:
+    def _list(self, gathered: JoinResult, branches: list[int | Node | None], name: str) -> int:
         slots = tuple(self._given(gathered, each, name) if isinstance(each, Node) else each for each in branches)
         for slot, known in gathered.lists:
             if known == slots:
@@ -205,7 +205,7 @@ class Gathering:
         gathered.lists.append((slot, slots))
         return slot
 
-    def _given(self, gathered: Gathered, value: Node, name: str) -> int:
+    def _given(self, gathered: JoinResult, value: Node, name: str) -> int:
         slot = self._slots.add(name)
         self.assigned.append((value, slot))
         gathered.given.append(slot)

@@ -1,6 +1,6 @@
 """Which nodes say the same at the same place, in branches that leave one place.
 
-Fork ─┬► Append "A" ─► select x ─► Append "B" ...        the first three nodes of both branches are twins
+Fork ─┬► Append "A" ─► select x ─► Append "B" ...        the first three nodes of both branches are equal
       └► Append "A" ─► select x ─► Append "C" ...
 """
 
@@ -10,10 +10,10 @@ from ...interpreter.grammar import REASONING_SUFFIX
 from ...lang.ops import VarScopeEnd
 from ..graph import Graph, Node, frozen
 from ..operations import Begin, Choose, Fork, Generate, GetForkItem, Join, Object, Operation, Options, Variable
-from .rules import gathers
+from .rules import gathers_variables
 
 
-class Twins:
+class EqualNodes:
     """Of one graph.
 
     Attributes:
@@ -63,7 +63,7 @@ class Twins:
 def _leaving(fork: Node) -> Node:
     """The last thing before a fork that its branches hear: neither forks nor joins of variables say anything."""
     node = fork
-    while isinstance(node.op, Fork) or (isinstance(node.op, Join) and gathers(node.op)):
+    while isinstance(node.op, Fork) or (isinstance(node.op, Join) and gathers_variables(node.op)):
         node = node.inputs[0]
     return node
 
@@ -131,5 +131,5 @@ def name_of(call: Node) -> str | None:
 
 def appended_streams(graph: Graph) -> set[int]:
     """Streams whose text a join appends to another one."""
-    joins = (node for node in graph.nodes if isinstance(node.op, Join) and not gathers(node.op))
+    joins = (node for node in graph.nodes if isinstance(node.op, Join) and not gathers_variables(node.op))
     return {graph.stream_of[end] for join in joins for end in join.inputs[1:]}
