@@ -21,12 +21,13 @@ from .lang.errors import MissingExtraError
 if importlib.util.find_spec("h11") is None:
     raise MissingExtraError("h11", "testing")
 
-from .interpreter.fakes.anthropic.bodies import AnthropicFeatures
+from umbel.interpreter.fakes.anthropic.requests import AnthropicFeatures
+from umbel.interpreter.fakes.openai.requests import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
+
 from .interpreter.fakes.anthropic.provider import FakeAnthropic
 from .interpreter.fakes.faults import Fault, Unreachable
-from .interpreter.fakes.openai.bodies import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
 from .interpreter.fakes.openai.provider import FakeOpenAI
-from .interpreter.fakes.sglang.provider import FakeSGLang
+from .interpreter.fakes.sglang import FakeSGLang
 
 __all__ = [
     "LLAMA_CPP",

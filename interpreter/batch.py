@@ -15,15 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from ..lang import checks
 from ..lang.errors import ParameterError, shown
 from ..lang.state import State
 from .arguments import Arguments, RunOptions
 from .budgets.budget import Allowance, allowance_of
-from .progress import Bar
 from .run import Run
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
 
 Item = Mapping[str, Any] | tuple[Any, ...] | list[Any]  # arguments of one program: its own values
 OnError = Literal["raise", "return"]
@@ -34,6 +38,40 @@ MAX_THREADS = 32  # bodies mostly wait
 MAX_LIMIT = 4096  # of num_threads
 MAX_LISTED = 1_000_000  # programs whose results are returned as one list
 MAX_IN_FLIGHT = 256  # programs, when the user sets no limit; far below the queue of a runtime
+
+
+class Bar:
+    """A context manager; `show(n)` says that n programs have finished.
+
+    Args:
+        total: how many there are, or None when that is not known.
+    """
+
+    def __init__(self, total: int | None) -> None:
+        self._total = total
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("programs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True)
+        )
+        self._task = self._progress.add_task("programs", total=self._total)
+        self._progress.start()
+        return self
+
+    def show(self, finished: int) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=finished)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
 
 
 @dataclass(frozen=True, slots=True)

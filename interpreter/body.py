@@ -8,24 +8,29 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..lang.errors import BudgetError, DeadlineError, ParameterError, ProgramError
 from ..lang.state import AsyncState, BaseState, State
-from . import loop, transcript
+from . import loop
 from .arguments import RunOptions
 from .budgets.budget import Allowance
 from .recording import recording
 from .run import Run, ending
+from .speculation.idle import Rest
 from .speculation.planner import Planner
-from .speculation.rest import Rest
 from .speculation.settings import Setting, Speculating
 from .stream import Stream
+from .variables import Piece
 from .waiting import seconds_left
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 Call = inspect.BoundArguments  # the arguments behind the state
 
@@ -69,7 +74,7 @@ class Body:
         )
         stream = Stream(run, self.options, options.sampling)
         if options.verbose:
-            transcript.follow(stream, self.name)
+            follow(stream, self.name)
         return run, self.state(stream)
 
     def _speculating(self, options: RunOptions) -> Speculating | None:
@@ -239,3 +244,27 @@ async def _quietly(work: Coroutine[Any, Any, None]) -> None:
         await work
     except Exception:
         return
+
+
+def follow(stream: Stream, name: str, console: "Console | None" = None) -> threading.Thread:
+    """Print `stream` until its run has ended. Returns the thread that does it."""
+    from rich.console import Console
+
+    pieces = stream.iterate(None)
+    stream.ask_for_pieces()  # before the program says anything
+    target = console or Console(highlight=False)
+    thread = threading.Thread(target=_print, args=(pieces, name, target), name=f"umbel-show-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def _print(pieces: Iterator[Piece], name: str, console: "Console") -> None:
+    from rich.text import Text
+
+    console.rule(name, style="dim", align="left")
+    try:
+        for text, facts in pieces:
+            console.print(Text(text, style="bold" if facts else "dim"), end="")
+        console.print()
+    except Exception as error:  # whoever reads the state raises it; here it is only shown
+        console.print(Text(f"\n{type(error).__name__}: {error}", style="red"))

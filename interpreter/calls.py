@@ -3,19 +3,20 @@
 budget has room ─► backend ─► cost into the ledger
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from ..lang.errors import BackendError, DeadlineError
 from ..lang.prompt import Part
-from ..lang.protocol import Backend, Chunk, Final, GenRequest, Scored, ScoreRequest
-from . import continuations
+from ..lang.protocol import Backend, Chunk, Final, GenRequest, Scored, ScoreRequest, Usage
 from .budgets.charges import Charge
 
 if TYPE_CHECKING:
     from .run import Run
+
 
 OnChunk = Callable[[Chunk], None]
 Request = TypeVar("Request", GenRequest, ScoreRequest)
@@ -49,7 +50,7 @@ class Calls:
         """
         ledger, backend = self._run.ledger, self._run.backend
         if request.sampling.n > backend.capabilities.most_n:
-            return await continuations.apart(self.generate, request, on_chunk)
+            return await apart(self.generate, request, on_chunk)
         request, held = await self._allowed(request)
         asked = self._run.journal.begin(request)
         final: Final | None = None
@@ -134,3 +135,42 @@ class Calls:
         """A backend knows the run's deadline, and may find it passed before the run's own alarm rings."""
         if self._run.is_late:
             raise self._run.lateness() from error
+
+
+class Generate(Protocol):
+    """One request to its end, as `Calls.generate`."""
+
+    def __call__(self, request: GenRequest, on_chunk: OnChunk) -> Coroutine[Any, Any, Final]: ...
+
+
+async def apart(generate: Generate, request: GenRequest, on_chunk: OnChunk) -> Final:
+    """The continuations of `request`, each asked for by itself; what one of them raises ends the others.
+
+    A seed is counted up, as equal ones would give equal texts. The usage is the sum, with `n` calls.
+    """
+    tasks = [
+        asyncio.ensure_future(generate(_one(request, index), _renamed(on_chunk, request.id, index)))
+        for index in range(request.sampling.n)
+    ]
+    try:
+        finals = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return Final(
+        request.id,
+        tuple(final.completions[0] for final in finals),
+        sum((final.usage for final in finals), Usage()),
+        finals[0].prompt_logprobs,
+    )
+
+
+def _one(request: GenRequest, index: int) -> GenRequest:
+    seed = request.sampling.seed
+    sampling = msgspec.structs.replace(request.sampling, n=1, seed=None if seed is None else (seed + index) % 2**63)
+    return msgspec.structs.replace(request, id=f"{request.id}-n{index}", sampling=sampling)
+
+
+def _renamed(on_chunk: OnChunk, request_id: str, index: int) -> OnChunk:
+    return lambda chunk: on_chunk(msgspec.structs.replace(chunk, id=request_id, index=index))

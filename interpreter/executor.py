@@ -6,7 +6,8 @@ Each kind of operation has one method; an operation without one is an error, nev
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, cast
 
 from ..lang import ops
@@ -15,14 +16,14 @@ from ..lang.errors import CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
 from ..lang.source import Source, SourceKind
-from . import media, meta, reasoning, selecting, starts
+from . import media, meta, selecting, starts
 from .calls import OnChunk
-from .demands import asking, requirements
-from .demands.asking import Reply
+from .guarantees import enforcement, reask
+from .guarantees.reask import Reply
 from .position import Position, Reached, media_text, since, text_of
 from .run import Run
 from .speculation.speculator import Speculator
-from .steps import BranchOff, Concatenate, Elsewhere, Gather, Late, Mark, Step
+from .steps import BranchOff, Concatenate, Elsewhere, Gather, Late, Mark, ReasoningTags, Step
 from .variables import Binding, Meta
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Executor:
         capabilities = await self._start_backend()
         sampling = step.sampling
         assert sampling is not None, "a Gen is submitted with its merged parameters"
-        requirements.check(capabilities, op, sampling)
+        enforcement.check(capabilities, op, sampling)
         self.spoken.append(self.position.settle("gen()"), {})
         request = GenRequest(
             self._run.request_id(),
@@ -161,7 +162,7 @@ class Executor:
 
     async def select(self, op: ops.Select, step: Step) -> None:
         capabilities = await self._start_backend()
-        requirements.check_choices(capabilities, op)
+        enforcement.check_choices(capabilities, op)
         self.spoken.append(self.position.settle("select()"), {})
         request_id = self._run.request_id()
         intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source)
@@ -231,7 +232,7 @@ class Executor:
         capabilities = self._run.backend.capabilities
         if self._speculator is not None and capabilities.speculation:
             return await self._speculator.reply(op, request, self.position, on_chunk, thinks=thinks)
-        return await asking.ask(self._run.calls, capabilities, op, request, on_chunk, self.position)
+        return await reask.ask(self._run.calls, capabilities, op, request, on_chunk, self.position)
 
     def _drop_surplus(self) -> None:
         if self._speculator is not None:
@@ -265,10 +266,10 @@ class _Delivery:
         self._executor = executor
         self._step = step
         self._tail = ""
-        self._splitter: reasoning.Splitter | None = None
+        self._splitter: Splitter | None = None
         if step.tags is not None:
             self._tail = executor.position.prompt.text[-len(step.tags.open) - 16 :]
-            self._splitter = reasoning.Splitter(step.tags, self._tail)
+            self._splitter = Splitter(step.tags, self._tail)
         self._said = 0  # characters of the running text that readers have
 
     def piece(self, chunk: Chunk) -> None:
@@ -288,7 +289,7 @@ class _Delivery:
         """Append the text to the prompt and resolve the bindings. `facts`: about each continuation."""
         values = [completion.text for completion in final.completions]
         if self._step.tags is not None:
-            splits = [reasoning.split(self._step.tags, self._tail, value) for value in values]
+            splits = [split_reasoning(self._step.tags, self._tail, value) for value in values]
             values = [split.answer for split in splits]
             _resolve(_given(self._step.reasoning), [split.reasoning for split in splits], facts)
         self._append(final.completions[0], values[0], capabilities)
@@ -355,3 +356,83 @@ _METHODS = cast(
         Elsewhere: Executor.elsewhere,
     },
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    reasoning: str
+    answer: str
+
+
+class _Phase(Enum):
+    UNDECIDED = auto()  # no tag seen: held back, since a closing tag would make it thinking
+    REASONING = auto()
+    ANSWER = auto()
+
+
+class Splitter:
+    """Text in, thinking and answer out. The sum of the pieces is what `split` gives for the whole.
+
+    Args:
+        tags: how the model marks its thinking.
+        prompt_tail: the end of the prompt, which shows whether the template wrote the opening tag.
+    """
+
+    def __init__(self, tags: ReasoningTags, prompt_tail: str) -> None:
+        self._tags = tags
+        opened = prompt_tail.rstrip().endswith(tags.open)
+        self._phase = _Phase.REASONING if opened else _Phase.UNDECIDED
+        self._held = ""  # received, not given out
+        self._began = False  # whether the current side has shown a character yet
+
+    def feed(self, text: str) -> Split:
+        self._held += text
+        reasoning = answer = ""
+        if self._phase is _Phase.UNDECIDED:
+            start = self._held.lstrip()
+            if start.startswith(self._tags.open):
+                self._phase, self._held = _Phase.REASONING, start[len(self._tags.open) :]
+            elif self._tags.close in self._held:
+                self._phase = _Phase.REASONING
+        if self._phase is _Phase.REASONING:
+            reasoning = self._think()
+        if self._phase is _Phase.ANSWER:
+            answer, self._held = self._begin(self._held), ""
+        return Split(reasoning, answer)
+
+    def finish(self) -> Split:
+        """What was held back: thinking if a tag opened it, else the answer."""
+        held, self._held = self._held, ""
+        if self._phase is _Phase.REASONING:
+            return Split(self._begin(held).rstrip(), "")
+        return Split("", self._begin(held))
+
+    def _think(self) -> str:
+        before, tag, after = self._held.partition(self._tags.close)
+        if tag:
+            thought = self._begin(before).rstrip()
+            self._phase, self._held, self._began = _Phase.ANSWER, after, False
+            return thought
+        # Keep back white space at the end, which may be the last, and what may begin the closing tag.
+        safe = before[: len(before) - _overlap(before, self._tags.close)].rstrip()
+        self._held = self._held[len(safe) :]
+        return self._begin(safe)
+
+    def _begin(self, text: str) -> str:
+        """`text` without the white space at the beginning of its side."""
+        if not self._began:
+            text = text.lstrip()
+            self._began = bool(text)
+        return text
+
+
+def split_reasoning(tags: ReasoningTags, prompt_tail: str, text: str) -> Split:
+    """A whole text at once."""
+    splitter = Splitter(tags, prompt_tail)
+    first, last = splitter.feed(text), splitter.finish()
+    return Split(first.reasoning + last.reasoning, first.answer + last.answer)
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Length of the longest end of `text` that begins `tag`."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)

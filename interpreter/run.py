@@ -17,11 +17,9 @@ from typing import Any
 from ..lang.errors import BudgetError, CancelledError, DeadlineError, ProgramError
 from ..lang.protocol import Backend, Origin
 from . import loop
-from .budgets.budget import Allowance
-from .budgets.ledger import Ledger
+from .budgets.budget import Allowance, Ledger
+from .cache_explain.history import History, Journal, history_of
 from .calls import Calls
-from .explaining.history import History, history_of
-from .explaining.journal import Journal
 from .speculation.settings import Speculating
 from .waiting import Signal, earliest, seconds_left
 

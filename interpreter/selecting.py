@@ -14,7 +14,7 @@ from ..lang.protocol import Capabilities, Chunk, ConstraintSpec, GenRequest, Ori
 from ..lang.sampling import SamplingParams
 from . import choices, meta
 from .calls import Calls, OnChunk
-from .demands.asking import Reply
+from .guarantees.reask import Reply
 from .position import Position
 from .variables import Meta
 

@@ -17,19 +17,53 @@ from ..lang.ops import Op, checked_name
 from ..lang.source import Source, SourceKind, calling_place
 from ..lang.state import JoinMode, Sink, Value
 from . import loop
-from .explaining.report import explained
+from .cache_explain.report import explained
 from .grammar import Grammar
 from .position import Reached
 from .queue import StepQueue
-from .readers import PieceReader
 from .recording import not_while_recording
 from .run import Run
-from .speculation.rest import resting
+from .speculation.idle import resting
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
-from .variables import Binding, Meta, Piece, VariableTable
+from .variables import Binding, Feed, Meta, Piece, VariableTable
 from .waiting import Signal, earliest, seconds_left, wait_until, wait_until_async
 
 Options = Mapping[str, Any]  # sampling fields as `sampling.overrides` gives them
+
+
+class PieceReader:
+    """One reader's walk along a feed.
+
+    Args:
+        feed: the pieces.
+        complete: whether no more will come.
+        signals: fired after `feed` has grown or `complete` has changed.
+        result: raises the error with which the feed ended, if it did.
+    """
+
+    def __init__(
+        self, feed: Feed, complete: Callable[[], bool], signals: tuple[Signal, ...], result: Callable[[], object]
+    ) -> None:
+        self._feed = feed
+        self._complete = complete
+        self._result = result
+        self._place = 0
+        self.signals = signals
+
+    def new_pieces(self) -> Iterator[Piece]:
+        while self._place < len(self._feed.pieces):
+            self._place += 1
+            yield self._feed.pieces[self._place - 1]
+
+    def has_news(self) -> bool:
+        return self._place < len(self._feed.pieces) or self._complete()
+
+    def at_end(self) -> bool:
+        """No more will come, and all that came was given out: looked at in this order."""
+        return self._complete() and self._place == len(self._feed.pieces)
+
+    def raise_error(self) -> None:
+        self._result()
 
 
 class Stream(Sink):

@@ -14,12 +14,12 @@ from functools import partial
 from inspect import BoundArguments
 from typing import Any
 
-from ...interpreter import loop, transcript
+from ...interpreter import body, loop
 from ...interpreter.arguments import RunOptions
 from ...interpreter.budgets.budget import Allowance
 from ...interpreter.run import Run, ending
+from ...interpreter.speculation.idle import Rest
 from ...interpreter.speculation.planner import Planner
-from ...interpreter.speculation.rest import Rest
 from ...interpreter.speculation.settings import Setting, Speculating
 from ...interpreter.stream import Stream
 from ...lang import inline
@@ -66,7 +66,7 @@ class Host:
         )
         stream = Stream(run, None, options.sampling)
         if options.verbose:
-            transcript.follow(stream, self.name)
+            body.follow(stream, self.name)
         return run, State(stream)
 
     # -------------------------------------------------------------------------------- started from sync code

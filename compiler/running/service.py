@@ -11,7 +11,7 @@ from typing import Any
 
 from ...interpreter.arguments import sampling_defaults
 from ...interpreter.budgets.budget import Allowance, Budget
-from ...interpreter.explaining.history import History
+from ...interpreter.cache_explain.history import History
 from ...interpreter.loop import RunningLoop
 from ...interpreter.run import Run
 from ...lang.errors import GraphError, ParameterError

@@ -34,7 +34,7 @@ from ...lang.protocol import (
     Usage,
 )
 from .. import starts
-from ..demands import expressions, wording
+from ..guarantees import expressions, reask_prompts
 from . import charges
 from .charges import PICODOLLARS, Charge
 from .prices import prices
@@ -167,7 +167,7 @@ class StandIn:
         """Tokens of what the model is told about a constraint that is validated."""
         if constraint.kind in self._backend.capabilities.constraints and self._enforced(constraint):
             return 0
-        longest = max(wording.note(constraint, ""), wording.note(constraint, "x" * 1000), key=len)
+        longest = max(reask_prompts.note(constraint, ""), reask_prompts.note(constraint, "x" * 1000), key=len)
         return self._backend.tokens_at_most((Text(longest),))
 
 

@@ -23,8 +23,7 @@ from enum import StrEnum
 from typing import Self
 
 from ...lang import checks
-from .server import Exchange
-from .sse import Told, in_lengths, inside_characters
+from .server import AnswerEvents, Exchange, in_lengths, inside_characters
 
 
 class Fault(StrEnum):
@@ -129,7 +128,7 @@ class Scene:
                 await self._json(status, self.failure(status), when)
         return True
 
-    async def stream(self, fault: Fault | int | None, told: Told) -> None:
+    async def stream(self, fault: Fault | int | None, told: AnswerEvents) -> None:
         """Play a fault in the middle of a stream."""
         await self.exchange.begin(200, {**self.headers, "content-type": "text/event-stream; charset=utf-8"})
         match fault:

@@ -1,31 +1,35 @@
-"""What FakeOpenAI and FakeAnthropic have in common: a server that reads a script, counts, and breaks on demand."""
+"""The base of all fake providers: a server that reads a script, counts, and breaks on demand.
+
+Scripts are asked about the text that Echo would have been asked: conversations are written as ChatML here, as the
+hosted backends have them (`hosted/conversation.py`), so that one script answers Echo and every fake.
+"""
 
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import msgspec
 
 from ...lang import checks
-from ...lang.prompt import Part
+from ...lang.prompt import Part, Text
 from ...lang.protocol import Usage
 from ...lang.runtime_options import MAX_MODEL_LENGTH
 from ..backends.echo import MOST_RECORDED
 from ..backends.echo_script import Script, ScriptReader
 from ..backends.echo_tokens import prompt_text
 from ..backends.gate import Gate
+from ..backends.hosted.conversation import Content, Conversation, Message, PlainText, asked_to_continue
 from . import faults as broken
 from .faults import Fault, Faults, Scene
-from .server import Exchange, HttpRequest, Server
-from .sse import Told
+from .server import AnswerEvents, Exchange, HttpRequest, Server
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReceivedRequest:
     """A request for text, as it came.
 
     Attributes:
@@ -46,7 +50,7 @@ class Answered:
     """What a provider answers: the JSON of an answer that comes at once, its events when it is streamed, its cost."""
 
     whole: object
-    told: Told | None
+    told: AnswerEvents | None
     usage: Usage
 
 
@@ -110,7 +114,7 @@ class FakeProvider(ABC):
         self._server = Server(self._serve, name)
         self._other_host = Server(self._serve_elsewhere, f"{name}, another host")
         self.api_key = f"sk-fake-{secrets.token_hex(12)}"
-        self.requests: deque[Asked] = deque(maxlen=checks.integer("record", record, 0, MOST_RECORDED))
+        self.requests: deque[ReceivedRequest] = deque(maxlen=checks.integer("record", record, 0, MOST_RECORDED))
         self.calls = 0
         self.usage = Usage()
         self.concurrent = 0
@@ -208,7 +212,7 @@ class FakeProvider(ABC):
         except Refused as refused:
             question = refused
         text = prompt_text(question.meant) if isinstance(question, Question) else ""
-        self.requests.append(Asked(path, request.headers, body if isinstance(body, dict) else {}, text))
+        self.requests.append(ReceivedRequest(path, request.headers, body if isinstance(body, dict) else {}, text))
         fault = broken.at(self._faults, self._number)  # it may look at the requests, this one the last
         if self._gate is not None:
             await self._gate.passes()
@@ -288,3 +292,29 @@ _HEADERS = {"request-id": "req_fake", "x-request-id": "req_fake"}
 async def _json(exchange: Exchange, status: int, data: object) -> None:
     headers = {**_HEADERS, "content-type": "application/json"}
     await exchange.respond(status, headers, msgspec.json.encode(data))
+
+
+def meant(messages: tuple[Message, ...]) -> tuple[Part, ...]:
+    """What the messages ask to be continued: a turn that a continuation request quotes is an open turn again."""
+    return written(asked_to_continue(messages))
+
+
+def written(asked: Conversation | PlainText) -> tuple[Part, ...]:
+    """The parts of a prompt as the interpreter writes it."""
+    match asked:
+        case PlainText(content):
+            return content
+        case Conversation(turns, begun):
+            return (*_closed(turns), Text("<|im_start|>assistant\n", control=True), *begun)
+
+
+def sent(messages: tuple[Message, ...], begun: Content = ()) -> tuple[Part, ...]:
+    """All that travels, as it is counted."""
+    return written(Conversation(messages, begun))
+
+
+def _closed(turns: Iterable[Message]) -> Iterable[Part]:
+    for turn in turns:
+        yield Text(f"<|im_start|>{turn.role}\n", control=True)
+        yield from turn.content
+        yield Text("<|im_end|>\n", control=True)

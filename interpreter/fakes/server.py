@@ -1,16 +1,18 @@
-"""An HTTP server on loopback, in a thread with an event loop of its own: what the fake providers stand on.
+"""An HTTP server on loopback, in a thread with an event loop of its own, and the server-sent events that it writes.
 
-It parses with h11 and lets a handler do what a broken server does: stop in the middle, say nothing, never end.
+All fake providers stand on it. It parses with h11 and lets a handler do what a broken server does: stop in the middle,
+say nothing, never end.
 """
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import h11
+import msgspec
 
 _LARGEST_BODY = 64 << 20  # bytes of a request; a test that sends more has a mistake in it
 _PATIENCE = 10.0  # seconds until the thread must have started, or ended
@@ -170,3 +172,51 @@ class Server:
                 for task in (handling, leaving):
                     task.cancel()
                 await asyncio.gather(handling, leaving, return_exceptions=True)
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: object, name: str = "") -> bytes:
+    """One event. `data` becomes JSON, in one line; `name` is its type, where the dialect names types."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: ".encode() + msgspec.json.encode(data) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEvents:
+    """An answer as the events of a stream, in order.
+
+    opening   before any text
+    pieces    of the text, at least one event if there is any text
+    closing   why it ended, and what it cost
+    last      what says that nothing follows
+    """
+
+    opening: tuple[bytes, ...]
+    pieces: tuple[bytes, ...]
+    closing: tuple[bytes, ...]
+    last: tuple[bytes, ...]
+
+    def all(self) -> tuple[bytes, ...]:
+        return (*self.opening, *self.pieces, *self.closing, *self.last)
+
+    def begun(self) -> tuple[bytes, ...]:
+        """The first half of the text, and what comes before it."""
+        return (*self.opening, *self.pieces[: (len(self.pieces) + 1) // 2])
+
+
+def inside_characters(data: bytes) -> Iterable[bytes]:
+    """Cut everywhere inside characters of more than one byte, as a network may."""
+    start = 0
+    for place in range(1, len(data)):
+        if data[place] & 0xC0 == 0x80:  # a byte that continues a character
+            yield data[start:place]
+            start = place
+    yield data[start:]
+
+
+def in_lengths(data: bytes, length: int) -> Iterable[bytes]:
+    """Cut into pieces of `length` bytes, wherever that is."""
+    for start in range(0, len(data), length):
+        yield data[start : start + length]

@@ -9,8 +9,7 @@ from typing import Any
 from ...lang.errors import RequestError
 from ...lang.protocol import ConstraintSpec
 from ...lang.sampling import MAX_TOKENS, SamplingParams
-from ..backends.echo_answers import cut
-from ..backends.echo_constraints import check
+from ..backends.echo_answers import check, cut
 
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LITERALS = re.compile(rf"root ::= {_LITERAL.pattern}(?: \| {_LITERAL.pattern})*")

@@ -13,7 +13,7 @@ from ...lang.errors import UmbelError
 from ...lang.protocol import Completion, ConstraintSpec, FinishReason
 from ...lang.result import Result
 from ...lang.sampling import SamplingParams
-from ..demands import expressions, guarantees, validation
+from ..guarantees import expressions, validation
 from .replies import LongReply
 
 
@@ -102,7 +102,7 @@ def _validated_end(
     whole = _plain_end(field, reply, start)
     if whole is not None:
         text = reply.text[start : whole.stop]
-        verdict = guarantees.judge(constraint, completion_of(reply, start, whole), field.sampling)
+        verdict = validation.judge(constraint, completion_of(reply, start, whole), field.sampling)
         if verdict.accepted:
             return replace(whole, guarantee=verdict.guarantee) if verdict.completion.text == text else None
     elif field.stops:

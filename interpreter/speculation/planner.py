@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ...lang.sampling import SamplingParams
-from .outlook import Coming
+from .lookahead import Coming
 
 MOST_SITES = 1024  # and names, of one program; those that are made up on the way do not fill the memory
 # A beginning of two hits and a miss: programs that ask for speculation were mostly written for it.

@@ -8,8 +8,8 @@ from ...lang.errors import ParameterError, shown
 from ...lang.sampling import MAX_TOKENS
 
 if TYPE_CHECKING:
+    from .idle import Rest
     from .planner import Planner
-    from .rest import Rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,21 +23,18 @@ from ...lang.protocol import Final, GenRequest, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
 from .. import meta, selecting
 from ..calls import OnChunk
-from ..demands import asking, lowering
-from ..demands.asking import Reply
+from ..guarantees import enforcement, reask
+from ..guarantees.reask import Reply
 from ..position import Position, text_of
 from ..steps import Step
 from ..variables import Meta
-from . import outlook
+from . import lookahead
 from .fields import End, Field, completion_of, end_of, reaches_end
-from .leads import lead_of
-from .manners import manner_of, speaks_plainly
-from .outlook import Outlook
-from .pieces import Pieces
+from .leftover import Pieces, Surplus, lead_of, manner_of, speaks_plainly
+from .lookahead import Outlook
 from .planner import tokens_of
 from .replies import LongReply, reply_of
 from .settings import Speculating
-from .surplus import Surplus
 
 if TYPE_CHECKING:
     from ..queue import StepQueue
@@ -140,7 +137,7 @@ class Speculator:
                     refused = True  # perhaps for its length; the plain call says whether that was the reason
                 except BudgetError:
                     pass  # others have spent meanwhile what there was room for
-        reply = await asking.ask(self._run.calls, capabilities, op, request, on_chunk, position)
+        reply = await reask.ask(self._run.calls, capabilities, op, request, on_chunk, position)
         if refused:
             planner.note_refusal(capabilities.name, "more tokens")
         planner.note_length(op.name or "", reply.final.usage.completion_tokens)
@@ -161,7 +158,7 @@ class Speculator:
         def enough(seen: Outlook) -> bool:
             return seen.closed or (most is not None and bool(seen.coming))
 
-        seen = await outlook.look(self._queue, self._run, takes, enough)
+        seen = await lookahead.look(self._queue, self._run, takes, enough)
         if not seen.can_follow(field):
             return 0
         own, extra = sampling.max_tokens, most
@@ -283,7 +280,7 @@ class Speculator:
         """Raises CapabilityError for a constraint that cannot be served here."""
         if op.constraint is None:
             return Field(sampling)
-        sent = lowering.lower(self._run.backend, op.constraint, allow_best_effort=op.allow_best_effort)
+        sent = enforcement.lower(self._run.backend, op.constraint, allow_best_effort=op.allow_best_effort)
         return Field(sampling, op.constraint, sent is not None, op.result)
 
     async def _end(self, field: Field, reply: LongReply, start: int) -> End | None:
@@ -291,7 +288,7 @@ class Speculator:
             return end_of(field, reply, start, "")
         following = ""
         if field.constraint is not None and not field.enforced:
-            seen = await outlook.look(self._queue, self._run, self._sampling, lambda seen: seen.closed or seen.says)
+            seen = await lookahead.look(self._queue, self._run, self._sampling, lambda seen: seen.closed or seen.says)
             following = seen.literal
         return await asyncio.to_thread(end_of, field, reply, start, following)  # expressions may take long
 

@@ -16,8 +16,8 @@ import umbel as ul
 import umbel.compat.sglang as sgl
 from umbel.interpreter import loop
 from umbel.interpreter.backends.hosted.environment import Environment
-from umbel.interpreter.demands import expressions
 from umbel.interpreter.fakes.structured import Form
+from umbel.interpreter.guarantees import expressions
 from umbel.lang.chat_template import CHATML
 from umbel.lang.protocol import Backend, GenRequest
 from umbel.lang.sampling import SamplingParams

@@ -3,7 +3,7 @@
 import pytest
 from umbel.fsm.engines.source import lark_of_gbnf
 from umbel.fsm.errors import ConstraintRefused
-from umbel.interpreter.demands import expressions
+from umbel.interpreter.guarantees import expressions
 from umbel.lang.constraint import demand_of
 from umbel.lang.errors import ConstraintError
 from umbel.lang.protocol import ConstraintSpec

@@ -13,7 +13,7 @@ import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.echo_tokens import prompt_text
-from umbel.interpreter.demands import schemas
+from umbel.interpreter.guarantees import schemas
 from umbel.lang.protocol import Capabilities, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
 from umbel.srt.in_process import LocalBackend
 

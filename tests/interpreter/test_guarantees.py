@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.echo_tokens import prompt_text
-from umbel.interpreter.demands import wording
+from umbel.interpreter.guarantees import reask_prompts
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Capabilities, ConstraintSpec, GenRequest
 
@@ -179,7 +179,7 @@ def test_the_first_answer_that_holds_is_the_value(answers: list[str], tries: int
 
 # --------------------------------------------------------------------------------- what the model is told
 
-NOTE_INT = "Write your answer as an integer, in digits.\n" + wording.NOTE.partition("\n")[2]
+NOTE_INT = "Write your answer as an integer, in digits.\n" + reask_prompts.NOTE.partition("\n")[2]
 
 
 def test_a_model_that_is_talked_to_is_told_what_is_wanted() -> None:

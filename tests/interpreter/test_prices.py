@@ -3,8 +3,8 @@
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.budgets import price_list
-from umbel.interpreter.budgets.ledger import Ledger
+from umbel.interpreter.budgets import prices
+from umbel.interpreter.budgets.budget import Ledger
 from umbel.interpreter.budgets.prices import PriceTable
 from umbel.lang.protocol import Capabilities
 
@@ -64,7 +64,7 @@ def test_a_price_is_numbers(numbers: tuple[float, ...], problem: str) -> None:
 
 
 def test_the_list_is_plausible() -> None:
-    for model in price_list.PRICES:
+    for model in prices.PRICES:
         price = ul.prices[model]
         assert 0 < price.input < price.output
         assert price.cached_input is None or price.cached_input < price.input

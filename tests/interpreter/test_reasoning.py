@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.interpreter.reasoning import Split, Splitter, split
+from umbel.interpreter.executor import Split, Splitter, split_reasoning
 from umbel.interpreter.steps import ReasoningTags
 
 TAGS = ReasoningTags("<think>", "</think>")
@@ -25,7 +25,7 @@ TAGS = ReasoningTags("<think>", "</think>")
     ],
 )
 def test_a_whole_text_is_split(tail: str, text: str, expected: Split) -> None:
-    assert split(TAGS, tail, text) == expected
+    assert split_reasoning(TAGS, tail, text) == expected
 
 
 @given(
@@ -45,7 +45,7 @@ def test_pieces_add_up_to_the_split_of_the_whole(pieces: list[str], tail: str, d
         part = splitter.feed(rest[:cut])
         reasoning, answer, rest = reasoning + part.reasoning, answer + part.answer, rest[cut:]
     last = splitter.finish()
-    assert Split(reasoning + last.reasoning, answer + last.answer) == split(TAGS, tail, text)
+    assert Split(reasoning + last.reasoning, answer + last.answer) == split_reasoning(TAGS, tail, text)
 
 
 def test_thinking_is_given_out_before_it_ends() -> None:

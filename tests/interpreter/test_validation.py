@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.demands import validation
+from umbel.interpreter.guarantees import validation
 from umbel.lang.constraint import INTEGER, NUMBER
 from umbel.lang.errors import CapabilityError, ConstraintError, MissingExtraError
 from umbel.lang.protocol import ConstraintSpec
@@ -247,7 +247,7 @@ def test_no_optional_checker_is_imported_on_the_way_to_an_answer() -> None:
     """jsonschema imports whatever checkers of formats are installed beside it, which may take a minute."""
     program = (
         "import sys\n"
-        "from umbel.interpreter.demands import validation\n"
+        "from umbel.interpreter.guarantees import validation\n"
         "from umbel.lang.protocol import ConstraintSpec\n"
         'spec = ConstraintSpec(\'json_schema\', \'{"type": "string", "format": "uri"}\')\n'
         "validation.check(spec)\n"

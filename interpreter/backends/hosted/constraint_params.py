@@ -1,4 +1,10 @@
-"""What a request says so that a provider enforces a constraint, and answers that come inside an object for it."""
+"""Parameters of requests that have a provider enforce a constraint, and answers that come inside an object for it.
+
+JSON Schemas are written in the subset that strict structured outputs enforce. A schema is rewritten only where the
+rewritten one admits nothing that the original does not, and no text of the original that names known members is lost:
+every member is required already, and members that are not named are left out, as our own automata do. Whatever cannot
+be said so is not enforceable there.
+"""
 
 import json
 import re

@@ -1,4 +1,8 @@
-"""Stop strings that are looked for here, where a provider takes none, too few, or must not see them."""
+"""Finds stop strings here, where a provider takes none, too few, or must not see them.
+
+Anthropic refuses stop sequences of white space alone, which are the most common ones ("\\n" ends a line), and white
+space at the end of an answer that it is asked to continue: `sendable` and `Lead`.
+"""
 
 from collections.abc import Sequence
 

@@ -25,15 +25,12 @@ from ...backends.echo_script import Script
 from ...backends.echo_tokens import pieces
 from ...backends.gate import Gate
 from ...backends.hosted.conversation import Conversation
-from .. import transcript
+from .. import provider
 from ..faults import Faults
-from ..prefix_store import PrefixStore
 from ..provider import Answered, FakeProvider, Question, Refused
-from ..server import HttpRequest
-from ..sse import Told, event
+from ..server import AnswerEvents, HttpRequest, event
 from ..structured import Form, of_schema
-from .bodies import CLAUDE, AnthropicFeatures, MessagesBody
-from .questions import blocks, conversation, read
+from .requests import CLAUDE, AnthropicFeatures, MessagesBody, PrefixStore, blocks, conversation, read
 
 _KINDS = {
     400: "invalid_request_error",
@@ -111,9 +108,9 @@ class FakeAnthropic(FakeProvider):
             raise Refused(404, f"Not found: POST {path}")
         request = read(body, self.features, self.models)
         turns, begun = conversation(request, self.features)
-        meant = transcript.meant(turns) if begun is None else transcript.written(Conversation(turns, begun))
+        meant = provider.meant(turns) if begun is None else provider.written(Conversation(turns, begun))
         thinks = self.features.thinks and request.thinking is None
-        return _Asking(meant, 1, request, self._store, *_form(request), thinks)
+        return _AnthropicQuestion(meant, 1, request, self._store, *_form(request), thinks)
 
     def _failure(self, refused: Refused) -> object:
         message = refused.message or "invalid x-api-key"
@@ -125,7 +122,7 @@ class FakeAnthropic(FakeProvider):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking(Question):
+class _AnthropicQuestion(Question):
     """A request for a message.
 
     Attributes:
@@ -157,7 +154,9 @@ class _Asking(Question):
         whole = {**message, "content": content, **ending, "usage": _counted(usage)}
         return Answered(whole, self._told(message, completion, texts, ending, usage), usage)
 
-    def _told(self, message: Json, completion: Completion, texts: list[str], ending: Json, usage: Usage) -> Told | None:
+    def _told(
+        self, message: Json, completion: Completion, texts: list[str], ending: Json, usage: Usage
+    ) -> AnswerEvents | None:
         if not self.body.stream:
             return None
         begun = {**message, "usage": {**_counted(usage), "output_tokens": 1}}
@@ -178,7 +177,9 @@ class _Asking(Question):
             closing += _at(place, "content_block_stop")
         cost = {"output_tokens": usage.completion_tokens}
         closing.append(event({"type": "message_delta", "delta": ending, "usage": cost}, "message_delta"))
-        return Told(tuple(opening), tuple(told), tuple(closing), (event({"type": "message_stop"}, "message_stop"),))
+        return AnswerEvents(
+            tuple(opening), tuple(told), tuple(closing), (event({"type": "message_stop"}, "message_stop"),)
+        )
 
     def _message(self, usage: Usage) -> Json:
         """A message before anything is said in it."""

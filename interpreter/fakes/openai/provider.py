@@ -34,14 +34,14 @@ from ...backends.echo_script import Script
 from ...backends.echo_tokens import PrefixCache, prompt_tokens
 from ...backends.gate import Gate
 from ...backends.hosted.conversation import Conversation
-from ...demands import expressions
-from .. import transcript
+from ...guarantees import expressions
+from .. import provider
 from ..faults import Faults
 from ..provider import Answered, FakeProvider, Question, Refused
-from ..server import HttpRequest
-from ..sse import event
+from ..server import HttpRequest, event
 from ..structured import Form, of_any_object, of_literals, of_schema
-from .bodies import (
+from .replies import ChatChoices, Mode, Said, Scores, Telling, TextChoices, prompt_logprobs
+from .requests import (
     OPENAI,
     ChatBody,
     CompletionBody,
@@ -49,9 +49,10 @@ from .bodies import (
     OpenAIFeatures,
     SchemaFormat,
     StructuredOutputs,
+    messages,
+    read_chat,
+    read_completion,
 )
-from .questions import messages, read_chat, read_completion
-from .replies import ChatChoices, Mode, Said, Scores, Telling, TextChoices, prompt_logprobs
 
 _ROUTE = re.compile(r"/(?:v1|openai/v1|openai/deployments/[^/]+|openai)/(.*)")
 _KINDS = {401: "invalid_request_error", 429: "rate_limit_exceeded", 500: "server_error", 503: "server_error"}
@@ -147,15 +148,15 @@ class FakeOpenAI(FakeProvider):
     def _chat(self, body: ChatBody) -> Question:
         turns = messages(body, self.features)
         if body.continue_final_message:
-            sent = meant = transcript.written(Conversation(turns[:-1], turns[-1].content))
+            sent = meant = provider.written(Conversation(turns[:-1], turns[-1].content))
         else:
-            sent, meant = transcript.sent(turns), transcript.meant(turns)
+            sent, meant = provider.sent(turns), provider.meant(turns)
         most = body.max_completion_tokens or body.max_tokens or MAX_TOKENS
         sampling = body.sampling(most, bool(body.logprobs), body.top_logprobs or 0)
         mode = ChatChoices(bool(body.logprobs))
         modes = [mode] * (body.n or 1)
         stops = self.features.names_stop
-        return _Asking(meant, len(modes), self._cache, sent, sampling, _form(body), body, modes, stops)
+        return _OpenAIQuestion(meant, len(modes), self._cache, sent, sampling, _form(body), body, modes, stops)
 
     def _completion(self, body: CompletionBody) -> Question:
         most = MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -163,7 +164,9 @@ class FakeOpenAI(FakeProvider):
         prompt = (Text(body.prompt),)
         modes = [self._text_choices(body)] * (body.n or 1)
         n = 0 if body.scores else len(modes)
-        return _Asking(prompt, n, self._cache, prompt, sampling, _form(body), body, modes, self.features.names_stop)
+        return _OpenAIQuestion(
+            prompt, n, self._cache, prompt, sampling, _form(body), body, modes, self.features.names_stop
+        )
 
     def _text_choices(self, body: CompletionBody) -> TextChoices:
         echo = None
@@ -174,7 +177,7 @@ class FakeOpenAI(FakeProvider):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking(Question):
+class _OpenAIQuestion(Question):
     """A request of either mode.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import Protocol
 from ....lang.protocol import Completion, FinishReason, TokenLogprob, Usage
 from ...backends.echo_answers import scores_of
 from ...backends.echo_tokens import pieces
-from ..sse import DONE, Told, event
+from ..server import DONE, AnswerEvents, event
 
 Json = dict[str, object]
 Scores = Mapping[str, float | Sequence[float]]
@@ -88,7 +88,7 @@ class Telling:
         ]
         return {**self._head(self.modes[0].name), "choices": choices, "usage": usage_of(self.usage)}
 
-    def events(self, said: Sequence[Said]) -> Told:
+    def events(self, said: Sequence[Said]) -> AnswerEvents:
         """The tokens of the continuations in turn, as a provider that computes them together."""
         opening = [self._event(index, opening) for index, mode in enumerate(self.modes) for opening in mode.opening()]
         told = [mode.pieces(one) for mode, one in zip(self.modes, said, strict=True)]
@@ -104,7 +104,7 @@ class Telling:
         ]
         if self.include_usage:
             closing.append(event({**self._head(self.modes[0].event), "choices": [], "usage": usage_of(self.usage)}))
-        return Told(tuple(opening), tuple(between), tuple(closing), (DONE,))
+        return AnswerEvents(tuple(opening), tuple(between), tuple(closing), (DONE,))
 
     def _event(self, index: int, choice: Json) -> bytes:
         choices = [{"index": index, "finish_reason": None, **choice}]

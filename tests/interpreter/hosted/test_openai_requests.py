@@ -5,7 +5,7 @@ import umbel as ul
 from umbel.interpreter.backends.hosted.conversation import CONTINUE_TEXT, CONTINUE_TURN
 from umbel.interpreter.backends.hosted.openai import profiles
 from umbel.interpreter.backends.hosted.openai.profiles import SERVERS, of_model, of_owner
-from umbel.interpreter.backends.hosted.openai.requests import Planner
+from umbel.interpreter.backends.hosted.openai.requests import OpenAIPlanner
 from umbel.lang.errors import CapabilityError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Media, Text
 from umbel.lang.protocol import ConstraintSpec, Origin
@@ -16,8 +16,8 @@ GPT = of_model("gpt-4o")
 PNG = Media("image", "0" * 64, b"\x89PNG\r\n\x1a\n...")
 
 
-def planner(profile: profiles.Profile = GPT, mode: str = "chat", **extra: object) -> Planner:
-    return Planner("openai m", "m", profile, mode, extra)  # type: ignore[arg-type]  # one of the two modes
+def planner(profile: profiles.Profile = GPT, mode: str = "chat", **extra: object) -> OpenAIPlanner:
+    return OpenAIPlanner("openai m", "m", profile, mode, extra)  # type: ignore[arg-type]  # one of the two modes
 
 
 def body(profile: profiles.Profile = GPT, mode: str = "chat", **request: object) -> dict[str, object]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from umbel.interpreter.backends.echo_answers import cut
 from umbel.interpreter.backends.echo_tokens import pieces
 from umbel.interpreter.speculation.fields import End, Field, end_of
-from umbel.interpreter.speculation.outlook import Coming, Outlook
-from umbel.interpreter.speculation.pieces import Pieces
+from umbel.interpreter.speculation.leftover import Pieces
+from umbel.interpreter.speculation.lookahead import Coming, Outlook
 from umbel.interpreter.speculation.planner import MOST_REFUSALS, MOST_SITES, Planner
 from umbel.interpreter.speculation.replies import LongReply, reply_of
 from umbel.interpreter.speculation.settings import Setting, setting_of

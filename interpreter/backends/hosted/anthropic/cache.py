@@ -10,6 +10,11 @@ get none. In order of importance:
 3. the end of the system turns: other conversations of the same program read it;
 4. the end of the turn that came before the last answer: what the request before this one has stored.
 
+    system  ┃ You are ...            ┃            ┐
+    user    ┃ Here is the document.  ┃ fork here  │ prefixes: everything from the beginning to the end of a block
+            ┃ Question 3: ...        ┃            │
+    assistant ...                                 ┘
+
 The rules look at the prompt alone and at places that are remembered, so a prefix gets the same breakpoints each time.
 """
 

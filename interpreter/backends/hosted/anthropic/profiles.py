@@ -1,4 +1,6 @@
-"""What Claude models can do, by name: the first pattern that fits a name counts.
+"""Profiles of Claude models by name, and the constraints that their structured outputs enforce.
+
+The first pattern that fits a name counts.
 
 A profile can be given by hand (`Anthropic(model, profile=...)`), for a model that is newer than this table or stands
 behind a gateway. Names that the table does not know get the cautious answer: what is not known to be possible is done

@@ -1,4 +1,7 @@
-"""Answers of the API → continuations, whole or event by event. What is not whole is an error, never a short answer."""
+"""Makes a call and reads its answer into continuations, whole or event by event.
+
+What is not whole is an error, never a short answer.
+"""
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable

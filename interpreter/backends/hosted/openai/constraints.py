@@ -1,4 +1,4 @@
-"""A constraint → what a request says so that the server enforces it."""
+"""Writes constraints as parameters of a request, for the API that is used, and says what a backend can do there."""
 
 import hashlib
 import json

@@ -31,7 +31,7 @@ from . import scores as openai_scores
 from .answers import Answer
 from .constraints import AskedMode, capabilities_of, lower, mode_of
 from .profiles import Profile
-from .requests import Planner, checked_extra
+from .requests import OpenAIPlanner, checked_extra
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -90,7 +90,7 @@ class OpenAIDialect(HostedBackend[C]):
             CapabilityError: the model does not have the mode that was asked for.
         """
         mode = mode_of(self._asked_mode, profile, self._provider.name)
-        self._planner = Planner(self._provider.name, self.model, profile, mode, self._extra)
+        self._planner = OpenAIPlanner(self._provider.name, self.model, profile, mode, self._extra)
         self._capabilities = capabilities_of(self._provider.name, self.model, profile, mode, max_context)
 
     # -------------------------------------------------------------------------------- the Backend protocol

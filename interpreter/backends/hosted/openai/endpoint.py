@@ -1,4 +1,7 @@
-"""Where requests go, and with which key: OpenAI, a server of its dialect, or an Azure deployment."""
+"""Addresses and keys of OpenAI, of a server of its dialect, or of an Azure deployment, and the server's list of models.
+
+The list costs nothing: what is wrong shows before money is spent.
+"""
 
 import difflib
 from collections.abc import Mapping

@@ -67,7 +67,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
+class OpenAIPlanner:
     """Plans for one model.
 
     Args:

@@ -21,7 +21,7 @@ from ..constraint_params import Fields
 from ..errors import Provider
 from ..session import Session
 from .answers import Client
-from .requests import Planner
+from .requests import OpenAIPlanner
 from .wire import Logprobs, Piece, parsed
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 async def score(
     session: Session[Client],
-    planner: Planner,
+    planner: OpenAIPlanner,
     request: ScoreRequest,
     deadline: float,
     tokens_at_most: Callable[[tuple[Part, ...]], int],
@@ -62,7 +62,7 @@ async def score(
 
 async def of_prompt(
     session: Session[Client],
-    planner: Planner,
+    planner: OpenAIPlanner,
     request: GenRequest,
     deadline: float,
     tokens_at_most: Callable[[tuple[Part, ...]], int],
@@ -88,7 +88,7 @@ async def of_prompt(
     return tuple(tokens[start:]), _usage(piece, tokens_at_most(request.prompt))
 
 
-def _body(prompt: str, choice: str, planner: Planner) -> Fields:
+def _body(prompt: str, choice: str, planner: OpenAIPlanner) -> Fields:
     """One token is generated, as not every server can generate none; nobody looks at it."""
     asked = {"prompt": prompt + choice, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
     return {"model": planner.model, **asked, **planner.extra}

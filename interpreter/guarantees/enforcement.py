@@ -1,10 +1,10 @@
-"""What of a constraint goes out with a request.
+"""Checks what a backend enforces of a constraint, before any call.
 
-enforced    its kind is in the backend's capabilities, and its method `enforces`, if it has one, says yes to it
-            otherwise the request goes out without it, and the text is looked at here:
+enforced    its kind is in the backend's capabilities, and its method `enforces`, if it has one, says yes to it;
+            otherwise the request goes out without it, and the text is validated here:
 validated   the backend `asks_again`, so the model is told what is wrong until the text satisfies the constraint
 best effort the program allows it; it gets the text that comes
-refused     before any call
+refused     a CapabilityError
 """
 
 import json
@@ -13,7 +13,40 @@ import msgspec
 
 from ...lang.constraint import alternatives
 from ...lang.errors import CapabilityError
-from ...lang.protocol import Backend, ConstraintSpec
+from ...lang.ops import Gen, Select
+from ...lang.protocol import Backend, Capabilities, ConstraintSpec
+from ...lang.sampling import SamplingParams
+from . import schemas
+
+
+def check(capabilities: Capabilities, op: Gen, sampling: SamplingParams) -> None:
+    """Raises CapabilityError for what the backend does not offer, MissingExtraError for what this machine lacks."""
+    name = capabilities.name
+    asks_logprobs = sampling.logprobs or sampling.top_logprobs or sampling.prompt_logprobs_from is not None
+    if asks_logprobs and not capabilities.logprobs:
+        raise CapabilityError(
+            f"{name} gives no log-probabilities; remove return_logprob, top_logprobs_num and logprob_start_len"
+        )
+    if sampling.stop_regex and not capabilities.stop_regex:
+        raise CapabilityError(f"{name} has no stop_regex; write stop= with the strings that may end the text")
+    if op.constraint is not None and op.constraint.allow_unenforced:
+        schemas.check_installed()
+
+
+def check_choices(capabilities: Capabilities, op: Select) -> None:
+    """Raises CapabilityError when the backend cannot say what the method compares."""
+    name = capabilities.name
+    if not capabilities.score and op.method != "token_length_normalized":
+        raise CapabilityError(
+            f"{name} cannot score choices, which method={op.method!r} compares; leave the method out, and one of the "
+            "choices is generated, or run the program on a Runtime"
+        )
+    if op.method in ("overshoot", "exact") and not capabilities.probability:
+        raise CapabilityError(
+            f"{name} cannot say how probable a choice is over all its tokens, which method={op.method!r} needs; "
+            'write method="token_length_normalized", or run the program on a Runtime'
+        )
+
 
 # Kind of constraint → how users write it.
 WRITTEN = {

@@ -1,10 +1,9 @@
 """Causes, from what is known of prompts."""
 
 import pytest
-from umbel.interpreter.explaining.causes import Ending, decide, estimate, of_sources
-from umbel.interpreter.explaining.history import Asked, Intent
-from umbel.interpreter.explaining.layout import Layout, common_length
-from umbel.interpreter.explaining.neighbours import Neighbour, Neighbours
+from umbel.interpreter.cache_explain.history import Asked, Intent
+from umbel.interpreter.cache_explain.layout import Layout, Neighbour, Neighbours, common_length
+from umbel.interpreter.cache_explain.report import Ending, decide, estimate, of_sources
 from umbel.lang.cache_report import CacheCause
 from umbel.lang.prompt import EMPTY
 from umbel.lang.protocol import Usage

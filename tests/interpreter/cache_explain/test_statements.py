@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from umbel.interpreter.explaining.statements import code_at, value_at
+from umbel.interpreter.cache_explain.statements import code_at, value_at
 
 FILE = str(Path(__file__).parent / "sample.py")
 

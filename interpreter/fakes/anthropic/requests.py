@@ -1,4 +1,9 @@
-"""From requests of the Anthropic dialect to questions for a script: what the provider refuses, and what it reads."""
+"""Requests of the Anthropic dialect: their types, what the provider refuses of them, and its prompt cache.
+
+blocks       [tools][system][turn 1]*[turn 2][turn 3]*        * a breakpoint: the prefix up to here is stored
+read         the longest stored prefix that ends with one of the blocks, at most 20 before a breakpoint
+written      what lies between that and the last breakpoint
+"""
 
 import base64
 import binascii
@@ -6,15 +11,174 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
+from ....lang import checks
 from ....lang.prompt import Media, Part, Text
 from ...backends.echo_tokens import prompt_tokens
 from ...backends.hosted.conversation import Content, Message
-from ..prefix_store import Block
 from ..provider import Refused
-from .bodies import AnthropicFeatures, CacheControl, ClaudeMessage, ImageBlock, MessagesBody, TextBlock
+
+Schema = dict[str, Any]  # Any: JSON Schema
+NonEmpty = Annotated[str, Meta(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicFeatures:
+    """What a model of the Anthropic dialect can do.
+
+    Attributes:
+        prefill: an assistant message at the end of a request is continued; newer models refuse it.
+        structured_outputs: answers can be held to a JSON Schema.
+        images: parts of messages.
+        sampling: "all", "one" (temperature or top_p, not both), or "none" of temperature, top_p and top_k.
+        thinks: thoughts come before the answer, unless the request switches them off.
+        cache_minimum: tokens of the shortest prefix that is stored.
+        models: GET /v1/models is there.
+    """
+
+    prefill: bool = True
+    structured_outputs: bool = True
+    images: bool = True
+    sampling: Literal["all", "one", "none"] = "one"
+    thinks: bool = False
+    cache_minimum: int = 0
+    models: bool = True
+
+    def __post_init__(self) -> None:
+        checks.record(self)
+
+
+CLAUDE = AnthropicFeatures()
+
+
+class _AnthropicBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of everything a client sends."""
+
+
+class CacheControl(_AnthropicBody):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+
+class TextBlock(_AnthropicBody, tag="text"):
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class ImageSource(_AnthropicBody):
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class ImageBlock(_AnthropicBody, tag="image"):
+    source: ImageSource
+    cache_control: CacheControl | None = None
+
+
+class ClaudeMessage(_AnthropicBody):
+    role: Literal["user", "assistant"]
+    content: str | list[TextBlock | ImageBlock]
+
+
+class Tool(_AnthropicBody):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    input_schema: Schema
+    description: str = ""
+    type: Literal["custom"] = "custom"
+    cache_control: CacheControl | None = None
+
+
+class ToolChoice(_AnthropicBody):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class OutputFormat(_AnthropicBody):
+    type: Literal["json_schema"]
+    schema: Schema
+
+
+class OutputConfig(_AnthropicBody):
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class ThinkingField(_AnthropicBody):
+    type: Literal["disabled"]
+
+
+class Metadata(_AnthropicBody):
+    user_id: str | None = None
+
+
+class MessagesBody(_AnthropicBody, kw_only=True):
+    """POST /v1/messages"""
+
+    model: str
+    messages: list[ClaudeMessage]
+    max_tokens: Annotated[int, Meta(ge=0)]  # 0 stores the prompt and says nothing
+    system: str | list[TextBlock] | None = None
+    stop_sequences: list[NonEmpty] | None = None
+    stream: bool = False
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    thinking: ThinkingField | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+
+_LOOKBACK = 20  # blocks before a breakpoint in which an earlier prefix is found
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBlock:
+    """A piece of a prompt. `ids`: of its tokens, the scaffolding before it included."""
+
+    ids: tuple[int, ...]
+    breakpoint: bool = False
+
+
+class PrefixStore:
+    """Prefixes that were stored, for as long as the server runs.
+
+    Args:
+        minimum: tokens of the shortest prefix that is stored.
+    """
+
+    def __init__(self, minimum: int) -> None:
+        self._minimum = minimum
+        self._stored: set[tuple[int, ...]] = set()
+
+    def charge(self, blocks: Sequence[PromptBlock]) -> tuple[int, int]:
+        """Tokens that are read, and tokens that are written, by a prompt; its breakpoints are stored from now on."""
+        ids: list[int] = []
+        read = last = 0
+        ends: list[int] = []
+        stored: list[tuple[int, ...]] = []
+        for index, block in enumerate(blocks):
+            ids.extend(block.ids)
+            ends.append(len(ids))
+            if not block.breakpoint or len(ids) < self._minimum:
+                continue
+            last = len(ids)
+            stored.append(tuple(ids))
+            for end in ends[max(0, index - _LOOKBACK) :]:
+                if end > read and tuple(ids[:end]) in self._stored:
+                    read = end
+        self._stored.update(stored)
+        return read, last - read
+
 
 MOST_BREAKPOINTS = 4
 
@@ -71,9 +235,9 @@ def content(said: ClaudeMessage, features: AnthropicFeatures) -> Content:
     return tuple(_part(block, said, features) for block in said.content)
 
 
-def blocks(request: MessagesBody) -> list[Block]:
+def blocks(request: MessagesBody) -> list[PromptBlock]:
     """The prompt as the cache sees it: tools, system, messages."""
-    told: list[Block] = []
+    told: list[PromptBlock] = []
     before = ""  # scaffolding that stands before the next block
     for tool in request.tools or ():
         written = json.dumps([tool.name, tool.description, tool.input_schema])
@@ -95,8 +259,8 @@ def blocks(request: MessagesBody) -> list[Block]:
     return [*told, _block((Text(before + ending, control=True),), None)]
 
 
-def _block(parts: Sequence[Part], cached: CacheControl | None) -> Block:
-    return Block(tuple(token for token, _ in prompt_tokens(parts)), cached is not None)
+def _block(parts: Sequence[Part], cached: CacheControl | None) -> PromptBlock:
+    return PromptBlock(tuple(token for token, _ in prompt_tokens(parts)), cached is not None)
 
 
 def _pieces(said: ClaudeMessage) -> Iterator[tuple[Part, CacheControl | None]]:

@@ -1,11 +1,20 @@
-"""The answer to `state.explain_cache()`: the journal of a run, read against the history of its backend.
+"""Explains for each call of a run why the cached part of its prompt ends where it does.
 
 call ─► nearest earlier prompts ─► where the cached part ends (the backend is asked) ─► cause ─► line, value, argument
+
+    text       This is the same for all | and this is not
+               ─────────────────────────┼────────────────
+    cached     ══════════════════════▷ token           the cache ended, at the token [start, end)
+    parted     ─────────────────────────▷              the nearest earlier prompt ended to be the same
+
+The token of the end holds the place where they part, or touches it: what is said there is the cause. Where the texts go
+on alike after the token, it should have been there. The backend is asked where tokens stand only when a report is made.
 """
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...lang.cache_report import CacheCause, CacheMiss, CacheReport, CallReport, SourceLine
@@ -13,15 +22,36 @@ from ...lang.errors import CapabilityError
 from ...lang.prompt import Media, Part
 from ...lang.protocol import Backend, Locate, Located, Locating, Origin, Usage
 from ...lang.source import Source, SourceKind
-from . import arguments, causes, layout, statements
-from .causes import Decision, Ending
-from .history import Asked, Intent
-from .journal import Journal
-from .layout import Layout, Piece
-from .neighbours import EarlierCalls, Neighbour
+from . import layout, statements
+from .history import Asked, Intent, Journal
+from .layout import EarlierCalls, Layout, Neighbour, Neighbours, PromptPiece
 
 if TYPE_CHECKING:
     from ..run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where the cached part of a prompt ends.
+
+    Attributes:
+        start, end: characters of the first token that was not found.
+        shared: tokens that the prompt begins with as each of the nearest prompts of its salt does.
+    """
+
+    start: int
+    end: int
+    shared: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`parted`: the earlier prompt that says something else at `character`; None where none does, or none is known."""
+
+    cause: CacheCause
+    character: int
+    parted: Neighbour | None = None
+
 
 AROUND = 48  # characters that are shown on each side of a place
 _MOST_BESIDE = 8 << 20  # bytes of pictures in earlier prompts; with those of the prompt itself they fit into one frame
@@ -100,7 +130,7 @@ async def _explained(
     neighbours = earlier.of(asked, laid.text)
     if not isinstance(backend, Locating):
         minimum = backend.capabilities.cache_minimum
-        decision = causes.estimate(asked, usage, laid.text, neighbours, minimum=minimum)
+        decision = estimate(asked, usage, laid.text, neighbours, minimum=minimum)
         if decision.cause is CacheCause.HIT:
             return CacheCause.HIT, None
         return _described(decision, laid, journal, token=None, estimated=True)
@@ -117,7 +147,7 @@ async def _explained(
         shared = await _shared(backend, asked, neighbours.same_salt, cached, end)
     else:
         shared = ()
-    decision = causes.decide(asked, cached, Ending(start, end, shared), neighbours)
+    decision = decide(asked, cached, Ending(start, end, shared), neighbours)
     return _described(decision, laid, journal, token=cached, estimated=estimated)
 
 
@@ -153,7 +183,7 @@ def _parts(asked: Asked) -> tuple[Part, ...]:
 
 
 def _described(
-    decision: Decision, laid: Layout, journal: Journal, *, token: int | None, estimated: bool
+    decision: Diagnosis, laid: Layout, journal: Journal, *, token: int | None, estimated: bool
 ) -> tuple[CacheCause, CacheMiss]:
     """The place with the line, the value and the argument that are there."""
     place = decision.character
@@ -162,7 +192,7 @@ def _described(
     cause = decision.cause
     argument, expression = _said_with(here, place, journal.arguments)
     if cause is CacheCause.NEW and parted is not None and earlier is not None:
-        cause = causes.of_sources(None if here is None else here.source, earlier.source)
+        cause = of_sources(None if here is None else here.source, earlier.source)
         if parted.asked in journal.calls:
             cause = CacheCause.BRANCH
         elif cause is CacheCause.VOLATILE and argument:
@@ -181,7 +211,7 @@ def _described(
     return cause, miss
 
 
-def _said_with(here: Piece | None, place: int, given: Mapping[str, Any]) -> tuple[str, str]:
+def _said_with(here: PromptPiece | None, place: int, given: Mapping[str, Any]) -> tuple[str, str]:
     """The argument and the expression that the text of a piece comes from at a place of the prompt; "" for none."""
     if here is None or here.source is None or here.source.kind is not SourceKind.TEXT:
         return "", ""
@@ -191,7 +221,7 @@ def _said_with(here: Piece | None, place: int, given: Mapping[str, Any]) -> tupl
     if expression in given:
         return expression, expression
     start, end = (0, len(here.text)) if value is None else (value.start, value.end)
-    return arguments.argument_at(given, here.text, start, end, offset), expression
+    return argument_at(given, here.text, start, end, offset), expression
 
 
 def line_of(source: Source | None, expression: str = "") -> SourceLine | None:
@@ -211,3 +241,133 @@ def line_of(source: Source | None, expression: str = "") -> SourceLine | None:
         return SourceLine(expression=expression, what=what)
     place = source.place
     return SourceLine(place.file, place.number, place.function, statements.code_at(place), expression, what)
+
+
+_MOST_VALUES = 2000  # of lists and dicts that are looked into
+_SURE = 3  # characters; a shorter value stands in any text, unless it is all of the text
+
+
+def argument_at(arguments: Mapping[str, Any], text: str, start: int, end: int, offset: int) -> str:
+    """The name of the argument that `text[offset]` comes from: "question", or "turns[3]" for a member; "" for none.
+
+    Args:
+        arguments: of the run.
+        text: one piece of a prompt.
+        start, end: of the value in it that holds the offset, as far as that is known.
+    """
+    best, name = 0, ""
+    for found, value in _values(arguments):
+        length = _overlap(value, text, start, end, offset)
+        if length > best:
+            best, name = length, found
+    return name
+
+
+def _overlap(value: str, text: str, start: int, end: int, offset: int) -> int:
+    """How many characters of the text around the offset are this value's."""
+    if not value:
+        return 0
+    if value == text[start:end]:
+        return len(value)
+    if len(value) < _SURE:
+        return 0
+    place = text.find(value, max(0, offset - len(value)))
+    if 0 <= place <= offset < place + len(value):
+        return len(value)
+    said = text[start:end].strip()
+    return len(said) if len(said) >= _SURE and said in value else 0
+
+
+def _values(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and texts of arguments and of what is in them."""
+    for name, value in arguments.items():
+        if isinstance(value, str):
+            yield name, value
+            continue
+        if isinstance(value, list | tuple):
+            for index, member in enumerate(value[:_MOST_VALUES]):
+                yield f"{name}[{index}]", str(member)
+        elif isinstance(value, dict):
+            for number, (key, member) in enumerate(value.items()):
+                if number == _MOST_VALUES:
+                    break
+                yield f"{name}[{key!r}]", str(member)
+        yield name, str(value)
+
+
+STEP = 128  # tokens in which providers count what is cached
+
+
+def decide(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) -> Diagnosis:
+    """For a backend that knows its tokens. Not for a full hit."""
+    nearest = neighbours.same_salt[0] if neighbours.same_salt else None
+    common = nearest.common if nearest is not None else 0
+    elsewhere = neighbours.other_salts[0].common if neighbours.other_salts else 0
+    if elsewhere > max(common, ending.end):
+        return Diagnosis(CacheCause.SALT, ending.start)
+    if nearest is None:
+        return Diagnosis(CacheCause.FIRST, ending.start)
+    if common < ending.start:  # somebody else has asked for more of it than this process remembers
+        return Diagnosis(CacheCause.NEW, ending.start)
+    if common > ending.end or max(ending.shared, default=0) > cached:
+        return Diagnosis(_lost(asked, cached, ending, neighbours), ending.start)
+    return parting(nearest)
+
+
+def estimate(asked: Asked, usage: Usage, text: str, neighbours: Neighbours, *, minimum: int) -> Diagnosis:
+    """For a provider, of which only the counts are known.
+
+    Args:
+        minimum: tokens of the shortest prompt that it stores.
+    """
+    nearest = neighbours.same_salt[0] if neighbours.same_salt else None
+    common = nearest.common if nearest is not None else 0
+    elsewhere = neighbours.other_salts[0].common if neighbours.other_salts else 0
+    characters = len(text) / max(1, usage.prompt_tokens)  # of a token, on average
+    reached = min(len(text), round(characters * usage.cached_tokens))
+    step = characters * STEP
+    if usage.prompt_tokens < minimum and not usage.cached_tokens:
+        return Diagnosis(CacheCause.SHORT, common, nearest if nearest is not None and nearest.goes_on else None)
+    if elsewhere > max(common, reached) + step:
+        return Diagnosis(CacheCause.SALT, reached)
+    if nearest is None:
+        return Diagnosis(CacheCause.FIRST, reached)
+    whole = common == len(text)
+    if whole and (reached + step >= len(text) or usage.cached_tokens >= minimum > 0):
+        return Diagnosis(CacheCause.HIT, common)  # all that the provider stores of it
+    # One that is told what to store stores nothing of a part in which something changes, however late.
+    if common > reached + step and (whole or not usage.cache_write_tokens):
+        ended = any(found.had_ended(asked) for found in neighbours.same_salt if found.common > reached + step)
+        return Diagnosis(CacheCause.EVICTED if ended else CacheCause.CONCURRENT, reached)
+    return parting(nearest)
+
+
+def parting(nearest: Neighbour) -> Diagnosis:
+    """What an earlier prompt says in the same place; `of_sources` tells more of it."""
+    return Diagnosis(CacheCause.NEW, nearest.common, nearest if nearest.goes_on else None)
+
+
+def of_sources(here: Source | None, earlier: Source | None) -> CacheCause:
+    """Two prompts say different things in one place. What an argument explains is told apart afterwards."""
+    if here is None or earlier is None or not _same_line(here, earlier):
+        return CacheCause.OTHER_LINE
+    if here.kind in (SourceKind.GENERATED, SourceKind.CHOSEN):
+        return CacheCause.GENERATED
+    return CacheCause.VOLATILE
+
+
+def _lost(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) -> CacheCause:
+    """Earlier prompts say the same behind the end of what was found."""
+    with_tokens = [found for found, shared in zip(neighbours.same_salt, ending.shared, strict=True) if shared > cached]
+    if not with_tokens:
+        return CacheCause.SEAM
+    return CacheCause.EVICTED if any(found.had_ended(asked) for found in with_tokens) else CacheCause.CONCURRENT
+
+
+def _same_line(one: Source, other: Source) -> bool:
+    """Of the same kind, from the same line of the program."""
+    if one.kind != other.kind or one.name != other.name:
+        return False
+    if one.place is None or other.place is None:
+        return one.place is other.place
+    return (one.place.file, one.place.number) == (other.place.file, other.place.number)

@@ -1,10 +1,11 @@
-"""The text of a prompt with who put what into it.
+"""Lays a prompt out as text with the sources of its pieces, and finds the earlier prompts nearest to it.
 
-"Q: "  "What is"  "\nA:"          pieces, with their sources
+"Q: "  "What is"  "\\nA:"          pieces, with their sources
 0      3          10              where they begin
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...lang.prompt import Generated, Media, Part, Prompt, Text, told_apart
@@ -13,7 +14,7 @@ from .history import Asked
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPiece:
     """`text` begins at character `start`. `source` None: umbel wrote it."""
 
     start: int
@@ -26,9 +27,9 @@ class Layout:
     """A prompt: its text and the pieces it is made of, none of them empty."""
 
     text: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PromptPiece, ...]
 
-    def at(self, character: int) -> Piece | None:
+    def at(self, character: int) -> PromptPiece | None:
         """The piece that holds this character; None behind the end."""
         if not 0 <= character < len(self.text):
             return None
@@ -50,7 +51,7 @@ def with_answer(asked: Asked) -> Layout:
         return layout
     said = asked.intent.source
     source = None if said is None else said.of(SourceKind.GENERATED, asked.intent.name)
-    piece = Piece(len(layout.text), asked.answer, source)
+    piece = PromptPiece(len(layout.text), asked.answer, source)
     return Layout(layout.text + asked.answer, (*layout.pieces, piece))
 
 
@@ -88,11 +89,11 @@ def _written(prompt: Prompt) -> list[tuple[str, Source | None]]:
 
 
 def _laid(written: list[tuple[str, Source | None]]) -> Layout:
-    pieces: list[Piece] = []
+    pieces: list[PromptPiece] = []
     place = 0
     for text, source in written:
         if text:
-            pieces.append(Piece(place, text, source))
+            pieces.append(PromptPiece(place, text, source))
             place += len(text)
     return Layout("".join(piece.text for piece in pieces), tuple(pieces))
 
@@ -111,3 +112,78 @@ def _aligned(own: Layout, sent: str) -> Layout:
         if piece.start + len(piece.text) > start
     ]
     return _laid([*before, (inserted, None), *after])
+
+
+BESIDE = 8  # earlier prompts whose tokens are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """An earlier call. `common`: characters that its prompt and answer begin with as the prompt in question does."""
+
+    asked: Asked
+    layout: Layout
+    common: int
+
+    @property
+    def goes_on(self) -> bool:
+        """It says something else, or more, where the prompt in question parts from it."""
+        return self.common < len(self.layout.text)
+
+    def had_ended(self, asked: Asked) -> bool:
+        """Before that call began."""
+        return self.asked.ended is not None and self.asked.ended < asked.began
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The nearest first; of equally near ones those that go on, and of these the latest."""
+
+    same_salt: tuple[Neighbour, ...]
+    other_salts: tuple[Neighbour, ...]
+
+
+class EarlierCalls:
+    """Earlier prompts as the calls of one report see them: each is laid out once.
+
+    Args:
+        calls: in any order, some of them perhaps twice.
+    """
+
+    def __init__(self, calls: Iterable[Asked]) -> None:
+        self._calls = sorted(dict.fromkeys(calls), key=lambda call: call.began, reverse=True)
+        self._layouts: dict[Asked, Layout] = {}
+
+    def of(self, asked: Asked, text: str) -> Neighbours:
+        """Among calls that began before this one, and have anything in common with its text."""
+        same, others = _Nearest(text), _Nearest(text)
+        for call in self._calls[bisect_right(self._calls, -asked.began, key=lambda call: -call.began) :]:
+            layout = self._layouts.get(call)
+            if layout is None:
+                layout = self._layouts[call] = with_answer(call)
+            (same if call.salt == asked.salt else others).look_at(call, layout)
+        return Neighbours(same.found(), others.found())
+
+
+class _Nearest:
+    """The nearest of many prompts. Most are far away, which a look at the characters of the last of them tells."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._found: list[Neighbour] = []
+        self._least = text[:1]  # what a prompt has to begin with to be among them
+
+    def look_at(self, asked: Asked, layout: Layout) -> None:
+        if not self._least or not layout.text.startswith(self._least):
+            return
+        self._found.append(Neighbour(asked, layout, common_length(self._text, layout.text)))
+        if len(self._found) >= 2 * BESIDE:
+            del self._sorted()[BESIDE:]
+            self._least = self._text[: self._found[-1].common]
+
+    def found(self) -> tuple[Neighbour, ...]:
+        return tuple(self._sorted()[:BESIDE])
+
+    def _sorted(self) -> list[Neighbour]:
+        self._found.sort(key=lambda neighbour: (neighbour.common, neighbour.goes_on), reverse=True)  # the latest first
+        return self._found

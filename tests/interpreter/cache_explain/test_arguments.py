@@ -1,7 +1,7 @@
 """Which argument a text comes from."""
 
 import pytest
-from umbel.interpreter.explaining.arguments import argument_at
+from umbel.interpreter.cache_explain.report import argument_at
 
 
 def found(arguments: dict[str, object], text: str, marked: str) -> str:

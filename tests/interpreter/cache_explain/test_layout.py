@@ -2,8 +2,8 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.explaining.history import Asked, Intent
-from umbel.interpreter.explaining.layout import common_length, of_call, with_answer
+from umbel.interpreter.cache_explain.history import Asked, Intent
+from umbel.interpreter.cache_explain.layout import common_length, of_call, with_answer
 from umbel.lang.prompt import EMPTY, Generated, Media, Part, Text
 from umbel.lang.source import Source, SourceKind
 

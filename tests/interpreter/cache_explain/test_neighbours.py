@@ -2,9 +2,8 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.explaining.history import History, Intent
-from umbel.interpreter.explaining.layout import common_length
-from umbel.interpreter.explaining.neighbours import BESIDE, EarlierCalls
+from umbel.interpreter.cache_explain.history import History, Intent
+from umbel.interpreter.cache_explain.layout import BESIDE, EarlierCalls, common_length
 from umbel.lang.prompt import EMPTY, Text
 
 

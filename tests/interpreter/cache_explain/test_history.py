@@ -4,8 +4,7 @@ import gc
 import weakref
 
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.explaining.history import History, Intent, history_of
-from umbel.interpreter.explaining.journal import Journal
+from umbel.interpreter.cache_explain.history import History, Intent, Journal, history_of
 from umbel.lang.prompt import EMPTY, Media, Prompt, Text
 from umbel.lang.protocol import GenRequest, ScoreRequest, Usage
 

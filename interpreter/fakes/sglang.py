@@ -15,25 +15,105 @@ OpenAI dialect, that of FakeOpenAI. Tokens are Echo's, behind one that begins ev
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from ....lang.prompt import Part, Text
-from ....lang.protocol import ConstraintSpec, TokenLogprob, Usage
-from ...backends.echo_answers import cut, hashed_logprobs
-from ...backends.echo_script import Script
-from ...backends.echo_tokens import PrefixCache, pieces, token_id
-from ...backends.gate import Gate
-from ..faults import Faults
-from ..openai.bodies import SGLANG, OpenAIFeatures
-from ..openai.provider import FakeOpenAI, checked_grammar
-from ..openai.replies import Json, Said, Scores, prompt_logprobs
-from ..provider import Answered, Question, Refused
-from ..server import Exchange, HttpRequest
-from ..sse import DONE, Told, event
-from ..structured import Form, of_schema
-from .bodies import GenerateBody, Sampling, read
+from ...lang.prompt import Part, Text
+from ...lang.protocol import ConstraintSpec, TokenLogprob, Usage
+from ...lang.sampling import SamplingParams
+from ..backends.echo_answers import cut, hashed_logprobs
+from ..backends.echo_script import Script
+from ..backends.echo_tokens import PrefixCache, pieces, token_id
+from ..backends.gate import Gate
+from .faults import Faults
+from .openai.provider import FakeOpenAI, checked_grammar
+from .openai.replies import Json, Said, Scores, prompt_logprobs
+from .openai.requests import SGLANG, OpenAIFeatures
+from .provider import Answered, Question, Refused
+from .server import DONE, AnswerEvents, Exchange, HttpRequest, event
+from .structured import Form, of_schema
+
+_Natural = Annotated[int, Meta(ge=0)]
+
+
+class SGLangSampling(msgspec.Struct, forbid_unknown_fields=True):
+    """`sampling_params` of a request; the defaults are the server's."""
+
+    max_new_tokens: _Natural = 128
+    min_new_tokens: _Natural = 0
+    n: Annotated[int, Meta(ge=1)] = 1
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: int = -1
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[str, float] | None = None
+    sampling_seed: int | None = None
+    regex: str | None = None
+    json_schema: str | None = None
+    ebnf: str | None = None
+
+    def ending(self, *, logprobs: bool, top_logprobs: int) -> SamplingParams:
+        """What of the request says where an answer ends."""
+        return SamplingParams(
+            max_tokens=self.max_new_tokens,
+            min_tokens=min(self.min_new_tokens, self.max_new_tokens),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+        )
+
+
+class GenerateBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /generate. A list of texts or of token ids asks for all of them."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    image_data: str | list[str | list[str]] | None = None
+    sampling_params: SGLangSampling = msgspec.field(default_factory=SGLangSampling)
+    return_logprob: bool = False
+    logprob_start_len: Annotated[int, Meta(ge=-1)] = -1
+    top_logprobs_num: Annotated[int, Meta(ge=0, le=20)] = 0
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+    rid: str | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether a list was asked for, which is answered by a list."""
+        given = self.input_ids if self.text is None else self.text
+        return isinstance(given, list) and (self.text is not None or isinstance(given[0], list))
+
+
+def read(body: object) -> GenerateBody:
+    """
+    Raises:
+        Refused: with what is wrong.
+    """
+    try:
+        request = msgspec.convert(body, GenerateBody)
+    except msgspec.ValidationError as error:
+        raise Refused(400, str(error)) from None
+    if (request.text is None) == (request.input_ids is None):
+        raise Refused(400, "Either text or input_ids should be provided.")
+    if request.text == [] or request.input_ids == []:
+        raise Refused(400, "The input is empty.")
+    constraints = (request.sampling_params.regex, request.sampling_params.json_schema, request.sampling_params.ebnf)
+    if sum(each is not None for each in constraints) > 1:
+        raise Refused(400, "Only one of regex, json_schema, or ebnf can be set.")
+    return request
+
 
 BEGINNING = (1, "")  # id and text of the token that begins every text
 
@@ -127,7 +207,7 @@ class FakeSGLang(FakeOpenAI):
             raise Refused(400, "FakeSGLang generates for one text at a time; send the others as requests of their own")
         rows = [self._row(text, asked) for text in texts]
         n = asked.sampling_params.n if generates else 0
-        return _Asking(meant, n, self._cache, asked, rows, _form(asked.sampling_params), self._incremental)
+        return _GenerateQuestion(meant, n, self._cache, asked, rows, _form(asked.sampling_params), self._incremental)
 
     def _texts(self, asked: GenerateBody) -> list[str]:
         if asked.text is not None:
@@ -161,7 +241,7 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking(Question):
+class _GenerateQuestion(Question):
     """A request of `/generate`.
 
     Attributes:
@@ -216,7 +296,7 @@ class _Asking(Question):
             completion = msgspec.structs.replace(completion, logprobs=logprobs)
         return Said(completion, texts)
 
-    def _events(self, rows: Sequence[tuple[_Row, int, Said]]) -> Told:
+    def _events(self, rows: Sequence[tuple[_Row, int, Said]]) -> AnswerEvents:
         """Token by token, the continuations in turn."""
         last = max(len(one.tokens) for *_, one in rows)
         growing = [
@@ -228,7 +308,7 @@ class _Asking(Question):
         closing = [
             event(self._told(row, have, one, len(one.tokens), index)) for index, (row, have, one) in enumerate(rows)
         ]
-        return Told((), tuple(growing), tuple(closing), (DONE,))
+        return AnswerEvents((), tuple(growing), tuple(closing), (DONE,))
 
     def _told(self, row: _Row, cached: int, one: Said, tokens: int, index: int, *, ended: bool = True) -> Json:
         """An object of the answer after so many tokens of a continuation."""
@@ -275,10 +355,10 @@ def _finish(one: Said) -> Json:
     return {"type": "stop", "matched": 2 if completion.matched_stop is None else completion.matched_stop}
 
 
-_EMPTY = Said(cut("", Sampling(max_new_tokens=0).ending(logprobs=False, top_logprobs=0))[0], [])
+_EMPTY = Said(cut("", SGLangSampling(max_new_tokens=0).ending(logprobs=False, top_logprobs=0))[0], [])
 
 
-def _form(asked: Sampling) -> Form | None:
+def _form(asked: SGLangSampling) -> Form | None:
     """Raises Refused for a grammar that is none."""
     if asked.regex is not None:
         return Form(ConstraintSpec("regex", asked.regex))

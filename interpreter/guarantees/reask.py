@@ -31,8 +31,8 @@ from .. import meta
 from ..calls import Calls, OnChunk
 from ..position import Position
 from ..variables import Meta
-from . import dialogue, guarantees, lowering, validation, wording
-from .guarantees import Verdict
+from . import enforcement, reask_prompts, validation
+from .validation import Verdict
 
 _CALLED = {"regex": "regex", "json_schema": "JSON Schema", "choices": "choices", "lark": "grammar", "gbnf": "grammar"}
 
@@ -62,7 +62,7 @@ async def ask(
     if op.constraint is None:
         final = await calls.generate(request, on_chunk)
         return Reply(final, _facts(op, final))
-    sent = lowering.lower(calls.backend, op.constraint, allow_best_effort=op.allow_best_effort)
+    sent = enforcement.lower(calls.backend, op.constraint, allow_best_effort=op.allow_best_effort)
     judged = op.result is not None and op.result.judges and not capabilities.made_up
     if sent is None or judged:
         template = calls.backend.chat_template
@@ -71,7 +71,7 @@ async def ask(
     final = await calls.generate(msgspec.structs.replace(request, constraint=sent), on_chunk)
     facts = _facts(op, final)
     for completion, known in zip(final.completions, facts, strict=True):
-        known |= await guarantees.of_completion(sent, completion, capabilities.name)
+        known |= await validation.of_completion(sent, completion, capabilities.name)
         known["tries"] = 1
     return Reply(final, facts)
 
@@ -103,8 +103,8 @@ class _Judged:
         self._op = op
         self._constraint = constraint
         self._template = calls.backend.chat_template
-        self._dialogue = dialogue.of(position, self._template)
-        self._note = wording.note(constraint, self._dialogue.said if self._dialogue is not None else "")
+        self._dialogue = reask_prompts.of(position, self._template)
+        self._note = reask_prompts.note(constraint, self._dialogue.said if self._dialogue is not None else "")
         sampling = self._sampling(request.sampling, position) if sent is None else request.sampling
         self._request = msgspec.structs.replace(request, constraint=sent, stream=False, sampling=sampling)
         self._tries = op.max_tries if sent is not None or capabilities.asks_again else 1
@@ -153,11 +153,11 @@ class _Judged:
     async def _judged(self, completion: Completion) -> tuple[Verdict, Meta]:
         """By the constraint, then by the type."""
         if self._sent is None:
-            verdict = await asyncio.to_thread(guarantees.judge, self._constraint, completion, self._request.sampling)
+            verdict = await asyncio.to_thread(validation.judge, self._constraint, completion, self._request.sampling)
             facts: Meta = {"guarantee": verdict.guarantee, "narrowed": []}
             whole = verdict.guarantee == "validated"
         else:
-            facts = await guarantees.of_completion(self._sent, completion, self._name)
+            facts = await validation.of_completion(self._sent, completion, self._name)
             verdict = Verdict(completion, facts["guarantee"])
             whole = verdict.guarantee in ("enforced", "validated")
         if whole and self._op.result is not None:
@@ -172,7 +172,7 @@ class _Judged:
         if self._dialogue is not None:
             return self._dialogue.first(self._note)
         if self._converses:
-            return (Text(wording.foreword(self._constraint)), *self._request.prompt)
+            return (Text(reask_prompts.foreword(self._constraint)), *self._request.prompt)
         return self._request.prompt
 
     def _again(self, index: int, tries: int, failed: str, verdict: Verdict) -> GenRequest:
@@ -180,9 +180,12 @@ class _Judged:
         prompt: tuple[Part, ...] = self._request.prompt
         seed = sampling.seed
         if self._dialogue is not None:
-            prompt = self._dialogue.again(self._note, failed, wording.complaint(problem, self._note))
+            prompt = self._dialogue.again(self._note, failed, reask_prompts.complaint(problem, self._note))
         elif sampling.greedy or self._converses:
-            prompt = (Text(wording.foreword(self._constraint, wording.correction(failed, problem))), *prompt)
+            prompt = (
+                Text(reask_prompts.foreword(self._constraint, reask_prompts.correction(failed, problem))),
+                *prompt,
+            )
         elif seed is not None:
             seed = (seed + index + (tries - 1) * sampling.n) % 2**63  # none that another call had
         return msgspec.structs.replace(
@@ -221,7 +224,7 @@ class _Judged:
         otherwise = f"{otherwise}, or run the program on a Runtime" if self._sent is None else f"or {otherwise}"
         return (
             f"{self._name} wrote no text for {variable} that satisfies its {demand} in {tries} "
-            f"{'try' if tries == 1 else 'tries'}; the last was {wording.shortened(completion.text)}: "
+            f"{'try' if tries == 1 else 'tries'}; the last was {reask_prompts.shortened(completion.text)}: "
             f"{'; '.join(verdict.violations)}. Raise {more}, {otherwise}"
         )
 

@@ -1,1 +1,0 @@
-"""A fake of SGLang's own server API."""
