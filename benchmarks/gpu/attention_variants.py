@@ -3,9 +3,8 @@
 import torch
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.cache.kv_pool import FLOAT8
-from umbel.srt.kernels.triton.attention import attend_items, merge_parts
+from umbel.srt.kernels.triton.attention import attend_items, merge_parts, store_rows
 from umbel.srt.kernels.triton.attention_backend import item_constants, merge_constants, store_constants
-from umbel.srt.kernels.triton.attention_store import store_rows
 from umbel.srt.kernels.triton.attention_tiles import tiles_for
 
 from .variants import Variant
@@ -65,7 +64,7 @@ def _items(
             name=f"attend {kind} {shape}",
             kernel=attend_items,
             arguments=arguments,
-            constants={**item_constants(geometry, few, more, softcap=softcap, dtype=dtype), "EARLY": True},
+            constants={**item_constants(geometry, few, more, softcap=softcap, dtype=dtype), "PDL": True},
             warps=max(few.warps if few else 0, last.warps),
             stages=last.stages,
             aligned=frozenset({"query_stride", "out_stride"}),
@@ -88,7 +87,7 @@ def _merge(geometry: AttentionGeometry, dtype: torch.dtype) -> Variant:
             **dict.fromkeys(("bounds", "merges"), "*i32"),
             "out_stride": "i32",
         },
-        constants={**merge_constants(geometry), "EARLY": True},
+        constants={**merge_constants(geometry), "PDL": True},
         warps=1,
         aligned=frozenset({"out_stride"}),
     )

@@ -1,4 +1,4 @@
-"""Each kernel beside its twin, which computes in float32 from the same rounded numbers.
+"""Each kernel beside its reference, which computes in float32 from the same rounded numbers.
 
 Where pytest is not installed this is the test; where it is, it comes on top, with the shapes of real models.
 """
@@ -10,14 +10,14 @@ from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.cache.kv_pool import FLOAT8, KVPool
 from umbel.srt.core.batch import Batch
-from umbel.srt.kernels.triton import twins
+from umbel.srt.kernels.triton import reference
 from umbel.srt.kernels.triton.activation import act_and_multiply
 from umbel.srt.kernels.triton.attention_backend import TritonBackend
 from umbel.srt.kernels.triton.linear import gated, linear
 from umbel.srt.kernels.triton.moe import fused_experts, route
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
-from umbel.srt.kernels.triton.rope import turn_and_store
-from umbel.srt.kernels.triton.rope_table import rope_table
+from umbel.srt.kernels.triton.rope import rope_and_store
+from umbel.srt.layers.rope import rope_table
 
 from .batches import Rows, forked_step, normal, pool_for, step_of
 from .figures import Figure, Unit
@@ -70,10 +70,10 @@ def _attended(
     queries = normal(batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
     scale = geometry.head_dim**-0.5
     ours = TritonBackend(geometry, device, dtype=dtype, kv_dtype=pool.geometry.dtype)
-    twin = TorchBackend(geometry, device, tree_attention=False)
+    reference = TorchBackend(geometry, device, tree_attention=False)
     return (
         ours.attend(0, queries, pool, ours.plan(batch, None), scale=scale),
-        twin.attend(0, queries.float(), pool, twin.plan(batch, None), scale=scale),
+        reference.attend(0, queries.float(), pool, reference.plan(batch, None), scale=scale),
     )
 
 
@@ -87,10 +87,10 @@ def _passes(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[
     yield _figure(
         f"norm, {_name(dtype)}",
         rms_norm(x, weight, eps=EPS, centered=False),
-        twins.rms_norm(x.float(), weight.float(), eps=EPS, centered=False),
+        reference.rms_norm(x.float(), weight.float(), eps=EPS, centered=False),
     )
     exact = residual.float()
-    expected = twins.add_rms_norm(x.float(), exact, weight.float(), eps=EPS, centered=False)
+    expected = reference.add_rms_norm(x.float(), exact, weight.float(), eps=EPS, centered=False)
     yield _figure(
         f"residual sum and norm, {_name(dtype)}",
         add_rms_norm(x, residual, weight, eps=EPS, centered=False),
@@ -98,14 +98,17 @@ def _passes(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[
     )
     gate_up = numbers(rows, 2 * sizes.width, seed=4)
     yield _figure(
-        f"gate, {_name(dtype)}", act_and_multiply(gate_up, "silu"), twins.act_and_multiply(gate_up.float(), "silu")
+        f"gate, {_name(dtype)}", act_and_multiply(gate_up, "silu"), reference.act_and_multiply(gate_up.float(), "silu")
     )
     yield from _products(sizes, dtype, device)
     geometry = sizes.turned
     qkv = numbers(rows, (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, seed=5)
     slots, positions = torch.arange(1, rows + 1, device=device), 3 * torch.arange(rows, device=device)
     results = []
-    for kind, kernel, numbers_in in ((dtype, turn_and_store, qkv), (torch.float32, twins.turn_and_store, qkv.float())):
+    for kind, kernel, numbers_in in (
+        (dtype, rope_and_store, qkv),
+        (torch.float32, reference.rope_and_store, qkv.float()),
+    ):
         table = rope_table(ROPE, geometry.head_dim, 3 * rows, dtype=kind, device=device)
         pool = pool_for(rows + 1, geometry, kind, device)
         queries = kernel(numbers_in, positions, slots, table, pool.keys[0], pool.values[0])
@@ -119,11 +122,11 @@ def _products(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterato
         x = normal(rows, sizes.hidden, device=device, dtype=dtype, seed=7)
         own, exact = weight.to(dtype), weight.to(dtype).float()
         name = f"of {rows} {'row' if rows == 1 else 'rows'}, {_name(dtype)}"
-        yield _figure(f"product {name}", linear(x, own), twins.linear(x.double(), exact.double()))
+        yield _figure(f"product {name}", linear(x, own), reference.linear(x.double(), exact.double()))
         yield _figure(
             f"gates behind a product {name}",
             gated(x, own, None, "silu"),
-            twins.gated(x.double(), exact.double(), None, "silu"),
+            reference.gated(x.double(), exact.double(), None, "silu"),
         )
 
 
@@ -132,7 +135,7 @@ def _experts(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     for shape in sizes.experts:
         logits = normal(9, shape.experts, device=device)
         shares, chosen = route(logits, shape.top_k, renormalise=True)
-        expected_shares, expected = twins.route(logits, shape.top_k, renormalise=True)
+        expected_shares, expected = reference.route(logits, shape.top_k, renormalise=True)
         same = shares if torch.equal(chosen, expected) else torch.full_like(shares, torch.nan)
         yield _figure(f"routes, {shape.name}", same, expected_shares)
         gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, seed=3) * shape.hidden**-0.5
@@ -144,7 +147,7 @@ def _experts(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
             yield _figure(
                 f"experts, {shape.name}, {_name(dtype)}" + (", 1 token" if tokens == 1 else ""),
                 fused_experts(x, gate_up, down, *some, activation="silu"),
-                twins.fused_experts(x.float(), gate_up.float(), down.float(), *some, activation="silu"),
+                reference.fused_experts(x.float(), gate_up.float(), down.float(), *some, activation="silu"),
             )
 
 

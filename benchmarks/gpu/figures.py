@@ -94,7 +94,7 @@ class Record:
 
     @property
     def failed(self) -> list[str]:
-        """What is wrong, not slow: a kernel that does not give what its twin gives, or a test that failed."""
+        """What is wrong, not slow: a kernel that does not give what its reference gives, or a test that failed."""
         wrong = [figure for figure in self.figures if not figure.unit.is_timed and figure.met == "NO"]
         return [*(f"{figure.group}: {figure.name}" for figure in wrong), *self.broken]
 

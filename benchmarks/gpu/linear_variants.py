@@ -2,10 +2,9 @@
 
 import torch
 from umbel.srt.kernels.triton.activation import SILU
-from umbel.srt.kernels.triton.linear import GATES, ROWS, WARPS, gate_row, multiply_row
+from umbel.srt.kernels.triton.linear import GATES, ROWS, WARPS, depth_for, gate_row, multiply_row
 from umbel.srt.kernels.triton.linear_rows import DEPTH, OUTPUTS, STAGES, multiply_few_rows
 from umbel.srt.kernels.triton.linear_rows import WARPS as ROWS_WARPS
-from umbel.srt.kernels.triton.row_sums import depth_for
 
 from .variants import Variant
 
@@ -28,7 +27,7 @@ def _linear(dtype: str, inputs: int) -> Variant:
             "BIASED": False,
             "BLOCK_N": ROWS,
             "BLOCK_K": depth_for(inputs, _DTYPES[dtype], WARPS),
-            "EARLY": True,
+            "PDL": True,
         },
         aligned=frozenset({"outputs"}),
         warps=WARPS,
@@ -48,7 +47,7 @@ def _gate(dtype: str) -> Variant:
             "KIND": SILU.value,
             "BLOCK_N": GATES,
             "BLOCK_K": depth_for(_HIDDEN, _DTYPES[dtype], WARPS),
-            "EARLY": True,
+            "PDL": True,
         },
         warps=WARPS,
         fused=False,
@@ -71,7 +70,7 @@ def _rows(rows: int, *, gated: bool) -> Variant:
             "BLOCK_M": rows,
             "BLOCK_N": OUTPUTS,
             "BLOCK_K": DEPTH,
-            "EARLY": True,
+            "PDL": True,
         },
         warps=ROWS_WARPS,
         stages=STAGES,

@@ -5,8 +5,19 @@ from dataclasses import replace
 import torch
 from umbel.srt.kernels.triton.activation import SILU
 from umbel.srt.kernels.triton.jit import block_of
-from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles
-from umbel.srt.kernels.triton.moe_few import DOWN_ROWS, DOWN_WARPS, GATE_WARPS, GATES, down_tokens, gate_up_pairs
+from umbel.srt.kernels.triton.linear import depth_for
+from umbel.srt.kernels.triton.moe import (
+    DECODE_TILES,
+    DOWN_ROWS,
+    DOWN_WARPS,
+    GATE_WARPS,
+    GATES,
+    MIDDLE_TILES,
+    PREFILL_TILES,
+    Tiles,
+    down_tokens,
+    gate_up_pairs,
+)
 from umbel.srt.kernels.triton.moe_kernels import (
     arrange_pairs,
     combine_pairs,
@@ -14,7 +25,6 @@ from umbel.srt.kernels.triton.moe_kernels import (
     gate_up_blocks,
     route_tokens,
 )
-from umbel.srt.kernels.triton.row_sums import depth_for
 
 from .variants import Variant
 
@@ -42,7 +52,7 @@ def _route(name: str, experts: int, top_k: int) -> Variant:
             "RENORMALISE": True,
             "CHOICES": block_of(top_k),
             "BLOCK": block_of(experts),
-            "EARLY": True,
+            "PDL": True,
         },
         warps=1,
     )
@@ -119,7 +129,7 @@ def _gate_up_few(name: str, hidden: int, width: int) -> Variant:
             "KIND": SILU.value,
             "BLOCK_N": GATES,
             "BLOCK_K": depth_for(hidden, torch.bfloat16, GATE_WARPS),
-            "EARLY": True,
+            "PDL": True,
         },
         warps=GATE_WARPS,
         aligned=frozenset({"x_stride"}),
@@ -139,7 +149,7 @@ def _down_few(name: str, top_k: int, hidden: int, width: int) -> Variant:
             "CHOICES": choices,
             "BLOCK_N": max(DOWN_ROWS // choices, 1),
             "BLOCK_K": depth_for(width, torch.bfloat16, 1),
-            "EARLY": True,
+            "PDL": True,
         },
         warps=DOWN_WARPS,
     )

@@ -1,9 +1,9 @@
 """Sampling as engines launch it: vocabularies of Llama 3 and Gemma 3."""
 
 from umbel.srt.kernels.triton.jit import block_of
+from umbel.srt.kernels.triton.sampling import summarise_rows
 from umbel.srt.kernels.triton.sampling_kernels import scan
 from umbel.srt.kernels.triton.sampling_select import select
-from umbel.srt.kernels.triton.sampling_summary import summarise_rows
 from umbel.srt.kernels.triton.sampling_tiles import TILE
 
 from .variants import Variant
@@ -40,7 +40,7 @@ def _scan(vocab: int, logits: str) -> Variant:
         name=f"scan {vocab} {logits}",
         kernel=scan,
         arguments={"logits": f"*{logits}", **_LOGITS, **_DRAWS, **_TILES, "span": "i32"},
-        constants={**_tiles(vocab), "EARLY": True},
+        constants={**_tiles(vocab), "PDL": True},
         aligned=_ALIGNED,
         fused=False,
     )
@@ -51,7 +51,7 @@ def _select(vocab: int) -> Variant:
         name=f"select {vocab} fp32",
         kernel=select,
         arguments={"logits": "*fp32", **_LOGITS, **_DRAWS, **_TILES, **_COPIES, "part": "i32"},
-        constants={**_tiles(vocab), "PART": 256, "ROOM": 8192, "READ": 1024, "SOME": 4096, "EARLY": True},
+        constants={**_tiles(vocab), "PART": 256, "ROOM": 8192, "READ": 1024, "SOME": 4096, "PDL": True},
         warps=8,
         aligned=_ALIGNED,
         fused=False,

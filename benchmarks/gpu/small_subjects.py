@@ -8,9 +8,8 @@ from umbel.srt.kernels.triton.activation import act_and_multiply
 from umbel.srt.kernels.triton.linear import linear
 from umbel.srt.kernels.triton.moe import fused_experts
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
-from umbel.srt.kernels.triton.rope import turn_and_store
-from umbel.srt.kernels.triton.rope_table import rope_table
-from umbel.srt.layers.rope import RopeConfig, RopeType
+from umbel.srt.kernels.triton.rope import rope_and_store
+from umbel.srt.layers.rope import RopeConfig, RopeType, rope_table
 
 from .batches import normal, pool_for
 from .figures import Unit
@@ -77,7 +76,7 @@ def heads(sizes: Sizes, device: torch.device) -> Subject:
         group=GROUP,
         name=f"heads of {rows} rows turned and stored, {geometry.heads}/{geometry.kv_heads} of {geometry.head_dim}",
         unit=Unit.BANDWIDTH,
-        work=lambda: turn_and_store(qkv, positions, slots, table, pool.keys[0], pool.values[0]),
+        work=lambda: rope_and_store(qkv, positions, slots, table, pool.keys[0], pool.values[0]),
         size=2 * qkv.nbytes + table.nbytes + positions.nbytes + slots.nbytes,
         must=PASS_MUST,
         stretch=PASS_STRETCH,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from umbel.srt.kernels.triton.activation import SILU, act_and_multiply_rows
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.norm import add_and_normalise_rows, normalise_rows, warps_for
-from umbel.srt.kernels.triton.rope import turn_and_store_heads
+from umbel.srt.kernels.triton.rope import rope_and_store_heads
 
 from .variants import Variant
 
@@ -30,7 +30,7 @@ def _norm(hidden: int) -> Variant:
         name=f"norm {hidden} bf16",
         kernel=normalise_rows,
         arguments={**dict.fromkeys(("x", "weight", "out"), "*bf16"), "x_stride": "i32", "hidden": "i32", "eps": "fp32"},
-        constants={"CENTERED": False, "BLOCK": block, "EARLY": True},
+        constants={"CENTERED": False, "BLOCK": block, "PDL": True},
         warps=warps_for(block),
         aligned=frozenset({"x_stride", "hidden"}),
     )
@@ -46,7 +46,7 @@ def _add_norm(hidden: int, *, sandwich: bool) -> Variant:
             **dict.fromkeys(("x_stride", "residual_stride", "hidden"), "i32"),
             "eps": "fp32",
         },
-        constants={"CENTERED": sandwich, "SANDWICH": sandwich, "BLOCK": block, "EARLY": True},
+        constants={"CENTERED": sandwich, "SANDWICH": sandwich, "BLOCK": block, "PDL": True},
         warps=warps_for(block),
         aligned=frozenset({"x_stride", "residual_stride", "hidden"}),
     )
@@ -57,7 +57,7 @@ def _act(dtype: str) -> Variant:
         name=f"act {dtype}",
         kernel=act_and_multiply_rows,
         arguments={**dict.fromkeys(("gate_up", "out"), f"*{dtype}"), "stride": "i32", "width": "i32"},
-        constants={"KIND": SILU.value, "BLOCK": 1024, "EARLY": True},
+        constants={"KIND": SILU.value, "BLOCK": 1024, "PDL": True},
         aligned=frozenset({"stride", "width"}),
     )
 
@@ -66,7 +66,7 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
     half = block_of(head_dim // 2)
     return Variant(
         name=f"heads d{head_dim} x{taken} bf16/{pool}" + (" normed" if normed else ""),
-        kernel=turn_and_store_heads,
+        kernel=rope_and_store_heads,
         arguments={
             **dict.fromkeys(("qkv", "table", "query_weight", "key_weight", "queries"), "*bf16"),
             **dict.fromkeys(("positions", "slots"), "*i64"),
@@ -81,7 +81,7 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
             "HEAD_DIM": head_dim,
             "HALF_BLOCK": half,
             "HEADS_BLOCK": taken,
-            "EARLY": True,
+            "PDL": True,
         },
         warps=min(max(taken * half // 128, 1), 4),
         aligned=frozenset({"qkv_stride", "slot_stride"}),

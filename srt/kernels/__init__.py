@@ -1,1 +1,1 @@
-"""Compute kernels, one folder per kind of device, each kernel beside a plain torch twin that tests compare it with."""
+"""Compute kernels, one folder per kind of device, each with a plain torch reference that tests compare it with."""

@@ -14,14 +14,14 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from ..kernels.triton import twins
+from ..kernels.triton import reference
 from ..layers.checkpoint import Checkpoint, LinearTensors
 from ..layers.linear import ACTIVATIONS
 from .decoder_config import ExpertsConfig
 
 
 class ExpertKernels(Protocol):
-    """The kernels that compute experts: the module `kernels.triton.moe`, or its reference, `kernels.triton.twins`."""
+    """The kernels of experts: the module `kernels.triton.moe`, or its reference, `kernels.triton.reference`."""
 
     def linear(
         self,
@@ -52,9 +52,9 @@ def expert_kernels(device: torch.device) -> ExpertKernels:
         try:
             from ..kernels.triton import moe
         except ModuleNotFoundError:  # the wheels of some systems come without Triton
-            return twins
+            return reference
         return moe
-    return twins
+    return reference
 
 
 class Experts:

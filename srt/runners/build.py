@@ -89,8 +89,8 @@ def build_runner(
         return slots_for_bytes(geometry, kv_bytes)
 
     if kernels == "triton" or (kernels == "auto" and target.type == "cuda"):
-        from .cuda.building import accelerator_for, build_cuda_runner
-        from .cuda.building import obstacle as cuda_obstacle
+        from .cuda.build import accelerator_for, build_cuda_runner
+        from .cuda.build import obstacle as cuda_obstacle
 
         reason = cuda_obstacle(config, dtype=resolved, kv_dtype=pool_dtype, device=target)
         if reason is None:
@@ -140,7 +140,7 @@ def build_runner(
 
     geometry = model.kv_geometry.rounded_to(pool_dtype)
     if left_out:
-        from .cuda.building import accelerator_for
+        from .cuda.build import accelerator_for
 
         accelerator = accelerator_for(target)
         workspace = measured_workspace(runner(probe_slots(limits)), accelerator, limits, pictures)

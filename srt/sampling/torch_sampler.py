@@ -1,4 +1,4 @@
-"""Tokens and log-probabilities from full logits, in torch: on any device, without a compiler; the twin of the kernels.
+"""Tokens and log-probabilities from full logits, in torch, on any device: the reference of the kernels.
 
 A vocabulary has up to 262,144 tokens: nothing here sorts it. A best token or the top of a row comes from the maxima
 of blocks, then from the few blocks that can hold it; a nucleus wider than that from a histogram over the leading

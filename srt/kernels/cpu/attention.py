@@ -1,6 +1,7 @@
 """Attention on the CPU in C++: the pool is read where it lies, at page size 1, once for all rows of an item.
 
-The torch twin is `attention/torch_backend.py`, that of the planner `attention/plan.py`: the same plans, array by array.
+The torch reference is `attention/torch_backend.py`, that of the planner `attention/plan.py`: the same plans, array by
+array.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""A whole decoder step as one native call. The torch twin is `models.decoder.Decoder`."""
+"""A whole decoder step as one native call. The torch reference is `models.decoder.TorchDecoder`."""
 
 import ctypes
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 A row that wants its best token, or one that is drawn with at most top_k and min_p, needs few of 262,144 logits. With
 `screen`, a copy of the matrix in INT8 estimates all of them to within a proven bound, and only tokens that can still be
 chosen get their exact logits. A matrix that is INT8 itself needs no copy. What is chosen is what `choose_from_logits`,
-the twin, chooses from all logits.
+the reference, chooses from all logits.
 """
 
 import ctypes
@@ -157,7 +157,7 @@ class Head:
 
 
 def choose_from_logits(logits: torch.Tensor, row_requests: RowRequests) -> NDArray[np.int32]:
-    """The twin: the token of each row, by its definition. logits: float32 [rows, vocab]; −1 where one is not finite."""
+    """The reference: chooses by definition; −1 where a logit is not finite. logits: float32 [rows, vocab]"""
     values = logits.double().numpy()
     return np.array([_choose_row(values[row], row_requests, row) for row in range(len(values))], dtype=np.int32)
 

@@ -1,5 +1,5 @@
 """The loaded libraries: one of each per process. Each family of kernels declares its own functions beside its torch
-twins."""
+references."""
 
 import ctypes
 import logging

@@ -1,8 +1,8 @@
 """Linear maps x → x Wᵀ + b on the CPU, with weights that are laid out once in the order in which they are read.
 
-The torch twin is `functional.linear` with the weight rounded to its format. Sums are float32 in one fixed order: a row
-gives the same bits alone and in a batch, with one thread and with many. On machines with AMX tiles, BF16 rounds x to
-bfloat16 as well, unless the matrix is `exact`.
+The torch reference is `functional.linear` with the weight rounded to its format. Sums are float32 in one fixed order: a
+row gives the same bits alone and in a batch, with one thread and with many. On machines with AMX tiles, BF16 rounds x
+to bfloat16 as well, unless the matrix is `exact`.
 """
 
 import ctypes

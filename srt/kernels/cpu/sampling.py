@@ -1,4 +1,4 @@
-"""Tokens and log-probabilities from full logits, in C++. The torch twin is srt/sampling/torch_sampler.py."""
+"""Tokens and log-probabilities from full logits, in C++. The torch reference is srt/sampling/torch_sampler.py."""
 
 import ctypes
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Walking a trie of tokens beside an automaton, in C++. fsm/tokens/trie_walk.py is the twin, and says what work is."""
+"""Walks a trie of tokens along an automaton, in C++. The reference is fsm/tokens/trie_walk.py, which defines work."""
 
 import ctypes
 

@@ -1,1 +1,1 @@
-"""Kernels for CUDA devices, written in Triton; each has a twin in plain torch, and runs in the interpreter."""
+"""Kernels for CUDA devices, written in Triton; each has a reference in plain torch, and runs in the interpreter."""

@@ -1,12 +1,11 @@
-"""act(gate) × up, the middle of an MLP, in one pass. The twin is `twins.act_and_multiply`."""
+"""act(gate) × up, the middle of an MLP, in one pass. The reference is `reference.act_and_multiply`."""
 
 import torch
 import triton
 import triton.language as tl
 
-from .early import launched_early, wait_for_kernels_before
-from .jit import jit
-from .rounding import rounded
+from .jit import jit, rounded
+from .pdl import pdl_options, wait_for_previous_kernels
 
 _BLOCK = 1024  # columns of a program: eight for each of its threads
 
@@ -15,7 +14,7 @@ GELU = tl.constexpr(1)
 GELU_TANH = tl.constexpr(2)
 RELU = tl.constexpr(3)
 
-# `models.layers.ACTIVATIONS`, as numbers that kernels are compiled for.
+# `linear.ACTIVATIONS`, as numbers that kernels are compiled for.
 ACTIVATION_KINDS: dict[str, int] = {
     "silu": SILU.value,
     "swish": SILU.value,
@@ -31,7 +30,7 @@ def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
     Args:
         gate_up: [R, 2 width] of the model's dtype; rows may lie apart.
-        activation: one of `models.layers.ACTIVATIONS`.
+        activation: one of `linear.ACTIVATIONS`.
 
     Returns:
         [R, width] in the same dtype; the activation is rounded before the product, as torch rounds it.
@@ -48,7 +47,7 @@ def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
             BLOCK=_BLOCK,
             num_warps=4,
             enable_fp_fusion=False,
-            **launched_early(gate_up.device),
+            **pdl_options(gate_up.device),
         )
     return out
 
@@ -76,9 +75,9 @@ def act_and_multiply_rows(  # type: ignore[no-untyped-def]
     width: int,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width

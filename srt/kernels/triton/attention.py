@@ -6,7 +6,7 @@
                            result ──► out                                  rows with one part
                                   ──► part_out, part_lse ──► out           merge_parts, rows with several
 
-The twin is `attention/torch_backend.py`. Products are of the queries' dtype with float32 sums, softmax and partial
+The reference is `attention/torch_backend.py`. Products are of the queries' dtype with float32 sums, softmax and partial
 results are float32. `attention_plan.py` draws the arrays that the kernels read.
 
 The grid is persistent: programs take units until those that the device's memory counts are done, so a captured graph
@@ -16,13 +16,13 @@ whole, without one. Where loading counts, it is one: a second loop would wait fo
 tile are loaded while an earlier tile is computed, so that the copies of its keys and values, which the compiler lets
 run ahead of the products, wait for no address.
 
-Both kernels are launched early (see early.py). Before they wait they read the plan's counts, which copies write.
+Both kernels are launched early (see pdl.py). Before they wait they read the plan's counts, which copies write.
 """
 
 import triton.language as tl
 
-from .early import wait_for_kernels_before
 from .jit import jit
+from .pdl import wait_for_previous_kernels
 
 LOG2_E = 1.4426950408889634  # softmax is computed with powers of 2
 ITEM_COLUMNS = tl.constexpr(5)  # first place in slots, places, first key in kv_idx, keys, position of the first key
@@ -59,12 +59,12 @@ def attend_items(  # type: ignore[no-untyped-def]
     MORE_VECTORS: tl.constexpr,  # 0: this launch leaves items of more rows out
     MORE_KEYS: tl.constexpr,
     MORE_TWO_LOOPS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     few = tl.load(bounds)
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     units = 0
     if MORE_VECTORS:
         more = tl.load(bounds + 1) - few
@@ -254,13 +254,13 @@ def merge_parts(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Weighted mean of the parts of each row and head: weights are the softmax of their log-sum-exps."""
     at = tl.arange(0, BLOCK_D)
     part = tl.arange(0, BLOCK_PARTS)
     units = tl.load(bounds + MERGED) * HEADS
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     for unit in range(tl.program_id(0), units, tl.num_programs(0)):
         head = unit % HEADS
         merge = merges + unit // HEADS * MERGE_COLUMNS
@@ -284,3 +284,30 @@ def merge_parts(  # type: ignore[no-untyped-def]
             top = highest
         there_out = out + row * out_stride + head * HEAD_DIM + at
         tl.store(there_out, (acc / total).to(out.dtype.element_ty), mask=at < HEAD_DIM)
+
+
+@jit
+def store_rows(  # type: ignore[no-untyped-def]
+    keys: tl.tensor,  # [R, WIDTH], rows may lie apart
+    values: tl.tensor,
+    key_pool: tl.tensor,  # [slots, WIDTH]
+    value_pool: tl.tensor,
+    slots: tl.tensor,  # int64 [R]
+    key_stride: int,
+    value_stride: int,
+    LARGEST: tl.constexpr,  # of a pool without infinity; None: no number is cut off
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Copy rows to their slots. The dummy slot stays as it is: several rows may have it."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(slots + row)
+    inside = at < tl.where(slot == 0, 0, WIDTH)
+    key = tl.load(keys + row * key_stride + at, mask=inside, other=0.0)
+    value = tl.load(values + row * value_stride + at, mask=inside, other=0.0)
+    if LARGEST is not None:
+        key = tl.clamp(key.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        value = tl.clamp(value.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(key_pool + slot * WIDTH + at, key.to(key_pool.dtype.element_ty), mask=inside)
+    tl.store(value_pool + slot * WIDTH + at, value.to(value_pool.dtype.element_ty), mask=inside)

@@ -21,12 +21,11 @@ try:
     import triton
     import triton.language as tl
 
-    from .attention import LOG2_E, attend_items, merge_parts
+    from .attention import LOG2_E, attend_items, merge_parts, store_rows
     from .attention_plan import Capacity, TritonPlan, pack
-    from .attention_store import store_rows
     from .attention_tiles import Tile, tiles_for
-    from .early import launched_early
     from .jit import block_of
+    from .pdl import pdl_options
 except ImportError as error:
     raise MissingExtraError("triton", "runtime") from error
 
@@ -88,7 +87,7 @@ class TritonBackend:
             run_per_row=RUN_PER_VECTOR * geometry.group,
             single_run=None,
         )
-        self._early = launched_early(self.device)
+        self._early = pdl_options(self.device)
         self.counters = AttentionCounters()
 
     def plan(self, batch: Batch, window: int | None) -> TritonPlan:

@@ -6,8 +6,9 @@
 
 Of few rows a product costs reading its matrix, and nothing else should. cuBLAS leaves a part of the bandwidth unused
 there, and its kernels begin when the one before has ended; here programs are there by then, and of one row they have
-their first weights on their way (`early.py`). Asking for more of them ahead, into the cache, was measured and costs
-more than it brings: attention in front waits behind what was asked for. The twins are `twins.linear` and `twins.gated`.
+their first weights on their way (`pdl.py`). Asking for more of them ahead, into the cache, was measured and costs
+more than it brings: attention in front waits behind what was asked for. The
+references are `reference.linear` and `reference.gated`.
 """
 
 import torch
@@ -16,11 +17,53 @@ import triton.language as tl
 from torch.nn import functional
 
 from .activation import ACTIVATION_KINDS, act_and_multiply, activated
-from .early import launched_early, wait_for_kernels_before
-from .jit import jit
+from .jit import block_of, jit, rounded
 from .linear_rows import multiplies_few, multiply_few
-from .rounding import rounded
-from .row_sums import depth_for, sums_of_rows, weights_of_tile
+from .pdl import pdl_options, wait_for_previous_kernels
+
+
+def depth_for(size: int, dtype: torch.dtype, warps: int) -> int:
+    """BLOCK_K for rows of `size` numbers: what so many warps read at once, 16 bytes each thread.
+
+    Then every thread has the same numbers of all rows of a tile, and the row reaches it without shared memory.
+    """
+    return min(warps * 512 // dtype.itemsize, block_of(size))
+
+
+@jit
+def weights_of_tile(at: tl.tensor, inside: tl.tensor, start: int, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[BLOCK_N, BLOCK_K] numbers from `start` on.
+
+    at: [BLOCK_N, BLOCK_K] of the first numbers; inside: [BLOCK_N, 1] rows that are there.
+    """
+    there = (tl.arange(0, BLOCK_K) < SIZE - start)[None, :]
+    return tl.load(at + start, mask=inside & there, other=0.0)
+
+
+@jit
+def sums_of_rows(  # type: ignore[no-untyped-def]
+    row: tl.tensor,
+    at: tl.tensor,
+    inside: tl.tensor,
+    ahead: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """float32 [BLOCK_N]: each row of the matrix times its row.
+
+    row: of the first numbers, [1, BLOCK_K] where all have the same row, [BLOCK_N, BLOCK_K] where each has its own.
+    at, inside, ahead: of the matrix, as `weights_of_tile` takes and gives them.
+    """
+    total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    for start in range(0, SIZE, BLOCK_K):
+        weights = ahead.to(tl.float32)
+        ahead = weights_of_tile(at, inside, start + BLOCK_K, SIZE, BLOCK_K)
+        there = (tl.arange(0, BLOCK_K) < SIZE - start)[None, :]
+        numbers = tl.load(row + start, mask=there, other=0.0).to(tl.float32)
+        total = tl.fma(weights, tl.broadcast_to(numbers, [BLOCK_N, BLOCK_K]), total)
+    return tl.sum(total, axis=1)
+
 
 ROWS = 4  # of the matrix, for each program
 GATES = 4  # for each program, and as many ups
@@ -59,7 +102,7 @@ def linear(
         BLOCK_K=depth_for(inputs, x.dtype, WARPS),
         num_warps=WARPS,
         enable_fp_fusion=False,
-        **launched_early(x.device),
+        **pdl_options(x.device),
     )
     return out
 
@@ -71,7 +114,7 @@ def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acti
         x: [R, inputs] of the model's dtype; rows may lie apart.
         weight: [2 width, inputs] of the same dtype, gates above ups.
         bias: [2 width].
-        activation: one of `models.layers.ACTIVATIONS`.
+        activation: one of `linear.ACTIVATIONS`.
 
     Returns:
         [R, width] in the dtype of x, rounded where `linear` and `activation.act_and_multiply` round.
@@ -93,7 +136,7 @@ def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acti
         BLOCK_K=depth_for(inputs, x.dtype, WARPS),
         num_warps=WARPS,
         enable_fp_fusion=False,
-        **launched_early(x.device),
+        **pdl_options(x.device),
     )
     return out
 
@@ -115,14 +158,14 @@ def multiply_row(  # type: ignore[no-untyped-def]
     BIASED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)[None, :]
     at = weight + column.to(tl.int64)[:, None] * INPUTS + depth
     inside = (column < outputs)[:, None]
     ahead = weights_of_tile(at, inside, 0, INPUTS, BLOCK_K)
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     result = sums_of_rows(x + depth, at, inside, ahead, INPUTS, BLOCK_N, BLOCK_K)
     if BIASED:
         result += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)
@@ -141,7 +184,7 @@ def gate_row(  # type: ignore[no-untyped-def]
     KIND: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     number = tl.arange(0, 2 * BLOCK_N)  # gate 0, up 0, gate 1, up 1, …
     column = tl.program_id(0) * BLOCK_N + number // 2
@@ -150,7 +193,7 @@ def gate_row(  # type: ignore[no-untyped-def]
     at = weight + line.to(tl.int64)[:, None] * INPUTS + depth
     inside = (column < WIDTH)[:, None]
     ahead = weights_of_tile(at, inside, 0, INPUTS, BLOCK_K)
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     dtype: tl.constexpr = out.dtype.element_ty
     sums = sums_of_rows(x + depth, at, inside, ahead, INPUTS, 2 * BLOCK_N, BLOCK_K)
     if BIASED:

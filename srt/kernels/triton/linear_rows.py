@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 
 from .activation import activated
-from .early import launched_early, wait_for_kernels_before
-from .jit import block_of, jit
-from .rounding import multiplied, rounded
+from .jit import block_of, jit, multiplied, rounded
+from .pdl import pdl_options, wait_for_previous_kernels
 
 MOST_ROWS = 32  # of x; of more, every program would read more of x than of the matrix
 LEAST_OUTPUTS = 2048  # rows of a matrix; torch splits the sums of smaller ones, so that more programs read it
@@ -60,7 +59,7 @@ def multiply_few(
         num_warps=WARPS,
         num_stages=STAGES,
         enable_fp_fusion=False,
-        **launched_early(x.device),
+        **pdl_options(x.device),
     )
 
 
@@ -94,9 +93,9 @@ def multiply_few_rows(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     first = tl.program_id(0) * COLUMNS
     number = tl.arange(0, BLOCK_N)

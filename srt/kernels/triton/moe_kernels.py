@@ -3,9 +3,8 @@
 import triton.language as tl
 
 from .activation import activated
-from .early import wait_for_kernels_before
-from .jit import jit
-from .rounding import multiplied, rounded
+from .jit import jit, multiplied, rounded
+from .pdl import wait_for_previous_kernels
 
 
 @jit
@@ -19,9 +18,9 @@ def route_tokens(  # type: ignore[no-untyped-def]
     RENORMALISE: tl.constexpr,
     CHOICES: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     choice = tl.arange(0, CHOICES)
@@ -30,10 +29,10 @@ def route_tokens(  # type: ignore[no-untyped-def]
     left = left / tl.sum(left, axis=0)
     left = tl.where(expert < experts, left, -1.0)
     taken = tl.zeros([CHOICES], dtype=tl.float32)
-    for turn in tl.static_range(TOP_K):
+    for choice_number in tl.static_range(TOP_K):
         winner = tl.minimum(tl.argmax(left, axis=0), experts - 1)  # logits that are no numbers choose some expert too
-        taken = tl.where(choice == turn, tl.max(left, axis=0), taken)
-        tl.store(chosen + token * TOP_K + turn, winner)
+        taken = tl.where(choice == choice_number, tl.max(left, axis=0), taken)
+        tl.store(chosen + token * TOP_K + choice_number, winner)
         left = tl.where(expert == winner, -1.0, left)
     if RENORMALISE:
         taken = taken / tl.sum(taken, axis=0)

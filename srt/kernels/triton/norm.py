@@ -1,16 +1,15 @@
 """RMS norms, with the residual sum before them: one read and one write of each row.
 
-The twins are `twins.rms_norm` and `twins.add_rms_norm`. A program has one row, so a row gives the same bits alone and
-in a batch. Sums are float32; results are rounded where `models.layers.RMSNorm` rounds. Like all kernels here but those
-of attention they are compiled without fused products and sums, which round less often than torch does.
+The references are `reference.rms_norm` and `reference.add_rms_norm`. A program has one row, so a row gives the same
+bits alone and in a batch. Sums are float32; results are rounded where `norm.RMSNorm` rounds. Like all kernels here but
+those of attention they are compiled without fused products and sums, which round less often than torch does.
 """
 
 import torch
 import triton.language as tl
 
-from .early import launched_early, wait_for_kernels_before
-from .jit import block_of, jit
-from .rounding import rounded
+from .jit import block_of, jit, rounded
+from .pdl import pdl_options, wait_for_previous_kernels
 
 _MOST_HIDDEN = 65_536  # elements of a row that a program holds in registers
 
@@ -37,7 +36,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: boo
             BLOCK=block,
             num_warps=warps_for(block),
             enable_fp_fusion=False,
-            **launched_early(x.device),
+            **pdl_options(x.device),
         )
     return out
 
@@ -76,7 +75,7 @@ def add_rms_norm(
             BLOCK=block,
             num_warps=warps_for(block),
             enable_fp_fusion=False,
-            **launched_early(x.device),
+            **pdl_options(x.device),
         )
     return out
 
@@ -114,14 +113,14 @@ def normalise_rows(  # type: ignore[no-untyped-def]
     eps: float,
     CENTERED: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < hidden
     dtype: tl.constexpr = out.dtype.element_ty
     weights = tl.load(weight + at, mask=inside, other=0.0)
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     values = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * hidden + at, normed(values, weights, hidden, eps, dtype, CENTERED).to(dtype), mask=inside)
 
@@ -140,14 +139,14 @@ def add_and_normalise_rows(  # type: ignore[no-untyped-def]
     CENTERED: tl.constexpr,
     SANDWICH: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < hidden
     dtype: tl.constexpr = out.dtype.element_ty
     weights = tl.load(weight + at, mask=inside, other=0.0)
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     added = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     before = tl.load(residual + row * residual_stride + at, mask=inside, other=0.0).to(tl.float32)
     if SANDWICH:

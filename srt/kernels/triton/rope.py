@@ -2,10 +2,10 @@
 
     qkv row:  [ q0 q1 … | k0 … | v0 … ]      heads of head_dim elements
                 norm      norm                where the model has one
-                turn      turn                by the row's position
+                rope      rope                by the row's position
                 queries   the pool's keys and values, at the row's slot
 
-The twin is `twins.turn_and_store`. Every intermediate is rounded where `models.layers.RMSNorm` and `models.rope.turn`
+The reference is `reference.rope_and_store`. Every intermediate is rounded where `norm.RMSNorm` and `rope.apply_rope`
 round it. Rows whose keys are in the pool already write to the dummy slot, which nobody reads.
 """
 
@@ -14,16 +14,15 @@ import triton
 import triton.language as tl
 
 from ...layers.norm import HeadNorm
-from .early import launched_early, wait_for_kernels_before
-from .jit import block_of, jit
-from .rounding import FP8_LARGEST, rounded
+from .jit import FP8_LARGEST, block_of, jit, rounded
+from .pdl import pdl_options, wait_for_previous_kernels
 
 _FEW_ROWS = 64  # up to here programs take few heads each, so that there are enough of them
 _HEADS_OF_FEW = 2
 _HEADS_OF_MANY = 8
 
 
-def turn_and_store(
+def rope_and_store(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
@@ -33,7 +32,7 @@ def turn_and_store(
     *,
     head_norm: HeadNorm | None = None,
 ) -> torch.Tensor:
-    """Store the keys and values of each row, and return its queries, turned.
+    """Store the keys and values of each row, and return its queries, rotated.
 
     Args:
         qkv: [R, (heads + 2 kv_heads) · head_dim] of the model's dtype; rows may lie apart.
@@ -42,7 +41,7 @@ def turn_and_store(
         table: [P, head_dim] of the model's dtype: `rope_table.rope_table`.
         keys, values: [slots, kv_heads, head_dim], a layer of the pool, in the model's dtype or float8_e4m3fn, which
             cuts off at ±448.
-        head_norm: norm of each head of queries and keys before the turn.
+        head_norm: norm of each head of queries and keys before the rotation.
 
     Returns:
         [R, heads, head_dim] in the dtype of qkv, in one piece.
@@ -54,7 +53,7 @@ def turn_and_store(
     if rows:
         taken = _HEADS_OF_FEW if rows <= _FEW_ROWS else _HEADS_OF_MANY
         half_block = block_of(head_dim // 2)
-        turn_and_store_heads[(rows, triton.cdiv(heads + 2 * kv_heads, taken))](
+        rope_and_store_heads[(rows, triton.cdiv(heads + 2 * kv_heads, taken))](
             *(qkv, positions, slots, table),
             *(
                 table if head_norm is None else head_norm.query_weight,
@@ -70,7 +69,7 @@ def turn_and_store(
             HEADS_BLOCK=taken,
             num_warps=min(max(taken * half_block // 128, 1), 4),
             enable_fp_fusion=False,
-            **launched_early(qkv.device),
+            **pdl_options(qkv.device),
         )
     return queries
 
@@ -88,7 +87,7 @@ def _require(qkv: torch.Tensor, table: torch.Tensor, keys: torch.Tensor, values:
 
 
 @jit
-def turn_and_store_heads(  # type: ignore[no-untyped-def]
+def rope_and_store_heads(  # type: ignore[no-untyped-def]
     qkv: tl.tensor,
     positions: tl.tensor,
     slots: tl.tensor,
@@ -109,9 +108,9 @@ def turn_and_store_heads(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = queries.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Logits → tokens on the device, by the definition of a draw (gumbel.py). The twin is torch_sampler.py.
+"""Logits → tokens on the device, by the definition of a draw (gumbel.py). The reference is torch_sampler.py.
 
     scan     row × chunk of the vocabulary, one read of the logits. Of each tile of 128 tokens stay its largest logit
              and, by what is drawn, a bound of its scores or its mass. The program that comes last to a row finishes a
@@ -17,16 +17,72 @@ are compared in float64.
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from numpy.typing import NDArray
 
 from ...core.batch import Draws, LogitsError, Summary
-from .early import launched_early
-from .jit import block_of
+from .jit import block_of, jit
+from .pdl import pdl_options
 from .sampling_columns import DeviceDraws
 from .sampling_kernels import scan
-from .sampling_select import select
-from .sampling_summary import summarise_rows
-from .sampling_tiles import TILE
+from .sampling_noise import NO_TOKEN
+from .sampling_search import next_of
+from .sampling_select import copy, select
+from .sampling_tiles import COPIED, LINE, TILE, kth_bound
+
+
+@jit
+def summarise_rows(  # type: ignore[no-untyped-def]
+    logits: tl.tensor,
+    rows: tl.tensor,
+    counters: tl.tensor,  # [n, LINE] 0 before and behind
+    maxima: tl.tensor,  # [n, TILES]
+    masses: tl.tensor,  # [n, TILES] at temperature 1
+    packed: tl.tensor,  # [n, ROOM] scratch
+    held: tl.tensor,  # [n, TILES] scratch
+    normalisers: tl.tensor,  # [n] NaN: the row has what is not a number, or nothing that is finite
+    top_tokens: tl.tensor,  # [n, top] −1: there are not so many finite logits
+    top_logits: tl.tensor,  # [n, top]
+    stride: int,
+    vocab: int,
+    top: int,
+    TILES: tl.constexpr,
+    TILE_BLOCK: tl.constexpr,
+    READ_TILES: tl.constexpr,
+    ROOM: tl.constexpr,
+    READ: tl.constexpr,
+):
+    draw = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, TILE_BLOCK)
+    best = tl.load(maxima + draw * TILES + tile, mask=tile < TILES, other=-float("inf"))
+    largest = tl.max(best)
+    if (largest < float("inf")) & (largest > -float("inf")):
+        found = tl.load(masses + draw * TILES + tile, mask=tile < TILES, other=0.0).to(tl.float64)
+        mass = tl.sum(found * tl.exp((best - largest).to(tl.float64)))
+        tl.store(normalisers + draw, largest.to(tl.float64) + tl.log(mass))
+        if top > 0:
+            row = logits + tl.load(rows + draw) * stride
+            low = kth_bound(best, largest, top)
+            own = packed + draw * ROOM
+            copy(
+                row, vocab, row, -1, 0, maxima + draw * TILES, 0, TILE_BLOCK, low,
+                counters + draw * LINE + COPIED, own, held + draw * TILES, TILES, TILE_BLOCK, READ_TILES, ROOM,
+            )  # fmt: skip
+            count = tl.load(counters + draw * LINE + COPIED)
+            copied = count <= ROOM
+            size = tl.where(copied, count, vocab)
+            value = tl.full([], float("inf"), tl.float32)
+            token = tl.full([], -1, tl.int32)
+            place = 0
+            while place < top:
+                value, token = next_of(row, vocab, own, size, copied, value, token, READ)
+                tl.store(top_tokens + draw * top + place, tl.where(token == NO_TOKEN, -1, token))
+                tl.store(top_logits + draw * top + place, value)
+                place += 1
+            tl.store(counters + draw * LINE + COPIED, 0)
+    else:
+        tl.store(normalisers + draw, tl.full([], float("nan"), tl.float64))
+
 
 _SCANNED = 16  # tiles that a scanning program reads at once
 _PROGRAMS = 512  # of a scan, where there is so much: large devices hold them at once
@@ -81,7 +137,7 @@ class TritonSampling:
                 SOME=_SOME,
                 num_warps=_SELECT_WARPS,
                 enable_fp_fusion=False,  # the definition rounds a product before the sum
-                **launched_early(logits.device),
+                **pdl_options(logits.device),
             )
         return tokens
 
@@ -143,7 +199,7 @@ class _Tiles:
             TILE_BLOCK=block_of(tiles.count),
             num_warps=4,
             enable_fp_fusion=False,
-            **launched_early(logits.device),
+            **pdl_options(logits.device),
         )
         return tiles
 

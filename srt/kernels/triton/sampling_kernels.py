@@ -2,8 +2,8 @@
 
 import triton.language as tl
 
-from .early import wait_for_kernels_before
 from .jit import jit
+from .pdl import wait_for_previous_kernels
 from .sampling_noise import NO_TOKEN, ROUNDING, most_noise, noise, token_hash
 from .sampling_tiles import LINE, LOG2_E, SCANNED, allowed, read_tiles, tokens_of
 
@@ -31,9 +31,9 @@ def scan(  # type: ignore[no-untyped-def]
     TILES: tl.constexpr,
     READ_TILES: tl.constexpr,
     TILE_BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     draw = tl.program_id(1).to(tl.int64)
     row = logits + tl.load(rows + draw) * stride
     mask_row = tl.load(mask_rows + draw)

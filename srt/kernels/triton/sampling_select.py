@@ -2,8 +2,8 @@
 
 import triton.language as tl
 
-from .early import wait_for_kernels_before
 from .jit import jit
+from .pdl import wait_for_previous_kernels
 from .sampling_noise import NO_TOKEN, noise, rough_noise, token_hash
 from .sampling_search import best_of, packed_entries, winner
 from .sampling_tiles import (
@@ -53,9 +53,9 @@ def select(  # type: ignore[no-untyped-def]
     ROOM: tl.constexpr,
     READ: tl.constexpr,
     SOME: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    wait_for_kernels_before(EARLY)
+    wait_for_previous_kernels(PDL)
     draw = tl.program_id(1).to(tl.int64)
     inverse = tl.load(inverse_temperatures + draw)
     k = tl.load(top_k + draw)

@@ -1,22 +1,31 @@
-"""What the logits of a step say: tokens that are chosen on the device, and logits for rows that want them.
+"""Answers a step: chooses tokens on the device, and keeps logits for the rows that want them.
 
-Chosen tokens stay on the device for the rows of the next step, and are copied to the host, eight bytes each, behind
-the step. Nobody waits for that copy before somebody asks for the result.
+Chosen tokens stay on the device for the rows of the next step, and are copied to the host, eight bytes each, after
+the step. Only `Answer.result` waits for that copy.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...core.batch import Logits, LogitsError, RowNeed, RowRequests
+from ...core.batch import Chooser, Draws, Logits, LogitsError, RowNeed, RowRequests
 from ...core.isolation import isolate
 from ...scheduler.row_requests import draws_of
-from .choosing import DeviceChooser
-from .device import Accelerator, Mark
-from .staging import Staging
+from .device import Accelerator, Mark, Staging
+
+
+class DeviceChooser(Chooser, Protocol):
+    """In Triton it is `kernels.triton.sampling.TritonSampling`, its reference is `reference.ReferenceChooser`."""
+
+    def choose_async(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """One token for each draw, int64 [n] on the device; −1 where the logits of a row are not numbers.
+
+        logits: float32 [_, vocab].
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,9 +44,9 @@ class Answer:
     value_places: NDArray[np.int64]  # [L] index into values, −1 = none
     chosen: Chosen
     errors: Mapping[int, Exception]  # logit row → why no token could be chosen
-    host_tokens: torch.Tensor = field(repr=False)  # int64 [n] in pinned memory, full behind the mark
+    host_tokens: torch.Tensor = field(repr=False)  # int64 [n] in pinned memory, full after the mark
     mark: Mark
-    finished: Callable[[], None] = field(repr=False)  # called behind the mark
+    finished: Callable[[], None] = field(repr=False)  # called after the mark
 
     def result(self) -> Logits:
         """Waits for the step."""

@@ -11,7 +11,7 @@ to. After the last attention only rows whose logits are asked for go on. R rows,
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -19,18 +19,84 @@ from ...attention.backend import AttentionGeometry, AttentionStep
 from ...cache.kv_pool import KVGeometry
 from ...core.model import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
-from ...kernels.triton.rope_table import rope_table
 from ...layers.checkpoint import Checkpoint, Tensors
-from ...layers.linear import Linear
+from ...layers.linear import HEAD_ROWS, DenseMethod, Linear, QuantMethod
 from ...layers.norm import HeadNorm
-from ...layers.rope import RopeConfig
+from ...layers.rope import RopeConfig, rope_table
 from ...models.decoder_config import DecoderConfig
-from ...models.experts import Experts
+from ...models.experts import ExpertKernels, Experts
 from ...models.layer_tensors import EMBEDDING, FINAL_NORM, HEAD, LayerTensors, landmarks, layer_tensors, unused
 from ...models.sharding import shard_range
 from ...models.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
-from .head import CudaHead
-from .kernels import FusedKernels, FusedMethod, KernelMethod
+
+Weight = TypeVar("Weight")
+
+
+class FusedKernels(ExpertKernels, Protocol):
+    """The kernels that the decoder is made of: those in Triton, or `kernels.triton.reference` in plain torch.
+
+    The files in `kernels/triton` say what each takes and gives.
+    """
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor: ...
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        *,
+        eps: float,
+        centered: bool,
+        after: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+    def gated(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor: ...
+
+    def rope_and_store(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        table: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        head_norm: HeadNorm | None = None,
+    ) -> torch.Tensor: ...
+
+
+class FusedMethod(QuantMethod[Weight], Protocol[Weight]):
+    """A weight format of the CUDA decoder, which multiplies and gates in one call."""
+
+    def apply_gated(self, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+        """activation(gate) × up of [gate, up] = x Wᵀ + bias: [R, inputs] → [R, outputs / 2]"""
+
+
+class KernelMethod(DenseMethod):
+    """Floats of the model's dtype, multiplied by the decoder's kernels."""
+
+    def __init__(self, kernels: FusedKernels) -> None:
+        self._kernels = kernels
+
+    def apply(self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self._kernels.linear(x, weight, bias)
+
+    def apply_gated(
+        self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor:
+        return self._kernels.gated(x, weight, bias, activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +206,7 @@ class CudaDecoder:
     ) -> torch.Tensor:
         """[R, hidden] → what the output map reads: [R, heads · D]."""
         pool = attention.pool
-        queries = self._kernels.turn_and_store(
+        queries = self._kernels.rope_and_store(
             layer.qkv(x),
             rows.positions,
             attention.write_slots,
@@ -209,3 +275,26 @@ class _GatedMLP:
 
 def attention_geometry(config: DecoderConfig) -> AttentionGeometry:
     return AttentionGeometry(config.heads, config.kv_heads, config.head_dim)
+
+
+class CudaHead:
+    """The output map, and the cap that some models put on their logits.
+
+    Args:
+        weight: [vocab, hidden] in the model's dtype.
+        softcap: logits stay between it and its negative; 0: there is none.
+    """
+
+    def __init__(self, weight: torch.Tensor, *, softcap: float, kernels: FusedKernels) -> None:
+        self._weight = weight
+        self._softcap = softcap
+        self._kernels = kernels
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [L, hidden] → out float32 [L, vocab]"""
+        for rows, target in zip(torch.split(x, HEAD_ROWS), torch.split(out, HEAD_ROWS), strict=True):
+            if self._softcap:
+                logits = self._kernels.linear(rows, self._weight)
+                target.copy_((logits / self._softcap).tanh() * self._softcap)
+            else:
+                self._kernels.linear(rows, self._weight, out=target)

@@ -24,14 +24,11 @@ from ...core.image_token_ids import without_pictures
 from ...core.model import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...multimodal.store import VisionStore
-from .answers import Answer, Answers, Chosen
-from .captured import CapturedSteps, StepInputs
-from .choosing import DeviceChooser
+from .answers import Answer, Answers, Chosen, DeviceChooser
 from .decoder import CudaDecoder, DeviceRows
-from .device import Accelerator
+from .device import Accelerator, Staging
+from .graphs import CapturedSteps, GraphBackend, StepInputs
 from .memory import StepLimits
-from .plans import GraphBackend
-from .staging import Staging
 
 
 class CudaRunner:

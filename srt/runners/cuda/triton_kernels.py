@@ -1,11 +1,11 @@
-"""The decoder's kernels in Triton, under the names of `kernels.FusedKernels`."""
+"""The decoder's kernels in Triton, under the names of `decoder.FusedKernels`. Imported when it is asked for."""
 
 import triton
 
 from ...kernels.triton.linear import gated, linear
 from ...kernels.triton.moe import fused_experts, route
 from ...kernels.triton.norm import add_rms_norm, rms_norm
-from ...kernels.triton.rope import turn_and_store
+from ...kernels.triton.rope import rope_and_store
 
 __all__ = [
     "INTERPRETED",
@@ -15,7 +15,7 @@ __all__ = [
     "linear",
     "rms_norm",
     "route",
-    "turn_and_store",
+    "rope_and_store",
 ]
 
 INTERPRETED: bool = triton.knobs.runtime.interpret  # on the CPU, as it was when the kernels were imported

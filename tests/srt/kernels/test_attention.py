@@ -96,8 +96,8 @@ def test_attention_is_that_of_torch_whatever_the_number_of_threads(
     batch, num_slots = made
     pool = random_pool(num_slots, geometry, dtype, seed=3)
     queries = normal(batch.rows, geometry.heads, geometry.head_dim)
-    twin = TorchBackend(geometry, "cpu", tree_attention=False)
-    expected = twin.attend(0, queries, pool, twin.plan(batch, window), scale=SCALE, softcap=softcap)
+    reference = TorchBackend(geometry, "cpu", tree_attention=False)
+    expected = reference.attend(0, queries, pool, reference.plan(batch, window), scale=SCALE, softcap=softcap)
 
     backend = CpuBackend(geometry, library=library, block_rows=block_rows, split=split, tree_attention=tree)
     backend.cut = dataclasses.replace(backend.cut, merge_keys=4)
@@ -134,10 +134,10 @@ def test_plans_are_those_of_numpy(
     backend = CpuBackend(GEOMETRIES[0], library=library, block_rows=block_rows, split=split, tree_attention=tree)
     backend.cut = dataclasses.replace(backend.cut, merge_keys=4)
     plan = backend.plan(batch, window)
-    ours, twin = plan.copy(), make_plan(batch, window, dataclasses.replace(backend.cut, workers=workers))
-    for field in dataclasses.fields(twin):
-        np.testing.assert_array_equal(getattr(ours, field.name), getattr(twin, field.name), err_msg=field.name)
-    assert plan.keys_read == twin.keys_read
+    ours, reference = plan.copy(), make_plan(batch, window, dataclasses.replace(backend.cut, workers=workers))
+    for field in dataclasses.fields(reference):
+        np.testing.assert_array_equal(getattr(ours, field.name), getattr(reference, field.name), err_msg=field.name)
+    assert plan.keys_read == reference.keys_read
 
 
 def test_a_plan_outlives_its_batch(library: ctypes.CDLL) -> None:
@@ -159,8 +159,8 @@ def test_long_runs_are_right_for_any_number_of_rows(
     batch, num_slots = make_batch([Sequence(prefix=900, query=rows)], seed=0)
     pool = random_pool(num_slots, geometry, dtype, seed=1)
     queries = normal(rows, 4, 64)
-    twin = TorchBackend(geometry, "cpu")
-    expected = twin.attend(0, queries, pool, twin.plan(batch, window), scale=SCALE)
+    reference = TorchBackend(geometry, "cpu")
+    expected = reference.attend(0, queries, pool, reference.plan(batch, window), scale=SCALE)
     tolerance = 3e-2 if isa in TILED and dtype is torch.bfloat16 else 2e-5
     torch.testing.assert_close(
         attend(CpuBackend(geometry, library=library), batch, pool, queries, window),

@@ -1,4 +1,4 @@
-"""Norms, residual sums, activations and the turn of heads, against the torch layers they stand in for."""
+"""Norms, residual sums, activations and the rotation of heads, against the torch layers they stand in for."""
 
 import ctypes
 

@@ -67,7 +67,7 @@ def sampled_picks(
 
 
 def assert_same(head: Head, x: torch.Tensor, row_requests: RowRequests) -> None:
-    """Token by token the twin's, with the logits that `all` has."""
+    """Token by token the reference's, with the logits that `all` has."""
     logits = head.all(x)
     chosen = head.choose(x, row_requests)
     assert chosen.tokens.tolist() == choose_from_logits(logits, row_requests).tolist()

@@ -47,7 +47,9 @@ def rounded(weight: torch.Tensor, form: Format) -> torch.Tensor:
     return weight.bfloat16().float() if form is Format.BF16 else weight
 
 
-def twin(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: Format, isa: Isa) -> torch.Tensor:
+def reference_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: Format, isa: Isa
+) -> torch.Tensor:
     """In float64, so that what differs is the kernel's own rounding."""
     inputs = x.bfloat16() if form is Format.BF16 and isa in TILED else x
     return functional.linear(inputs.double(), rounded(weight, form).double(), None if bias is None else bias.double())
@@ -64,8 +66,8 @@ def assert_close(out: torch.Tensor, expected: torch.Tensor, x: torch.Tensor, wei
 def test_a_linear_is_that_of_torch(library: ctypes.CDLL, isa: Isa, form: Format, rows: int, n: int, k: int) -> None:
     x, weight, bias = normal(rows, k), normal(n, k, seed=1), normal(n, seed=2)
     matrix = PackedMatrix(library, [weight], form)
-    assert_close(matrix(x), twin(x, weight, None, form, isa), x, weight)
-    assert_close(matrix(x, bias), twin(x, weight, bias, form, isa), x, weight)
+    assert_close(matrix(x), reference_product(x, weight, None, form, isa), x, weight)
+    assert_close(matrix(x, bias), reference_product(x, weight, bias, form, isa), x, weight)
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,7 +79,7 @@ def test_sizes_and_strides_are_free(rows: int, n: int, k: int, form: Format, gap
         x, weight = normal(rows, k + gap)[:, :k], normal(n, k + gap, seed=1)[:, :k]
         around = torch.full((rows, n + gap), 7.0)
         PackedMatrix(library, [weight], form)(x, out=around[:, :n])
-        assert_close(around[:, :n], twin(x, weight, None, form, isa), x, weight)
+        assert_close(around[:, :n], reference_product(x, weight, None, form, isa), x, weight)
         assert bool((around[:, n:] == 7).all()), "nothing is written past the outputs"
         library.umbel_set_threads(1)
 

@@ -36,7 +36,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def dequantised(weight: torch.Tensor) -> torch.Tensor:
-    """The twin of packing: bytes to nearest, one scale for each output."""
+    """The reference of packing: bytes to nearest, one scale for each output."""
     scale = weight.float().abs().amax(dim=1, keepdim=True) / 127
     stored = torch.where(scale > 0, (weight.float() / scale).round(), 0.0)
     return stored * scale

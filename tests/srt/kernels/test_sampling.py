@@ -1,4 +1,4 @@
-"""Choosing tokens in C++ against the torch twin, on every instruction set that this machine executes."""
+"""Choosing tokens in C++ against the torch reference, on every instruction set that this machine executes."""
 
 import ctypes
 import dataclasses
@@ -163,8 +163,8 @@ def test_log_probabilities_are_those_of_float64(
 def test_described_tokens_are_the_same_from_both(library: ctypes.CDLL) -> None:
     values = logits(3, 3000)
     wanted = [Wanted(2, 7, 3), Wanted(0, 1), Wanted(2, 9, 5)]
-    native, twin = (describe(values, wanted, chooser) for chooser in (CpuSampling(library), TorchSampling()))
-    for mine, other in zip(native, twin, strict=True):
+    native, reference = (describe(values, wanted, chooser) for chooser in (CpuSampling(library), TorchSampling()))
+    for mine, other in zip(native, reference, strict=True):
         assert mine.token_id == other.token_id
         assert [token for token, _ in mine.top] == [token for token, _ in other.top]
         assert mine.logprob == pytest.approx(other.logprob, abs=2e-6)

@@ -1,4 +1,4 @@
-"""The native walk against its numpy twin: the same bits, and the same work left in the end."""
+"""The native walk against its numpy reference: the same bits, and the same work left in the end."""
 
 import numpy as np
 import pytest

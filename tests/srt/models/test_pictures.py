@@ -19,10 +19,9 @@ from umbel.srt.models.registry import build_model
 from umbel.srt.multimodal.sequence import SequencePictures
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
-from umbel.srt.runners.cuda.building import build_cuda_runner
+from umbel.srt.runners.cuda.build import build_cuda_runner, reference_parts
 from umbel.srt.runners.cuda.device import HostAccelerator
 from umbel.srt.runners.cuda.memory import StepLimits
-from umbel.srt.runners.cuda.parts import twin_parts
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -69,7 +68,7 @@ def store_of(*, both_ways: bool) -> tuple[VisionStore, ToyVision]:
 
 
 def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> TorchRunner | CpuRunner | CudaRunner:
-    """engine: "torch", "native" or "device", the engine of CUDA with the twins of its kernels on the host."""
+    """engine: "torch", "native" or "device", the engine of CUDA with the references of its kernels on the host."""
     config, tensors = reference.config.to_dict(), tensors_of(reference)
     if engine == "device":
         return build_cuda_runner(
@@ -81,7 +80,7 @@ def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> To
             num_slots=lambda geometry: NUM_SLOTS,
             limits=StepLimits(rows=32, sequences=8),
             pictures=store,
-            parts=twin_parts(),
+            parts=reference_parts(),
         )
     if engine == "torch":
         model = build_model(config, tensors, dtype=torch.float32, pack=False)

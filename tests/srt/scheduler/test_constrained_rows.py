@@ -49,7 +49,7 @@ def picks(dice: np.random.Generator) -> RowRequests:
     )
 
 
-def twin(logits: torch.Tensor, asked: RowRequests) -> list[int]:
+def reference_tokens(logits: torch.Tensor, asked: RowRequests) -> list[int]:
     masks: list[np.ndarray | None] = []
     for row in range(ROWS):
         allowed = asked.allowed.get(row)
@@ -65,7 +65,7 @@ def test_the_choice_is_that_from_all_logits(runner: TorchRunner | CpuRunner, see
     asked = picks(np.random.default_rng(seed))
     batch = Sequences([random_tokens(ROWS, seed)], 120).batch([Piece(0, 0, ROWS)])
     batch = dataclasses.replace(batch, logit_rows=np.arange(ROWS))
-    expected = twin(runner.forward(batch).values.clone(), asked)
+    expected = reference_tokens(runner.forward(batch).values.clone(), asked)
     logits = runner.forward(dataclasses.replace(batch, row_requests=asked))
     tokens = logits.tokens.copy()
     left = np.flatnonzero((tokens < 0) & (asked.kinds != RowNeed.LOGITS))

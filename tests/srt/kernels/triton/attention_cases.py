@@ -1,4 +1,4 @@
-"""What the attention tests share: backends with tiny tiles, pools on the device, and the torch twin's answer."""
+"""What the attention tests share: backends with tiny tiles, pools on the device, and the torch reference's answer."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def pool_for(
     return pool
 
 
-def twin(
+def attend_reference(
     batch: Batch, pool: KVPool, queries: torch.Tensor, window: int | None, *, softcap: float = 0.0
 ) -> torch.Tensor:
     """The torch backend's answer in float32, without sharing, from the same rounded keys."""

@@ -4,8 +4,8 @@ import torch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# Of the largest value. Kernels and twins round at the same places, so in 16 bits a result that falls on the other side
-# of a tie is one rounding away, and what is computed from it another one.
+# Of the largest value. Kernels and references round at the same places, so in 16 bits a result that falls on the other
+# side of a tie is one rounding away, and what is computed from it another one.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from umbel.srt.kernels.triton import activation, twins
+from umbel.srt.kernels.triton import activation, reference
 from umbel.srt.layers.linear import ACTIVATIONS
 
 from .closeness import DTYPES, TOLERANCES, random, relative_error
@@ -29,8 +29,8 @@ def test_gates_are_activated_and_multiplied_as_in_torch(name: str, dtype: torch.
     gate_up = random(3, 2 * 1100, dtype=dtype) * 3  # more columns than a program has, and no multiple of them
     actual = activation.act_and_multiply(gate_up, name)
     assert actual.dtype is dtype
-    assert relative_error(actual, twins.act_and_multiply(gate_up, name)) < TOLERANCES[dtype]
-    assert relative_error(actual, twins.act_and_multiply(gate_up.float(), name)) < 1e-2
+    assert relative_error(actual, reference.act_and_multiply(gate_up, name)) < TOLERANCES[dtype]
+    assert relative_error(actual, reference.act_and_multiply(gate_up.float(), name)) < 1e-2
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -44,7 +44,7 @@ def test_rows_may_lie_apart() -> None:
     wide = random(4, 100)
     assert (
         relative_error(
-            activation.act_and_multiply(wide[:, 10:74], "silu"), twins.act_and_multiply(wide[:, 10:74], "silu")
+            activation.act_and_multiply(wide[:, 10:74], "silu"), reference.act_and_multiply(wide[:, 10:74], "silu")
         )
         < 1e-6
     )

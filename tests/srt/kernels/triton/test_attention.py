@@ -18,7 +18,7 @@ from umbel.srt.kernels.triton.attention_backend import BLOCK_PARTS, TritonBacken
 from umbel.srt.kernels.triton.attention_tiles import tiles_for
 
 from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences, with_pictures
-from .attention_cases import SCALE, normal, pool_for, tiny_backend, twin
+from .attention_cases import SCALE, attend_reference, normal, pool_for, tiny_backend
 
 SMALL = AttentionGeometry(heads=4, kv_heads=2, head_dim=16)
 of_text = st.one_of(
@@ -65,7 +65,9 @@ def test_attention_is_that_of_torch(
     queries = normal(batch.rows, geometry.heads, geometry.head_dim).to(device)
     backend = tiny_backend(geometry, device, tree=tree, multiprocessors=multiprocessors)
     result = attend(backend, batch, pool, queries, window, softcap)
-    torch.testing.assert_close(result, twin(batch, pool, queries, window, softcap=softcap), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        result, attend_reference(batch, pool, queries, window, softcap=softcap), rtol=1e-5, atol=1e-5
+    )
 
 
 MIXED = [Sequence(40, 1), Sequence(9, 1), Sequence(30, 21), Sequence(0, 5), Sequence(60, 1, cached=True)]
@@ -88,7 +90,7 @@ def test_narrow_dtypes_round_what_is_multiplied_and_no_more(
     backend = tiny_backend(SMALL, device, dtype=dtype, kv_dtype=kv_dtype)
     result = attend(backend, batch, pool, queries, 33, softcap)
     assert result.dtype is dtype
-    expected = twin(batch, pool, queries, 33, softcap=softcap)
+    expected = attend_reference(batch, pool, queries, 33, softcap=softcap)
     error = (result.float() - expected).norm() / expected.norm()
     assert error < (1e-5 if dtype is torch.float32 else 1e-2)
 
@@ -100,7 +102,7 @@ def test_head_dims(device: torch.device, head_dim: int) -> None:
     pool = pool_for(num_slots, geometry, torch.float32, device)
     queries = normal(batch.rows, 4, head_dim).to(device)
     result = attend(TritonBackend(geometry, device, dtype=torch.float32), batch, pool, queries, None)
-    torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result, attend_reference(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 
 
 def test_a_device_with_little_shared_memory_has_one_pair_of_tiles_less_on_its_way() -> None:
@@ -138,7 +140,7 @@ def test_groups_of_any_size_are_packed_into_a_tile(device: torch.device, group: 
     pool = pool_for(num_slots, geometry, torch.float32, device)
     queries = normal(batch.rows, group, 16).to(device)
     result = attend(tiny_backend(geometry, device), batch, pool, queries, None)
-    torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result, attend_reference(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 
 
 def test_a_row_of_many_parts_is_merged_in_several_blocks(device: torch.device) -> None:
@@ -149,7 +151,7 @@ def test_a_row_of_many_parts_is_merged_in_several_blocks(device: torch.device) -
     plan = backend.plan(batch, None)
     assert plan.merges[2] > 2 * BLOCK_PARTS
     result = backend.attend(0, queries, pool, plan, scale=SCALE)
-    torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result, attend_reference(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 9])
@@ -159,7 +161,7 @@ def test_rows_of_a_picture_see_the_rest_of_it(device: torch.device, window: int 
     pool = pool_for(num_slots, SMALL, torch.float32, device)
     queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device)
     result = attend(tiny_backend(SMALL, device), batch, pool, queries, window)
-    torch.testing.assert_close(result, twin(batch, pool, queries, window), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result, attend_reference(batch, pool, queries, window), rtol=1e-5, atol=1e-5)
 
 
 def test_tree_attention_reads_less_and_gives_the_same(device: torch.device) -> None:
@@ -249,7 +251,7 @@ def test_results_go_where_the_caller_wants_them(device: torch.device, side_by_si
     backend = tiny_backend(SMALL, device)
     result = backend.attend(0, queries, pool, backend.plan(batch, None), scale=SCALE, out=out)
     assert result is out
-    torch.testing.assert_close(out, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out, attend_reference(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -295,5 +297,5 @@ def test_long_runs_on_a_device(device: torch.device, head_dim: int, kv_dtype: to
         result = attend(
             TritonBackend(geometry, device, dtype=torch.bfloat16, kv_dtype=kv_dtype), batch, pool, queries, window
         )
-        expected = twin(batch, pool, queries, window)
+        expected = attend_reference(batch, pool, queries, window)
         assert (result.float() - expected).norm() / expected.norm() < 1e-2

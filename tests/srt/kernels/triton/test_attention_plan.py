@@ -13,7 +13,7 @@ from umbel.srt.core.batch import Batch
 from umbel.srt.kernels.triton.attention_plan import pack
 
 from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences
-from .attention_cases import SCALE, normal, pool_for, tiny_backend, twin
+from .attention_cases import SCALE, attend_reference, normal, pool_for, tiny_backend
 
 SMALL = AttentionGeometry(heads=4, kv_heads=2, head_dim=16)
 
@@ -80,7 +80,7 @@ def test_a_reserved_plan_is_filled_again_and_again(device: torch.device) -> None
         out = torch.full_like(queries, 7.0)
         backend.plan_into(plan, batch, None)
         backend.attend(0, queries, pool, plan, scale=SCALE, out=out)
-        expected = twin(batch, pool, queries[: batch.rows], None)
+        expected = attend_reference(batch, pool, queries[: batch.rows], None)
         torch.testing.assert_close(out[: batch.rows], expected, rtol=1e-5, atol=1e-5)
         assert bool((out[batch.rows :] == 7.0).all()), "rows that pad the step are not written"
     assert addresses == [a.data_ptr() for a in (plan.bounds, plan.items, plan.slots, plan.kv_idx, plan.part_out)]
@@ -117,7 +117,7 @@ def test_a_step_whose_sharing_does_not_fit_is_planned_without(device: torch.devi
     plan.capacity = replace(plan.capacity, slots=batch.rows + 2)
     backend.plan_into(plan, batch, None)
     result = backend.attend(0, queries, pool, plan, scale=SCALE)
-    torch.testing.assert_close(result, twin(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result, attend_reference(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
     assert backend.counters.keys_saved == 0
 
 
@@ -131,7 +131,7 @@ def test_a_reserved_plan_holds_prompts_beside_rows_that_decode(wide: bool, devic
     assert backend.plan_into(plan, batch, None)
     result = backend.attend(0, queries, pool, plan, scale=SCALE)
     torch.testing.assert_close(
-        result[: batch.rows], twin(batch, pool, queries[: batch.rows], None), rtol=1e-5, atol=1e-5
+        result[: batch.rows], attend_reference(batch, pool, queries[: batch.rows], None), rtol=1e-5, atol=1e-5
     )
 
 
@@ -178,5 +178,5 @@ def test_a_captured_step_attends_to_what_the_plan_says_when_it_is_replayed(devic
         queries.copy_(normal(8, 32, 128, seed=seed))
         backend.plan_into(plan, batch, None)
         graph.replay()
-        expected = twin(batch, pool, queries[: batch.rows], None)
+        expected = attend_reference(batch, pool, queries[: batch.rows], None)
         assert (out[: batch.rows].float() - expected).norm() / expected.norm() < 1e-2

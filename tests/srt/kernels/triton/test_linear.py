@@ -1,12 +1,12 @@
-"""Products of one row, and gates behind them, against their twins; more rows are torch's."""
+"""Products of one row, and gates behind them, against their references; more rows are torch's."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from umbel.srt.kernels.triton import linear, twins
-from umbel.srt.kernels.triton.early import can_launch_early, launched_early
-from umbel.srt.kernels.triton.row_sums import depth_for
+from umbel.srt.kernels.triton import linear, reference
+from umbel.srt.kernels.triton.linear import depth_for
+from umbel.srt.kernels.triton.pdl import pdl_options, supports_pdl
 
 from .closeness import DTYPES, TOLERANCES, random, relative_error
 
@@ -31,8 +31,8 @@ def test_a_row_is_multiplied_as_in_torch(outputs: int, inputs: int, biased: bool
     actual = linear.linear(x, weight, bias)
     assert actual.dtype is dtype
     assert actual.shape == (1, outputs)
-    assert relative_error(actual, twins.linear(x, weight, bias)) < TOLERANCES[dtype]
-    exact = twins.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert relative_error(actual, reference.linear(x, weight, bias)) < TOLERANCES[dtype]
+    exact = reference.linear(x.double(), weight.double(), None if bias is None else bias.double())
     assert relative_error(actual, exact) < TOLERANCES[dtype]
 
 
@@ -48,15 +48,15 @@ def test_a_gate_is_what_its_two_products_give(
     actual = linear.gated(x, weight, bias, activation)
     assert actual.dtype is dtype
     assert actual.shape == (1, width)
-    assert relative_error(actual, twins.gated(x, weight, bias, activation)) < 2 * TOLERANCES[dtype]
+    assert relative_error(actual, reference.gated(x, weight, bias, activation)) < 2 * TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("rows", [0, 2, 5])
 def test_more_rows_are_torchs(rows: int) -> None:
     x, weight, bias = random(rows, 48), weight_of(6, 48), random(6, seed=2)
-    assert torch.equal(linear.linear(x, weight, bias), twins.linear(x, weight, bias))
+    assert torch.equal(linear.linear(x, weight, bias), reference.linear(x, weight, bias))
     gates = linear.gated(x, weight, bias, "silu")
-    torch.testing.assert_close(gates, twins.gated(x, weight, bias, "silu"), rtol=2e-6, atol=1e-7)
+    torch.testing.assert_close(gates, reference.gated(x, weight, bias, "silu"), rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -71,7 +71,7 @@ def test_logits_are_rounded_before_they_become_float32(dtype: torch.dtype, rows:
 
 def test_inputs_that_are_not_read_16_bytes_at_once_are_torchs() -> None:
     x, weight = random(1, 50), weight_of(6, 50)
-    assert torch.equal(linear.linear(x, weight), twins.linear(x, weight))
+    assert torch.equal(linear.linear(x, weight), reference.linear(x, weight))
 
 
 def test_a_row_may_be_part_of_a_wider_one() -> None:
@@ -93,5 +93,5 @@ def test_a_tile_has_what_its_warps_read_at_once() -> None:
 
 
 def test_nothing_is_launched_early_where_it_cannot_be() -> None:
-    assert launched_early(torch.device("cpu")) == {"EARLY": False}
-    assert not can_launch_early(torch.device("cpu"))
+    assert pdl_options(torch.device("cpu")) == {"PDL": False}
+    assert not supports_pdl(torch.device("cpu"))

@@ -1,10 +1,10 @@
-"""Products of few rows on tensor cores against their twins, and which products they are."""
+"""Products of few rows on tensor cores against their references, and which products they are."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from umbel.srt.kernels.triton import linear, twins
+from umbel.srt.kernels.triton import linear, reference
 from umbel.srt.kernels.triton.activation import ACTIVATION_KINDS
 from umbel.srt.kernels.triton.linear_rows import LEAST_OUTPUTS, MOST_ROWS, multiplies_few, multiply_few
 
@@ -34,7 +34,7 @@ def test_few_rows_are_multiplied_as_in_torch(
     bias = random(outputs, dtype=dtype, seed=2) if biased else None
     out = torch.full((rows + 1, outputs), torch.nan, dtype=dtype)
     multiply_few(x, weight, bias, out[:rows])
-    assert relative_error(out[:rows], twins.linear(x, weight, bias)) < TOLERANCES[dtype]
+    assert relative_error(out[:rows], reference.linear(x, weight, bias)) < TOLERANCES[dtype]
     assert out[rows].isnan().all()
 
 
@@ -46,7 +46,7 @@ def test_gates_of_few_rows_are_what_two_products_give(activation: str, biased: b
     bias = random(2 * 45, dtype=dtype, seed=2) if biased else None
     out = torch.empty((7, 45), dtype=dtype)
     multiply_few(x, weight, bias, out, kind=ACTIVATION_KINDS[activation])
-    assert relative_error(out, twins.gated(x, weight, bias, activation)) < 2 * TOLERANCES[dtype]
+    assert relative_error(out, reference.gated(x, weight, bias, activation)) < 2 * TOLERANCES[dtype]
 
 
 def test_a_row_gives_the_same_bits_whatever_is_beside_it() -> None:

@@ -1,12 +1,11 @@
-"""Routing, and tokens through their experts, against the twins and against plain sums."""
+"""Routing, and tokens through their experts, against the references and against plain sums."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from umbel.srt.kernels.triton import moe, twins
-from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles, tiles_for
-from umbel.srt.kernels.triton.moe_few import are_few
+from umbel.srt.kernels.triton import moe, reference
+from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles, are_few, tiles_for
 from umbel.srt.layers.checkpoint import Checkpoint
 from umbel.srt.models.decoder_config import ExpertsConfig
 from umbel.srt.models.experts import ExpertKernels, Experts, expert_kernels
@@ -31,7 +30,7 @@ def weights_of(
 
 
 def routed(tokens: int, experts: int, top_k: int, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    return twins.route(random(tokens, experts, seed=seed) * 2, top_k, renormalise=True)
+    return reference.route(random(tokens, experts, seed=seed) * 2, top_k, renormalise=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -42,7 +41,7 @@ def test_tokens_go_to_their_most_probable_experts(
 ) -> None:
     logits = random(3, experts, dtype=dtype) * 2
     weights, chosen = moe.route(logits, top_k, renormalise=renormalise)
-    expected_weights, expected = twins.route(logits, top_k, renormalise=renormalise)
+    expected_weights, expected = reference.route(logits, top_k, renormalise=renormalise)
     assert torch.equal(chosen, expected)
     torch.testing.assert_close(weights, expected_weights, rtol=2e-6, atol=1e-7)
 
@@ -69,9 +68,9 @@ def test_tokens_go_through_their_experts_as_in_torch(
     weights, chosen = routed(tokens, experts, top_k)
     actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="silu", tiles=tiles)
     assert actual.dtype is dtype
-    twin = twins.fused_experts(x, gate_up, down, weights, chosen, activation="silu")
-    exact = twins.fused_experts(x.float(), gate_up.float(), down.float(), weights, chosen, activation="silu")
-    assert relative_error(actual, twin) < (2e-6 if dtype is torch.float32 else 1e-2)
+    expected = reference.fused_experts(x, gate_up, down, weights, chosen, activation="silu")
+    exact = reference.fused_experts(x.float(), gate_up.float(), down.float(), weights, chosen, activation="silu")
+    assert relative_error(actual, expected) < (2e-6 if dtype is torch.float32 else 1e-2)
     assert relative_error(actual, exact) < 1e-2
 
 
@@ -93,7 +92,7 @@ def test_few_tokens_go_through_their_experts_without_being_sorted(
     assert actual.dtype is dtype
     sorted_first = moe.fused_experts(x, gate_up, down, weights, chosen, activation="gelu", tiles=SMALL_TILES)
     assert relative_error(actual, sorted_first) < (2e-6 if dtype is torch.float32 else 1e-2)
-    exact = twins.fused_experts(x.float(), gate_up.float(), down.float(), weights, chosen, activation="gelu")
+    exact = reference.fused_experts(x.float(), gate_up.float(), down.float(), weights, chosen, activation="gelu")
     assert relative_error(actual, exact) < 1e-2
 
 
@@ -112,14 +111,14 @@ def test_the_cuts_for_many_tokens_give_the_same(tiles: Tiles, activation: str) -
     x, (gate_up, down) = random(150, 40), weights_of(2, 40, 136)
     weights, chosen = routed(150, 2, 2)
     actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation=activation, tiles=tiles)
-    expected = twins.fused_experts(x, gate_up, down, weights, chosen, activation=activation)
+    expected = reference.fused_experts(x, gate_up, down, weights, chosen, activation=activation)
     assert relative_error(actual, expected) < 2e-6
 
 
 def test_the_twin_is_the_sum_that_the_definition_says() -> None:
     x, (gate_up, down) = random(4, 12), weights_of(3, 12, 8)
     weights, chosen = routed(4, 3, 2)
-    result = twins.fused_experts(x, gate_up, down, weights, chosen, activation="relu")
+    result = reference.fused_experts(x, gate_up, down, weights, chosen, activation="relu")
     for token in range(4):
         total = torch.zeros(12)
         for weight, expert in zip(weights[token], chosen[token].tolist(), strict=True):
@@ -132,7 +131,7 @@ def test_experts_without_tokens_are_not_read() -> None:
     x, (gate_up, down) = random(20, 16), weights_of(6, 16, 16)
     weights = torch.ones(20, 1)
     chosen = torch.full((20, 1), 4, dtype=torch.int32)
-    expected = twins.fused_experts(x, gate_up, down, weights, chosen, activation="silu")
+    expected = reference.fused_experts(x, gate_up, down, weights, chosen, activation="silu")
     gate_up[[0, 1, 2, 3, 5]] = torch.nan
     down[[0, 1, 2, 3, 5]] = torch.nan
     actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="silu", tiles=SMALL_TILES)
@@ -190,9 +189,9 @@ def test_a_layer_gives_the_same_on_either(rounded: bool) -> None:
         weights.finish()
         return layer(x)
 
-    assert relative_error(result(moe), result(twins)) < 1e-2
+    assert relative_error(result(moe), result(reference)) < 1e-2
 
 
 def test_torch_computes_where_there_is_no_gpu() -> None:
-    assert expert_kernels(torch.device("cpu")) is twins
+    assert expert_kernels(torch.device("cpu")) is reference
     assert expert_kernels(torch.device("cuda")) is moe

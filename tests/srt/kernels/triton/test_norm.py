@@ -1,10 +1,10 @@
-"""Norms, alone and behind a residual sum, against their twins."""
+"""Norms, alone and behind a residual sum, against their references."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from umbel.srt.kernels.triton import norm, twins
+from umbel.srt.kernels.triton import norm, reference
 
 from .closeness import DTYPES, TOLERANCES, random, relative_error
 
@@ -24,8 +24,8 @@ def test_rows_are_normalised_as_in_torch(dtype: torch.dtype, centered: bool, row
     x, weight = random(rows, hidden, dtype=dtype), random(hidden, dtype=dtype, seed=1)
     actual = norm.rms_norm(x, weight, eps=EPS, centered=centered)
     assert actual.dtype is dtype
-    assert relative_error(actual, twins.rms_norm(x, weight, eps=EPS, centered=centered)) < TOLERANCES[dtype]
-    exact = twins.rms_norm(x.float(), weight.float(), eps=EPS, centered=centered)
+    assert relative_error(actual, reference.rms_norm(x, weight, eps=EPS, centered=centered)) < TOLERANCES[dtype]
+    exact = reference.rms_norm(x.float(), weight.float(), eps=EPS, centered=centered)
     assert relative_error(actual, exact) < 1e-2
 
 
@@ -36,7 +36,7 @@ def test_what_is_added_stays_in_the_residual(dtype: torch.dtype, sandwich: bool,
     x, residual = random(5, 96, dtype=dtype), random(5, 96, dtype=dtype, seed=1)
     weight, after = random(96, dtype=dtype, seed=2), random(96, dtype=dtype, seed=3) if sandwich else None
     expected_sum = residual.clone()
-    expected = twins.add_rms_norm(x, expected_sum, weight, eps=EPS, centered=centered, after=after)
+    expected = reference.add_rms_norm(x, expected_sum, weight, eps=EPS, centered=centered, after=after)
     actual = norm.add_rms_norm(x, residual, weight, eps=EPS, centered=centered, after=after)
     assert relative_error(residual, expected_sum) < TOLERANCES[dtype]
     assert relative_error(actual, expected) < 2 * TOLERANCES[dtype]
@@ -45,11 +45,11 @@ def test_what_is_added_stays_in_the_residual(dtype: torch.dtype, sandwich: bool,
 def test_rows_may_lie_apart() -> None:
     wide, residual, weight = random(4, 200), random(4, 96, seed=1), random(96, seed=2)
     expected_sum = residual.clone()
-    expected = twins.add_rms_norm(wide[:, 50:146], expected_sum, weight, eps=EPS, centered=False)
+    expected = reference.add_rms_norm(wide[:, 50:146], expected_sum, weight, eps=EPS, centered=False)
     assert (
         relative_error(
             norm.rms_norm(wide[:, :96], weight, eps=EPS, centered=False),
-            twins.rms_norm(wide[:, :96], weight, eps=EPS, centered=False),
+            reference.rms_norm(wide[:, :96], weight, eps=EPS, centered=False),
         )
         < 1e-6
     )

@@ -1,13 +1,12 @@
-"""Queries turned, keys and values in the pool: against the twin, and against what the torch decoder does."""
+"""Queries rotated, keys and values in the pool: against the reference, and against what the torch decoder does."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from umbel.srt.kernels.triton import rope, twins
-from umbel.srt.kernels.triton.rope_table import rope_table
+from umbel.srt.kernels.triton import reference, rope
 from umbel.srt.layers.norm import HeadNorm, RMSNorm
-from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, apply_rope
+from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, apply_rope, rope_table
 
 from .closeness import DTYPES, TOLERANCES, random, relative_error
 
@@ -52,8 +51,8 @@ def test_heads_are_normed_turned_and_stored_as_in_torch(
     table = rope_table(ROPE, head_dim, POSITIONS, dtype=dtype, device=torch.get_default_device())
     norm = None if normed == "not" else head_norm(head_dim, dtype, centered=normed == "centered")
     pools, expected_pools = pool(kv_heads, head_dim, dtype), pool(kv_heads, head_dim, dtype)
-    actual = rope.turn_and_store(qkv, *places(), table, *pools, head_norm=norm)
-    expected = twins.turn_and_store(qkv, *places(), table, *expected_pools, head_norm=norm)
+    actual = rope.rope_and_store(qkv, *places(), table, *pools, head_norm=norm)
+    expected = reference.rope_and_store(qkv, *places(), table, *expected_pools, head_norm=norm)
     assert actual.shape == (5, heads, head_dim)
     assert actual.is_contiguous()
     for got, wanted in zip((actual, *pools), (expected, *expected_pools), strict=True):
@@ -67,14 +66,14 @@ def test_the_twin_does_what_the_decoder_in_torch_does() -> None:
     table = rope_table(ROPE, 32, POSITIONS, dtype=torch.bfloat16, device=torch.get_default_device())
     norm = head_norm(32, torch.bfloat16, centered=True)
     keys, values = pool(2, 32, torch.bfloat16)
-    queries = twins.turn_and_store(qkv, *places(), table, keys, values, head_norm=norm)
+    queries = reference.rope_and_store(qkv, *places(), table, keys, values, head_norm=norm)
 
     heads = qkv.view(5, 8, 32)
     weight = torch.cat([norm.query_weight.expand(4, -1), norm.key_weight.expand(2, -1)])
     angles = Rope(ROPE, 32, torch.get_default_device()).angles(places()[0], torch.bfloat16)
-    turned = apply_rope(RMSNorm(weight, eps=1e-6, centered=True)(heads[:, :6]), angles)
-    assert torch.equal(queries, turned[:, :4])
-    assert torch.equal(keys[SLOTS_OF_ROWS], turned[:, 4:])
+    rotated = apply_rope(RMSNorm(weight, eps=1e-6, centered=True)(heads[:, :6]), angles)
+    assert torch.equal(queries, rotated[:, :4])
+    assert torch.equal(keys[SLOTS_OF_ROWS], rotated[:, 4:])
     assert torch.equal(values[SLOTS_OF_ROWS], heads[:, 6:])
 
 
@@ -83,8 +82,8 @@ def test_a_pool_in_float8_cuts_numbers_off(dtype: torch.dtype) -> None:
     qkv = random(5, 4 * 32, dtype=dtype) * 200
     table = rope_table(ROPE, 32, POSITIONS, dtype=dtype, device=torch.get_default_device())
     pools, expected_pools = pool(1, 32, torch.float8_e4m3fn), pool(1, 32, torch.float8_e4m3fn)
-    rope.turn_and_store(qkv, *places(), table, *pools)
-    twins.turn_and_store(qkv, *places(), table, *expected_pools)
+    rope.rope_and_store(qkv, *places(), table, *pools)
+    reference.rope_and_store(qkv, *places(), table, *expected_pools)
     for got, wanted in zip(pools, expected_pools, strict=True):
         assert float(got.float().abs().max()) <= 448.0
         differ = (got.view(torch.uint8) != wanted.view(torch.uint8)).float().mean()
@@ -100,7 +99,7 @@ def test_only_the_slots_of_the_rows_are_written() -> None:
         rope_table(ROPE, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device()),
     )
     keys, values = pool(1, 16, torch.float32)
-    rope.turn_and_store(qkv, *places(), table, keys, values)
+    rope.rope_and_store(qkv, *places(), table, keys, values)
     others = torch.tensor([slot for slot in range(SLOTS) if slot not in SLOTS_OF_ROWS])
     assert torch.equal(keys[others], torch.ones(len(others), 1, 16))
     assert torch.equal(values[others], torch.ones(len(others), 1, 16))
@@ -110,9 +109,9 @@ def test_many_rows_are_cut_into_other_programs_with_the_same_result(monkeypatch:
     qkv = random(5, 12 * 16)
     table = rope_table(ROPE, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device())
     few, many = pool(2, 16, torch.float32), pool(2, 16, torch.float32)
-    expected = rope.turn_and_store(qkv, *places(), table, *few)
+    expected = rope.rope_and_store(qkv, *places(), table, *few)
     monkeypatch.setattr(rope, "_FEW_ROWS", 4)
-    assert torch.equal(rope.turn_and_store(qkv, *places(), table, *many), expected)
+    assert torch.equal(rope.rope_and_store(qkv, *places(), table, *many), expected)
     assert torch.equal(many[0], few[0])
     assert torch.equal(many[1], few[1])
 
@@ -121,13 +120,13 @@ def test_rows_may_lie_apart_and_none_are_no_work() -> None:
     table = rope_table(ROPE, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device())
     wide = random(5, 100)
     pools, expected_pools = pool(1, 16, torch.float32), pool(1, 16, torch.float32)
-    actual = rope.turn_and_store(wide[:, 10:74], *places(), table, *pools)
+    actual = rope.rope_and_store(wide[:, 10:74], *places(), table, *pools)
     assert (
-        relative_error(actual, twins.turn_and_store(wide[:, 10:74].contiguous(), *places(), table, *expected_pools))
+        relative_error(actual, reference.rope_and_store(wide[:, 10:74].contiguous(), *places(), table, *expected_pools))
         < 1e-6
     )
     nothing = torch.empty(0, dtype=torch.int64)
-    assert rope.turn_and_store(wide[:0, :64], nothing, nothing, table, *pools).shape == (0, 2, 16)
+    assert rope.rope_and_store(wide[:0, :64], nothing, nothing, table, *pools).shape == (0, 2, 16)
 
 
 def test_a_table_holds_what_a_step_would_compute() -> None:

@@ -1,4 +1,4 @@
-"""Tokens chosen by the kernels: those of the torch twin, for the same seeds and positions."""
+"""Tokens chosen by the kernels: those of the torch reference, for the same seeds and positions."""
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
@@ -51,7 +51,7 @@ def wishes(
     )
 
 
-def twin(logits: torch.Tensor, draws: Draws) -> list[int]:
+def reference_tokens(logits: torch.Tensor, draws: Draws) -> list[int]:
     return TorchSampling().choose(logits.float(), draws).tolist()
 
 
@@ -93,7 +93,7 @@ def test_programs_read_several_times_where_there_are_many_rows(monkeypatch: pyte
     monkeypatch.setattr(sampling, "_PROGRAMS", 2)
     logits = random(2, 9000) * 3
     draws = wishes(0, 1, 0, 1, temperature=[0.0, 1.0, 1.3, 0.8], top_k=[0, 0, 7, 0], top_p=[1, 1, 1, 0.9])
-    assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
+    assert TritonSampling().choose(logits, draws).tolist() == reference_tokens(logits, draws)
 
 
 @pytest.mark.parametrize("vocab", [5, 128, 700, 9000])  # one tile, several, and several chunks
@@ -109,14 +109,14 @@ def test_races_have_the_same_winners(vocab: int) -> None:
     logits = random(3, vocab) * 3
     for position in range(2):
         draws = wishes(2, 0, 0, 1, 1, temperature=[0.3, 1.0, 2.0, 50.0, 1e-30], position=position)
-        assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
+        assert TritonSampling().choose(logits, draws).tolist() == reference_tokens(logits, draws)
 
 
 def test_a_race_of_equal_logits_is_decided_by_the_noise_alone() -> None:
     logits = torch.zeros(1, 9000)
     for position in range(3):
         draws = wishes(0, 0, 0, position=position)
-        assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
+        assert TritonSampling().choose(logits, draws).tolist() == reference_tokens(logits, draws)
 
 
 LIMITS = [
@@ -140,14 +140,14 @@ LIMITS = [
 def test_limits_leave_the_same_tokens_in_the_race(limits: dict[str, float], candidates: int) -> None:
     logits = random(2, 400) * 2
     draws = wishes(0, 1, temperature=[1.7, 0.6], **limits)
-    assert TritonSampling(candidates=candidates).choose(logits, draws).tolist() == twin(logits, draws)
+    assert TritonSampling(candidates=candidates).choose(logits, draws).tolist() == reference_tokens(logits, draws)
 
 
 @pytest.mark.parametrize("candidates", [8192, 300])
 def test_nuclei_of_flat_rows_are_found_among_many_tokens(candidates: int) -> None:
     logits = random(1, 5000) * 0.5  # all of them are within the reach of the bound that holds for every row
     draws = wishes(0, 0, 0, top_p=[0.02, 0.4, 0.97])
-    assert TritonSampling(candidates=candidates).choose(logits, draws).tolist() == twin(logits, draws)
+    assert TritonSampling(candidates=candidates).choose(logits, draws).tolist() == reference_tokens(logits, draws)
 
 
 def test_what_ties_with_the_last_token_kept_is_kept() -> None:
@@ -157,7 +157,7 @@ def test_what_ties_with_the_last_token_kept_is_kept() -> None:
     for position in range(5):
         draws = wishes(0, 0, temperature=3.0, top_k=[2, 0], top_p=[1.0, 0.6], position=position)
         tokens = TritonSampling().choose(logits, draws).tolist()
-        assert tokens == twin(logits, draws)
+        assert tokens == reference_tokens(logits, draws)
         chosen |= set(tokens)
     assert chosen == {3, 40, 41, 299}
 
@@ -188,7 +188,7 @@ def test_masks_leave_out_what_may_not_be_chosen() -> None:
         masks=masks,
     )
     tokens = TritonSampling().choose(logits, draws).tolist()
-    assert tokens == twin(logits, draws)
+    assert tokens == reference_tokens(logits, draws)
     assert tokens[2] == 17
     assert {tokens[0], tokens[3], tokens[4]} <= set(allowed)
 
@@ -198,14 +198,14 @@ def test_forbidden_tokens_never_win() -> None:
     logits[0, [7, 250]] = torch.tensor([-3.0, -2.0])
     for limits in ({}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.01}):
         draws = wishes(0, 0, 0, temperature=[0.0, 1.0, 1e30], **limits)
-        assert TritonSampling().choose(logits, draws).tolist() == twin(logits, draws)
+        assert TritonSampling().choose(logits, draws).tolist() == reference_tokens(logits, draws)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_may_have_16_bits_and_rows_may_lie_apart(dtype: torch.dtype) -> None:
     logits = (random(3, 800) * 3).to(dtype)[:, :555]
     draws = wishes(0, 1, 2, temperature=[0.0, 1.0, 0.8], top_k=[0, 0, 9])
-    assert TritonSampling().choose(logits, draws).tolist() == twin(logits.float(), draws)
+    assert TritonSampling().choose(logits, draws).tolist() == reference_tokens(logits.float(), draws)
 
 
 @settings(max_examples=8, deadline=None)
@@ -233,7 +233,7 @@ def test_random_batches_give_the_tokens_of_the_twin(data: st.DataObject) -> None
         masks=masks,
     )
     chooser = TritonSampling(candidates=data.draw(st.sampled_from([8192, 16])))
-    assert chooser.choose(logits, draws).tolist() == twin(logits, draws)
+    assert chooser.choose(logits, draws).tolist() == reference_tokens(logits, draws)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -9,10 +9,9 @@ import torch
 from umbel.srt.core.batch import Batch
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.runners.build import build_runner
-from umbel.srt.runners.cuda.building import build_cuda_runner
+from umbel.srt.runners.cuda.build import Parts, build_cuda_runner, reference_parts
 from umbel.srt.runners.cuda.device import Accelerator, HostAccelerator
 from umbel.srt.runners.cuda.memory import StepLimits
-from umbel.srt.runners.cuda.parts import Parts, twin_parts
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 
@@ -80,7 +79,7 @@ def on_host(
 ) -> CudaRunner:
     """
     Args:
-        parts: kernels; None takes the twins.
+        parts: kernels; None takes the references.
         rows: of the largest step that runs as a graph; None: as many as sequences.
     """
     return build_cuda_runner(
@@ -91,7 +90,7 @@ def on_host(
         kv_dtype=kv_dtype or dtype,
         num_slots=lambda geometry: num_slots,
         limits=StepLimits(rows=rows or max_running, sequences=max_running, logits=max_running),
-        parts=parts or twin_parts(),
+        parts=parts or reference_parts(),
         **switches,
     )
 

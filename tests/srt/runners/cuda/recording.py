@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+from umbel.srt.runners.cuda.build import Parts, reference_parts
 from umbel.srt.runners.cuda.device import Graph, HostAccelerator
-from umbel.srt.runners.cuda.parts import Parts, twin_parts
-from umbel.srt.runners.cuda.twins import TwinBackend
+from umbel.srt.runners.cuda.reference import ReferenceBackend
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RecordingAccelerator(HostAccelerator):
         return RecordedGraph(recorder.operations)
 
 
-class RecordedAttention(TwinBackend):
+class RecordedAttention(ReferenceBackend):
     """One operation: how many calls of torch it makes depends on the plan, which a kernel reads from memory."""
 
     def attend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -83,5 +83,5 @@ class RecordedAttention(TwinBackend):
 
 
 def recorded_parts() -> Parts:
-    twins = twin_parts()
-    return Parts("recorded twins", twins.kernels, twins.chooser, RecordedAttention, anywhere=True)
+    parts = reference_parts()
+    return Parts("recorded reference", parts.kernels, parts.chooser, RecordedAttention, anywhere=True)

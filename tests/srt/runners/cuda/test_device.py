@@ -13,7 +13,7 @@ from umbel.lang.errors import UmbelError
 from umbel.srt.core.batch import AsyncRunner
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.runners.build import build_runner
-from umbel.srt.runners.cuda.building import build_cuda_runner
+from umbel.srt.runners.cuda.build import build_cuda_runner
 from umbel.srt.runners.cuda.device import CudaAccelerator
 from umbel.srt.runners.cuda.memory import StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner

@@ -9,14 +9,11 @@ import pytest
 import torch
 from umbel.srt.cache.kv_pool import FLOAT8
 from umbel.srt.core.batch import DUMMY_SLOT, PictureRows
-from umbel.srt.runners.cuda import captured as captured_steps
-from umbel.srt.runners.cuda.building import warm_up
-from umbel.srt.runners.cuda.device import Graph, HostAccelerator
-from umbel.srt.runners.cuda.graphs import StepGraphs, sizes_upto
+from umbel.srt.runners.cuda import graphs as captured_steps
+from umbel.srt.runners.cuda.build import warm_up, warming_steps
+from umbel.srt.runners.cuda.device import ALIGNMENT, Graph, HostAccelerator, Staging
+from umbel.srt.runners.cuda.graphs import StepGraphs, idle, padded, sizes_upto
 from umbel.srt.runners.cuda.memory import StepLimits
-from umbel.srt.runners.cuda.padding import idle, padded
-from umbel.srt.runners.cuda.staging import ALIGNMENT, Staging
-from umbel.srt.runners.cuda.warming import warming_steps
 
 from ...models.reference import Piece
 from .engines import FAMILIES, mixed_steps, on_host, only_last_rows, sequences, tiny_model

@@ -11,7 +11,7 @@ from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda import memory
-from umbel.srt.runners.cuda.building import build_cuda_runner, obstacle
+from umbel.srt.runners.cuda.build import build_cuda_runner, obstacle, reference_parts
 from umbel.srt.runners.cuda.decoder import CudaDecoder
 from umbel.srt.runners.cuda.device import CudaAccelerator, HostAccelerator
 from umbel.srt.runners.cuda.memory import (
@@ -22,7 +22,6 @@ from umbel.srt.runners.cuda.memory import (
     probe_slots,
     weight_bytes,
 )
-from umbel.srt.runners.cuda.parts import twin_parts
 from umbel.srt.runners.cuda.runner import CudaRunner
 
 from ...multimodal.toy_vision import ToyVision
@@ -51,7 +50,7 @@ def build(model: tuple[dict[str, Any], Tensors], accelerator: HostAccelerator) -
         dtype=torch.float32,
         kv_dtype=torch.float32,
         limits=LIMITS,
-        parts=twin_parts(),
+        parts=reference_parts(),
     )
 
 

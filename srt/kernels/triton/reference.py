@@ -49,7 +49,7 @@ def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acti
     return act_and_multiply(functional.linear(x, weight, bias), activation)
 
 
-def turn_and_store(
+def rope_and_store(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
@@ -59,7 +59,7 @@ def turn_and_store(
     *,
     head_norm: HeadNorm | None = None,
 ) -> torch.Tensor:
-    """See `rope.turn_and_store`."""
+    """See `rope.rope_and_store`."""
     kv_heads, head_dim = keys.shape[1:]
     split = qkv.view(len(qkv), -1, head_dim)
     heads = split.shape[1] - 2 * kv_heads
@@ -68,12 +68,12 @@ def turn_and_store(
         queries = rms_norm(queries, head_norm.query_weight, eps=head_norm.eps, centered=head_norm.centered)
         new_keys = rms_norm(new_keys, head_norm.key_weight, eps=head_norm.eps, centered=head_norm.centered)
     cos, sin = table.index_select(0, positions)[:, None].chunk(2, dim=-1)  # [R, 1, head_dim / 2]
-    for pool, new in ((keys, _turned(new_keys, cos, sin)), (values, new_values)):
+    for pool, new in ((keys, _rotated(new_keys, cos, sin)), (values, new_values)):
         movable(pool).index_copy_(0, slots, movable(rounded(new, pool.dtype)))
-    return _turned(queries, cos, sin).contiguous()
+    return _rotated(queries, cos, sin).contiguous()
 
 
-def _turned(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     low, high = heads.chunk(2, dim=-1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 

@@ -1,25 +1,29 @@
-"""Configuration and tensors → a runner: what can be built, in which order, and how large its pool gets.
+"""Builds the CUDA runner: checks what can be built, loads, measures, sizes the pool, captures graphs and warms up.
 
 weights that fit → read, tensor by tensor → the largest step, measured → the pool → graphs
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from ....fsm.tokens.trie_walk import Walk
 from ....lang.errors import ParameterError
+from ...attention.backend import AttentionGeometry
 from ...cache.kv_pool import FLOAT8, KVGeometry
+from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
-from .captured import graph_logits, graph_plans, graph_rows
-from .decoder import CudaDecoder, attention_geometry
+from .answers import DeviceChooser
+from .decoder import CudaDecoder, FusedKernels, attention_geometry
 from .device import Accelerator, CudaAccelerator, HostAccelerator
+from .graphs import GraphBackend, graph_logits, graph_plans, graph_rows
 from .memory import (
     StepLimits,
     measured_workspace,
@@ -29,14 +33,58 @@ from .memory import (
     shortage,
     weight_bytes,
 )
-from .parts import Parts, triton_parts
-from .plans import GraphBackend
 from .runner import CudaRunner
-from .warming import SUMMARISED, warming_steps
+
+
+class MakeAttention(Protocol):
+    """Raises ParameterError for what the kernels do not take."""
+
+    def __call__(
+        self,
+        geometry: AttentionGeometry,
+        device: torch.device,
+        *,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        tree_attention: bool,
+    ) -> GraphBackend[Any]: ...  # Any: each backend has its own plans, and only the backend reads them
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The kernels of a runner: those in Triton, or their references in torch. Nothing of Triton is imported before it
+    is asked for: it takes a second, and is not there on every system."""
+
+    name: str  # in the runner's facts
+    kernels: FusedKernels
+    chooser: Callable[[], DeviceChooser]
+    attention: MakeAttention
+    anywhere: bool  # they take tensors of the CPU, too
+
+
+def triton_parts() -> Parts:
+    """Returns the kernels in Triton. With TRITON_INTERPRET=1 they run in its interpreter, on the CPU.
+
+    Raises:
+        MissingExtraError: there is no Triton.
+    """
+    from ...kernels.triton.attention_backend import TritonBackend  # says which extra is missing
+    from ...kernels.triton.sampling import TritonSampling
+    from . import triton_kernels
+
+    return Parts("triton", triton_kernels, TritonSampling, TritonBackend, anywhere=triton_kernels.INTERPRETED)
+
+
+def reference_parts() -> Parts:
+    """Returns plain torch, which runs anywhere."""
+    from ...kernels.triton import reference as kernels
+    from .reference import ReferenceBackend, ReferenceChooser
+
+    return Parts("reference of triton", kernels, ReferenceChooser, ReferenceBackend, anywhere=True)
 
 
 def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the Triton kernels cannot run a model here, as a clause; None when they can."""
+    """Says why the Triton kernels cannot run a model here, as a clause; None when they can."""
     if not is_family(config):
         return f"{config.get('model_type')!r} runs in transformers"
     try:
@@ -171,9 +219,67 @@ def graph_bytes(
 
 
 def warm_up(runner: CudaRunner, limits: StepLimits) -> None:
-    """Compiles what the first requests will need. Nobody reads what these steps say."""
+    """Compiles what the first requests will need. The results of these steps are not read."""
     for step in warming_steps(limits, context_length=runner.context_length, vocab_size=runner.vocab_size):
         runner.launch(step)
     logits = torch.zeros((1, runner.vocab_size), device=runner.model.device)
     for top in SUMMARISED:
         runner.chooser.summarise(logits, np.zeros(1, dtype=np.int64), top)
+
+
+ROWS = (1, 7, 16, 100)  # of a prompt: one, few, a multiple of 16, more than few
+UNIT = 16  # a kernel is compiled for multiples of it, and for other numbers
+SUMMARISED = (0, 1, 5)  # largest logits that a summary gives: none for scores, one, several
+
+
+def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -> list[Batch]:
+    """Prompts of several lengths, the longest last. Of each a token is chosen: from all, with limits, under a mask.
+
+    Where steps run as graphs, those of more rows than the graphs have are launched kernel by kernel. Behind their last
+    attention only rows with logits go on: the products of so few rows are compiled with them, for one, some, and 16.
+    """
+    above = (graph_rows(limits) // UNIT + 1) * UNIT
+    lengths = [min(rows, limits.rows, context_length) for rows in (*ROWS, above, above + 1, limits.rows)]
+    logits = [min(count, rows) for rows, count in zip(lengths, (1, 1, 1, 1, UNIT, 7, 1), strict=True)]
+    steps = list(map(_prompt, lengths, logits))
+    kinds = (
+        RowNeed.ARGMAX,
+        RowNeed.SAMPLE,
+        RowNeed.SAMPLE,
+        RowNeed.SAMPLE,
+        RowNeed.ARGMAX,
+        RowNeed.ARGMAX,
+        RowNeed.ARGMAX,
+    )
+    mask = Allowed(None, np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32))
+    row_requests = [
+        _row_requests(kind, count, limited=number in (2, 3), allowed=mask if number in (3, 4) else None)
+        for number, (kind, count) in enumerate(zip(kinds, logits, strict=True))
+    ]
+    return [replace(step, row_requests=asked) for step, asked in zip(steps, row_requests, strict=True)]
+
+
+def _prompt(rows: int, logits: int) -> Batch:
+    """logits: of so many last rows they are asked for."""
+    return Batch(
+        token_ids=np.zeros(rows, dtype=np.int64),
+        positions=np.arange(rows, dtype=np.int64),
+        write_slots=np.full(rows, DUMMY_SLOT, dtype=np.int64),
+        query_lengths=np.array([rows], dtype=np.int32),
+        prefix_lengths=np.zeros(1, dtype=np.int32),
+        slots=(np.full(rows, DUMMY_SLOT, dtype=np.int32),),
+        logit_rows=np.arange(rows - logits, rows),
+    )
+
+
+def _row_requests(kind: RowNeed, count: int, *, limited: bool, allowed: Allowed | None) -> RowRequests:
+    """limited: by top_k, top_p and min_p."""
+    return RowRequests(
+        kinds=np.full(count, kind, dtype=np.uint8),
+        inverse_temperatures=np.ones(count),
+        keys=np.zeros(count, dtype=np.uint64),
+        top_k=np.full(count, 50 if limited else 0, dtype=np.int32),
+        min_p=np.full(count, 0.01 if limited else 0.0),
+        allowed={} if allowed is None else dict.fromkeys(range(count), allowed),
+        top_p=np.full(count, 0.9 if limited else 1.0),
+    )

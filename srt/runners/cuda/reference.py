@@ -1,6 +1,6 @@
-"""Attention and choice of `CudaRunner` in plain torch: with them it runs anywhere, the same engine but for speed.
+"""Attention and the choice of tokens for `CudaRunner` in plain torch: with them it runs anywhere, but for speed.
 
-The twins of the decoder's kernels are `kernels.triton.twins`.
+The references of the decoder's kernels are `kernels.triton.reference`.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from ...sampling.torch_sampler import TorchSampling
 
 @dataclass(slots=True)
 class HeldPlan:
-    """What stands for a plan at a fixed address: whoever holds it reads the last one that was filled in."""
+    """What stands for a plan at a fixed address: a reader gets the last one that was filled in."""
 
     plan: TorchPlan | None = None
 
 
-class TwinBackend:
+class ReferenceBackend:
     """A `plans.GraphBackend` over `TorchBackend`, made like the one in Triton."""
 
     def __init__(
@@ -69,7 +69,7 @@ class TwinBackend:
         return self._torch.attend(layer, queries, pool, plan.plan, scale=scale, softcap=softcap, out=out)
 
 
-class TwinChooser(TorchSampling):
+class ReferenceChooser(TorchSampling):
     """A `DeviceChooser` that waits for its tokens.
 
     Raises:
