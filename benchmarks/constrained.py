@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary
-from umbel.srt.engine.garbage import StepCollector
+from umbel.srt.engine.process import StepCollector
 
 from .constrained_data import SETS, Item, read_items
 from .constrained_engines import Refused, Subject, subjects

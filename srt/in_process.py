@@ -8,9 +8,9 @@ the oracle run on the loop, so that a test is deterministic.
 import asyncio
 import gc
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Unpack, get_args
+from typing import Generic, TypeVar, Unpack, get_args
 
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
@@ -42,15 +42,41 @@ from .core.messages import ToEngine
 from .engine.thread import EngineThread
 from .gateway.front_end import Answer, Client
 from .gateway.gateway import Gateway
-from .gateway.program_backend import capabilities_of
-from .gateway.programs import Programs
+from .gateway.programs import Programs, capabilities_of
 from .launch import Engine, LoadedModel, Reading, open_engine, open_tokenizer
 from .multimodal.budget import most_tokens
 from .multimodal.cache import PictureShelf
 from .multimodal.decode import InlineDecoder
 from .multimodal.digests import InlineDigests
-from .testing.delay import Delay
 from .tokenizer.prompt import CACHE_BYTES
+
+T = TypeVar("T")
+
+
+class Delay(Generic[T]):
+    """Hands on what it is given after some seconds of the loop's time, in the order in which it came.
+
+    Args:
+        seconds: 0 hands it on at once.
+        then: gets it.
+    """
+
+    def __init__(self, seconds: float, then: Callable[[T], None]) -> None:
+        self._seconds = seconds
+        self._then = then
+        self._waiting: deque[T] = deque()
+        self.carried = 0
+
+    def put(self, item: T) -> None:
+        self.carried += 1
+        if self._seconds == 0.0:
+            self._then(item)
+        else:  # timers of one moment come in any order, so each takes what is first
+            self._waiting.append(item)
+            asyncio.get_running_loop().call_later(self._seconds, self._first)
+
+    def _first(self) -> None:
+        self._then(self._waiting.popleft())
 
 
 class LocalBackend:

@@ -136,9 +136,8 @@ def open_engine(
     """
     from .constraints.matcher_cache import AtOnce
     from .scheduler.scheduler import Scheduler
-    from .testing.launched_oracle import LaunchedOracle
+    from .testing.launched_oracle import LaunchedOracle, Slowed
     from .testing.oracle import OracleRunner
-    from .testing.slow import Slowed
 
     # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment. Another one
     # opens those of llguidance, which may take seconds.

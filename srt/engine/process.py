@@ -27,20 +27,64 @@ from ...lang.transport.link import FrameError, Inbound, Outbound
 from ..constraints.matcher_cache import OPENING_POLL
 from ..core.clock import SystemClock
 from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, SupervisionLimits, fault_hook
-from ..core.messages import Ended, EngineControl, EngineFailed, EngineGenerate, FromEngine, Heartbeat, ToEngine
-from ..core.wire import (
+from ..core.messages import (
+    Ended,
+    EngineControl,
+    EngineFailed,
     EngineFrame,
+    EngineGenerate,
     EnginePhase,
     EngineReady,
     EngineStart,
     EngineStartFailed,
+    FromEngine,
+    Heartbeat,
+    ToEngine,
     from_engine_codec,
     to_engine_codec,
     too_large_for_gateway,
 )
 from ..launch import Engine, open_engine
 from ..processes import lifeline
-from .garbage import StepCollector
+
+YOUNG = 20_000  # objects made and still alive, before those are looked through
+DUE = 200_000  # before all are, as soon as no request waits
+OVERDUE = 4_000_000  # before all are, although requests wait; some 400 MB
+
+
+class StepCollector:
+    """Runs Python's garbage collector between steps, and through everything when no request waits.
+
+    Left to itself it runs wherever enough objects have been made: in the middle of a mask, as a rule, since states of
+    automata are objects. Looking through all that lives takes tens of milliseconds next to a few large constraints, and
+    every request waits for it.
+
+        young    what was made since the last time; a fraction of a millisecond
+        all      frees what has lived for longer and refers to itself: constraints that were forgotten
+
+    It changes the whole process, so there can be one.
+    """
+
+    def __init__(self) -> None:
+        self._made = 0  # since all was looked through
+
+    def begin(self) -> None:
+        """What is loaded by now stays for good and is never looked through; the collector no longer runs by itself."""
+        gc.disable()
+        gc.freeze()
+
+    def after_step(self, *, idle: bool) -> None:
+        """Collects if it is due. `idle`: no request waits for the next step."""
+        young = gc.get_count()[0]
+        if young < YOUNG and not (idle and self._made >= DUE):
+            return
+        self._made += young
+        if self._made >= (DUE if idle else OVERDUE):
+            gc.collect()
+            self._made = 0
+        else:
+            gc.collect(1)
+
 
 log = logging.getLogger("umbel.engine")
 

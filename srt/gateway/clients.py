@@ -4,19 +4,24 @@ Messages to a client are collected and go out as one frame per `flush`. Sending 
 mark, and a client that is gone is an error of the send, not a silent loss.
 """
 
+import asyncio
 import errno
-from collections import Counter
+import logging
+from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 
+from ...lang.protocol import GenRequest, Hint, Locate, ScoreRequest, ToBackend
 from ...lang.transport.inlet import Inlet, prepare
 from ...lang.transport.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
 from ..core.clock import Clock
-from ..core.wire import from_gateway_codec, to_gateway_codec, too_large_for_client
+from ..core.messages import from_gateway_codec, to_gateway_codec, too_large_for_client
 from .front_end import Client
+from .gateway import Gateway
 
 
 @dataclass(slots=True, eq=False)
@@ -144,3 +149,68 @@ class Clients:
             connection = self._connections[identity] = Connection(Client(self, identity), inbound, outbound, now)
         connection.last_seen = now
         return connection
+
+
+log = logging.getLogger("umbel.gateway")
+
+
+class LongPrompts:
+    """Tokenizes long prompts in a thread before the gateway receives them, in the order of each client.
+
+    A hundred pages take the tokenizer tens of milliseconds, in which no other client would be answered. So such a text
+    is encoded by a thread first, and its tokens are there when the gateway asks for them. Later messages of the same
+    client wait for it: an abort never overtakes its request.
+
+    Args:
+        after: called when messages that waited have been received, to flush the answers.
+    """
+
+    def __init__(self, gateway: Gateway, after: Callable[[], None]) -> None:
+        self._gateway = gateway
+        self._after = after
+        self._waiting: dict[Client, deque[ToBackend]] = {}  # of clients with a text in the thread
+        self._tasks: set[asyncio.Task[None]] = set()
+        # One thread: more of them would take the cores from the model.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="umbel-tokenizer")
+        self.counters: Counter[str] = Counter()
+
+    def receive(self, client: Client, message: ToBackend) -> None:
+        """Passes a message to the gateway, now or after the earlier ones of its client."""
+        queue = self._waiting.get(client)
+        if queue is not None:
+            queue.append(message)
+        elif self._gateway.is_long(message):
+            self._waiting[client] = deque([message])
+            task = asyncio.get_running_loop().create_task(self._work_off(client), name="long prompts of a client")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self._gateway.receive(client, message)
+
+    def client_lost(self, client: Client) -> None:
+        """Drops the waiting messages of a client that is gone."""
+        self._waiting.pop(client, None)
+        self._gateway.client_lost(client)
+
+    async def _work_off(self, client: Client) -> None:
+        queue = self._waiting[client]
+        while queue:
+            await self._prepare(queue[0])
+            if self._waiting.get(client) is not queue:  # the client has gone meanwhile
+                return
+            self._gateway.receive(client, queue.popleft())
+            self._after()
+        del self._waiting[client]
+
+    async def _prepare(self, message: ToBackend) -> None:
+        """Tokenizes the text. An error comes again when the gateway receives the message, and is answered there."""
+        if not isinstance(message, GenRequest | ScoreRequest | Hint | Locate) or not self._gateway.is_long(message):
+            return
+        encoder = self._gateway.encoder.salted(message.origin.salt)
+        try:
+            texts = encoder.new_texts(message.prompt)
+            ids = await asyncio.get_running_loop().run_in_executor(self._pool, encoder.encode_texts, texts)
+            encoder.learn(texts, ids)
+            self.counters["tokenized_in_a_thread"] += 1
+        except Exception as error:
+            log.info("a long text was not prepared: %s", type(error).__name__)

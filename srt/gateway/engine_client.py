@@ -16,8 +16,7 @@ from ...lang.transport.inlet import Inlet, prepare
 from ...lang.transport.link import FrameError, Inbound, Outbound
 from ...lang.transport.process_life import exit_in_words, memory_kills
 from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, engine_environment
-from ..core.messages import ToEngine
-from ..core.wire import EngineFrame, EngineStart, from_engine_codec, to_engine_codec
+from ..core.messages import EngineFrame, EngineStart, ToEngine, from_engine_codec, to_engine_codec
 
 
 class EngineChild:

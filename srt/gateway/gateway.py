@@ -50,12 +50,10 @@ from ..multimodal.cache import PictureShelf
 from ..multimodal.prompts import Showable
 from ..tokenizer.prompt import CACHE_BYTES, PromptEncoder
 from ..tokenizer.tokenizer import Tokenizer
-from .call_table import CallTable
-from .calls import Call, ControlCall, GenCall, Phase, ScoreCall
+from .calls import Call, CallIndex, ControlCall, GenCall, Phase, ScoreCall
 from .front_end import Client
 from .hints import HintDesk
-from .images import PictureDesk
-from .pending_images import PictureCall
+from .images import PictureCall, PictureDesk
 from .validation import Admission
 
 log = logging.getLogger("umbel.gateway")
@@ -116,7 +114,7 @@ class Gateway:
         self._constraints = constraints or ConstraintLibrary(
             InlineCompiler(), "auto", entries=256, most_bytes=CompilerLimits().kept_bytes
         )
-        self._calls = CallTable()
+        self._calls = CallIndex()
         self._state = EngineState.STARTING
         self._cause = ""
         self._context_length: int | None = None
@@ -174,7 +172,7 @@ class Gateway:
                 assert_never(message)
 
     def is_long(self, message: ToBackend) -> bool:
-        """Whether its new text is better tokenized beside the loop first (see arrivals.py)."""
+        """Whether its new text is better tokenized beside the loop first (see `clients.LongPrompts`)."""
         if not isinstance(message, GenRequest | ScoreRequest | Hint | Locate):
             return False
         try:

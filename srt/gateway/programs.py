@@ -1,6 +1,6 @@
 """Programs that clients ship: they run here, next to the engine, and their variables stream back.
 
-    client ── RunProgram ──▶ Programs ──▶ GraphShelf                    read, checked, planned; once per graph
+    client ── RunProgram ──▶ Programs ──▶ GraphCache                    read, checked, planned; once per graph
                                  └──────▶ a task: HostedProgram ─▶ ProgramBackend ─▶ Exchange ─▶ Gateway ─▶ engine
            ◀── variables ────────────────────────┘
 
@@ -13,19 +13,50 @@ import asyncio
 import importlib
 import logging
 import sys
-from collections import Counter
-from collections.abc import Callable
-from typing import cast
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Generic, TypeVar, cast, get_args
 
 from ...lang.chat_template import ChatTemplate
-from ...lang.errors import BackendError, CancelledError, DeadlineError, OverloadedError, ParameterError, UmbelError
-from ...lang.programs import FromPrograms, GraphWanted, HostedProgram, ProgramEvent, ProgramHost, RunProgram, trouble_of
-from ...lang.protocol import Capabilities, Failure, ToBackend
+from ...lang.errors import (
+    BackendError,
+    CancelledError,
+    CapabilityError,
+    DeadlineError,
+    GraphError,
+    OverloadedError,
+    ParameterError,
+    UmbelError,
+)
+from ...lang.programs import (
+    FromPrograms,
+    GraphWanted,
+    HostedProgram,
+    ProgramEvent,
+    ProgramHost,
+    RunProgram,
+    digest_of,
+    trouble_of,
+)
+from ...lang.prompt import Part, tokens_at_most
+from ...lang.protocol import (
+    Capabilities,
+    Chunk,
+    ConstraintKind,
+    Done,
+    Failure,
+    Final,
+    GenRequest,
+    Hint,
+    Scored,
+    ScoreRequest,
+    ToBackend,
+)
 from ...lang.transport.exchange import Exchange, Outgoing
 from ..core.config import Limits
 from .front_end import Answer, Client
-from .graph_cache import GraphShelf
-from .program_backend import ProgramBackend
 
 log = logging.getLogger("umbel.gateway")
 
@@ -62,7 +93,7 @@ class Programs:
         self._exchange = Exchange(self._ask, window=window, longest=limits.request_timeout)
         self.calls_client = Client(self, b"")  # of what programs generate; their own clients are told variables
         self._backend = ProgramBackend(self._exchange, capabilities, make_template)
-        self._shelf: GraphShelf[HostedProgram] | None = None  # from the first program on
+        self._shelf: GraphCache[HostedProgram] | None = None  # from the first program on
         self._opening = asyncio.Lock()
         self._running: dict[tuple[Client, str], _Running] = {}
         self._argument_bytes = 0
@@ -164,14 +195,14 @@ class Programs:
                 return GraphWanted(request.id)
             return await shipped.execute(request, self._backend, seconds, tell)
 
-    async def _opened(self) -> "GraphShelf[HostedProgram]":
+    async def _opened(self) -> "GraphCache[HostedProgram]":
         """The shelf, and with it all that runs programs. Loading that takes 0.1 s, in which others are served."""
         async with self._opening:
             if self._shelf is None:
                 if self._host not in sys.modules:
                     await asyncio.to_thread(importlib.import_module, self._host)
                 host = cast(ProgramHost, sys.modules[self._host])
-                self._shelf = GraphShelf(self._limits, host.read, self.counters)
+                self._shelf = GraphCache(self._limits, host.read, self.counters)
         return self._shelf
 
     def _end(self, client: Client, running: "_Running", ending: FromPrograms | None) -> None:
@@ -232,3 +263,146 @@ class _Running:
 def _failure(label: str, error: BaseException) -> Failure:
     trouble = trouble_of(error)
     return Failure(label, trouble.kind, trouble.message)
+
+
+log = logging.getLogger("umbel.gateway")
+
+T = TypeVar("T")
+
+
+class GraphCache(Generic[T]):
+    """Keeps graphs that clients sent, ready to be run: read, checked and planned once. Evicts the least recently used.
+
+    A graph is found by the digest of its bytes, which is computed here, so no client can replace another's graph.
+
+    Args:
+        read: bytes → what can be run. Called in a thread for long graphs, one at a time; may raise anything.
+        counters: what is counted goes there.
+    """
+
+    def __init__(self, limits: Limits, read: Callable[[bytes], T], counters: Counter[str]) -> None:
+        self._limits = limits
+        self._read = read
+        self._graphs: OrderedDict[str, tuple[T, int]] = OrderedDict()  # with the length of their bytes
+        self._reading: dict[str, asyncio.Task[T]] = {}
+        self._bytes = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="umbel-graphs")
+        self.counters = counters
+
+    async def find(self, digest: str, data: bytes) -> T | None:
+        """The graph of this digest, read from `data` if need be; None when it is not here and `data` is empty.
+
+        Raises:
+            GraphError: the bytes are no graph, not that of the digest, or too many.
+        """
+        kept = self._graphs.get(digest)
+        if kept is not None:
+            self._graphs.move_to_end(digest)
+            self.counters["graphs_found"] += 1
+            return kept[0]
+        reading = self._reading.get(digest)
+        if reading is None:
+            if not data:
+                self.counters["graphs_wanted"] += 1
+                return None
+            if len(data) > self._limits.max_graph_bytes:
+                raise GraphError(
+                    f"the graph has {len(data)} bytes and {self._limits.max_graph_bytes} are accepted; run the program "
+                    "with program.run(...), or split it"
+                )
+            if len(data) <= self._limits.long_graph:
+                return self._keep(digest, self._opened(digest, data), len(data))
+            reading = self._reading[digest] = asyncio.create_task(self._open_beside(digest, data), name="a long graph")
+            reading.add_done_callback(lambda _: self._reading.pop(digest, None))
+        return await asyncio.shield(reading)  # others may wait for it, too
+
+    async def _open_beside(self, digest: str, data: bytes) -> T:
+        graph = await asyncio.get_running_loop().run_in_executor(self._pool, self._opened, digest, data)
+        return self._keep(digest, graph, len(data))
+
+    def _opened(self, digest: str, data: bytes) -> T:
+        self.counters["graphs_read"] += 1
+        if digest_of(data) != digest:
+            raise GraphError(f"the graph's bytes have another digest than {digest[:64]!r}")
+        try:
+            return self._read(data)
+        except UmbelError:
+            raise
+        except Exception as error:  # bytes of strangers: whatever they lead to, it is their fault
+            log.warning("a graph could not be read", exc_info=error)
+            raise GraphError(f"the graph cannot be read: {type(error).__name__}") from error
+
+    def _keep(self, digest: str, graph: T, length: int) -> T:
+        if digest not in self._graphs:
+            self._graphs[digest] = graph, length
+            self._bytes += length
+        while len(self._graphs) > self._limits.kept_graphs or self._bytes > self._limits.kept_graph_bytes:
+            _, (_, gone) = self._graphs.popitem(last=False)
+            self._bytes -= gone
+        return graph
+
+
+class ProgramBackend:
+    """What programs see of the gateway.
+
+    Args:
+        exchange: to the gateway, as one client.
+        capabilities: those that clients see, so that a program is refused here what it is refused there.
+        make_template: the model's chat template, compiled when a program first needs it.
+    """
+
+    def __init__(
+        self, exchange: Exchange, capabilities: Capabilities, make_template: Callable[[], ChatTemplate]
+    ) -> None:
+        self._exchange = exchange
+        self._capabilities = capabilities
+        self._make_template = make_template
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        return self._make_template()
+
+    async def start(self) -> None:
+        """Nothing is left to start: the gateway takes programs once it knows its model."""
+
+    def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
+        return self._exchange.generate(request)
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        return await self._exchange.score(request)
+
+    def hint(self, hint: Hint) -> None:
+        raise CapabilityError("a program that runs in the gateway gives no hints")
+
+    def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        return tokens_at_most(prompt, self._capabilities.image_tokens)
+
+    async def control(self, verb: str) -> Done:
+        raise CapabilityError(f"a program that runs in the gateway cannot ask it to {verb}; ask from the client")
+
+    async def close(self) -> None:
+        """It is the gateway's to close."""
+
+
+def capabilities_of(name: str, image_tokens: int = 0) -> Capabilities:
+    """Of a runtime, as a program inside of it sees them. `name`: as its clients call it, for messages. `image_tokens`:
+    of a picture at most, 0 for a model that reads text only.
+
+    It gives no hints: the calls of a fork's branches are there in the next turn of the loop, and share their prefix in
+    the step that computes it. A hint that comes before them takes a step of its own.
+    """
+    return Capabilities(
+        name=name,
+        score=True,
+        token_ids=True,
+        logprobs=True,
+        constraints=get_args(ConstraintKind),
+        probability=True,
+        stop_regex=True,
+        images=image_tokens > 0,
+        image_tokens=image_tokens,
+    )

@@ -27,14 +27,24 @@ from ...lang.programs import RunProgram
 from ...lang.protocol import Abort, Failure, Hint, Release
 from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart
 from ...lang.transport.exchange import Outgoing
-from ...lang.transport.link import Bye, FrameError, Hello, Ping, Pong, ToGateway
+from ...lang.transport.link import (
+    Bye,
+    FrameError,
+    FromGateway,
+    Hello,
+    Ping,
+    Pong,
+    Progress,
+    StartFailed,
+    ToGateway,
+    Welcome,
+)
 from ...lang.transport.process_life import machine_in_words, read_process, read_this_thread
 from ..constraints.compiled_cache import ConstraintLibrary
 from ..constraints.compiler_process import CompilerProcess
 from ..core.clock import SystemClock
 from ..core.config import CompilerLimits, Limits, PictureLimits, SupervisionLimits, fault_hook
-from ..core.messages import Heartbeat, ToEngine
-from ..core.wire import EngineFrame, EnginePhase, EngineReady, EngineStartFailed
+from ..core.messages import EngineFrame, EnginePhase, EngineReady, EngineStartFailed, Heartbeat, ToEngine
 from ..launch import open_tokenizer
 from ..multimodal.budget import most_tokens
 from ..multimodal.cache import PictureShelf
@@ -43,15 +53,82 @@ from ..multimodal.digests import ThreadedDigests
 from ..multimodal.format import PictureFormat
 from ..processes import lifeline
 from ..tokenizer.prompt import CACHE_BYTES
-from .arrivals import Arrivals
-from .clients import Clients, Connection, Received
+from ..tokenizer.tokenizer import Tokenizer
+from .clients import Clients, Connection, LongPrompts, Received
 from .engine_client import EngineChild
 from .front_end import Client
 from .gateway import Gateway
-from .program_backend import capabilities_of
-from .programs import Programs
-from .startup import Startup
+from .programs import Programs, capabilities_of
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
+
+
+class Startup:
+    """The state of the start, and the clients that wait for its end."""
+
+    def __init__(self, clients: Clients, limits: Limits) -> None:
+        self._clients = clients
+        self._limits = limits
+        self._phase = "starting the engine"
+        self._model = ""
+        self._tokenizer: Tokenizer | None = None
+        self._image_tokens = 0
+        self.engine: EngineReady | None = None  # the living one's
+        self.failure: StartFailure | None = None  # why there will be no engine
+
+    def greet(self, connection: Connection) -> None:
+        """A client asks whether the runtime is ready."""
+        connection.waits_for_welcome = True
+        self._clients.deliver(connection.client.identity, Progress(self._phase))
+        self._answer()
+
+    def enter(self, phase: str) -> None:
+        """The start has come to another phase."""
+        self._phase = phase
+        for connection in self._clients.waiting():
+            self._clients.deliver(connection.client.identity, Progress(phase))
+
+    def tokenizer_loaded(self, model: str, tokenizer: Tokenizer, image_tokens: int) -> None:
+        """`image_tokens`: of a picture at most; 0 for a model that reads text only."""
+        self._model, self._tokenizer, self._image_tokens = model, tokenizer, image_tokens
+        self._answer()
+
+    def engine_ready(self, ready: EngineReady) -> None:
+        self.engine = ready
+        self._answer()
+
+    def engine_gone(self) -> None:
+        self.engine = None
+        self.enter("starting the engine again")
+
+    def fail(self, failure: StartFailure) -> None:
+        """Nothing more will be tried."""
+        self.failure = failure
+        self._answer()
+
+    def _answer(self) -> None:
+        """Whoever waits is told once: ready, or why not."""
+        answer: FromGateway
+        if self.failure is not None:
+            answer = StartFailed(self.failure.kind, self.failure.message)
+        elif self.engine is not None and self._tokenizer is not None:
+            answer = Welcome(
+                model=self._model,
+                context_length=self.engine.context_length,
+                vocab_size=self.engine.vocab_size,
+                pool_tokens=self.engine.pool_tokens,
+                max_queue=self._limits.max_queue,
+                request_timeout=self._limits.request_timeout,
+                chat_template=self._tokenizer.chat_template,
+                template_tokens=self._tokenizer.template_tokens,
+                max_programs=self._limits.max_programs,
+                image_tokens=self._image_tokens,
+            )
+        else:
+            return
+        for connection in self._clients.waiting():
+            connection.waits_for_welcome = False
+            self._clients.deliver(connection.client.identity, answer)
+
 
 log = logging.getLogger("umbel.gateway")
 
@@ -77,7 +154,7 @@ class GatewayServer:
             on_error=_end_process,
         )
         self._core: Gateway | None = None  # from when the tokenizer is known
-        self._arrivals: Arrivals | None = None  # with the core
+        self._long_prompts: LongPrompts | None = None  # with the core
         self._programs: Programs | None = None  # with the core
         self._compiler = CompilerProcess(CompilerLimits(), self._flush)
         self._decoder = DecoderProcess(PictureLimits(), self._flush)
@@ -140,8 +217,8 @@ class GatewayServer:
                 self._programs.receive(client, message)
             case Abort(label) if self._programs is not None and self._programs.abort(client, label):
                 pass
-            case _ if self._arrivals is not None and not isinstance(message, RunProgram):
-                self._arrivals.receive(client, message)
+            case _ if self._long_prompts is not None and not isinstance(message, RunProgram):
+                self._long_prompts.receive(client, message)
             case Hint() | Release() | Abort():
                 pass  # a hint is optional, and there is nothing yet to let go of or to abort
             case _:
@@ -150,8 +227,8 @@ class GatewayServer:
 
     def client_lost(self, client: Client) -> None:
         """Stops computing what a client that is gone has asked for."""
-        if self._arrivals is not None and self._programs is not None:
-            self._arrivals.client_lost(client)
+        if self._long_prompts is not None and self._programs is not None:
+            self._long_prompts.client_lost(client)
             self._programs.client_lost(client)
 
     def _flush(self) -> None:
@@ -195,12 +272,12 @@ class GatewayServer:
             pictures=None if form is None else self._shelf(form),
         )
         image_tokens = 0 if form is None else most_tokens(form)
-        self._arrivals = Arrivals(self._core, after=self._flush)
+        self._long_prompts = LongPrompts(self._core, after=self._flush)
         self._programs = Programs(
             capabilities_of(f"runtime {model}", image_tokens),
             lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model, checked=False),
             host=self._program_host,
-            to_gateway=self._arrivals.receive,
+            to_gateway=self._long_prompts.receive,
             limits=self._limits,
             after=self._flush,
             counters=self._core.counters,

@@ -115,9 +115,8 @@ def too_long(job: DecodeJob) -> str:
 
 
 def _still(job: DecodeJob) -> tuple[DecodedPicture, ...]:
-    from .image_keys import key_of
     from .prepare import prepare
-    from .stills import open_still
+    from .stills import key_of, open_still
 
     image = open_still(job.data, job.limits)
     return (DecodedPicture(key_of(image, job.form), prepare(image, job.form)),)
@@ -125,8 +124,8 @@ def _still(job: DecodeJob) -> tuple[DecodedPicture, ...]:
 
 def _clip(job: DecodeJob) -> tuple[DecodedPicture, ...]:
     from .clips import frames_of
-    from .image_keys import key_of
     from .prepare import prepare
+    from .stills import key_of
 
     form = frame_format(job.form)
     return tuple(

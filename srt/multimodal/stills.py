@@ -6,6 +6,7 @@ are not applied. All that is known of a picture without its pixels is checked be
 
 import io
 import warnings
+from hashlib import sha256
 
 # Each of these teaches Pillow one format; without them it would load the readers of forty others.
 from PIL import (  # noqa: F401
@@ -20,7 +21,42 @@ from PIL import (  # noqa: F401
 
 from ...lang.errors import ParameterError, RequestError
 from ..core.config import PictureLimits
-from .webp import webp_size
+from .format import PictureFormat
+
+_VERSION = "umbel picture 1"
+_STRIP = 1 << 20  # bytes of pixels that are in memory twice
+_HEADER = 30  # bytes, with the longest of the three
+_FOURTEEN = (1 << 14) - 1  # bits
+
+
+def webp_size(data: bytes) -> tuple[int, int] | None:
+    """Reads width and height from the header of a WebP; None for other data, or where the size cannot be read.
+
+    libwebp reserves its canvases before Pillow tells a size.
+
+        RIFF ‹4› WEBP │ VP8X ‹4› flags ‹3› width−1 ‹3› height−1 ‹3›             extended; sizes in 3 bytes
+                      │ VP8␣ ‹4› frame tag ‹3› 9D 01 2A, width, height          14 of 16 bits each
+                      │ VP8L ‹4› 2F, width−1, height−1                          14 bits, one after the other
+
+    All numbers begin with their lowest byte (RFC 9649).
+    """
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < _HEADER:
+        return None
+    match data[12:16]:
+        case b"VP8X":
+            return _number(data[24:27]) + 1, _number(data[27:30]) + 1
+        case b"VP8 " if data[23:26] == b"\x9d\x01\x2a":
+            return _number(data[26:28]) & _FOURTEEN, _number(data[28:30]) & _FOURTEEN
+        case b"VP8L" if data[20] == 0x2F:
+            sizes = _number(data[21:25])
+            return (sizes & _FOURTEEN) + 1, (sizes >> 14 & _FOURTEEN) + 1
+        case _:
+            return None
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
 
 # TIFF is not among them: a container of a dozen codings that cameras and browsers do not write.
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
@@ -114,3 +150,22 @@ def _on_white(image: Image.Image) -> Image.Image:
     white = Image.new("RGB", image.size, "white")
     white.paste(image, mask=image)
     return white
+
+
+def key_of(image: Image.Image, form: PictureFormat) -> bytes:
+    """Computes what is equal for equal pictures: the pixels, the shape and how the model is shown them.
+
+    SHA-256 over version, mode, width, height, format and pixels, each behind its length: nothing that two pictures
+    differ in can be taken for something else. 30 × 100 and 100 × 30 of equal bytes are two pictures.
+    """
+    width, height = image.size
+    digest = sha256()
+    for field in (_VERSION, image.mode, str(width), str(height), form.fingerprint):
+        content = field.encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
+    row_bytes = width * len(image.getbands())
+    digest.update((row_bytes * height).to_bytes(8, "little"))
+    rows = max(1, _STRIP // row_bytes)
+    for top in range(0, height, rows):
+        digest.update(image.crop((0, top, width, min(top + rows, height))).tobytes())
+    return digest.digest()

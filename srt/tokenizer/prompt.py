@@ -11,17 +11,85 @@ block of a text, which grows or branches, is made of small ones.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from copy import copy
+from sys import getsizeof
 
 from ...lang.errors import CapabilityError
 from ...lang.prompt import Generated, Media, Part, Text
 from ..core.image_token_ids import picture_tokens
 from ..multimodal.format import PictureFormat
 from ..multimodal.prompts import Shown
-from .token_cache import Namespace, TokenCache
 from .tokenizer import Tokenizer
+
+_ENTRY = 250  # bytes: the entry of the dictionary, two tuples
+_TOKEN = 36  # bytes: an integer and the reference to it
+
+
+class TokenCache:
+    """Text → token ids.
+
+    Args:
+        most_bytes: of memory; 0 keeps nothing.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._entries: OrderedDict[Hashable, tuple[Sequence[int], int]] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
+    def get(self, key: Hashable) -> Sequence[int] | None:
+        """What was put there; it counts as used now."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: Hashable, token_ids: Sequence[int]) -> None:
+        """`key` is a text, or a tuple that holds one."""
+        size = _ENTRY + _TOKEN * len(token_ids) + _weight(key)
+        if size > self._most:
+            return
+        known = self._entries.pop(key, None)
+        self.bytes += size - (0 if known is None else known[1])
+        self._entries[key] = token_ids, size
+        while self.bytes > self._most:
+            _, (_, freed) = self._entries.popitem(last=False)
+            self.bytes -= freed
+
+    def namespace(self, salt: str) -> "Namespace":
+        """The part of this memory that belongs to a salt."""
+        return Namespace(self, salt)
+
+
+class Namespace:
+    """A TokenCache as requests with one salt see it."""
+
+    def __init__(self, cache: TokenCache, salt: str) -> None:
+        self._cache = cache
+        self._salt = salt
+
+    def __contains__(self, key: Hashable) -> bool:
+        return (self._salt, key) in self._cache
+
+    def get(self, key: Hashable) -> Sequence[int] | None:
+        return self._cache.get((self._salt, key))
+
+    def put(self, key: Hashable, token_ids: Sequence[int]) -> None:
+        self._cache.put((self._salt, key), token_ids)
+
+
+def _weight(key: Hashable) -> int:
+    return getsizeof(key) + (sum(map(_weight, key)) if isinstance(key, tuple) else 0)
+
 
 CACHE_BYTES = 64 * 2**20  # some 1,500,000 tokens
 BLOCK = 1024  # characters, and more until the next boundary

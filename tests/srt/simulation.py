@@ -39,8 +39,14 @@ from umbel.srt.constraints.compiled_cache import ConstraintLibrary
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.config import Limits
 from umbel.srt.core.faults import no_faults
-from umbel.srt.core.messages import ToEngine
-from umbel.srt.core.wire import EngineFrame, from_engine_codec, from_gateway_codec, to_engine_codec, to_gateway_codec
+from umbel.srt.core.messages import (
+    EngineFrame,
+    ToEngine,
+    from_engine_codec,
+    from_gateway_codec,
+    to_engine_codec,
+    to_gateway_codec,
+)
 from umbel.srt.gateway.front_end import Answer, Client
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.in_process import LocalBackend

@@ -5,8 +5,8 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
-from umbel.srt.engine import garbage
-from umbel.srt.engine.garbage import StepCollector
+from umbel.srt.engine import process
+from umbel.srt.engine.process import StepCollector
 
 
 class Knot:
@@ -18,9 +18,9 @@ class Knot:
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepCollector]:
-    monkeypatch.setattr(garbage, "YOUNG", 1_000)
-    monkeypatch.setattr(garbage, "DUE", 10_000)
-    monkeypatch.setattr(garbage, "OVERDUE", 100_000)
+    monkeypatch.setattr(process, "YOUNG", 1_000)
+    monkeypatch.setattr(process, "DUE", 10_000)
+    monkeypatch.setattr(process, "OVERDUE", 100_000)
     gc.collect()
     yield StepCollector()
     gc.unfreeze()

@@ -18,7 +18,7 @@ from umbel.lang.protocol import Abort, Completion, Failure, Final, FinishReason,
 from umbel.lang.transport.inlet import prepare
 from umbel.lang.transport.link import MOST_MESSAGES, Codec, FrameError, Inbound, Outbound, Ping, ToGateway
 from umbel.srt.core.config import MAX_ENGINE_FRAME
-from umbel.srt.core.wire import too_large_for_client, too_large_for_gateway
+from umbel.srt.core.messages import too_large_for_client, too_large_for_gateway
 from umbel.srt.gateway import validation
 
 from ..gateway_harness import Harness
@@ -70,7 +70,7 @@ def hostile(size: int) -> dict[str, bytes]:
 _MEASURE = """
 import resource, sys, time
 from umbel.lang.transport.link import FrameError
-from umbel.srt.core.wire import to_gateway_codec
+from umbel.srt.core.messages import to_gateway_codec
 from tests.srt.gateway.test_hostile_frames import hostile
 frame = hostile(31 << 20)[sys.argv[1]]
 codec, before, begun = to_gateway_codec(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()

@@ -32,9 +32,7 @@ from umbel.srt.core.config import Limits
 from umbel.srt.core.messages import EngineFailed, Tokens
 from umbel.srt.gateway.front_end import Answer
 from umbel.srt.gateway.gateway import Gateway
-from umbel.srt.gateway.graph_cache import GraphShelf
-from umbel.srt.gateway.program_backend import capabilities_of
-from umbel.srt.gateway.programs import Programs
+from umbel.srt.gateway.programs import GraphCache, Programs, capabilities_of
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from ..gateway_harness import CLIENT, Harness, ended
@@ -256,7 +254,7 @@ def test_long_graphs_are_read_beside_the_loop_and_once_for_all_who_wait() -> Non
             read.append(data)
             return data
 
-        shelf = GraphShelf(limits, slow, Counter())
+        shelf = GraphCache(limits, slow, Counter())
         first = asyncio.ensure_future(shelf.find(digest_of(b"graph"), b"graph"))
         await asyncio.sleep(0)
         others = [asyncio.ensure_future(shelf.find(digest_of(b"graph"), b"")) for _ in range(3)]
@@ -271,7 +269,7 @@ def test_long_graphs_are_read_beside_the_loop_and_once_for_all_who_wait() -> Non
 def test_the_shelf_is_bounded_in_count_and_bytes() -> None:
     async def scenario() -> None:
         limits = replace(Limits(), kept_graphs=3, kept_graph_bytes=10)
-        shelf = GraphShelf(limits, bytes, Counter())
+        shelf = GraphCache(limits, bytes, Counter())
 
         async def here(data: bytes) -> bool:
             return await shelf.find(digest_of(data), b"") is not None
@@ -284,7 +282,7 @@ def test_the_shelf_is_bounded_in_count_and_bytes() -> None:
         await shelf.find(digest_of(b"x" * 9), b"x" * 9)
         assert [await here(data) for data in (b"a", b"c", b"d", b"x" * 9)] == [False, False, True, True]
         with pytest.raises(GraphError, match="are accepted"):
-            await GraphShelf(replace(limits, max_graph_bytes=1), bytes, Counter()).find(digest_of(b"xx"), b"xx")
+            await GraphCache(replace(limits, max_graph_bytes=1), bytes, Counter()).find(digest_of(b"xx"), b"xx")
 
     asyncio.run(scenario())
 
@@ -295,7 +293,7 @@ def test_what_cannot_be_read_is_refused_whatever_reading_raises() -> None:
             raise RecursionError
 
         with pytest.raises(GraphError, match="cannot be read: RecursionError"):
-            await GraphShelf(Limits(), fail, Counter()).find(digest_of(b"x"), b"x")
+            await GraphCache(Limits(), fail, Counter()).find(digest_of(b"x"), b"x")
 
     asyncio.run(scenario())
 

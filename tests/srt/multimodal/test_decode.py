@@ -11,8 +11,7 @@ from umbel.srt.core.config import PictureLimits
 from umbel.srt.multimodal.budget import check_media, most_tokens
 from umbel.srt.multimodal.decode import Decoded, DecodeJob, InlineDecoder, Refused, decode_media
 from umbel.srt.multimodal.format import PictureFormat, picture_tokens_at
-from umbel.srt.multimodal.stills import FORMATS, open_still
-from umbel.srt.multimodal.webp import webp_size
+from umbel.srt.multimodal.stills import FORMATS, open_still, webp_size
 
 from .samples import FORM, bomb, decoded, media, noise, refusal, saved
 

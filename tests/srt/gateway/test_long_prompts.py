@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from umbel.lang.prompt import Media, Text
 from umbel.lang.protocol import Abort, Failure, GenRequest, ScoreRequest, ToBackend
-from umbel.srt.gateway.arrivals import Arrivals
+from umbel.srt.gateway.clients import LongPrompts
 from umbel.srt.tokenizer.prompt import LONG
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -37,10 +37,10 @@ class Scene:
         self.harness = Harness(tokenizer=self.tokenizer)
         self.harness.gateway.engine_ready(10 * LONG)
         self.flushed = 0
-        self.arrivals = Arrivals(self.harness.gateway, self._flush)
+        self.long_prompts = LongPrompts(self.harness.gateway, self._flush)
 
     def receive(self, client: bytes, message: ToBackend) -> None:
-        self.arrivals.receive(self.harness.front_end.client(client), message)
+        self.long_prompts.receive(self.harness.front_end.client(client), message)
 
     def _flush(self) -> None:
         self.flushed += 1
@@ -78,7 +78,7 @@ def test_a_long_text_is_tokenized_on_another_thread_and_gives_the_same_tokens() 
     plain.send(generate("a", LONG_TEXT))
     assert scene.harness.generates()[0].token_ids == plain.generates()[0].token_ids
     assert scene.flushed == 1
-    assert scene.arrivals.counters["tokenized_beside_the_loop"] == 1
+    assert scene.long_prompts.counters["tokenized_in_a_thread"] == 1
 
 
 def test_a_short_text_goes_straight_in() -> None:
@@ -123,9 +123,9 @@ def test_what_waits_of_a_client_that_is_gone_is_never_received() -> None:
         scene.tokenizer.go_on.clear()
         scene.receive(CLIENT, generate("long", LONG_TEXT))
         scene.receive(CLIENT, generate("short", "x"))
-        scene.arrivals.client_lost(scene.harness.front_end.client())
+        scene.long_prompts.client_lost(scene.harness.front_end.client())
         scene.tokenizer.go_on.set()
-        while scene.arrivals._tasks:
+        while scene.long_prompts._tasks:
             await asyncio.sleep(0)
 
     scene = play(story)

@@ -2,8 +2,7 @@
 
 import weakref
 
-from umbel.srt.gateway.call_table import CallTable
-from umbel.srt.gateway.calls import GenCall
+from umbel.srt.gateway.calls import CallIndex, GenCall
 
 from ..gateway_harness import FakeFrontEnd
 
@@ -21,7 +20,7 @@ class Held(GenCall):
 
 
 def test_ended_calls_are_not_held_until_their_deadlines() -> None:
-    table = CallTable()
+    table = CallIndex()
     living = call(500.0)
     table.add(living)
     held = []
@@ -36,7 +35,7 @@ def test_ended_calls_are_not_held_until_their_deadlines() -> None:
 
 
 def test_nothing_is_due_before_the_nearest_deadline() -> None:
-    table = CallTable()
+    table = CallIndex()
     assert table.next_due == float("inf")
     late, early = call(20.0), call(10.0)
     table.add(late)
