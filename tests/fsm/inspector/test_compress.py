@@ -11,7 +11,7 @@ from umbel.fsm.inspector.drawing import character_set, edge_label, quoted
 from umbel.fsm.language import Chars, Concat, Grammar, Language, Literal, Repeat, Spelled, Union
 from umbel.fsm.limits import Limits
 
-from .languages import FEW_LETTERS, LANGUAGES
+from ..languages import FEW_LETTERS, LANGUAGES
 
 ANY = Chars(((0, 0x10FFFF),))
 SOME = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -17,7 +17,7 @@ from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
 pytestmark = pytest.mark.model
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "constrained"
+DATA = Path(__file__).resolve().parents[4] / "shared" / "constrained"
 CONTROL = (0, 1, 2, 3, 105, 106)  # pad, eos, bos, unk, and the ends of a turn
 OBJECT = {"type": "object", "properties": {"html": {"type": "string"}, "n": {"type": "integer"}}, "required": ["html"]}
 FUEL = 1 << 40

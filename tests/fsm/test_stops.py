@@ -1,13 +1,51 @@
-"""Expressions that end texts: the first match to end, the longest of those, however the text is cut into pieces."""
+"""Stops, strings or expressions, are found however the text is cut, and nothing that might begin one is shown."""
 
 import itertools
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.errors import ConstraintRefused
-from umbel.fsm.stops import StopMatch, Stops, stops_of
+from umbel.fsm.stops import StopAutomaton, StopMatch, Stops, stops_of
+
+TEXT = st.text(alphabet="abé\n", max_size=30)
+STOPS = st.lists(st.text(alphabet="abé\n", min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def earliest(text: bytes, stops: list[str]) -> tuple[int, int] | None:
+    """The stop that ends first; of those the longest, by trying every place."""
+    found = [
+        (at + len(stop.encode()), at)
+        for stop in stops
+        for at in range(len(text))
+        if text[at : at + len(stop.encode())] == stop.encode()
+    ]
+    return (min(found)[1], min(found)[0]) if found else None
+
+
+@given(TEXT, STOPS, st.lists(st.integers(0, 40), max_size=6))
+def test_however_the_text_is_cut_the_first_stop_is_found(text: str, stops: list[str], cuts: list[int]) -> None:
+    data = text.encode()
+    matcher = StopAutomaton(stops).matcher()
+    bounds = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    for start, end in pairwise(bounds):
+        if matcher.feed(data[start:end]):
+            break
+    expected = earliest(data, stops)
+    assert (matcher.match and (matcher.match.start, matcher.match.end)) == expected
+
+
+@given(TEXT, STOPS)
+def test_pending_is_the_longest_beginning_of_a_stop(text: str, stops: list[str]) -> None:
+    data = text.encode()
+    matcher = StopAutomaton(stops).matcher()
+    if matcher.feed(data):
+        assert matcher.pending == 0
+        return
+    longest = max(n for n in range(len(data) + 1) if any(s.encode().startswith(data[len(data) - n :]) for s in stops))
+    assert matcher.pending == longest
 
 
 def stops(strings: tuple[str, ...] = (), patterns: tuple[str, ...] = ()) -> Stops:
@@ -75,7 +113,7 @@ def test_nothing_is_held_back_that_cannot_begin_a_stop() -> None:
     assert matcher.match == StopMatch(16, 20, "[A-Z][a-z]+:")
 
 
-def test_whoever_goes_on_behind_a_match_finds_the_next() -> None:
+def test_after_a_match_the_next_one_is_found() -> None:
     for strings, patterns in (((), ("[0-9]",)), (("1", "2"), ("[0-9]",))):
         matcher = stops(strings, patterns).matcher()
         data = b"a1b2c"

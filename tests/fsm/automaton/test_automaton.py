@@ -13,8 +13,8 @@ from umbel.fsm.errors import ConstraintRefused, LimitExceeded
 from umbel.fsm.language import NOTHING, Call, Chars, Concat, Dfa, Grammar, Language, Literal, Repeat, Spelled, Union
 from umbel.fsm.limits import Limits
 
-from .languages import CHARACTERS, FEW_LETTERS, LANGUAGES, recursive_grammars
-from .matcher import matches
+from ..languages import CHARACTERS, FEW_LETTERS, LANGUAGES, recursive_grammars
+from ..matcher import matches
 
 ANY = Chars(((0, 0x10FFFF),))
 DIGIT = Chars(((0x30, 0x39),))

@@ -14,10 +14,10 @@ from umbel.fsm.language import Grammar
 from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex
 
-from .matcher import matches
-from .sampler import changed, sampled
+from ..matcher import matches
+from ..sampler import changed, sampled
 
-COLLECTION = Path(__file__).resolve().parents[3] / "shared" / "constrained" / "regexes.jsonl"
+COLLECTION = Path(__file__).resolve().parents[4] / "shared" / "constrained" / "regexes.jsonl"
 REFUSED = {
     "word_boundary": ("\\b", "position 0"),
     "backref": ("backreference", "position 10"),

@@ -23,9 +23,9 @@ from umbel.fsm.tokens.constraint import JumpCounters
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
-from .test_constraint import Pairs
-from .test_regex_random import PLAIN, trees
-from .vocabularies import SINGLE
+from ..regex.test_random import PLAIN, trees
+from ..tokens.test_constraint import Pairs
+from ..vocabularies import SINGLE
 
 FUEL = 1_000_000
 WORDS = [b" the", b"name", b'": ', b'", "', b"ab", b"12", b"},", b' "', "é".encode(), b"true", b"null", b"\\n", b"a\n"]

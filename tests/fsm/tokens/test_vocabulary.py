@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from umbel.fsm.tokens.trie import PLAIN_CLASSES, Trie, build_trie, fewest_tokens
 from umbel.fsm.tokens.vocabulary import Vocabulary, pack, pack_few, unpack, unpack_few
 
-from .vocabularies import ALPHABET, letters, vocabularies
+from ..vocabularies import ALPHABET, letters, vocabularies
 
 
 def test_control_and_eos_ids_spell_nothing() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from umbel.fsm.automaton.automaton import DEAD, Automaton
 from umbel.fsm.language import Chars, Concat, Dfa, Grammar, Literal, Repeat, Spelled
 
-from .languages import ANY, LANGUAGES, recursive_grammars
+from ..languages import ANY, LANGUAGES, recursive_grammars
 
 PLAIN = ["a", "b", "é", "😀"]
 BYTES = [bytes([byte]) for byte in b'ab"\\()[]\n'] + [b"\xc3", b"\xa9"]

@@ -13,8 +13,8 @@ from umbel.fsm.limits import Limits
 from umbel.fsm.tokens.masks import FEW, Mask, Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
-from .languages import ANY, LANGUAGES, recursive_grammars
-from .vocabularies import ALPHABET, SINGLE, allowed_slowly, vocabularies
+from ..languages import ANY, LANGUAGES, recursive_grammars
+from ..vocabularies import ALPHABET, SINGLE, allowed_slowly, vocabularies
 
 GRAMMARS = st.one_of(LANGUAGES.map(Grammar), recursive_grammars())
 PATHS = st.lists(st.sampled_from(ALPHABET), max_size=6).map(b"".join)

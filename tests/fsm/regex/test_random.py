@@ -13,7 +13,7 @@ from umbel.fsm.language import NOTHING, Grammar, Language
 from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex, search_regex
 
-from .matcher import matches
+from ..matcher import matches
 
 TEXTS = ["".join(letters) for length in range(5) for letters in itertools.product("ab\n", repeat=length)]
 PLAIN = st.sampled_from(["", "a", "b", "ab", ".", "[ab]", "[^a]", r"\n", r"\w", r"[^\w]", "(?i:A)", "(?s:.)"])

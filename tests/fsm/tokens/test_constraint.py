@@ -15,9 +15,9 @@ from umbel.fsm.tokens.explored import LONGEST_REMEMBERED
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 
-from .languages import ANY, LANGUAGES, recursive_grammars
-from .matcher import matches
-from .vocabularies import SINGLE, letters
+from ..languages import ANY, LANGUAGES, recursive_grammars
+from ..matcher import matches
+from ..vocabularies import SINGLE, letters
 
 FUEL = 1_000_000
 DIGITS = Repeat(Chars(((48, 57),)), 1, 3)

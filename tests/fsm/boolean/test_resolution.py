@@ -29,7 +29,7 @@ from umbel.fsm.language import (
 from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex, search_regex
 
-from .matcher import matches
+from ..matcher import matches
 
 A, B = Literal(b"a"), Literal(b"b")
 TEXTS = ["".join(letters) for length in range(6) for letters in itertools.product("abé", repeat=length)]

@@ -12,7 +12,7 @@ from umbel.fsm.language import EMPTY_TEXT, NOTHING, Grammar, Language, Literal, 
 from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex, search_regex
 
-from .matcher import matches
+from ..matcher import matches
 
 LETTERS = "ab-]^\\{}1,\n\tAé ſ#"
 TEXTS = ["", *LETTERS, *map("".join, itertools.product("ab\n-]{1}, A", repeat=2)), "aaa", "a{1}", "a{1,2", "a b", "aba"]

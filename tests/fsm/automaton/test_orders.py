@@ -13,8 +13,8 @@ from umbel.fsm.errors import ConstraintRefused
 from umbel.fsm.language import NOTHING, AnyOrder, Call, Chars, Concat, Grammar, Language, Literal, Union
 from umbel.fsm.limits import Limits
 
-from .languages import any_orders
-from .matcher import matches
+from ..languages import any_orders
+from ..matcher import matches
 
 TEXTS = st.lists(st.text(alphabet="ab(c, ", max_size=8).map(str.encode), max_size=4)
 SOME = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
