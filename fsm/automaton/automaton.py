@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..errors import LimitExceeded
 from ..language import Grammar
 from ..limits import Limits
-from .frames import Frame, Frames, Landing, Position, united
+from .frames import Closure, Frame, Frames, Position, united
 from .lookahead import Lookahead, plain_limit, plain_run, shortest_text
 from .lowering import lower
 from .places import DEAD, ENDLESS, UNKNOWN, WHOLE_LITERALS, LiteralTrie, Move, MoveKind, Place, Split, Text, split
@@ -168,7 +168,7 @@ class Automaton:
         seen = self._lookahead_states.get(state)
         if seen is None:
             positions = self._lookahead.of(self._positions[state])
-            seen = self._lookahead_states[state] = self._state_of(Landing(positions, self._accepting[state]))
+            seen = self._lookahead_states[state] = self._state_of(Closure(positions, self._accepting[state]))
         return seen
 
     def _begin(self, state: int) -> Split:
@@ -205,21 +205,21 @@ class Automaton:
             frame = positions[index][1]
             if not place.terminal:
                 found[place, frame] = None
-            landings = [self._frames.enter(rest, frame) for rest in place.rests]
+            closures = [self._frames.enter(rest, frame) for rest in place.rests]
             if place.accepting:
-                landings.append(self._frames.landing(frame))
-            for landing in landings:
-                found.update(dict.fromkeys(landing.positions))
-                accepting = accepting or landing.accepting
-        return self._state_of(Landing(tuple(found), accepting))
+                closures.append(self._frames.closure(frame))
+            for closure in closures:
+                found.update(dict.fromkeys(closure.positions))
+                accepting = accepting or closure.accepting
+        return self._state_of(Closure(tuple(found), accepting))
 
     def _state_after(self, frame: Frame) -> int:
         if frame.state < 0:
-            frame.state = self._state_of(self._frames.landing(frame))
+            frame.state = self._state_of(self._frames.closure(frame))
         return frame.state
 
-    def _state_of(self, landing: Landing) -> int:
-        positions, accepting = landing.positions, landing.accepting
+    def _state_of(self, closure: Closure) -> int:
+        positions, accepting = closure.positions, closure.accepting
         if len(positions) > 1:
             positions = united(self._frames, positions)
         if len(positions) == 1 and not accepting:

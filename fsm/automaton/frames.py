@@ -36,17 +36,17 @@ class Frame:
 
     room: how many recursive calls may still be opened above this frame.
     base: the first Return, or the Root, at or below this frame.
-    landing: where a text stands when it comes back to this frame; None: not asked for yet.
-    state: the automaton's state for `landing`; -1: not asked for yet.
+    closure: where a text stands when it comes back to this frame; None: not asked for yet.
+    state: the automaton's state for `closure`; -1: not asked for yet.
     """
 
-    __slots__ = ("_length", "_parent", "base", "landing", "room", "state")
+    __slots__ = ("_length", "_parent", "base", "closure", "room", "state")
 
     def __init__(self, parent: Frame | None, room: int) -> None:
         self._parent = parent
         self.base: Frame = self if parent is None else parent.base
         self.room = room
-        self.landing: Landing | None = None
+        self.closure: Closure | None = None
         self.state = -1
         self._length = -1
 
@@ -126,8 +126,8 @@ def one_less(turns: int) -> int:
     return turns if turns in (0, ENDLESS) else turns - 1
 
 
-class Landing:
-    """Positions that are reached without a further byte, and whether the whole may end there."""
+class Closure:
+    """The ε-closure: positions that are reached without a further byte, and whether the whole may end there."""
 
     __slots__ = ("accepting", "positions")
 
@@ -180,13 +180,13 @@ class Frames:
             frame = self._returns[key] = Return(parents)
         return frame
 
-    def landing(self, frame: Frame) -> Landing:
+    def closure(self, frame: Frame) -> Closure:
         """Finds the positions of a text that comes back to `frame`. Raises LimitExceeded."""
-        if frame.landing is None:
-            frame.landing = self._walk(None, frame)
-        return frame.landing
+        if frame.closure is None:
+            frame.closure = self._walk(None, frame)
+        return frame.closure
 
-    def enter(self, node: Node, frame: Frame) -> Landing:
+    def enter(self, node: Node, frame: Frame) -> Closure:
         """Finds the positions of a text before `node`, with `frame` to come after it. Raises LimitExceeded."""
         start, above = node, frame
         while start.shortest(above.room) < ENDLESS:  # down to a leaf that takes a byte: most nodes begin with one
@@ -196,12 +196,12 @@ class Frames:
             elif isinstance(start, Unfolding):
                 start = start.body()
             elif isinstance(start, Leaf) and not (start.place.accepting or start.place.rests or start.place.terminal):
-                return Landing(((start.place, above),), False)
+                return Closure(((start.place, above),), False)
             else:
                 break
         return self._walk(node, frame)
 
-    def _walk(self, start: Node | None, above: Frame) -> Landing:
+    def _walk(self, start: Node | None, above: Frame) -> Closure:
         """Depth first over everything that needs no byte; None for a node: come back to the frame."""
         positions: dict[Position, None] = {}
         accepting = False
@@ -214,9 +214,9 @@ class Frames:
             seen.add(task)
             node, frame = task
             if node is None:
-                if frame.landing is not None:
-                    positions.update(dict.fromkeys(frame.landing.positions))
-                    accepting = accepting or frame.landing.accepting
+                if frame.closure is not None:
+                    positions.update(dict.fromkeys(frame.closure.positions))
+                    accepting = accepting or frame.closure.accepting
                 elif type(frame) is Root:
                     accepting = True
                 else:
@@ -230,7 +230,7 @@ class Frames:
                     keyword="ambiguity",
                 )
         self.walked += len(seen)
-        return Landing(tuple(positions), accepting)
+        return Closure(tuple(positions), accepting)
 
     def _come_back(self, frame: Frame, waiting: list[tuple[Node | None, Frame]]) -> None:
         """Adds what follows the frame, the first to be tried last."""

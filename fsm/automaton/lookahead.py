@@ -75,7 +75,7 @@ def _run(frames: Frames, place: Place, frame: Frame, hops: int) -> int:
         frame = frame.parent
     if hops == 0:
         return run
-    later = (_run(frames, place, after, hops - 1) for place, after in frames.landing(frame).positions if place.plain)
+    later = (_run(frames, place, after, hops - 1) for place, after in frames.closure(frame).positions if place.plain)
     return min(run + max(later, default=0), ENDLESS)
 
 
@@ -95,7 +95,7 @@ def _limit(frames: Frames, place: Place, frame: Frame, hops: int) -> int:
             return ENDLESS
         limit += frame.most
         frame = frame.parent
-    later = (_limit(frames, following, after, hops - 1) for following, after in frames.landing(frame).positions)
+    later = (_limit(frames, following, after, hops - 1) for following, after in frames.closure(frame).positions)
     return min(limit + max(later, default=0), ENDLESS)
 
 
@@ -117,13 +117,13 @@ def _turns_only(frames: Frames, place: Place, frame: Again) -> bool:
     """A text goes on with the next turn of the loop or leaves it, and has no third way."""
     expected = {(place, _following(frames, frame))}
     if frame.least == 0:
-        expected.update(frames.landing(frame.parent).positions)
-    return expected.issuperset(frames.landing(frame).positions)
+        expected.update(frames.closure(frame.parent).positions)
+    return expected.issuperset(frames.closure(frame).positions)
 
 
 def _turns_alike(frames: Frames, place: Place, frame: Again) -> bool:
     """The next turn of the loop begins with the same characters, and so does every one after it."""
-    return (place, _following(frames, frame)) in frames.landing(frame).positions
+    return (place, _following(frames, frame)) in frames.closure(frame).positions
 
 
 def _following(frames: Frames, frame: Again) -> Frame:

@@ -23,7 +23,7 @@ from ..language import (
 )
 from ..limits import Limits
 from .characters import character_automaton, characters, spell
-from .nodes import Leaf, Loop, Nested, Node, Options, Sequence, beyond_the_empty_text, literal, loop, options, sequence
+from .nodes import Leaf, Loop, Nested, Node, Options, Sequence, literal, loop, options, sequence, without_empty_text
 from .orders import Order, Remaining
 from .places import ENDLESS
 
@@ -184,13 +184,13 @@ def _rewrite_nullable_bodies(recursive: list[Node]) -> bool:
     nested: dict[Node, Nested] = {}
     made: list[Node] = []
     for node in nullable:
-        node.body, node.least = beyond_the_empty_text(node.body, nested), 0
+        node.body, node.least = without_empty_text(node.body, nested), 0
         made.append(node.body)
     pending = dict(nested)
     while pending:
         target, call = pending.popitem()
         before = set(nested)
-        call.target = beyond_the_empty_text(target, nested)
+        call.target = without_empty_text(target, nested)
         made.append(call.target)
         pending.update({key: nested[key] for key in nested.keys() - before})
     recursive[:] = _ordered([*made, *recursive])

@@ -255,13 +255,13 @@ def loop(body: Node, least: int, most: int) -> Node:
     if dead(body):
         return EMPTY if least == 0 else NEVER
     if not body.recursive and body.nullable:
-        body, least = beyond_the_empty_text(body), 0
+        body, least = without_empty_text(body), 0
         if dead(body):
             return EMPTY
     return body if least == most == 1 else Loop(body, least, most)
 
 
-def beyond_the_empty_text(node: Node, nested: dict[Node, Nested] | None = None) -> Node:
+def without_empty_text(node: Node, nested: dict[Node, Nested] | None = None) -> Node:
     """Returns the texts of a node but for the empty one.
 
     nested: collects the recursive calls met, with the nodes that shall stand for what they call: their targets are
@@ -277,7 +277,7 @@ def beyond_the_empty_text(node: Node, nested: dict[Node, Nested] | None = None) 
             waiting += missing
             continue
         waiting.pop()
-        done[current] = _beyond(current, done, nested)
+        done[current] = _without_empty(current, done, nested)
     return done[node]
 
 
@@ -291,7 +291,7 @@ def _nullable_parts(node: Node) -> tuple[Node, ...]:
     return ()
 
 
-def _beyond(node: Node, done: dict[Node, Node], nested: dict[Node, Nested] | None) -> Node:
+def _without_empty(node: Node, done: dict[Node, Node], nested: dict[Node, Nested] | None) -> Node:
     if not node.nullable:
         return node
     match node:
@@ -299,7 +299,7 @@ def _beyond(node: Node, done: dict[Node, Node], nested: dict[Node, Nested] | Non
             if type(node.place) is Text:
                 return NEVER
             if type(node.place) is not LiteralTrie:
-                return Leaf(node.place.beyond_the_empty_text())
+                return Leaf(node.place.without_empty_text())
             kept = [option for option in node.place.options if option[0]]
             # A rest of a trie comes after at least one byte: `_beginning` takes no empty literal.
             return Leaf(LiteralTrie(kept)) if kept else NEVER

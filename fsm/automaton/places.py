@@ -117,7 +117,7 @@ class Place:
     def _make_edges(self) -> Edges:
         return ()
 
-    def beyond_the_empty_text(self) -> Place:
+    def without_empty_text(self) -> Place:
         """Returns the same place, where the leaf may not end at once."""
         after = [1 + place.shortest for _, _, place in self.edges]
         return Place(min(after, default=ENDLESS), edges=self.edges, plain=self.plain)

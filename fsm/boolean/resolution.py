@@ -52,7 +52,7 @@ def resolve(grammar: Grammar, limits: Limits) -> Grammar:
         }
         grammar = Grammar(resolver.resolve(grammar.start), rules)
         surveys = reached(grammar)
-    resolved = without_barren_rules(grammar, surveys)
+    resolved = without_useless_rules(grammar, surveys)
     if resolved.start == NOTHING:
         raise NothingAdmitted()
     return resolved
@@ -187,8 +187,8 @@ def reached(grammar: Grammar) -> dict[str, Survey]:
     return {name: found[name] for name in order}
 
 
-def without_barren_rules(grammar: Grammar, surveys: Surveys) -> Grammar:
-    """Without rules that admit nothing, what depends on them, and rules that the start does not reach.
+def without_useless_rules(grammar: Grammar, surveys: Surveys) -> Grammar:
+    """Removes rules that admit nothing, what depends on them, and rules that the start does not reach.
 
     No node of the grammar shows by its form that it admits nothing, but for whole bodies. `surveys` are those of
     the rules that are reached.
@@ -196,28 +196,28 @@ def without_barren_rules(grammar: Grammar, surveys: Surveys) -> Grammar:
     Raises:
         Unsupported: a rule calls itself before it has taken a byte.
     """
-    barren = surveys.keys() - _fruitful(grammar, surveys)
-    if barren:
-        pruned = {name: _pruned(grammar.rules[name], barren) for name in surveys if name not in barren}
-        grammar = Grammar(_pruned(grammar.start, barren), pruned)
+    nonproductive = surveys.keys() - _productive(grammar, surveys)
+    if nonproductive:
+        pruned = {name: _pruned(grammar.rules[name], nonproductive) for name in surveys if name not in nonproductive}
+        grammar = Grammar(_pruned(grammar.start, nonproductive), pruned)
         surveys = reached(grammar)
     if _has_cycle(surveys):
-        _check_beginnings(grammar, surveys)
+        _check_left_recursion(grammar, surveys)
     return Grammar(grammar.start, {name: grammar.rules[name] for name in surveys})
 
 
-def _check_beginnings(grammar: Grammar, surveys: Surveys) -> None:
-    empty = _grown(surveys, lambda name, found: _is_empty(grammar.rules[name], found))
-    beginnings = {name: _beginnings(grammar.rules[name], empty) for name in surveys}
+def _check_left_recursion(grammar: Grammar, surveys: Surveys) -> None:
+    nullable_rules = _grown(surveys, lambda name, found: _is_nullable(grammar.rules[name], found))
+    left_corners = {name: _left_corners(grammar.rules[name], nullable_rules) for name in surveys}
     clear: set[str] = set()  # rules from which no way back was found
-    for name in beginnings:
+    for name in left_corners:
         seen: set[str] = set()
-        pending = [*beginnings[name]]
+        pending = [*left_corners[name]]
         while pending:
             at = pending.pop()
             if at not in seen and at not in clear:
                 seen.add(at)
-                pending += beginnings[at]
+                pending += left_corners[at]
         if name in seen:
             why = f"the rule {name!r} begins with itself; write it so that something is taken before it is called again"
             raise Unsupported(why, keyword="left recursion")
@@ -245,7 +245,7 @@ def _grown(rules: Iterable[str], holds: Callable[[str, set[str]], bool]) -> set[
     return found
 
 
-def _fruitful(grammar: Grammar, surveys: Surveys) -> set[str]:
+def _productive(grammar: Grammar, surveys: Surveys) -> set[str]:
     """Returns the rules that admit a text. Only a body that calls a rule that is not known to is looked at."""
 
     def holds(name: str, found: set[str]) -> bool:
@@ -255,34 +255,34 @@ def _fruitful(grammar: Grammar, surveys: Surveys) -> set[str]:
     return _grown(surveys, holds)
 
 
-def _admits(node: Language, fruitful: set[str]) -> bool:
+def _admits(node: Language, productive: set[str]) -> bool:
     """Tells whether some text is admitted, when the rules of the set admit some."""
     if isinstance(node, Call):
-        return node.rule in fruitful
+        return node.rule in productive
     if isinstance(node, Union):
-        return any(_admits(option, fruitful) for option in node.options)
+        return any(_admits(option, productive) for option in node.options)
     if isinstance(node, Repeat):
-        return not node.least or _admits(node.body, fruitful)
+        return not node.least or _admits(node.body, productive)
     if isinstance(node, AnyOrder):
-        inner = (EMPTY_TEXT if _admits(child, fruitful) else NOTHING for child in children(node))
+        inner = (EMPTY_TEXT if _admits(child, productive) else NOTHING for child in children(node))
         return rebuilt(node, tuple(inner)) != NOTHING
-    return all(_admits(child, fruitful) for child in children(node))
+    return all(_admits(child, productive) for child in children(node))
 
 
-def _is_empty(node: Language, empty: set[str]) -> bool:
+def _is_nullable(node: Language, nullable_rules: set[str]) -> bool:
     """Tells whether the empty text is admitted, when the rules of the set admit it."""
     if isinstance(node, Call):
-        return node.rule in empty
+        return node.rule in nullable_rules
     if isinstance(node, Concat):
-        return all(_is_empty(part, empty) for part in node.parts)
+        return all(_is_nullable(part, nullable_rules) for part in node.parts)
     if isinstance(node, Union):
-        return any(_is_empty(option, empty) for option in node.options)
+        return any(_is_nullable(option, nullable_rules) for option in node.options)
     if isinstance(node, Repeat):
-        return not node.least or _is_empty(node.body, empty)
+        return not node.least or _is_nullable(node.body, nullable_rules)
     return nullable(node)
 
 
-def _beginnings(node: Language, empty: set[str]) -> set[str]:
+def _left_corners(node: Language, nullable_rules: set[str]) -> set[str]:
     """Returns the rules that are called before a byte is taken."""
     found: set[str] = set()
     pending = [node]
@@ -293,15 +293,15 @@ def _beginnings(node: Language, empty: set[str]) -> set[str]:
         elif isinstance(at, Concat):
             for part in at.parts:
                 pending.append(part)
-                if not _is_empty(part, empty):
+                if not _is_nullable(part, nullable_rules):
                     break
         else:
             pending += children(at)
     return found
 
 
-def _pruned(node: Language, barren: set[str]) -> Language:
+def _pruned(node: Language, nonproductive: set[str]) -> Language:
     def prune(each: Language, inner: tuple[Language, ...]) -> Language:
-        return NOTHING if isinstance(each, Call) and each.rule in barren else rebuilt(each, inner)
+        return NOTHING if isinstance(each, Call) and each.rule in nonproductive else rebuilt(each, inner)
 
     return fold(node, prune, {})
