@@ -1,1 +1,1 @@
-"""Text constraints as automata. numpy at most; no torch, nothing of ours."""
+"""Enforces constraints on texts as automata. numpy at most; no torch, nothing of ours."""

@@ -46,7 +46,7 @@ def common(left: Ranges, right: Ranges) -> Ranges:
 
 @dataclass(frozen=True, slots=True)
 class CharSet:
-    """Immutable. `ranges` are normal and free of surrogates: build with `CharSet.of`."""
+    """A set of characters. Immutable; `ranges` are normal and free of surrogates: build with `CharSet.of`."""
 
     ranges: Ranges = ()
 

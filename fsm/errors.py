@@ -23,8 +23,8 @@ class ConstraintRefused(ValueError):
 
 
 class Unsupported(ConstraintRefused):
-    """Valid, and not honoured here."""
+    """A constraint that is valid, and not honoured here."""
 
 
 class LimitExceeded(ConstraintRefused):
-    """Too large, too deep or too ambiguous."""
+    """A constraint that is too large, too deep or too ambiguous."""

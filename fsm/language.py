@@ -101,7 +101,7 @@ class Spelled(_Node, frozen=True):
 
 
 class Intersection(_Node, frozen=True):
-    """The texts that both admit. Neither side holds a Call or AnyOrder; `boolean` makes a Dfa of it."""
+    """The texts that both sides admit. Neither holds a Call or AnyOrder; `boolean` makes a Dfa of it."""
 
     left: Language
     right: Language

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one constraint. Sizes are bytes, times are left to the process that compiles, which can be killed."""
+    """The limits of one constraint.
+
+    Sizes are bytes, times are left to the process that compiles, which can be killed.
+    """
 
     pattern_bytes: int = 16 << 10  # of a regular expression's source; the longest real ones have a few kB
     schema_bytes: int = 256 << 10  # of a schema's source; real ones of 70 kB exist

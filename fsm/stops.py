@@ -57,7 +57,7 @@ class StopMatcher(Protocol):
 
 
 class Stops(Protocol):
-    """Compiled, and shared by every request with the same stops."""
+    """Compiled stops, shared by every request with the same stops."""
 
     def matcher(self) -> StopMatcher: ...
 
@@ -88,7 +88,7 @@ class _AnyStops:
 
 
 class _AnyMatcher:
-    """Byte by byte, so that neither has seen more than the other when one of them matches."""
+    """Feeds both byte by byte, so that neither has seen more than the other when one of them matches."""
 
     def __init__(self, strings: StringMatcher, patterns: PatternMatcher) -> None:
         self._matchers: tuple[StopMatcher, ...] = (strings, patterns)
@@ -202,7 +202,7 @@ DEAD = -1
 
 
 class StopPattern:
-    """One expression, compiled; immutable but for rows that are filled when they are first needed.
+    """A compiled expression; immutable but for rows that are filled when they are first needed.
 
     Raises:
         ConstraintRefused: not an expression, or one that matches the empty text, or nothing.

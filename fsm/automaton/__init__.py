@@ -1,1 +1,1 @@
-"""The lazy automaton over bytes: a grammar read as it is, nothing determinised ahead of need."""
+"""Runs a grammar as a lazy automaton over bytes: nothing is determinised ahead of need."""

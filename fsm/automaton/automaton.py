@@ -1,4 +1,4 @@
-"""The lazy byte automaton of a constraint: states are made when a text, a mask or a jump first needs them.
+"""The lazy byte automaton of a constraint. It makes states when a text, a mask or a jump first needs them.
 
     table[state, byte] ->  next state | DEAD (-1): no text of the constraint goes on so | UNKNOWN (-2): not asked yet
 

@@ -28,7 +28,7 @@ Tails = dict[tuple[int, Labelled], Place]  # by (bytes left, values): equal rema
 
 
 class Character(Place):
-    """Before one character of a set, with which the leaf is over."""
+    """The place before one character of a set, with which the leaf is over."""
 
     __slots__ = ("_ranges", "_spelled")
 
@@ -46,7 +46,7 @@ class Character(Place):
 
 
 class Tail(Place):
-    """Inside a character: `remaining` continuation bytes ahead, 6 bits each, whose value decides."""
+    """The place inside a character: `remaining` continuation bytes ahead, 6 bits each, whose value decides."""
 
     __slots__ = ("_remaining", "_tails", "_values")
 
@@ -220,7 +220,9 @@ def character_automaton(dfa: Dfa, spelled: bool) -> Place:
 
 
 class _States:
-    """shortest: bytes from each state to an end; ENDLESS where none is reached, and no edge leads there."""
+    """Makes the places of one character automaton.
+
+    shortest: bytes from each state to an end; ENDLESS where none is reached, and no edge leads there."""
 
     def __init__(self, dfa: Dfa, spelled: bool) -> None:
         self.dfa = dfa
@@ -242,7 +244,7 @@ class _States:
 
 
 class _StatePlace(Place):
-    """Before the characters that lead on from a state."""
+    """The place before the characters that lead on from a state."""
 
     __slots__ = ("_state", "_states")
 

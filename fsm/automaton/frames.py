@@ -111,7 +111,7 @@ class Again(Frame):
 
 
 class Return(Frame):
-    """parents: one or more, all with the same room; none is a Return."""
+    """The end of a recursive call. parents: one or more, all with the same room; none is a Return."""
 
     __slots__ = ("parents",)
 
@@ -137,7 +137,7 @@ class Closure:
 
 
 class Frames:
-    """The frames of one automaton, and where texts stand when they come back to one."""
+    """Makes the frames of one automaton, each once, and finds where texts stand that come back to one."""
 
     def __init__(self, limits: Limits) -> None:
         self.root = Root(limits.depth)

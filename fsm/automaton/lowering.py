@@ -1,4 +1,4 @@
-"""A grammar to nodes: one walk without recursion in Python, about a microsecond for each part of the grammar."""
+"""Lowers a grammar to nodes: one walk without recursion in Python, about a microsecond for each part of the grammar."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from .places import ENDLESS
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """root: of the grammar's start; nodes: how many were made; orders: make further ones as texts need them."""
+    """A grammar as nodes.
+
+    root: of its start; nodes: how many were made; orders: make further ones as texts need them.
+    """
 
     root: Node
     nodes: int
@@ -59,7 +62,7 @@ def lower(grammar: Grammar, limits: Limits) -> Lowered:
 
 
 class _Lowering:
-    """One walk, parts before what holds them. nested: the recursive calls, by rule."""
+    """Lowers in one walk, parts before what holds them. nested: the recursive calls, by rule."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.nested: dict[str, Nested] = {}

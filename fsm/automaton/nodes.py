@@ -20,7 +20,9 @@ from .places import ENDLESS, LiteralTrie, Option, Place, Text
 
 
 class Node:
-    """shortest(depth): bytes of the shortest text that nests at most `depth` recursive calls; ENDLESS: there is none.
+    """A part of a grammar, with its shortest lengths.
+
+    shortest(depth): bytes of the shortest text that nests at most `depth` recursive calls; ENDLESS: there is none.
 
     recursive: a recursive call lies somewhere inside, and the shortest length depends on the depth.
     """
@@ -92,7 +94,7 @@ class Options(Node):
 
 
 class Loop(Node):
-    """`body` `least` to `most` times; most = ENDLESS: without end. The body takes at least one byte."""
+    """Repeats `body` `least` to `most` times; most = ENDLESS: without end. The body takes at least one byte."""
 
     __slots__ = ("body", "least", "most")
 
@@ -107,7 +109,10 @@ class Loop(Node):
 
 
 class Nested(Node):
-    """`target` is set once its rule is lowered: the only part of a node that changes after its birth."""
+    """A recursive call.
+
+    `target` is set once its rule is lowered: the only part of a node that changes after its birth.
+    """
 
     __slots__ = ("rule", "target")
 

@@ -127,7 +127,7 @@ END = Place(0, accepting=True, edges=())  # after a character
 
 
 class Text(Place):
-    """Inside a byte string, `offset` bytes after its beginning."""
+    """The place inside a byte string, `offset` bytes after its beginning."""
 
     __slots__ = ("_offset", "data")
 
@@ -151,7 +151,7 @@ Option = tuple[bytes, "Node | None", int]  # bytes, what follows them, the fewes
 
 
 class LiteralTrie(Place):
-    """Inside byte strings that agree in their first `depth` bytes."""
+    """The place inside byte strings that agree in their first `depth` bytes."""
 
     __slots__ = ("_depth", "_options")
 
@@ -235,7 +235,7 @@ class Split(Protocol):
 
 
 class ShapedSplit:
-    """A split by the pattern of its places' shapes."""
+    """Splits by the pattern of its places' shapes."""
 
     __slots__ = ("_made", "_pattern", "_places", "only_byte")
 
@@ -266,7 +266,7 @@ class ShapedSplit:
 
 
 class LiteralSplit:
-    """The split of one place inside of literals: every edge is one byte and leads to a place of its own."""
+    """Splits one place inside of literals: every edge is one byte and leads to a place of its own."""
 
     __slots__ = ("_edges", "only_byte")
 
@@ -289,7 +289,7 @@ class LiteralSplit:
 
 
 class WholeLiteral:
-    """Of a state inside of a literal whose row was written when it was made: one byte leads on."""
+    """Stands for a state inside of a literal whose row was written when it was made: one byte leads on."""
 
     __slots__ = ("only_byte",)
 

@@ -1,1 +1,1 @@
-"""Intersections and differences of languages, as automata over characters; grammars without what admits nothing."""
+"""Computes intersections and differences of languages as automata over characters."""

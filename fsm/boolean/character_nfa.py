@@ -33,7 +33,7 @@ _RAW = ~_ESCAPED
 
 
 class CharacterNfa:
-    """Of an expression without calls, intersections and differences.
+    """The automaton of an expression without calls, intersections and differences.
 
     Raises:
         LimitExceeded: more than `most_states`, or no fuel is left.

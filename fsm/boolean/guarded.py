@@ -23,7 +23,10 @@ _FIRST_MARK = 0x110000
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The rest of the text is of the language, or, negative, is not. Without calls, intersections, differences."""
+    """Asserts that the rest of the text is of the language, or, negative, is not.
+
+    No calls, intersections, differences.
+    """
 
     language: Language
     negative: bool
@@ -61,7 +64,7 @@ Places = dict[Carried, int]
 
 
 class _GuardedProduct:
-    """States are sets of places, found by steps from the start; state 0 starts."""
+    """Explores states, which are sets of places, by steps from the start; state 0 starts."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ def settled(language: Language, limits: Limits) -> Language:
 
 
 class _Resolver:
-    """From the leaves up; an operation that stands inside another is left to the outer one, which is one product."""
+    """Resolves from the leaves up; an operation inside another is left to the outer one, which is one product."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

@@ -20,7 +20,7 @@ NOTHING = -np.inf
 
 
 class Texts:
-    """Each text once, in order; a place is an index into them.
+    """The texts of a search, each once, in order; a place is an index into them.
 
     Args:
         choices: what each spells; several may spell the same.
@@ -88,7 +88,7 @@ class Question:
 
 @dataclass(slots=True, eq=False)
 class Usual:
-    """Of a node on the usual tokens of some texts: which texts, and what comes next: another node, or their end."""
+    """Marks a node on the usual tokens of some texts: which texts, and what comes next: another node, or their end."""
 
     texts: set[int] = field(default_factory=set)
     children: dict[int, SearchNode | None] = field(default_factory=dict)  # by token

@@ -48,7 +48,7 @@ class SearchLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probabilities:
-    """Of each choice: the text goes on with it, and with no longer one of the choices. `usual`: counted along its
+    """Bounds, for each choice, that the text goes on with it and no longer choice. `usual`: counted along its
     usual tokens only, with the tokens that go past its end."""
 
     lower: Log  # [choices]
@@ -58,7 +58,7 @@ class Probabilities:
 
 
 class ChoiceSearch:
-    """Best first: `begin`, then `answer` the `question` of every node and `proceed`, until that gives no more nodes.
+    """Searches best first: `begin`, `answer` the `question` of every node, and `proceed` until that gives no more nodes.
 
     Args:
         trie: of the model's vocabulary.

@@ -42,7 +42,7 @@ LlMatcher = Any  # llguidance.LLMatcher, a compiled class
 
 
 class Ends:
-    """Searches over one vocabulary."""
+    """Searches for ends over one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, trie: Trie) -> None:
         self._vocabulary = vocabulary
@@ -145,7 +145,7 @@ LEAST_BYTES = 5 << 20  # that a constraint takes: half of 250 real schemas take 
 
 
 class LlguidanceConstraint:
-    """As constraint.Constraint.
+    """A constraint like constraint.Constraint, by llguidance.
 
     Args:
         nbytes: that the matcher takes, as far as `rehearse` has seen it.
@@ -181,7 +181,7 @@ class LlguidanceConstraint:
 
 
 class NoHealing:
-    """As explored.Healing, where no token may be replaced."""
+    """A healing like explored.Healing, where no token may be replaced."""
 
     possible = False
 
@@ -196,7 +196,7 @@ class NoHealing:
 
 
 class LlguidanceState:
-    """As constraint.ConstraintState."""
+    """The cursor of one text, like constraint.ConstraintState."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ def own_grammar(source: Source, limits: Limits) -> Grammar:
 
 
 class Engines:
-    """Opens constraints over one vocabulary, by whichever engine.
+    """Opens constraints over one vocabulary, by any engine.
 
     Args:
         masks: of the vocabulary.

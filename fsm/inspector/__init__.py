@@ -1,1 +1,1 @@
-"""`umbel fsm`: an automaton printed and drawn, before and after compression."""
+"""Implements `umbel fsm`: an automaton printed and drawn, before and after compression."""

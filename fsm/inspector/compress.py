@@ -27,7 +27,7 @@ _LEADS = ((0xC2, 0xDF, 1), (0xE0, 0xEF, 2), (0xF0, 0xF4, 3))  # first bytes, and
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One character of `first`, then exactly the text `then`."""
+    """An edge: one character of `first`, then exactly the text `then`."""
 
     source: int
     target: int
@@ -62,7 +62,10 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """characters: the graph; byte_states, byte_edges: how many it has with a state for each byte."""
+    """An automaton that was explored.
+
+    characters: the graph; byte_states, byte_edges: how many it has with a state for each byte.
+    """
 
     characters: Graph
     byte_states: int
@@ -71,7 +74,7 @@ class Exploration:
 
 @dataclass(frozen=True, slots=True)
 class CompressedGraph:
-    """The same texts before and after, both with whole characters."""
+    """One automaton before and after compression, both with whole characters."""
 
     before: Graph
     after: Graph
@@ -84,7 +87,7 @@ class CompressedGraph:
 
 @dataclass(frozen=True, slots=True)
 class ForcedShare:
-    """Of the shortest text of a constraint: its bytes, and how many of them admit no choice."""
+    """Measures the shortest text of a constraint: its bytes, and how many of them admit no choice."""
 
     text: bytes
     forced: int
@@ -130,7 +133,7 @@ def explore(automaton: Automaton, most_states: int) -> Exploration:
 
 
 class _Explorer:
-    """bytes: what was looked at so far: state -> (first byte, last byte, next state)."""
+    """Explores breadth first. bytes: what was looked at so far: state -> (first byte, last byte, next state)."""
 
     def __init__(self, automaton: Automaton) -> None:
         self.bytes: dict[int, list[tuple[int, int, int]]] = {}

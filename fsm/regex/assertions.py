@@ -26,7 +26,7 @@ from .reader import exceeded, unsupported
 
 @dataclass(frozen=True, slots=True)
 class BeginAnchor:
-    """^ and \\A; `lines`: after a line feed as well."""
+    """The anchors ^ and \\A; `lines`: after a line feed as well."""
 
     lines: bool
     position: int
@@ -47,7 +47,7 @@ class EndAnchor:
 
 @dataclass(frozen=True, slots=True)
 class LookaheadAssertion:
-    """(?=body) and, negative, (?!body)."""
+    """A lookahead: (?=body) and, negative, (?!body)."""
 
     body: Item
     negative: bool
@@ -201,7 +201,7 @@ def search_match(item: Item, limits: Limits) -> Language:
 
 
 class _AssertionReader:
-    """Counts what is written more than once, so that alternatives within alternatives end."""
+    """Reads a tree to a language. Counts what is written more than once, so that nested alternatives end."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

@@ -1,4 +1,4 @@
-"""Regular expressions to languages: the syntax of Python's `re`, or what JSON Schema uses of ECMAScript's.
+"""Parses regular expressions to languages: the syntax of Python's `re`, or what JSON Schema uses of ECMAScript's.
 
 Nothing is matched by backtracking. Greedy and lazy quantifiers are the same language, groups capture nothing.
 A full match is meant (`parse_regex`, as `re.fullmatch`) or a match somewhere in the text (`search_regex`).
@@ -41,7 +41,7 @@ class GroupKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupOpening:
-    """`flags` hold inside the group; for FLAGS, which has no inside, from here on."""
+    """The opening of a group. `flags` hold inside it; for FLAGS, which has no inside, from here on."""
 
     kind: GroupKind
     flags: Flags
@@ -147,7 +147,7 @@ def _checked(language: Language) -> Language:
 
 
 class _Parser:
-    """Recursive descent; depth is limited by counting groups."""
+    """Parses by recursive descent; depth is limited by counting groups."""
 
     def __init__(self, pattern: str, limits: Limits, dialect: Dialect) -> None:
         length = len(pattern.encode("utf-8", "surrogatepass"))

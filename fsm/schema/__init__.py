@@ -1,4 +1,4 @@
-"""JSON Schema as a grammar of JSON texts. Nothing that a schema says is weakened in silence.
+"""Compiles a JSON Schema to a grammar of JSON texts. Nothing that a schema says is weakened in silence.
 
 text   ──▶ document ──▶ normalizer ──▶ compiler ──▶ Grammar
 values     schemas,     disjunctive    rules: members (objects), items (arrays),

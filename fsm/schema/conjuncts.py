@@ -36,7 +36,7 @@ Subschemas = tuple[Subschema, ...]
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """At least and at most so many items meet a subschema."""
+    """Asserts that at least and at most so many items meet a subschema."""
 
     subschema: Subschema
     least: int

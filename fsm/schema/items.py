@@ -29,7 +29,7 @@ FLAT_PREFIX = 8  # optional items that are nested in one expression; more become
 
 
 class Items:
-    """The language of one conjunct's arrays; its rules are named after `name`."""
+    """Builds the language of one conjunct's arrays; its rules are named after `name`."""
 
     def __init__(self, compiler: Compiler, arrays: Arrays, name: str) -> None:
         self.compiler = compiler

@@ -51,7 +51,7 @@ class Entry:
 
 
 class Members:
-    """The language of one conjunct's objects; its rules are named after `name`.
+    """Builds the language of one conjunct's objects; its rules are named after `name`.
 
     alone: no other objects may come in their place. Alternatives begin alike, and have to be read together until they
         part: what each of them has left out is not remembered then, and does not come late.

@@ -93,7 +93,7 @@ def _same_length(low: str, high: str) -> Language:
 
 
 class Decimals:
-    """Numbers with a bounded count of digits before and after the point."""
+    """Writes numbers with a bounded count of digits before and after the point."""
 
     def __init__(self, whole_digits: int, fraction_digits: int) -> None:
         self.whole_digits = whole_digits

@@ -1,1 +1,1 @@
-"""Constraints over the tokens of a vocabulary: masks, jump-forward, healing, and where one text is."""
+"""Lifts automata to the tokens of a vocabulary: masks, jump-forward, healing, and the cursor of a text."""

@@ -1,4 +1,4 @@
-"""A constraint over the tokens of one vocabulary, and where one text is in it.
+"""A constraint over the tokens of one vocabulary, and the cursor of a text in it.
 
 Constraint           shared by all texts; lives as long as a text uses it
 ConstraintState      the cursor of one text: mask, advance, forced tokens, shortest end, rollback
@@ -37,7 +37,7 @@ class JumpCounters:
 
 
 class Constraint:
-    """Shared by all texts under it; for one thread at a time.
+    """A compiled constraint, shared by all texts under it; for one thread at a time.
 
     The automaton grows with the texts that go through it. Half way to its limit new texts get a fresh one, so that
     texts are never ended for what earlier ones explored.

@@ -1,4 +1,4 @@
-"""Jump-forward: which tokens are certain where the text is.
+"""Jump-forward: finds the tokens that are certain where the text is.
 
 Forced text is spelled in the tokens that the tokenizer would give it, together with the last token before it. Two
 things can spoil that:
@@ -35,7 +35,7 @@ class Plan:
 
 
 class Planner:
-    """Plans over one automaton and vocabulary.
+    """Plans jumps over one automaton and vocabulary.
 
     Args:
         encode: the canonical tokens of plain text in the middle of a sequence.

@@ -1,4 +1,4 @@
-"""Masks: which tokens may come next in a state of an automaton. Made when asked for, kept for all texts.
+"""Masks: the tokens that may come next in a state of an automaton. Made when asked for, kept for all texts.
 
     inside a JSON string        the plain tokens are allowed at once, by their number of characters;
                                 a walk visits the few that are not plain, and the plain ones that may be too long

@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Trie:
-    """Immutable. Made by `build_trie`.
+    """The tries of one vocabulary in one array. Immutable; made by `build_trie`.
 
     A node's token is an id, NO_TOKEN, or −2 − i when several ids spell it: groups[i] of them, which follow there.
     """

@@ -99,7 +99,10 @@ def work_below(trie: Trie, sections: list[int], row: NDArray[np.int32], state: i
 
 
 class NumpyWalk:
-    """Needs the children of every node: made at the first walk through a trie, forgotten with it."""
+    """Walks with numpy, level by level.
+
+    Needs the children of every node: made at the first walk through a trie, forgotten with it.
+    """
 
     def __init__(self) -> None:
         self._families: weakref.WeakKeyDictionary[Trie, _Families] = weakref.WeakKeyDictionary()

@@ -22,7 +22,7 @@ TOKEN_BYTES = 1 << 20  # longest token; longer ones exist in no vocabulary, and 
 
 
 class Vocabulary:
-    """Token id → bytes, and the ids that end a text. Immutable.
+    """A vocabulary: token id → bytes, and the ids that end a text. Immutable.
 
     Args:
         token_bytes: of every id in order; b"" for ids that stand for no text.
