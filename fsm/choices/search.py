@@ -58,7 +58,7 @@ class Probabilities:
 
 
 class ChoiceSearch:
-    """Searches best first: `begin`, `answer` the `question` of every node, and `proceed` until that gives no more nodes.
+    """Searches best first: `begin`, `answer` the `question` of every node, `proceed` until that gives no more nodes.
 
     Args:
         trie: of the model's vocabulary.

@@ -106,7 +106,6 @@ def _flagged(source: PatternReader, flags: Flags, start: int) -> GroupOpening:
     return GroupOpening(GroupKind.FLAGS if closing == ")" else GroupKind.PLAIN, replace(flags, **changed))
 
 
-QUANTIFIERS = "*+?{"
 _VERBOSE_BLANKS = " \t\n\r\v\f"
 _LARGEST_BOUND = 1 << 20  # of a repeat, and characters of the shortest text: nothing that is generated comes near
 

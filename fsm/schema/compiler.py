@@ -279,7 +279,7 @@ class Compiler:
             return self._values(conjunct)
         types = conjunct.types
         if types is None:
-            types = (self._infer and conjunct.spoken_of) or EVERY_TYPE
+            types = (self._infer and conjunct.implied_types) or EVERY_TYPE
             if types != EVERY_TYPE:
                 kinds = ", ".join(sorted("number" if types >= NUMBER and kind in NUMBER else kind for kind in types))
                 self.deviations.narrow(conjunct.where, "type", f"no type is given, and its keywords speak of: {kinds}")

@@ -128,7 +128,7 @@ class Conjunct:
         )
 
     @property
-    def spoken_of(self) -> frozenset[str]:
+    def implied_types(self) -> frozenset[str]:
         """The types that keywords of one type only speak about."""
         found: set[str] = set()
         if self.numbers is not None:
@@ -140,7 +140,7 @@ class Conjunct:
 
     @property
     def only_values(self) -> bool:
-        return self.values is not None and not (self.types or self.excluded or self.spoken_of or self.inexpressible)
+        return self.values is not None and not (self.types or self.excluded or self.implied_types or self.inexpressible)
 
 
 Disjunction = tuple[Conjunct, ...]  # a schema in disjunctive normal form: one of them is met

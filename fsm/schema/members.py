@@ -66,20 +66,19 @@ class Members:
         self.declared = tuple(dict.fromkeys((*objects.properties, *objects.required)))
 
     def language(self) -> Language:
-        strangers = [others for others in self.objects.others if others.subschema is None]
-        if strangers:
-            return self._with_stranger()
+        if any(others.subschema is None for others in self.objects.others):
+            return self._with_undeclared()
         return self._language(others_least=0)
 
-    def _with_stranger(self) -> Language:
-        """At least one member that the first `OtherMembers` without a subschema does not know: required, or last."""
+    def _with_undeclared(self) -> Language:
+        """Admits objects with a member that the first `OtherMembers` without a subschema needs: required, or last."""
         objects = self.objects
-        stranger = next(others for others in objects.others if others.subschema is None)
-        kept = replace(objects, others=tuple(others for others in objects.others if others is not stranger))
-        known = [name for name in self.declared if is_other(stranger, name)]
+        needed = next(others for others in objects.others if others.subschema is None)
+        kept = replace(objects, others=tuple(others for others in objects.others if others is not needed))
+        known = [name for name in self.declared if is_other(needed, name)]
         if any(name in objects.required for name in known):
             return Members(self.compiler, kept, self.name).language()
-        if any(others.subschema is None for others in kept.others) or stranger.patterns:
+        if any(others.subschema is None for others in kept.others) or needed.patterns:
             how = "objects with a member beyond several patterns are left out"
             self.compiler.deviations.lose(f"{objects.where}/additionalProperties", "additionalProperties", how)
             return NOTHING
@@ -92,7 +91,7 @@ class Members:
             for name in known
         ]
         # The names that are known may come as well as the one that is not.
-        named = dict.fromkeys(sorted(stranger.names), ()) | dict(objects.properties)
+        named = dict.fromkeys(sorted(needed.names), ()) | dict(objects.properties)
         last = Members(
             self.compiler,
             replace(kept, properties={**objects.properties, **named}),
