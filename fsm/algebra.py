@@ -114,7 +114,7 @@ def union(options: Iterable[Language]) -> Language:
 
 
 def repeat(body: Language, least: int, most: int | None) -> Language:
-    """`body` from `least` to `most` times; with `most` below `least` nothing."""
+    """Repeats `body` from `least` to `most` times; with `most` below `least` nothing."""
     if most is not None and most < least:
         return NOTHING
     if body == EMPTY_TEXT or most == 0:
@@ -131,7 +131,7 @@ def repeat(body: Language, least: int, most: int | None) -> Language:
 
 
 def _repeat_of_repeat(inner: Repeat, least: int, most: int | None) -> Language | None:
-    """(x{a,b}){c,d} is x{ac,bd} where the counts leave no gap: with a of 0 or 1 they never do.
+    """Flattens (x{a,b}){c,d} to x{ac,bd} where the counts leave no gap: with a of 0 or 1 they never do.
 
     Fixed counts (a = b, c = d) leave none either.
     """
@@ -250,7 +250,7 @@ def size(node: Language) -> int:
 
 
 def fold(root: Language, combine: Callable[[Language, tuple[Result, ...]], Result], known: dict[int, Result]) -> Result:
-    """`combine(node, results of its children)` from the leaves up, once for nodes that are shared, without recursion.
+    """Calls `combine(node, results of its children)` from the leaves up, once for shared nodes, without recursion.
 
     `known` maps ids of nodes to results; who keeps it between calls keeps the nodes alive.
     """
@@ -298,7 +298,7 @@ def any_order(node: AnyOrder) -> Language:
 
 
 def _rearranged(node: AnyOrder, inner: tuple[Language, ...]) -> Language:
-    """inner: as `children` gives them."""
+    """Builds the node around other children. inner: as `children` gives them."""
     separator, parts = inner[0], inner[1 : len(node.parts) + 1]
     others = None if node.others is None or inner[-1] == NOTHING else inner[-1]
     if any(parts[index] == NOTHING for index in node.required):

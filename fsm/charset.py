@@ -15,7 +15,7 @@ SCALARS: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 
 
 def normal(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Ascending, disjoint, not adjacent; empty ranges (first > last) are dropped."""
+    """Normalizes ranges: ascending, disjoint, not adjacent; drops empty ones (first > last)."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if last < first:
@@ -52,7 +52,7 @@ class CharSet:
 
     @staticmethod
     def of(ranges: Iterable[tuple[int, int]]) -> CharSet:
-        """From any ranges, in any order, overlapping or not; surrogates among them are left out."""
+        """Makes a set of any ranges, in any order, overlapping or not; leaves surrogates out."""
         return CharSet(common(normal(ranges), SCALARS))
 
     @staticmethod

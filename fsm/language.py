@@ -167,7 +167,7 @@ class Arrangement:
         return due + due_others + short if short <= self.spare(left, others) else None
 
     def spare(self, left: int, others: int) -> int:
-        """Parts that need not come, and that would count towards `least`."""
+        """Counts the parts that need not come, and that would count towards `least`."""
         another = self.others and not others and not self.others_least
         return (left & ~self.required).bit_count() + another
 
@@ -218,7 +218,7 @@ class Arrangement:
                 return
 
     def _place(self, left: int, others: int) -> tuple[int, int]:
-        """Equal for places that the same texts follow."""
+        """Gives a key that is equal for places that the same texts follow."""
         if self.most is not None:
             return left, others
         begun = left.bit_count() < self.parts

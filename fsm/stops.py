@@ -63,7 +63,7 @@ class Stops(Protocol):
 
 
 def stops_of(strings: Iterable[str], patterns: Iterable[str]) -> Stops | None:
-    """None when there is nothing to look for.
+    """Compiles stops; None when there is nothing to look for.
 
     Raises:
         ConstraintRefused: an expression that cannot be used; the message names it.
@@ -144,7 +144,7 @@ class StopAutomaton:
         self._output[state] = stop
 
     def _link(self) -> None:
-        """Fail links breadth first; a state inherits the longest stop that is its suffix."""
+        """Makes fail links breadth first; a state inherits the longest stop that is its suffix."""
         queue = deque(self._goto[0].values())
         while queue:
             state = queue.popleft()

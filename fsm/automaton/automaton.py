@@ -106,11 +106,11 @@ class Automaton:
         return state
 
     def accepting(self, state: int) -> bool:
-        """A text may end here."""
+        """Tells whether a text may end here."""
         return self._accepting[state]
 
     def expanded(self, state: int) -> bool:
-        """The row of this state is known."""
+        """Tells whether the row of this state is known."""
         return self._whole[state]
 
     def expand(self, state: int) -> None:
@@ -148,7 +148,7 @@ class Automaton:
         return length
 
     def plain_run(self, state: int) -> int:
-        """A count of plain characters (see characters.PLAIN): every text of at most so many may go on from here.
+        """Counts plain characters (see characters.PLAIN): every text of at most so many may go on from here.
 
         From counters, without exploring; ENDLESS for any number, 0 inside a character. Never more than is true.
         """
@@ -158,7 +158,7 @@ class Automaton:
         return run
 
     def plain_limit(self, state: int) -> int:
-        """No text with more plain characters at its beginning goes on from here; ENDLESS where that is not certain."""
+        """Bounds the plain characters that a text may begin with from here; ENDLESS where that is not certain."""
         return plain_limit(self._frames, self._positions[state])
 
     def lookahead(self, state: int, reach: int) -> int:
@@ -229,7 +229,7 @@ class Automaton:
         return self._add(positions, accepting) if state is None else state
 
     def _add_literal(self, place: Place, frame: Frame) -> int:
-        """The state of one position, and those after it as far as a literal leads: soon its bytes are asked for."""
+        """Adds the state of one position, and those after it as far as a literal leads: its bytes come soon."""
         first = self._add(((place, frame),), False)
         left = min(_LITERAL_BYTES, self._limits.states - first - 1)
         state = first

@@ -210,7 +210,7 @@ def characters(ranges: Ranges, spelled: bool) -> Place:
 
 
 def spell(data: bytes) -> bytes:
-    """Text as a JSON string holds it, without the quotes."""
+    """Writes text as a JSON string holds it, without the quotes."""
     return b"".join(ESCAPES.get(byte, bytes((byte,))) for byte in data)
 
 
@@ -278,7 +278,7 @@ def _first(item: tuple[int, int, Place]) -> int:
 
 
 def _shortest(dfa: Dfa, spelled: bool) -> list[int]:
-    """Dijkstra's algorithm from the accepting states, against the edges."""
+    """Finds shortest lengths by Dijkstra's algorithm from the accepting states, against the edges."""
     into: list[list[tuple[int, int]]] = [[] for _ in dfa.edges]  # [states]: (state before, bytes of a character)
     for state, edges in enumerate(dfa.edges):
         for ranges, target in edges:
@@ -298,7 +298,7 @@ def _shortest(dfa: Dfa, spelled: bool) -> list[int]:
 
 
 def _plain_runs(dfa: Dfa) -> list[int]:
-    """For each state, how many plain characters are certain to be taken, whichever they are.
+    """Counts, for each state, the plain characters that are certain to be taken, whichever they are.
 
     Breadth first against the edges: a run ends where the nearest state does not take every plain character.
     """

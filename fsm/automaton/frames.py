@@ -153,7 +153,7 @@ class Frames:
         return 1 + len(self._rests) + len(self._agains) + len(self._returns) + len(self.unions)
 
     def rest(self, sequence: Sequence, index: int, parent: Frame) -> Frame:
-        """Parts from `index` on are left; the parent itself when none is."""
+        """Makes the frame with parts from `index` on left; the parent itself when none is."""
         if index == len(sequence.parts):
             return parent
         key = (sequence, index, parent)
@@ -163,7 +163,7 @@ class Frames:
         return frame
 
     def again(self, loop: Loop, least: int, most: int, parent: Frame) -> Frame:
-        """`least` to `most` turns are left; the parent itself when none may follow."""
+        """Makes the frame with `least` to `most` turns left; the parent itself when none may follow."""
         if most == 0:
             return parent
         key = (loop, least, most, parent)
@@ -202,7 +202,7 @@ class Frames:
         return self._walk(node, frame)
 
     def _walk(self, start: Node | None, above: Frame) -> Closure:
-        """Depth first over everything that needs no byte; None for a node: come back to the frame."""
+        """Goes depth first over everything that needs no byte; None for a node: come back to the frame."""
         positions: dict[Position, None] = {}
         accepting = False
         waiting: list[tuple[Node | None, Frame]] = [(start, above)]
@@ -377,7 +377,7 @@ def _rebuilt(frames: Frames, above: list[Frame], base: Frame, intervals: list[In
 
 
 def _united_along(vectors: dict[tuple[Interval, ...], None], axis: int) -> dict[tuple[Interval, ...], None]:
-    """Vectors that agree but for one axis, where their intervals overlap or touch, become one."""
+    """Unites vectors that agree but for one axis, where their intervals overlap or touch."""
     lines: dict[tuple[Interval, ...], list[Interval]] = {}
     for vector in vectors:
         lines.setdefault(vector[:axis] + vector[axis + 1 :], []).append(vector[axis])
@@ -396,7 +396,7 @@ def _united_along(vectors: dict[tuple[Interval, ...], None], axis: int) -> dict[
 
 
 def _maximal(vectors: list[tuple[Interval, ...]]) -> list[tuple[Interval, ...]]:
-    """Vectors that no other one includes."""
+    """Keeps the vectors that no other one includes."""
     if len(vectors) > _COMPARED:
         return vectors
     return [

@@ -60,7 +60,10 @@ _HOPS = 4  # repeats of plain characters in a row that are added up; more are ra
 
 
 def plain_run(frames: Frames, positions: Iterable[Position]) -> int:
-    """Of the positions of one state. A lower bound, exact where one repeat, or few in a row, take all plain text."""
+    """Counts the plain characters that the positions of one state take for certain.
+
+    A lower bound, exact where one repeat, or few in a row, take all plain text.
+    """
     return max((_run(frames, place, frame, _HOPS) for place, frame in positions if place.plain), default=0)
 
 
@@ -80,7 +83,7 @@ def _run(frames: Frames, place: Place, frame: Frame, hops: int) -> int:
 
 
 def plain_limit(frames: Frames, positions: Iterable[Position]) -> int:
-    """No text with more plain characters at its beginning goes on from here; ENDLESS where that is not certain."""
+    """Bounds the plain characters that a text may begin with from here; ENDLESS where that is not certain."""
     return max((_limit(frames, place, frame, _HOPS) for place, frame in positions), default=0)
 
 
@@ -100,7 +103,7 @@ def _limit(frames: Frames, place: Place, frame: Frame, hops: int) -> int:
 
 
 def _one_character(place: Place) -> bool:
-    """The place before a single character, whichever it is."""
+    """Tells whether the place is before a single character, whichever it is."""
     return type(place) is Character
 
 
@@ -114,7 +117,7 @@ def _meets(first: int, last: int) -> bool:
 
 
 def _turns_only(frames: Frames, place: Place, frame: Again) -> bool:
-    """A text goes on with the next turn of the loop or leaves it, and has no third way."""
+    """Tells whether a text goes on with the next turn of the loop or leaves it, with no third way."""
     expected = {(place, _following(frames, frame))}
     if frame.least == 0:
         expected.update(frames.closure(frame.parent).positions)
@@ -122,7 +125,7 @@ def _turns_only(frames: Frames, place: Place, frame: Again) -> bool:
 
 
 def _turns_alike(frames: Frames, place: Place, frame: Again) -> bool:
-    """The next turn of the loop begins with the same characters, and so does every one after it."""
+    """Tells whether the next turn of the loop, and every one after it, begins with the same characters."""
     return (place, _following(frames, frame)) in frames.closure(frame).positions
 
 
@@ -167,7 +170,7 @@ def _of_frame(frame: Frame, text: bytearray) -> None:
 
 
 def _of_node(node: Node, room: int, text: bytearray) -> None:
-    """A leftmost derivation, with what is still to be written on a stack."""
+    """Writes a leftmost derivation, with what is still to be written on a stack."""
     waiting = [(node, room)]
     while waiting:
         current, room = waiting.pop()
@@ -193,7 +196,7 @@ def _of_node(node: Node, room: int, text: bytearray) -> None:
 
 
 def _of_copies(node: Node, room: int, count: int, text: bytearray) -> None:
-    """Written once and repeated: all copies are the same. Loops are nested as deep as their source at most."""
+    """Writes one copy and repeats it: all are the same. Loops are nested as deep as their source at most."""
     if count:
         copy = bytearray()
         _of_node(node, room, copy)

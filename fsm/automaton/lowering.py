@@ -130,7 +130,7 @@ class _Lowering:
         return self.orders[-1].remaining(*arrangement.start)
 
     def _call(self, rule: str, identity: int, waiting: list[Language]) -> None:
-        """The rule's own node; a call while that is being made is recursive."""
+        """Finds the rule's own node; a call while that is being made is recursive."""
         body = self._rules.get(rule)
         if body is None:
             raise ConstraintRefused(f"the rule {rule!r} is called and is not defined", keyword=rule)
@@ -143,7 +143,7 @@ class _Lowering:
             waiting.append(body)
 
     def _once(self, make: Callable[..., Node], *arguments: Hashable) -> Node:
-        """Equal parts of a grammar are one node: what is ambiguous between them is not ambiguous any more."""
+        """Makes equal parts of a grammar one node: what is ambiguous between them is not ambiguous any more."""
         key = (make, arguments)
         node = self._equal.get(key)
         if node is None:
@@ -168,7 +168,7 @@ def _automaton_leaf(dfa: Dfa, spelled: bool) -> Leaf:
 
 
 def _measure(recursive: list[Node], depth: int) -> None:
-    """Shortest lengths by the number of nested recursive calls, until one more call changes nothing."""
+    """Measures shortest lengths by the number of nested recursive calls, until one more call changes nothing."""
     calls = [node for node in recursive if type(node) is Nested]
     for node in recursive:
         node.levels = []
@@ -180,7 +180,7 @@ def _measure(recursive: list[Node], depth: int) -> None:
 
 
 def _rewrite_nullable_bodies(recursive: list[Node]) -> bool:
-    """Loops whose body may be empty get a body that may not; `recursive` gets the nodes that this makes."""
+    """Gives loops whose body may be empty a body that may not; adds the nodes that this makes to `recursive`."""
     nullable = [node for node in recursive if type(node) is Loop and node.body.nullable]
     if not nullable:
         return False

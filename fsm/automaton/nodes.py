@@ -130,7 +130,7 @@ class Nested(Node):
 
 
 def dead(node: Node) -> bool:
-    """Nothing is admitted, whatever the depth."""
+    """Tells whether nothing is admitted, whatever the depth."""
     return not node.recursive and node.levels[0] >= ENDLESS
 
 
@@ -148,7 +148,7 @@ def single_literal(node: Node) -> bytes | None:
 
 
 def sequence(parts: Many[Node]) -> Node:
-    """Neighbouring literals are joined; one part is itself."""
+    """Joins neighbouring literals; one part is itself."""
     joined: list[Node] = []
     text = b""
     for part in parts:
@@ -170,7 +170,7 @@ def sequence(parts: Many[Node]) -> Node:
 
 
 def options(given: Many[Node], factored: int = 0) -> Node:
-    """Options without recursion that begin with literals become one trie; options that admit nothing go.
+    """Makes options without recursion that begin with literals one trie; drops options that admit nothing.
 
     Sequences that begin with the same nodes are taken together: text that may be the beginning of several would
     otherwise be read in as many ways, and in a recursive rule in as many ways again at each level.
@@ -202,7 +202,7 @@ _FACTORED = 16  # levels of common beginnings inside common beginnings
 
 
 def _factored(nodes: list[Node], factored: int) -> list[Node]:
-    """Sequences with a common beginning become one: p q | p r = p (q | r)."""
+    """Factors a common beginning of sequences out: p q | p r = p (q | r)."""
     groups: dict[Hashable, list[Node]] = {}
     for node in nodes:
         groups.setdefault(_content(node.parts[0] if type(node) is Sequence else node), []).append(node)
@@ -223,13 +223,13 @@ def _factored(nodes: list[Node], factored: int) -> list[Node]:
 
 
 def _content(node: Node) -> Hashable:
-    """Equal for equal literals, which `sequence` makes anew, and for one and the same node."""
+    """Gives a key that is equal for equal literals, which `sequence` makes anew, and for one and the same node."""
     data = single_literal(node)
     return node if data is None else data
 
 
 def _flattened(given: Many[Node]) -> list[Node]:
-    """Options of options, each once, without those that admit nothing."""
+    """Flattens options of options, each once, without those that admit nothing."""
     flat: dict[Node, None] = {}
     for node in given:
         if type(node) is Options:

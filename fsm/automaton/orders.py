@@ -83,7 +83,7 @@ class Order:
         return range(max(len(node.levels) for node in self.inner))
 
     def openings(self, begun: bool) -> list[OpenedPart]:
-        """[parts], with the separator before them when others have come already."""
+        """Opens the parts, with the separator before them when others have come already."""
         found = self._openings.get(begun)
         if found is None:
             before = _flat(self.separator) if begun else ()
@@ -138,7 +138,7 @@ class Remaining(Unfolding):
         return min(sum(node.shortest(depth) for node in self.shortest_parts(depth)), ENDLESS)
 
     def _chosen(self, depth: int) -> int:
-        """The parts of a shortest text: those that have to come, and the shortest of the others to make up numbers."""
+        """Chooses the parts of a shortest text: those that have to come, and the shortest others to make up numbers."""
         order, arrangement = self.order, self.order.arrangement
         missing = arrangement.missing(self.left, self.others)
         assert missing is not None, "only what reaches the end is made"
@@ -205,7 +205,7 @@ def _flat(node: Node) -> tuple[Node, ...]:
 
 
 def _measured(node: Node, depths: range) -> Node:
-    """With its lengths by depth: it was made after those of the grammar were measured."""
+    """Gives a node its lengths by depth: it was made after those of the grammar were measured."""
     if node.recursive and not node.levels:
         node.levels += [node.measure(depth) for depth in depths]
     return node

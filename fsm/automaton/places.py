@@ -346,7 +346,7 @@ class _Pattern:
 
 @lru_cache(maxsize=_PATTERNS)
 def _pattern(shapes: tuple[Shape, ...]) -> _Pattern:
-    """From byte to byte where an edge of some place begins or ends, with the places that have an edge there."""
+    """Sweeps from byte to byte where an edge begins or ends, with the places that have an edge there."""
     begins: dict[int, list[tuple[int, int]]] = {}
     ends: dict[int, list[int]] = {}
     for index, shape in enumerate(shapes):

@@ -265,7 +265,7 @@ Rows = list[dict[int, int]]
 
 
 def trimmed(accepting: list[bool], rows: Rows) -> tuple[list[bool], Rows] | None:
-    """Only the states that reach an accepting one, all reached from the start; None when the start is not one."""
+    """Keeps the states that reach an accepting one, all reached from the start; None when the start is not one."""
     sources: list[list[int]] = [[] for _ in rows]
     for state, row in enumerate(rows):
         for target in row.values():

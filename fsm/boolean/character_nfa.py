@@ -69,7 +69,7 @@ class CharacterNfa:
         self.edges[source].append((label, target))
 
     def _build(self, language: Language) -> None:
-        """Between two states each part is put in turn; the list of what is to be put takes the place of recursion."""
+        """Puts each part between two states in turn; a list of what is to be put takes the place of recursion."""
         pending: list[tuple[Language, int, int, bool]] = [(language, self.start, self.end, False)]
         while pending:
             node, source, target, spelled = pending.pop()

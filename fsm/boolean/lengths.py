@@ -97,7 +97,7 @@ def _shared(left: Lengths | None, right: Lengths | None) -> Lengths | None:
 
 
 def _of_automaton(node: Dfa) -> Lengths:
-    """Breadth first for the least; the longest path where no cycle is, and every state reaches the end."""
+    """Searches breadth first for the least; the longest path where no cycle is, and every state reaches the end."""
     level, seen, least, depth = [0], {0}, None, 0
     while level and least is None:
         if any(node.accepting[state] for state in level):
@@ -111,7 +111,7 @@ def _of_automaton(node: Dfa) -> Lengths:
 
 
 def _longest(node: Dfa) -> int | None:
-    """Kahn's order of the states; None where a cycle is left over."""
+    """Finds the longest path in Kahn's order of the states; None where a cycle is left over."""
     incoming = [0] * len(node.accepting)
     for edges in node.edges:
         for _, target in edges:
@@ -137,7 +137,7 @@ _ENDLESS = math.inf
 
 
 def as_length_limit(node: Language) -> Lengths | None:
-    """Least and most, of an expression that admits every text of certain lengths and says so by its form."""
+    """Reads least and most off an expression that admits every text of certain lengths and says so by its form."""
     match node:
         case Repeat(body, least, most) if body == ANY_CHARACTER:
             return least, most

@@ -138,7 +138,7 @@ Surveys = Mapping[str, Survey]  # of the rules that are reached; called rules be
 
 
 def survey(node: Language) -> Survey:
-    """Half a microsecond a node, shared ones once."""
+    """Surveys an expression: half a microsecond a node, shared ones once."""
     calls: set[str] = set()
     seen: set[int] = set()
     settled = True
@@ -166,7 +166,7 @@ def survey(node: Language) -> Survey:
 
 
 def reached(grammar: Grammar) -> dict[str, Survey]:
-    """The rules that the start reaches, depth first: one comes after those that it calls where calls make no cycle.
+    """Finds the rules that the start reaches, depth first: called rules before their callers where there is no cycle.
 
     Raises:
         ConstraintRefused: a rule is called that does not exist.

@@ -55,7 +55,7 @@ class Texts:
         return only_lower, only_upper
 
     def _next_longer(self, choices: set[int]) -> dict[int, list[int]]:
-        """Choice → the choices that begin with it, and with no other choice between; only where there are some."""
+        """Maps a choice to those that begin with it, and with no other choice between; only where there are some."""
         longer: dict[int, list[int]] = {}
         stack: list[int] = []  # each begins with the one before it
         for place in sorted(choices):
@@ -68,7 +68,7 @@ class Texts:
 
 
 def _less(whole: float, part: float) -> float:
-    """log(exp(whole) − exp(part)); nothing when that is not positive."""
+    """Computes log(exp(whole) − exp(part)); nothing when that is not positive."""
     return whole + float(np.log1p(-np.exp(part - whole))) if part < whole else NOTHING
 
 

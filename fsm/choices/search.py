@@ -106,7 +106,7 @@ class ChoiceSearch:
     # ------------------------------------------------------------------------------------------ rounds
 
     def begin(self) -> list[list[SearchNode]]:
-        """The usual tokens, to be evaluated first: rows of nodes, each of which has the one before it as its parent."""
+        """Gives the usual tokens, to be evaluated first: rows of nodes, each with the one before it as its parent."""
         return self._first
 
     def question(self, node: SearchNode) -> NDArray[np.int32]:
@@ -116,7 +116,7 @@ class ChoiceSearch:
         return node.question.ids
 
     def answer(self, node: SearchNode, logprobs: Log) -> None:
-        """The log-probabilities of `question(node)`."""
+        """Takes the log-probabilities of `question(node)`."""
         node.answer = logprobs
         ready = [node]
         while ready:
@@ -127,7 +127,7 @@ class ChoiceSearch:
                     ready += [child for child in node.usual.children.values() if child is not None]
 
     def proceed(self) -> list[SearchNode]:
-        """Everything has been answered: the nodes that are to be evaluated next; none: the search is done."""
+        """Chooses the nodes to evaluate next, once everything has been answered; none: the search is done."""
         if not self._open:
             return []
         spent = self.evaluated - self._asked_first
@@ -264,7 +264,7 @@ class ChoiceSearch:
     # ------------------------------------------------------------------------------------------ all of them
 
     def _frontier(self) -> Log:
-        """[texts] what may still be found."""
+        """Sums, for each text, what may still be found."""
         sums: Log = np.full(len(self._texts), NOTHING)
         if self._open:
             first = np.array([node.first for node in self._open])
@@ -278,7 +278,7 @@ class ChoiceSearch:
         return np.array([node.mass for node in self._open], np.float64)
 
     def _best(self, frontier: Log, unsettled: NDArray[np.bool_], count: int) -> list[SearchNode]:
-        """The open nodes that are the largest shares of what is not settled; those too long to be run stay open."""
+        """Chooses the open nodes with the largest shares of what is not settled; those too long to run stay open."""
         gains = np.append(np.where(unsettled, -np.logaddexp(self._found, frontier), NOTHING), NOTHING)
         edges = np.array([(node.first, node.last) for node in self._open]).ravel()
         shares = self._masses() + np.maximum.reduceat(gains, edges)[::2]
@@ -290,7 +290,7 @@ class ChoiceSearch:
         return [node for _, _, node in heapq.nsmallest(count, entries)]
 
     def _ordered(self, frontier: Log) -> bool:
-        """No two choices can change places."""
+        """Tells whether no two choices can change places."""
         lower, upper = self._texts.exclusive(self._found, np.logaddexp(self._found, frontier))
         places = set(self._texts.of_choices)
         order = sorted(places, key=lambda place: (lower[place], upper[place]))

@@ -234,7 +234,7 @@ class LlguidanceState:
         return self.ended or (self.accepting and bool(self._matcher.is_stopped()))
 
     def prepare(self, fuel: int) -> int | None:
-        """One call of the library, which has limits of its own. It is not interrupted: what is left may be below 0.
+        """Calls the library once, which has limits of its own. It is not interrupted: what is left may be below 0.
 
         Raises:
             LimitExceeded: they are passed.
@@ -277,7 +277,7 @@ class LlguidanceState:
         return list(plan)
 
     def closing_tokens(self) -> list[int] | None:
-        """Of a short end from here; None when none is found, which does not mean that there is none."""
+        """Searches for a short end from here; None when none is found, which does not mean that there is none."""
         if self.ended:
             return []
         bound = self.closing_bound

@@ -88,7 +88,7 @@ class LlguidanceTokens:
         return matcher
 
     def spell(self, text: bytes) -> list[int]:
-        """Canonical tokens where the tokenizer has them, else the fewest; [] where there are none."""
+        """Spells in canonical tokens where the tokenizer has them, else in the fewest; [] where there are none."""
         if self._encode is not None:
             try:
                 tokens = self._encode(text.decode())
@@ -155,7 +155,7 @@ def _byte_tokens() -> LlguidanceTokens:
 
 
 def _resident_bytes() -> int:
-    """Of this process; 0 on a system without /proc."""
+    """Reads the memory of this process; 0 on a system without /proc."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -122,7 +122,7 @@ def compile_source(source: Source, engine: Engine = "auto", limits: Limits | Non
 
 
 def _is_read_alike(source: Source) -> bool:
-    """Whether llguidance means the same by the source as we do: a schema without keywords that it reads otherwise.
+    """Tells whether llguidance means what we mean by the source: a schema without keywords that it reads otherwise.
 
     Keys are looked at wherever they stand: a property of such a name keeps a schema from llguidance, too.
     """
@@ -130,7 +130,7 @@ def _is_read_alike(source: Source) -> bool:
 
 
 def own_grammar(source: Source, limits: Limits) -> Grammar:
-    """By our own front ends, ready for an automaton.
+    """Compiles by our own front ends, ready for an automaton.
 
     Raises:
         ConstraintRefused: it cannot be honoured, is no constraint, or admits nothing.
@@ -183,8 +183,9 @@ class Engines:
         return Constraint(grammar, self.masks, encode=self._encode, limits=self._limits, counters=self.counters)
 
     def open_llguidance(self, source: Source, nbytes: int = 0) -> LlguidanceConstraint:
-        """By llguidance, whose view of the vocabulary is made at the first of them. A source that has not been read
-        where reading can be killed (`rehearse`) may take long.
+        """Opens by llguidance, whose view of the vocabulary is made at the first of them.
+
+        A source that has not been read where reading can be killed (`rehearse`) may take long.
 
         Args:
             nbytes: that `rehearse` has seen it take.

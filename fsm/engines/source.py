@@ -175,7 +175,7 @@ def _character(character: str) -> str:
 
 
 def _printed(character: str) -> str:
-    """Control characters by their number: two digits after \\x are read alike everywhere."""
+    """Writes control characters by their number: two digits after \\x are read alike everywhere."""
     return f"\\x{ord(character):02x}" if ord(character) < 0x20 or ord(character) == 0x7F else character
 
 

@@ -141,7 +141,7 @@ class _Explorer:
         self._inside: dict[tuple[int, int], dict[int, Ranges]] = {}
 
     def characters(self, state: int) -> dict[int, Ranges]:
-        """Next states by the characters that lead to them."""
+        """Finds next states by the characters that lead to them."""
         found: dict[int, list[tuple[int, int]]] = {}
         for first, last, target in self._row(state):
             if first < 0x80:
@@ -154,7 +154,7 @@ class _Explorer:
         return {target: _joined(ranges) for target, ranges in found.items()}
 
     def _after(self, state: int, following: int) -> dict[int, Ranges]:
-        """Next states by the values of `following` continuation bytes."""
+        """Finds next states by the values of `following` continuation bytes."""
         known = self._inside.get((state, following))
         if known is not None:
             return known
@@ -194,7 +194,7 @@ def _joined(ranges: list[tuple[int, int]]) -> Ranges:
 
 
 def compress(graph: Graph) -> CompressedGraph:
-    """Singular transitions are merged into the edge before them.
+    """Merges singular transitions into the edge before them.
 
     A state goes when it is neither the start nor accepting, one edge of one character leaves it, and one edge leads to
     it: a text that comes there has no choice, and came by one way only.
@@ -227,7 +227,7 @@ def compress(graph: Graph) -> CompressedGraph:
 
 
 def folded(graph: Graph) -> Graph:
-    """For pictures: states that differ in a count only become one, with a loop.
+    """Makes states that differ in a count only one, with a loop: for pictures.
 
     ( 1 ) -0..9-> ( 2 ) -0..9-> ( 3 ) -0..9-> ( 4 ), each with the same other edges     becomes     ( 1 ) -0..9-> ( 1 )
     """
@@ -249,7 +249,7 @@ def folded(graph: Graph) -> Graph:
 
 
 def _repeats(graph: Graph, leaving: dict[int, list[Edge]], edge: Edge) -> bool:
-    """The edge's target goes on as its source does, but for where this edge and its like lead."""
+    """Tells whether the edge's target goes on as its source does, but for where this edge and its like lead."""
     source, target = edge.source, edge.target
     alike = all((source in states) == (target in states) for states in (graph.accepting, graph.open_states))
     others = {(each.first, each.then, each.target) for each in leaving[source] if each != edge}

@@ -18,13 +18,13 @@ _SHORT = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
 
 
 def quoted(text: str) -> str:
-    """`"text"`, or `'text'` where that needs fewer escapes; an escape for what is not printable."""
+    """Writes `"text"`, or `'text'` where that needs fewer escapes; an escape for what is not printable."""
     quote = "'" if '"' in text and "'" not in text else '"'
     return quote + "".join(_character(ord(character), f"{quote}\\") for character in text) + quote
 
 
 def character_set(ranges: Ranges) -> str:
-    """`[0-9a-f]`, or `[^"]` where that is shorter, or `.` for every character."""
+    """Writes `[0-9a-f]`, or `[^"]` where that is shorter, or `.` for every character."""
     others = _others(ranges)
     if not others:
         return "."
@@ -87,7 +87,7 @@ _INK, _FORCED, _QUIET, _PAPER = "#1f2328", "#0b57d0", "#8b949e", "#ffffff"
 
 
 def dot(graph: Graph) -> str:
-    """For `dot -Tsvg`. Accepting states have a double border, states that were not explored a dashed one."""
+    """Writes a graph for `dot -Tsvg`. Accepting states have a double border, unexplored ones a dashed one."""
     lines = ["digraph constraint {", "  rankdir=LR;", '  node [shape=circle, fontname="monospace"];']
     lines += ['  edge [fontname="monospace"];', '  "" [shape=point];', f'  "" -> {graph.start};']
     for state in graph.states:
@@ -217,7 +217,7 @@ class _Picture:
         return _line(path, self._forced(pair)) + self._label(pair, label)
 
     def _backward(self, pair: tuple[int, int], place: int) -> str:
-        """Over the top, each circle at a height of its own; up and down next to the layers and not through them."""
+        """Draws over the top, each circle at a height of its own; up and down next to the layers, not through them."""
         source, target = self._points[pair[0]], self._points[pair[1]]
         top = _MARGIN / 2 + (len(self._circles) - 1 - place) * (_LINE + 8) + _LINE
         side = 0.7 * _RADIUS
@@ -323,7 +323,7 @@ Item = int | tuple[int, int, int]
 
 
 def layered(start: int, states: Sequence[int], pairs: Iterable[tuple[int, int]]) -> Layout:
-    """Of a graph in which every state is reached from the start."""
+    """Lays out a graph in which every state is reached from the start."""
     after: dict[int, list[int]] = {state: [] for state in states}
     for source, target in pairs:
         after[source].append(target)
@@ -374,7 +374,7 @@ def _circles(start: int, after: dict[int, list[int]]) -> tuple[set[tuple[int, in
 
 
 def _order(layers: list[list[Item]], links: Sequence[tuple[Item, Item]]) -> None:
-    """Each layer by the middle of its neighbours in the layer before, then in the layer after, and again."""
+    """Orders each layer by the middle of its neighbours in the layer before, then in the layer after, and again."""
     before: dict[Item, list[Item]] = {}
     after: dict[Item, list[Item]] = {}
     for source, target in links:

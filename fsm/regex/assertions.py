@@ -103,7 +103,7 @@ def alternation(items: Iterable[Item]) -> Item:
 
 
 def repetition(body: Item, least: int, most: int | None, position: int) -> Item:
-    """Repeats of repeats that leave no gap between their counts become one."""
+    """Makes repeats of repeats that leave no gap between their counts one."""
     if not isinstance(body, Assertive):
         return repeat(body, least, most)
     if most == 0:
@@ -134,7 +134,7 @@ def looks_back(item: Item) -> bool:
 
 
 def is_empty(item: Item) -> bool:
-    """An item that takes no text."""
+    """Tells whether an item takes no text."""
     return isinstance(item, BeginAnchor | EndAnchor | LookaheadAssertion)
 
 
@@ -245,7 +245,7 @@ class _AssertionReader:
         return NOTHING
 
     def concatenation(self, parts: tuple[Item, ...], left: Left, rest: Language) -> Language:
-        """From the last part to the first, each for what may lie before it.
+        """Reads from the last part to the first, each for what may lie before it.
 
         Where a later part asks whether anything lies before it, a first part that may be empty is read twice: as
         empty, with nothing before what follows, and as it is, with a character before what follows.
@@ -288,7 +288,7 @@ class _AssertionReader:
                 return rest if nullable(item) else NOTHING
 
     def repetition(self, item: Repetition, left: Left, rest: Language) -> Language:
-        """Rounds, of which the first and the last ones are read for themselves; between them anchors match nothing.
+        """Reads the first and the last rounds for themselves; between them anchors match nothing.
 
             first  ─▶  between ... between  ─▶  last ... last  ─▶  rest
 

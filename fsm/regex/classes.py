@@ -22,7 +22,7 @@ def folded(characters: CharSet, flags: Flags) -> CharSet:
 
 
 def class_escape(source: PatternReader, flags: Flags, start: int) -> CharSet | None:
-    """\\d \\w \\s \\p{..} and their complements, after the backslash at `start`; None where it is another escape.
+    """Reads \\d \\w \\s \\p{..} and their complements, after the backslash at `start`; None where it is another escape.
 
     The flag i changes properties only: \\w, \\d and \\s are asked about the character as it is.
 
@@ -48,7 +48,7 @@ def class_escape(source: PatternReader, flags: Flags, start: int) -> CharSet | N
 
 
 def _property(source: PatternReader, flags: Flags, start: int) -> CharSet:
-    """\\p{Lu} \\P{L} \\p{^Lu} \\pL; the cursor is at the letter."""
+    """Reads \\p{Lu} \\P{L} \\p{^Lu} \\pL; the cursor is at the letter."""
     negated = source.take() == "P"
     if source.accept("{"):
         negated ^= source.accept("^")
@@ -129,7 +129,7 @@ def _named(source: PatternReader, start: int) -> int:
 
 
 def _numbered(source: PatternReader, first: str, in_class: bool, start: int) -> int:
-    """Octal escapes as `re` has them: \\0, \\07, \\012 and \\123; in a class \\1 and \\12 as well."""
+    """Reads octal escapes as `re` has them: \\0, \\07, \\012 and \\123; in a class \\1 and \\12 as well."""
     if source.ecma:
         if first == "0" and source.next not in set(string.digits):
             return 0

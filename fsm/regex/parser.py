@@ -88,7 +88,7 @@ def opening(source: PatternReader, flags: Flags, start: int) -> GroupOpening:
 
 
 def _flagged(source: PatternReader, flags: Flags, start: int) -> GroupOpening:
-    """(?i) (?i:...) (?i-s:...) (?-s:...)."""
+    """Reads (?i) (?i:...) (?i-s:...) (?-s:...)."""
     on = source.take_while(string.ascii_letters, len(source.pattern))
     off = source.take_while(string.ascii_letters, len(source.pattern)) if (minus := source.accept("-")) else ""
     closing = source.take()
@@ -122,12 +122,12 @@ def parse_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "pyt
 
 
 def search_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "ecma") -> Language:  # noqa: B008
-    """The texts in which the expression matches somewhere, as `pattern` of JSON Schema asks; raises as above."""
+    """Parses to the texts in which the expression matches somewhere, as `pattern` of JSON Schema; raises as above."""
     return _checked(search_match(_Parser(pattern, limits, dialect).expression(), limits))
 
 
 def plain_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "python") -> Language:  # noqa: B008
-    """As `parse_regex`, of an expression that looks at nothing but the characters it takes.
+    """Parses as `parse_regex` an expression that looks at nothing but the characters it takes.
 
     Raises:
         Unsupported: an anchor or a lookahead; else as `parse_regex`.
@@ -163,7 +163,7 @@ class _Parser:
         return item
 
     def leading_flags(self) -> Flags:
-        """(?i) and the like at the very beginning hold for the whole expression."""
+        """Reads (?i) and the like, which at the very beginning hold for the whole expression."""
         flags, source = Flags(), self.source
         while True:
             self.skip_blanks(flags)
@@ -306,7 +306,7 @@ class _Parser:
         return repetition(item, least, most, at)
 
     def bounds(self) -> tuple[int, int | None] | None:
-        """Least and most of the quantifier that comes next, which is passed; None where none does.
+        """Reads least and most of the quantifier that comes next; None where none does.
 
         A brace that is not {m}, {m,}, {,n} or {m,n} is a literal.
         """

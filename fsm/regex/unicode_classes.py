@@ -93,7 +93,7 @@ def _by_category() -> dict[str, CharSet]:
 
 @functools.lru_cache(maxsize=64)
 def category(name: str) -> CharSet | None:
-    """A general category by its short or long name ("Lu", "L", "Letter", "gc=Lu"), "Any" or "ASCII"; None: no such."""
+    """Finds a general category by its name ("Lu", "L", "Letter", "gc=Lu"), "Any" or "ASCII"; None: no such."""
     key, _, value = name.rpartition("=")
     plain = value.replace("_", "").replace("-", "").replace(" ", "").lower()
     if key.replace("_", "").lower() not in ("", "gc", "generalcategory"):
@@ -121,7 +121,7 @@ def _lower(code: int) -> int:
 
 @functools.cache
 def _orbits() -> dict[int, tuple[int, ...]]:
-    """Of every character that ignoring case changes: what it then equals, itself among them."""
+    """Maps every character that ignoring case changes to those that it then equals, itself among them."""
     by_upper: dict[str, list[int]] = {}
     lowers_to: dict[int, list[int]] = {}
     for code in range(_CASED_END):
@@ -141,7 +141,7 @@ def _orbits() -> dict[int, tuple[int, ...]]:
 
 
 def ignoring_case(characters: CharSet) -> CharSet:
-    """Everything that equals a member when case is ignored."""
+    """Adds everything that equals a member when case is ignored."""
     orbits = _orbits()
     small = len(characters) < len(orbits)
     changed = (

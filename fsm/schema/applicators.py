@@ -24,7 +24,7 @@ MOST_FAILURES = 64  # ways in which the other branches of a oneOf may fail
 
 
 def exactly_one(normalizer: Normalizer, schema: Schema, context: Disjunction) -> Disjunction:
-    """Exactly one, of what the context leaves: each branch without the others that could hold as well."""
+    """Normalizes oneOf to what the context leaves: each branch without the others that could hold as well."""
     parts = branches(schema, "oneOf")
     ways = [normalizer.disjunction(Subschema(part)) for part in parts]
     if all(conjunct.only_values for way in ways for conjunct in way):
@@ -54,7 +54,7 @@ def exactly_one(normalizer: Normalizer, schema: Schema, context: Disjunction) ->
 
 
 def _failures(normalizer: Normalizer, parts: list[Schema], count: int) -> list[Disjunction]:
-    """The ways in which each of some schemas does not hold; where those multiply, a few simple ones, and the others as
+    """Lists the ways in which each of some schemas does not hold; where those multiply, a few simple ones, others as
     one that is not expressed."""
     groups = [normalizer.failing(part) for part in parts]
     if count * prod(map(len, groups)) <= MOST_FAILURES:
@@ -70,7 +70,10 @@ def _failures(normalizer: Normalizer, parts: list[Schema], count: int) -> list[D
 
 
 def _intricacy(normalizer: Normalizer, conjunct: Conjunct) -> int:
-    """0: a type, or a member that is absent; 1: scalars; 2: what needs a look into arrays and objects."""
+    """Ranks a conjunct.
+
+    0: a type, or a member that is absent; 1: scalars; 2: what needs a look into arrays and objects.
+    """
     subschemas = [
         subschema for found in (conjunct.objects.properties if conjunct.objects else {}).values() for subschema in found
     ]
@@ -93,7 +96,7 @@ def _exactly_one_value(schema: Schema, ways: list[Disjunction]) -> Disjunction:
 
 
 def conditional(normalizer: Normalizer, schema: Schema, holds: bool) -> Iterator[Conjunct]:
-    """if and then, or neither `if` nor anything against else; the other way round for a schema that must fail."""
+    """Yields if with then, and the failing `if` with else; the other way round for a schema that must fail."""
     value = schema.value
     if "if" not in value:
         if not holds:
@@ -128,7 +131,7 @@ def merged(conjuncts: list[Conjunct]) -> Disjunction:
 
 
 def dependencies(normalizer: Normalizer, schema: Schema, keyword: str) -> Iterator[list[Conjunct]]:
-    """For each name: the member is absent, or what depends on it holds."""
+    """Yields, for each name: the member is absent, or what depends on it holds."""
     for name, needed in mapping(schema, keyword).items():
         absent = objects_where(schema.path, properties={name: (normalizer.nothing,)})
         present = objects_where(schema.path, required=(name,))

@@ -37,7 +37,7 @@ Patterns = Callable[[str], Language]  # the names or strings in which a pattern 
 
 
 def numbers_asked(schema: Schema) -> Conjunct:
-    """minimum, maximum, exclusiveMinimum, exclusiveMaximum (also the booleans of draft 4), multipleOf."""
+    """Reads minimum, maximum, exclusiveMinimum, exclusiveMaximum (also the booleans of draft 4), multipleOf."""
     least, most = bounds(schema)
     numbers = Numbers(least, most, _step(schema), whole=True if schema.value.get("type") == "integer" else None)
     if numbers.empty:
@@ -93,7 +93,7 @@ def _numeric(schema: Schema, numbers: Numbers) -> Conjunct:
 
 
 def strings_asked(schema: Schema, find: Patterns, deviations: Deviations) -> Conjunct:
-    """minLength, maxLength, pattern."""
+    """Reads minLength, maxLength, pattern."""
     least, most = count(schema, "minLength") or 0, count(schema, "maxLength")
     if most is not None and most < least:
         raise ConstraintRefused(
@@ -144,7 +144,7 @@ def _textual(schema: Schema, strings: Strings) -> Conjunct:
 
 
 def format_asked(schema: Schema, deviations: Deviations) -> Conjunct:
-    """format. Names that no specification has are annotations, as they are for validators."""
+    """Reads format. Names that no specification has are annotations, as they are for validators."""
     name = text(schema, "format")
     assert name is not None, "asked where it is"
     if name in _RANGES:
@@ -199,7 +199,7 @@ def _sizes(schema: Schema, least_word: str, most_word: str, things: str) -> tupl
 
 
 def arrays_asked(schema: Schema) -> Conjunct:
-    """prefixItems, items, additionalItems, contains, minContains, maxContains, minItems, maxItems, uniqueItems."""
+    """Reads prefixItems, items, additionalItems, contains, min- and maxContains, min- and maxItems, uniqueItems."""
     first, others = _items(schema)
     least, most = _sizes(schema, "minItems", "maxItems", "items")
     contains = _contains(schema)
@@ -263,7 +263,7 @@ def _required(schema: Schema) -> tuple[str, ...]:
 
 
 def objects_asked(schema: Schema, find: Patterns, deviations: Deviations) -> Conjunct:
-    """properties, patternProperties, additionalProperties, required, propertyNames, minProperties, maxProperties."""
+    """Reads properties, patternProperties, additionalProperties, required, propertyNames, min- and maxProperties."""
     value = schema.value
     properties = {name: (Subschema(schema.child("properties", name)),) for name in mapping(schema, "properties")}
     patterns = _patterns(schema, find, deviations)

@@ -112,7 +112,7 @@ def resolved_schema(
     options: SchemaOptions = SchemaOptions(),
     limits: Limits = Limits(),  # noqa: B008
 ) -> SchemaGrammar:
-    """`compile_schema`, with a grammar that is ready for an automaton. Raises as that does."""
+    """Runs `compile_schema`, and makes its grammar ready for an automaton. Raises as that does."""
     compiled = compile_schema(source, options, limits)
     try:
         return replace(compiled, grammar=resolve(compiled.grammar, limits))
@@ -252,7 +252,7 @@ class Compiler:
             return ()
 
     def expressed(self, disjunction: Disjunction) -> Disjunction:
-        """Those that languages give; the others are noted."""
+        """Keeps those that languages give, and notes the others."""
         for conjunct in disjunction:
             if conjunct.inexpressible is not None:
                 keyword, where = conjunct.inexpressible
@@ -313,7 +313,7 @@ class Compiler:
             return Numbers(excluded=numbers.excluded, whole=numbers.whole).language()
 
     def _string(self, strings: Strings, where: str) -> Language:
-        """One rule for all strings of which the same is asked: formats and patterns are large, and come again."""
+        """Makes one rule for all strings of which the same is asked: formats and patterns are large, and come again."""
         name = "any string" if strings == Strings() else f"{where} string"
         return self._shared(strings, name, lambda: quoted(strings.characters()))
 

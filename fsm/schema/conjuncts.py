@@ -147,7 +147,7 @@ Disjunction = tuple[Conjunct, ...]  # a schema in disjunctive normal form: one o
 
 
 def inexpressible(where: str, keyword: str, kind: str, **parts: Any) -> Conjunct:
-    """A way to miss a keyword that no language gives: some of the values of this type. `parts`: of the conjunct."""
+    """Makes a conjunct that misses a keyword in a way that no language gives. `parts`: of the conjunct."""
     return Conjunct(where, types=frozenset({kind}), inexpressible=(keyword, f"{where}/{keyword}"), **parts)
 
 

@@ -65,7 +65,7 @@ def _read_text(text: str, limits: Limits) -> Value:
 
 
 def _check_depth(text: str, depth: int) -> None:
-    """Before the parser, which recurses. Brackets inside strings do not count."""
+    """Bounds the depth before the parser, which recurses. Brackets inside strings do not count."""
     level = 0
     for found in _BRACKETS.finditer(text):
         bracket = found.group()
@@ -113,7 +113,7 @@ def _no_constant(name: str) -> Value:
 
 
 def _read_value(source: object, limits: Limits) -> Value:
-    """Python values, as json.loads gives them: sizes are counted as if they were written."""
+    """Reads Python values, as json.loads gives them: sizes are counted as if they were written."""
     budget = limits.schema_bytes
 
     def read(value: object, depth: int) -> Value:
@@ -162,7 +162,7 @@ def kind_of(value: Value) -> str:
 
 
 def identity(value: Value) -> Hashable:
-    """Equal for equal JSON values: 1 and 1.0 are one, true and 1 are two, the order of keys does not count."""
+    """Gives a key, equal for equal JSON values: 1 and 1.0 are one, true and 1 are two, keys have no order."""
     match value:
         case bool():
             return ("boolean", value)
@@ -208,7 +208,7 @@ class Draft(enum.IntEnum):
 
     @classmethod
     def of(cls, identifier: object) -> Draft:
-        """By "$schema". What is unknown or unsaid is read as the newest."""
+        """Reads "$schema". What is unknown or unsaid is read as the newest."""
         text = identifier if isinstance(identifier, str) else ""
         for marker, draft in (
             ("draft-03", cls.DRAFT4),
@@ -308,7 +308,7 @@ class Document:
         return found
 
     def dynamic_target(self, schema: Schema) -> Schema:
-        """Of "$dynamicRef", where it can only lead to one place.
+        """Follows "$dynamicRef", where it can only lead to one place.
 
         Raises:
             Unsupported: more than one place has the anchor, so where it leads depends on the way taken.

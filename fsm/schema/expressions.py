@@ -28,7 +28,7 @@ def literal(text: str) -> Literal:
 
 
 def union(options: Iterable[Language]) -> Language:
-    """As that of `algebra`, for thousands of options: none of them is hashed, and single characters stay apart."""
+    """Unites as `algebra` does, for thousands of options: none is hashed, and single characters stay apart."""
     found: list[Language] = []
     for option in options:
         for piece in option.options if isinstance(option, Union) else (option,):
@@ -54,7 +54,7 @@ def one_of(texts: Iterable[str]) -> Language:
 
 
 def _one_of(texts: Sequence[str], start: int, depth: int) -> Language:
-    """`texts` are sorted, distinct and equal up to `start`."""
+    """Builds a trie of texts, which are sorted, distinct and equal up to `start`."""
     if len(texts) <= 2 or depth == _DEEPEST_TRIE:
         return union([literal(text[start:]) for text in texts])
     first, last = texts[0], texts[-1]
@@ -156,7 +156,7 @@ class Style:
         raise ConstraintRefused(f"whitespace={whitespace!r} is unknown; write 'spaced', 'compact' or 'flexible'")
 
     def enclosed(self, opening: str, parts: Sequence[Language], closing: str) -> Language:
-        """Parts in brackets, with the separators already among them."""
+        """Puts parts in brackets, with the separators already among them."""
         return concat([literal(opening), self.padding, *parts, self.padding, literal(closing)])
 
     def spell(self, value: Value) -> Language:
@@ -193,7 +193,7 @@ class Style:
         return found
 
     def members(self, least: int, most: int | None, part: Language) -> Language:
-        """`least` to `most` times a part with commas between; `least` ≥ 1."""
+        """Repeats a part `least` to `most` times with commas between; `least` ≥ 1."""
         if part == NOTHING:
             return NOTHING
         rest = repeat(concat([self.comma, part]), least - 1, None if most is None else most - 1)
@@ -212,7 +212,7 @@ def string_text(text: str) -> str:
 
 
 def scalar_text(value: Value) -> str:
-    """null, a boolean, a number or a string as it is written."""
+    """Writes null, a boolean, a number or a string."""
     match value:
         case str():
             return string_text(value)
@@ -223,6 +223,6 @@ def scalar_text(value: Value) -> str:
 
 
 def _exponential(value: Decimal) -> str:
-    """As Python writes a float, where it is one."""
+    """Writes a number as Python writes a float, where it is one."""
     number = float(value)
     return repr(number) if Decimal(repr(number)) == value else format(value, "f")

@@ -41,7 +41,7 @@ _HOSTNAME = rf"(?:{_label(63)}(?:\.{_label(63)}){{0,2}}|{_label(30)}(?:\.{_label
 
 
 def _email(atom: str, longest: int) -> str:
-    """RFC 5321 with an unquoted local part of at most 64 octets: one atom, or up to four with dots between."""
+    """Writes RFC 5321 with an unquoted local part of at most 64 octets: one atom, or up to four with dots between."""
     few = rf"{atom}{{1,{longest // 4 - 1}}}"
     return rf"(?:{atom}{{1,{longest}}}|{few}(?:\.{few}){{1,3}})@{_HOSTNAME}"
 
@@ -54,7 +54,7 @@ _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 
 
 def _ipv6() -> str:
-    """RFC 4291: eight groups, or `::` for at least one of them; the last two may be written as an IPv4 address."""
+    """Writes RFC 4291: eight groups, or `::` for at least one of them; the last two may be an IPv4 address."""
     group = "[0-9a-fA-F]{1,4}"
     tail = rf"(?:{group}:{group}|{_IPV4})"
     options = [rf"(?:{group}:){{6}}{tail}"]
@@ -101,7 +101,7 @@ _POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 
 
 def _expression() -> str:
-    """Regular expressions that mean the same in every dialect, with groups two levels deep."""
+    """Writes regular expressions that mean the same in every dialect, with groups two levels deep."""
     escape = r"\\[dDwWsS.*+?()|\[\]{}^$/\\]"
     member = r"(?:[a-zA-Z0-9_ .,:;@#%/=]|a-z|A-Z|0-9|\\[dws\]\\.-])"
     atom = rf"(?:[a-zA-Z0-9_ ,:;@#%/=&~<>!'\x22-]|\.|{escape}|\[\^?{member}+\])"
@@ -152,6 +152,6 @@ def is_format(name: str) -> bool:
 
 @cache
 def format_language(name: str) -> Language:
-    """The strings of a format, as characters: an automaton where that is small, to be followed without alternatives."""
+    """Compiles a format to characters: an automaton where that is small, to be followed without alternatives."""
     language = parse_regex(f"(?a:{_PATTERNS[name]})", _LIMITS)
     return language if name in _COUNTED else determinised(language, _LIMITS)

@@ -91,7 +91,7 @@ class Items:
     # uniqueItems
 
     def _unique(self, contains: list[Contains]) -> Language | None:
-        """None when the keyword is left unenforced, or holds by itself."""
+        """Builds arrays of distinct items; None when the keyword is left unenforced, or holds by itself."""
         arrays = self.arrays
         if arrays.prefix and self.most is not None and self.most <= len(arrays.prefix) and self._all_disjoint():
             return None
@@ -151,7 +151,7 @@ class Items:
     # contains
 
     def _containing(self, asked: Contains) -> Language | None:
-        """Rules over (items so far, of them so many that count); None when that is left unenforced."""
+        """Adds rules over (items so far, of them so many that count); None when that is left unenforced."""
         arrays, comma = self.arrays, self.style.comma
         denied = Subschema(asked.subschema.schema, not asked.subschema.holds)
         last = self.most if self.most is not None else max(len(arrays.prefix), self.least, 1)

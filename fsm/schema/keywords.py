@@ -33,11 +33,11 @@ class Deviations:
         self.unenforced[keyword, where] = None
 
     def narrow(self, where: str, keyword: str, how: str) -> None:
-        """The keyword is read more narrowly than it is meant; `how` says which texts are left."""
+        """Notes that a keyword is read more narrowly than it is meant; `how` says which texts are left."""
         self.narrowed[keyword, where] = how
 
     def lose(self, where: str, keyword: str, how: str) -> None:
-        """Some values that the keyword admits cannot be expressed, and are left out: perhaps all."""
+        """Notes that values which the keyword admits cannot be expressed, and are left out: perhaps all."""
         self.narrow(where, keyword, how)
         self.lost = (keyword, where)
 
@@ -75,7 +75,7 @@ def number(schema: Schema, keyword: str) -> Number | None:
 
 
 def flag(schema: Schema, keyword: str) -> bool:
-    """true or false; false when absent."""
+    """Reads true or false; false when absent."""
     value = schema.value.get(keyword, False)
     if not isinstance(value, bool):
         raise invalid(schema, keyword, "true or false")
@@ -180,7 +180,7 @@ def groups_of(value: dict[str, Value]) -> list[str]:
 
 
 def ordered(pairs: Iterable[tuple[Schema, str]]) -> list[tuple[Schema, str]]:
-    """Own members first, in the order of the text; alternatives after them."""
+    """Sorts own members first, in the order of the text; alternatives after them."""
     found = list(pairs)
     return [pair for pair in found if pair[1] not in _LATER] + [pair for pair in found if pair[1] in _LATER]
 

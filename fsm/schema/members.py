@@ -142,7 +142,7 @@ class Members:
     # Declared members
 
     def _entries(self) -> list[Entry] | None:
-        """None when a required member cannot be."""
+        """Builds the declared members; None when a required one cannot be."""
         found: list[Entry] = []
         for name in self.declared:
             required = name in self.objects.required
@@ -160,7 +160,7 @@ class Members:
         return self.compiler.language(subschemas)
 
     def _is_name(self, name: str) -> bool:
-        """By propertyNames."""
+        """Tells whether propertyNames admits a name."""
         if not self.objects.names:
             return True
         given = Conjunct(self.objects.where, values=(name,))
@@ -170,7 +170,7 @@ class Members:
     # Members of other names
 
     def _others(self) -> Language:
-        """Name, colon and value of a member that is not declared."""
+        """Builds name, colon and value of a member that is not declared."""
         options: list[Language] = []
         for names, subschemas in self._kinds():
             if self.compiler.unsatisfiable(subschemas):
@@ -256,7 +256,7 @@ class Members:
         return member if entry.required else optional(member)
 
     def _counted(self, entries: list[Entry], least: int, most: int | None) -> Language:
-        """Rules over (declared members passed, members written so far)."""
+        """Adds rules over (declared members passed, members written so far)."""
         cap = max(1, least, most or 0)
         if (len(entries) + 1) * (cap + 1) > MOST_COUNTS:
             self._refuse_count("is followed only for small numbers; write a smaller one")
@@ -283,7 +283,7 @@ class Members:
     def _in_any_order(
         self, entries: list[Entry], other: Language, most: int | None, others_least: int, *, counted: bool = True
     ) -> Language:
-        """Other names may repeat, and count once for a parser of the text: towards `least` they are one member."""
+        """Builds members in any order. Other names may repeat; a parser counts them once: one member for `least`."""
         required = tuple(index for index, entry in enumerate(entries) if entry.required)
         ordered = required[-1] + 1 if self.compiler.key_order == "declared" and required else 0
         least = self.objects.least if counted else 0
@@ -311,7 +311,7 @@ class Members:
         return found
 
     def _others_alone(self, other: Language, least: int, most: int | None) -> Language:
-        """Nothing is declared: a repeat remembers less."""
+        """Repeats members where nothing is declared: a repeat remembers less."""
         return NOTHING if least > 1 or most == 0 else self.style.members(1, most, other)
 
     def _refuse_count(self, why: str) -> None:

@@ -163,7 +163,7 @@ class Normalizer:
         return found
 
     def _pairs(self, schema: Schema) -> Iterator[tuple[Schema, str]]:
-        """The groups of keywords of a schema and of those that hold with it: an allOf is as if it were written here."""
+        """Yields the groups of keywords of a schema and of what holds with it: an allOf is as if written here."""
         for group in groups_of(schema.value):
             if group != "allOf":
                 yield schema, group

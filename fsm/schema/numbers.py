@@ -160,7 +160,7 @@ class Decimals:
 
 
 def _from(tail: str, is_open: bool, count: int) -> Language:
-    """At most `count` digits that are, as a tail, at least `tail` (more than it, when open)."""
+    """Admits at most `count` digits that are, as a tail, at least `tail` (more than it, when open)."""
     if not tail and not is_open:
         return repeat(DIGIT, 0, count)
     if not count:
@@ -174,7 +174,7 @@ def _from(tail: str, is_open: bool, count: int) -> Language:
 
 
 def _to(tail: str, is_open: bool, count: int, some: bool) -> Language:
-    """At most `count` digits (`some`: not none) that are, as a tail, at most `tail` (less than it, when open)."""
+    """Admits at most `count` digits (`some`: not none) that, as a tail, are at most `tail` (less, when open)."""
     if not tail:
         return NOTHING if is_open else repeat(literal("0"), int(some), count)
     options: list[Language] = [] if some else [EMPTY_TEXT]

@@ -24,8 +24,7 @@ _TRIES = 200_000  # bytes of schemas that are compiled once more to find out whi
 
 
 def placed(error: ConstraintRefused, schema: Value, latest: str) -> ConstraintRefused:
-    """The same refusal, with a keyword of the schema and the JSON pointer to it. `latest`: the place that was worked
-    on."""
+    """Refuses likewise, with a keyword of the schema and the JSON pointer to it. `latest`: the place worked on."""
     where = _place(schema, error.where or latest)
     last = where.rpartition("/")[2]
     if last == error.keyword and last:
@@ -42,7 +41,7 @@ def placed(error: ConstraintRefused, schema: Value, latest: str) -> ConstraintRe
 
 
 def nothing_left(schema: Value, admits_nothing: Callable[[Value], bool]) -> ConstraintRefused:
-    """The refusal of a schema that admits nothing: at the innermost keyword without which it would admit something."""
+    """Refuses a schema that admits nothing, at the innermost keyword without which it would admit something."""
     keys: list[str | int] = []
     value, tries = schema, max(8, _TRIES // (1 + len(str(schema))))
     looking = True

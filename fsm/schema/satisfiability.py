@@ -101,7 +101,7 @@ class Satisfiability:
         return True
 
     def _tagged_disjoint(self, one: Conjunct, other: Conjunct) -> bool:
-        """A quick look for what most unions have: types, or a required member with different constants."""
+        """Looks quickly for what most unions have: types, or a required member with different constants."""
         if one.types is not None and other.types is not None and not one.types & other.types:
             return True
         if one.types != _OBJECT or other.types != _OBJECT or one.objects is None or other.objects is None:

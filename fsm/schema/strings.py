@@ -88,7 +88,7 @@ LONGEST_TEXT = 1_000  # characters that are matched while a schema is compiled
 
 
 def admits(language: Language, text: str) -> bool:
-    """`language` is over characters: no Call, no Spelled.
+    """Tells whether a text is of a language, which is over characters: no Call, no Spelled.
 
     Raises:
         LimitExceeded: the text is long; the time is polynomial in its length.

@@ -82,7 +82,7 @@ class Constraint:
         return self._minimum
 
     def begin(self, context: bytes = b"", said: bytes = b"") -> ConstraintState:
-        """At the beginning of a text.
+        """Starts a text.
 
         Args:
             context: the bytes of the token before it; b"" when it spells nothing, as control tokens do.
@@ -229,7 +229,7 @@ class ConstraintState:
     # ---------------------------------------------------------------------------------------- moving
 
     def advance(self, token: int) -> None:
-        """A token was taken.
+        """Takes a token.
 
         Raises:
             ConstraintRefused: it is not allowed here.
@@ -259,7 +259,7 @@ class ConstraintState:
             self._plan, self._place = None, 0
 
     def rollback(self, tokens: int) -> None:
-        """The last tokens were not taken after all."""
+        """Takes the last tokens back."""
         assert 0 <= tokens <= len(self._steps), "rolling back what was never taken"
         if not tokens:
             return
@@ -270,7 +270,7 @@ class ConstraintState:
         self.ended = False
 
     def copy(self) -> ConstraintState:
-        """Goes its own way from here."""
+        """Copies the cursor, which goes its own way from here."""
         copied = ConstraintState(self._explored, self._counters, self._context, self._state)
         copied._steps = self._steps.copy()
         copied._plan, copied._place = self._plan, self._place

@@ -97,7 +97,7 @@ class Explored:
         return closing
 
     def is_final(self, state: int) -> bool:
-        """Accepting, and nothing can follow."""
+        """Tells whether a state accepts, and nothing can follow."""
         final = self._finals.get(state)
         if final is None:
             final = self.automaton.accepting(state)
@@ -135,7 +135,7 @@ class Explored:
         return False
 
     def _spell(self, text: bytes) -> list[int]:
-        """Canonical tokens if the tokenizer has them; in the middle of a character it has none."""
+        """Spells in canonical tokens if the tokenizer has them; in the middle of a character it has none."""
         if self._encode is not None:
             try:
                 tokens = self._encode(text.decode())
@@ -195,6 +195,6 @@ class Healing:
         return bool(self._bits.any())
 
     def mask(self, token: int) -> Mask:
-        """Those tokens, and the one that may be replaced."""
+        """Returns the mask of those tokens, and of the one that may be replaced."""
         assert not len(self._left), "prepare has to finish first"
         return Mask.of(self._bits | pack(np.array([token], np.int32), len(self._bits)))

@@ -73,7 +73,7 @@ class Planner:
         return Plan(tuple(tokens[len(known) : kept]), seen=len(known))
 
     def _encode_whole(self, text: bytes) -> list[int]:
-        """Canonical tokens; [] when the tokenizer has none that spell the text as it is."""
+        """Encodes in canonical tokens; [] when the tokenizer has none that spell the text as it is."""
         try:
             tokens = self._encode(text.decode())
         except UnicodeDecodeError:  # the token before the constrained text is a piece of a character
@@ -118,7 +118,7 @@ class Planner:
 
 
 def _last_characters(before: Sequence[bytes]) -> list[bytes] | None:
-    """The fewest last tokens that begin at a character's beginning; [] without any, None when there are too few."""
+    """Finds the fewest last tokens that begin with a character; [] without any, None when there are too few."""
     for count in range(min(1, len(before)), len(before) + 1):
         known = list(before[len(before) - count :])
         if not known or known[0][:1] < b"\x80" or known[0][:1] >= b"\xc0":
@@ -127,7 +127,7 @@ def _last_characters(before: Sequence[bytes]) -> list[bytes] | None:
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """Without the beginning of a character at its end."""
+    """Cuts the beginning of a character off the end."""
     for length in range(1, min(4, len(text)) + 1):
         byte = text[-length]
         if byte < 0x80:

@@ -50,7 +50,7 @@ class Endings:
         self._kept: dict[bytes, NDArray[np.uint32]] = {}
 
     def mask(self, first: bytes) -> NDArray[np.uint32] | None:
-        """[words] shared: never written to. None without such tokens."""
+        """Returns [words], shared: never written to. None without such tokens."""
         if not first:
             return None
         bits = self._kept.get(first)
@@ -85,7 +85,7 @@ class Mask:
 
     @classmethod
     def of(cls, bits: NDArray[np.uint32]) -> Mask:
-        """bits: [words], owned by the mask from now on."""
+        """Makes a mask. bits: [words], owned by the mask from now on."""
         if np.count_nonzero(bits) <= FEW:
             tokens = unpack_few(bits)
             if len(tokens) <= FEW:
@@ -173,11 +173,11 @@ class Masks:
         return characters if characters >= self._most_plain else min(characters, MOST_COUNTED)
 
     def plain_bits(self, characters: int) -> NDArray[np.uint32]:
-        """[words] of the plain tokens of at most so many characters, a countable number. The caller's own."""
+        """Returns [words] of the plain tokens of at most so many characters, a countable number. The caller's own."""
         return self._plain[min(characters, len(self._plain) - 1)].copy()
 
     def word_bits(self, first: bytes) -> NDArray[np.uint32]:
-        """[words] of the tokens of letters and digits that begin with one of these. The caller's own."""
+        """Returns [words] of the tokens of letters and digits that begin with one of these. The caller's own."""
         bits = self._words.get(first)
         if bits is None:
             begins = np.frombuffer(self.vocabulary.blob, np.uint8)

@@ -162,7 +162,7 @@ class _Nodes:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, ordered: NDArray[np.int32]) -> _Nodes:
-        """ordered: ids sorted by their bytes, none of them empty."""
+        """Builds one trie. ordered: ids sorted by their bytes, none of them empty."""
         lengths = vocabulary.lengths[ordered]
         common = _common_prefixes(vocabulary, ordered)
         same = common == lengths  # spells what the one before it spells
@@ -184,7 +184,7 @@ class _Nodes:
 def _groups(
     ordered: NDArray[np.int32], first: NDArray[np.int64], leaves: NDArray[np.int32], token: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Lists of the ids that spell the same; writes to `token` where they are."""
+    """Lists the ids that spell the same; writes to `token` where they are."""
     sizes = np.diff(np.append(first, len(ordered)))
     groups: list[int] = []
     for text in np.flatnonzero(sizes > 1).tolist():
@@ -194,7 +194,7 @@ def _groups(
 
 
 def _common_prefixes(vocabulary: Vocabulary, ordered: NDArray[np.int32]) -> NDArray[np.int64]:
-    """[n] bytes that each text shares with the one before it."""
+    """Counts, [n], the bytes that each text shares with the one before it."""
     data = np.frombuffer(vocabulary.blob, np.uint8)
     starts, lengths = vocabulary.offsets[ordered], vocabulary.lengths[ordered]
     common = np.zeros(len(ordered), np.int64)
@@ -210,7 +210,7 @@ def _common_prefixes(vocabulary: Vocabulary, ordered: NDArray[np.int32]) -> NDAr
 
 
 def _subtree_ends(depth: NDArray[np.int32]) -> NDArray[np.int32]:
-    """[nodes] the next node that is not deeper: the next one of the same depth, or where the parent ends."""
+    """Finds, [nodes], the next node that is not deeper: the next one of the same depth, or where the parent ends."""
     count = len(depth)
     ends = np.full(count, count, np.int32)
     above = np.empty(0, np.int64)  # nodes of the level above, ascending
@@ -228,7 +228,7 @@ def _subtree_ends(depth: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def grows(trie: Trie, said: bytes, texts: Iterable[bytes]) -> bool:
-    """Whether a token begins with these bytes and goes on with a beginning of one of the texts, or past its end."""
+    """Tells whether a token begins with these bytes and goes on with the beginning of a text, or past its end."""
     for text in texts:
         whole = said + text
         lengths = [length for length, _ in nodes_of_prefixes(trie, whole, 0, len(whole))]

@@ -81,7 +81,7 @@ def _sound(trie: Trie, vocabulary: Vocabulary) -> bool:
 
 
 def _write(trie: Trie, path: Path) -> None:
-    """Under another name until it is whole."""
+    """Writes under another name until the file is whole."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".making-", suffix=".trie")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -80,12 +80,12 @@ class Walk(Protocol):
 
 
 def work_of(sections: list[Section], state: int) -> NDArray[np.int32]:
-    """[n, 3] ranges of nodes, all entered in one state."""
+    """Returns [n, 3] ranges of nodes, all entered in one state."""
     return np.array([(section.begin, section.end, state) for section in sections], np.int32).reshape(-1, 3)
 
 
 def work_below(trie: Trie, sections: list[int], row: NDArray[np.int32], state: int) -> NDArray[np.int32]:
-    """[n, 3] whole sections entered in one state, whose row of the table is known.
+    """Returns [n, 3] whole sections entered in one state, whose row of the table is known.
 
     The subtrees of dead bytes are left out: they lie megabytes apart, and looking at one is a cache miss.
     """

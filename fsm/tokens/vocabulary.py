@@ -138,7 +138,7 @@ class Vocabulary:
 
 
 def pack(tokens: NDArray[np.int32], words: int) -> NDArray[np.uint32]:
-    """[words] with the bits of these tokens."""
+    """Packs tokens: [words] with their bits."""
     bits = np.zeros(words, np.uint32)
     np.bitwise_or.at(bits, tokens >> 5, np.uint32(1) << (tokens & 31).astype(np.uint32))
     return bits
@@ -153,7 +153,7 @@ def unpack(bits: NDArray[np.uint32]) -> NDArray[np.int32]:
 
 
 def pack_few(tokens: Sequence[int], words: int) -> NDArray[np.uint32]:
-    """`pack` of some dozens, several times as fast."""
+    """Packs as `pack` some dozens of tokens, several times as fast."""
     bits = np.zeros(words, np.uint32)
     values: dict[int, int] = {}
     for token in tokens:
@@ -164,7 +164,7 @@ def pack_few(tokens: Sequence[int], words: int) -> NDArray[np.uint32]:
 
 
 def unpack_few(bits: NDArray[np.uint32]) -> list[int]:
-    """`unpack` of masks with some dozens of words that are not 0, several times as fast."""
+    """Unpacks as `unpack` masks with some dozens of words that are not 0, several times as fast."""
     words = np.flatnonzero(bits != 0)  # of booleans it is found four times as fast
     tokens = []
     for word, value in zip(words.tolist(), bits[words].tolist(), strict=True):
