@@ -1,1 +1,1 @@
-"""What a program can say. No I/O, no torch: imports in a few milliseconds."""
+"""The language: operations, state, sampling, constraints, prompts, errors. No I/O, no torch; light to import."""

@@ -1,4 +1,4 @@
-"""What `state.explain_cache()` answers: how much of each prompt was in the cache, and why not more.
+"""The answer of `state.explain_cache()`: how much of each prompt was in the cache, and why not more.
 
     report = state.explain_cache()
     print(report)
@@ -38,7 +38,7 @@ class CacheCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """Who put a text into a prompt.
+    """The line that put a text into a prompt.
 
     Attributes:
         file, number, function: the line of the program; "" and 0 where no line is known.

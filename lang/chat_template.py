@@ -42,7 +42,7 @@ _FIND_PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
 _MOST_NAMES = 256  # of special tokens, and of options
 _LONGEST_NAME = 8192  # characters; a model may be called by its path
 _MOST_OUTLINES = 256  # each as long as a conversation without its content
-MOST_TEXT = 1 << 20  # characters that a template may write beside what it is given
+MOST_TEXT = 1 << 20  # characters that a template may write on top of what it is given
 _SMALL = 4096  # characters
 _COPIES = 4  # of what it is given, that it may write
 
@@ -449,7 +449,7 @@ def chat_template_by_name(name: str) -> ChatTemplate:
 def read_chat_template(
     given: "str | PathLike[str] | ChatTemplate", *, options: Mapping[str, Any] | None = None, name: str
 ) -> ChatTemplate:
-    """What the parameter `chat_template=` of a backend stands for.
+    """Makes a ChatTemplate of the parameter `chat_template=` of a backend.
 
     Args:
         given: a ChatTemplate, Jinja source, the name of a format, or the path of a file with Jinja source. Text that

@@ -164,7 +164,7 @@ def function(name: str, value: object) -> None:
 
 
 def members(name: str, value: object, most: int, wanted: str) -> tuple[Any, ...]:
-    """What an iterable that is no text and no mapping holds: at most `most`, of what may go on for ever.
+    """Lists the members of an iterable that is no text and no mapping; takes at most `most` of one without an end.
 
     Args:
         wanted: what to write: "a list of strings".
@@ -178,7 +178,7 @@ def members(name: str, value: object, most: int, wanted: str) -> tuple[Any, ...]
 
 
 def entries(name: str, value: object, most: int, wanted: str) -> dict[Any, Any]:
-    """What a mapping holds, as a dict. Raises as `members` does."""
+    """Copies a mapping to a dict. Raises as `members` does."""
     if not isinstance(value, Mapping):
         raise ParameterError(f"{name} must be {wanted}, got {type(value).__name__} {shown(value)}")
     if type(value) is dict:
@@ -195,7 +195,7 @@ def entries(name: str, value: object, most: int, wanted: str) -> dict[Any, Any]:
 
 def record(given: object) -> None:
     """Checks the fields of a dataclass of plain values by what is annotated: bool, int, str, Literal, frozenset[str],
-    an enumeration, and None beside one of them.
+    an enumeration, and unions of these with None.
 
     Raises:
         ParameterError: a value of another type, or an integer that is not -1 to 2**31 - 1.

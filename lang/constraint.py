@@ -1,4 +1,4 @@
-"""What a `gen` demands of its text: its arguments → what travels to the backend, and how the text becomes an object.
+"""Constraints of a `gen`: its arguments → the spec that travels to the backend, and the way from text to an object.
 
 Only what can be seen without a compiler is checked here; the backend refuses the rest before it generates.
 """
@@ -133,7 +133,7 @@ def _of_schema(schema: object) -> Demand:
 
 
 def _read_type(name: str, annotation: object, read: Callable[[Any], Demand]) -> Demand:
-    """What stands where a type is wanted may be any object, and asking it may run code of its own."""
+    """Reads a type from any object; looking at it may run code of the object."""
     try:
         return read(annotation)
     except UmbelError:

@@ -1,4 +1,4 @@
-"""What a run has cost: tokens, calls, dollars, and what speculation saved of them.
+"""Costs of a run: tokens, calls, dollars, and what speculation saved of them.
 
     state = program.run(question)
     state.cost.usage.total_tokens, state.cost.dollars
@@ -15,12 +15,12 @@ from .protocol import Usage
 
 
 class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What asking for more text than a `gen` needs has saved, and what it wasted.
+    """Savings and waste of asking for more text than a `gen` needs.
 
     Attributes:
         calls_saved: calls that were not made, since the text was there already, less those that were made in vain.
         input_tokens_saved: prompt tokens of those calls; estimated from the text where a provider counts none.
-        output_tokens_wasted: generated tokens behind the `gen` that they were asked for, of which no variable was made.
+        output_tokens_wasted: generated tokens after the `gen` that asked for them, of which no variable was made.
         tokens_speculated: generated tokens beyond what the `gen` itself needed.
         hits, misses: how many gens were answered from text at hand, and how many found some that did not fit.
     """

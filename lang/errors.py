@@ -190,7 +190,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def remedy(name: str, known: Iterable[str]) -> str:
-    """What to write instead of an option that does not exist: the nearest one that does, or which there are."""
+    """Says what to write instead of an option that does not exist: the nearest one that does, or which there are."""
     names = sorted(known)
     close = difflib.get_close_matches(name[:MAX_SHOWN], names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"

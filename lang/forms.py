@@ -24,7 +24,7 @@ class Mismatch(ValueError):
 
 
 class Form(Protocol):
-    """What a value looks like, and what becomes of it."""
+    """The shape of a JSON value, and the object that it becomes."""
 
     @property
     def schema(self) -> Schema: ...

@@ -21,10 +21,10 @@ from typing import Any
 
 from .errors import ProgramError
 
-MOST_WAITING = 1000  # operations of a thread that are in texts nobody has said; the oldest are forgotten
+MOST_WAITING = 1000  # operations of a thread in texts that no program has said; the oldest are forgotten
 
 # Three characters of a plane that no script uses: fonts have single ones, which any text may hold. They read the same
-# from behind, as what is left of an operation in a reversed text does.
+# from the end, as what is left of an operation in a reversed text does.
 _OUTER, _INNER = (chr(0x100000 + number) for number in secrets.SystemRandom().sample(range(0xFFFD), 2))
 _MARK = _OUTER + _INNER + _OUTER
 _WORD = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(10))
@@ -144,6 +144,6 @@ def _cut(part: str) -> ProgramError:
 
 
 def _label(text: str) -> str:
-    """How the first operation in the text reads; where it was cut, in general."""
+    """Names the first operation in the text as it was written; where it was cut, in general."""
     found = _LABEL.search(text)
     return found[1] if found is not None and len(found[1]) <= _SHOWN and _WORD not in found[1] else "gen(...)"

@@ -1,7 +1,7 @@
 """Operations: what a program said, before anyone runs it. Frozen and whole when born.
 
 `gen`, `select`, `image` and the roles return operations; `state += operation` hands them to
-whoever runs or records the program. Operations add up: `"Q: " + gen("a") + "\\n"` is a `Sequence`.
+the interpreter or the tracer. Operations add up: `"Q: " + gen("a") + "\\n"` is a `Sequence`.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ class Gen(Op):
         constraint: what the text has to be; None: anything.
         result: how the text becomes the object that `State.value` gives; None: it is the text.
         token_healing: see `protocol.GenRequest`.
-        max_tries: most calls for a text that satisfies the constraint, where nobody enforces it, and the type.
+        max_tries: most calls for a text that satisfies constraint and type, where the backend enforces neither.
         allow_best_effort: the last text is kept when none does.
     """
 
@@ -140,7 +140,7 @@ class VarScopeEnd(Op):
 
 @dataclass(frozen=True, slots=True)
 class Image(Op):
-    """An image, as a path, bytes, or a PIL image. URLs are refused: `fetch_image` gives the bytes behind one."""
+    """An image, as a path, bytes, or a PIL image. URLs are refused: `fetch_image` gives the bytes of one."""
 
     source: Any  # str | Path | bytes | PIL.Image.Image: PIL is not imported to name it
 
@@ -167,7 +167,7 @@ class RecordedText(str):
 
 
 def expression(value: object, depth: int = MAX_NESTING) -> Op:
-    """What stands right of `+=` → an operation.
+    """Makes an operation of the right side of `+=`.
 
     Args:
         depth: of lists in lists that are taken.

@@ -26,12 +26,12 @@ OWN_STREAM = -1  # in the place of a slot: the text of the program's own stream
 
 
 def digest_of(graph: bytes) -> str:
-    """By which a graph is known: SHA-256 of its bytes, hexadecimal. Whoever keeps graphs computes it himself."""
+    """SHA-256 of the bytes of a graph, hexadecimal. The gateway computes it itself for the graphs that it keeps."""
     return hashlib.sha256(graph).hexdigest()
 
 
 class ProgramBudget(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What all calls of the program may take together; None: no limit. See `interpreter.budgets.budget.Budget`."""
+    """Limits of all calls of the program together; None: no limit. See `interpreter.budgets.budget.Budget`."""
 
     tokens: int | None = None
     calls: int | None = None
@@ -82,7 +82,7 @@ PYTHON_ERRORS: dict[str, type[Exception]] = {
 
 
 def trouble_of(error: BaseException) -> Trouble:
-    """What is told of an error; one that is nobody's business but ours is told as such."""
+    """Describes an error for the sender of a program; one that is a defect of umbel is described as such."""
     kind = type(error)
     if kind is KeyError:
         return Trouble("KeyError", str(error.args[0]) if error.args else "")
@@ -108,7 +108,7 @@ class ProgramPiece(_Wire, frozen=True):
 
 
 class ProgramValue(_Wire, frozen=True):
-    """What is in a slot now: one text, or with n above 1 several; or, with `error`, none. Of the lists that joins make
+    """The content of a slot now: one text, or with n above 1 several; or, with `error`, none. Of lists of joins
     only that they are known.
 
     `facts`: about the call, packed; of several texts a list. `usage`: of the run so far.
@@ -176,7 +176,7 @@ PROGRAM_HOST = "umbel.compiler.running.service"
 
 @runtime_checkable
 class ProgramRunner(Protocol):
-    """What a backend with the capability `programs` has beside the rest."""
+    """A backend with the capability `programs`."""
 
     def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
         """Events, the last of which is a `ProgramEnded`. Raises an UmbelError instead of it.

@@ -108,7 +108,7 @@ EMPTY = Prompt()
 
 
 def told_apart(part: Media) -> str:
-    """What stands for a picture in the text that explanations count characters in: two pictures have two names."""
+    """Names a picture in the text that explanations count characters in: two pictures have two names."""
     return f"<{part.kind} {part.digest[:8]}>"
 
 

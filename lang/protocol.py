@@ -54,7 +54,7 @@ MAX_PRIORITY = 1_000_000  # either side of 0
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a request comes from, for scheduling and isolation.
+    """The program and the place in it that a request comes from, for scheduling and isolation.
 
     `ahead`: about how many tokens its program still has to generate one after the other from this call on. Among the
     calls of one program that are equal otherwise the one with more ahead goes first; other programs lose nothing by it.
@@ -77,7 +77,7 @@ JsonKeyOrder = Literal["declared", "any"]
 
 
 class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a generated text must be, as the program wrote it.
+    """A constraint of a generated text, as the program wrote it.
 
     Attributes:
         kind: how `source` is read. A regex is matched as a whole, as by `re.fullmatch`.
@@ -160,7 +160,7 @@ class Hint(_Wire, frozen=True):
     """This prefix will be needed by several requests soon: compute it once. Never answered.
 
     `pin`: seconds after its last use for which its keys are kept from eviction, or until the sender's `Release` of this
-    id. A pin is no promise: it gives way to a request that finds no room beside it, and ends with the connection.
+    id. A pin is no promise: it gives way to a request that finds no other room, and ends with the connection.
     """
 
     id: str
@@ -170,7 +170,7 @@ class Hint(_Wire, frozen=True):
 
 
 class Release(_Wire, frozen=True):
-    """Nobody needs any more what the sender's Hint with exactly this id has pinned. Never answered."""
+    """Unpins what the sender's Hint with exactly this id has pinned. Never answered."""
 
     id: str
 
@@ -189,19 +189,19 @@ class Control(_Wire, frozen=True):
 
 
 class Locate(_Wire, frozen=True):
-    """Where do tokens of this prompt begin in its text, and how many does it begin with that others begin with too?
+    """Asks where tokens of this prompt begin in its text, and how many tokens at its beginning it shares with others.
 
-    Asked when a person wants to know, never on the way of a call. Answered by `Located`.
+    Sent when a person asks, never on the way of a call. Answered by `Located`.
 
     Attributes:
         tokens: their indices, counted from 0.
-        beside: the other prompts.
+        others: prompts that this one is compared with.
     """
 
     id: str
     prompt: Parts
     tokens: TokenIds
-    beside: Annotated[tuple[Parts, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()
+    others: Annotated[tuple[Parts, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()
     origin: Origin = Origin()
 
 
@@ -241,7 +241,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `text` is all of it, the stop string cut away. The first `kept` of `token_ids` are exactly the
     tokens that lie wholly inside `text`; their KV can be reused when the text is sent again as
-    `Generated`. What of `text` lies behind them is `tail` (a stop string that began inside a token; all of the text
+    `Generated`. What of `text` comes after them is `tail` (a stop string that began inside a token; all of the text
     when its first token begins inside the prompt's last one).
 
     `forced_tokens`: how many of `token_ids` the constraint left no choice about.
@@ -273,7 +273,7 @@ class Final(_Wire, frozen=True):
 
 
 class ScoredChoice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens of one choice behind the tokens it shares with the prompt, and their log-probabilities.
+    """Tokens of one choice after those it shares with the prompt, and their log-probabilities.
 
     `unconditional` has one number per token when it was asked for, else it is empty.
 
@@ -314,7 +314,7 @@ class Located(_Wire, frozen=True):
     """The end of a Locate.
 
     Attributes:
-        characters: of the prompt's text where each of the tokens begins; its length for a token behind the last one.
+        characters: of the prompt's text where each of the tokens begins; its length for a token after the last one.
         tokens: how many the prompt has.
         shared: how many it has in common with the beginning of each of the others.
     """
@@ -343,7 +343,7 @@ FromBackend = Chunk | Ending
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a backend can do. The interpreter checks before it sends; nothing is dropped in silence."""
+    """The abilities of a backend. The interpreter checks before it sends; nothing is dropped in silence."""
 
     name: str  # for messages: "runtime gemma3-270m", "openai gpt-4o"
     score: bool = False  # log-probabilities of given choices
@@ -366,7 +366,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     converses: bool = False  # answers conversations: it is asked to continue a text that stands outside of roles
     temperature: bool = True  # takes a temperature; otherwise it draws in its own way
     thinking_tokens: int = 0  # that it may need, out of max_tokens, before it answers
-    wrapping_tokens: int = 0  # that a constrained text may cost beside its own, for what a provider wraps it in
+    wrapping_tokens: int = 0  # that a constrained text may cost on top of its own, for what a provider wraps it in
     most_n: int = MAX_N  # continuations of one request; the interpreter asks for more of them one by one
     programs: bool = False  # runs whole programs, see `lang.programs`
     made_up: bool = False  # its texts only count: what they say is not looked at
@@ -374,7 +374,7 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Backend(Protocol):
-    """What runs requests. All calls are made on the interpreter's event loop.
+    """Runs requests. All calls are made on the interpreter's event loop.
 
     The fake is `umbel.interpreter.backends.echo.Echo`. `tests/conformance.py` exercises every hook.
     """
@@ -409,7 +409,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Pinning(Protocol):
-    """What a backend with the capability `pins` has beside the rest."""
+    """A backend with the capability `pins`."""
 
     def release(self, pinned: str) -> None:
         """Lets go of what the hint with this id has pinned. Returns at once."""
@@ -417,6 +417,6 @@ class Pinning(Protocol):
 
 @runtime_checkable
 class Locating(Protocol):
-    """What a backend that knows its tokens has beside the rest."""
+    """A backend that knows its tokens."""
 
     async def locate(self, question: Locate) -> Located: ...

@@ -12,7 +12,7 @@ _MOST_WORDS = 400  # characters of a refusal that a model is told
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a text stands for.
+    """Makes the object of a text.
 
     Attributes:
         wanted: what the text has to be, for messages: "int", "Person".
@@ -55,7 +55,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """How a text becomes one of some objects. `named`: the text of each → the object."""
+    """Makes one of some objects of a text. `named`: the text of each → the object."""
 
     named: Mapping[str, Any]
 
@@ -67,7 +67,7 @@ class Members:
 
 
 def words_of(error: Exception) -> str:
-    """What an error says, in one line. Of Pydantic's only what is wrong and where, without values and links."""
+    """Puts the message of an error into one line. Of Pydantic's only what is wrong and where, no values."""
     listed = getattr(error, "errors", None)
     if callable(listed):
         try:

@@ -135,8 +135,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         policy: order of waiting requests: "lpm" (longest cached prefix first) or "fcfs" (arrival).
         radix_cache: keep and reuse prefixes.
         in_step_sharing: requests of the same step share a new prefix too.
-        pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1; requests that find no room beside
-            them take theirs.
+        pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1; requests that find no other
+            room take theirs.
         tree_attention: attend once to what sequences of a step share.
         overlap: the next step is planned while one runs. "auto" does so where the runner does not wait for its steps (a
             CUDA device); True refuses to start anywhere else.
@@ -225,7 +225,7 @@ def facts_of(options: RuntimeOptions) -> dict[str, str | int | float | bool | No
 
 
 class CacheOptions(TypedDict, total=False):
-    """What `cache=` takes: the KV pool, prefixes in it, and what else is kept."""
+    """Options of `cache=`: the KV pool, prefixes in it, and what else is kept."""
 
     radix_cache: bool
     in_step_sharing: bool
@@ -238,7 +238,7 @@ class CacheOptions(TypedDict, total=False):
 
 
 class SchedulingOptions(TypedDict, total=False):
-    """What `scheduling=` takes: which requests run, when, and how many."""
+    """Options of `scheduling=`: which requests run, when, and how many."""
 
     policy: Policy
     max_running: int

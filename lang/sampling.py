@@ -8,7 +8,7 @@ import msgspec
 from . import checks
 from .errors import ParameterError, shown, unknown_option
 
-# Limits with the reason beside them; pinned by tests/lang/test_sampling.py.
+# Limits, each with its reason; pinned by tests/lang/test_sampling.py.
 MAX_N = 128  # one prompt, this many continuations
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters in one stop string
@@ -30,14 +30,14 @@ _SENT = msgspec.Meta(max_length=1 << 16)  # entries that are read of a message a
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How one `gen` chooses its tokens. Validated when it is made and when it is decoded from the wire.
+    """Parameters by which one `gen` chooses its tokens. Validated when it is made and when it is decoded from the wire.
 
     Attributes:
         max_tokens: most tokens to generate, 0 to 1,048,576; 0 computes the prompt and generates nothing.
         min_tokens: end-of-sequence and stops are ignored before this many tokens; at most max_tokens.
         n: number of continuations of the one prompt, 1 to 128.
         stop: strings that end the text; they are not part of it. At most 16, of 1 to 256 characters.
-        stop_token_ids: tokens that end the text, beside the model's own end-of-sequence tokens. At most 1,024.
+        stop_token_ids: tokens that end the text, in addition to the model's own end-of-sequence tokens. At most 1,024.
         stop_regex: regular expressions whose first match ends the text before it, wherever it stands. At most 16, of 1
             to 1,024 characters.
         temperature: 0 to 100; 0 takes the most likely token.

@@ -1,6 +1,6 @@
-"""Where the text of a prompt comes from: the line that said it, kept for whoever asks later.
+"""Sources of prompt text: the line that said it, kept for explanations, traces and messages.
 
-Operations are submitted far more often than anybody asks where they were written, so a place is kept as a code object
+Operations are submitted far more often than their places are read, so a place is kept as a code object
 and an instruction; file, line and columns are looked up when they are read.
 """
 
@@ -60,8 +60,8 @@ class CodePlace(msgspec.Struct, frozen=True, gc=False):
 def public_name(file: str) -> str:
     """A source file as files that leave this machine may name it: from its outermost package on, or by its own name.
 
-    /home/me/secret/app/prompts/tip.py is "app/prompts/tip.py" where app is a package. The folders before it say who
-    somebody is and what they work on. Names that are relative, or no paths at all such as "<stdin>", stay.
+    /home/me/secret/app/prompts/tip.py is "app/prompts/tip.py" where app is a package. The folders before it tell
+    private things: names of people and of projects. Relative names, and no paths at all such as "<stdin>", stay.
     """
     if not os.path.isabs(file) and os.pardir not in file.split(os.sep):
         return file
@@ -83,7 +83,7 @@ def shown_name(file: str) -> str:
 
 
 def calling_place() -> CodePlace | None:
-    """Where the user's program is just now: the innermost frame that is none of ours."""
+    """Finds the line that the user's program is at: the innermost frame that is none of ours."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__", "").startswith(_OURS):
         outer = frame.f_back
@@ -101,7 +101,7 @@ class SourceKind(StrEnum):
 
 
 class Source(msgspec.Struct, frozen=True, gc=False):
-    """Who put a piece of text into a prompt.
+    """The origin of a piece of prompt text.
 
     Attributes:
         place: the line; None where no line of a program said it.

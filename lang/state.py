@@ -25,7 +25,7 @@ Value = Any
 
 
 class Sink(Protocol):
-    """Where operations go and variables come from.
+    """Takes operations and gives variables.
 
     Reads take a timeout in seconds; None waits for the run's deadline.
     """
@@ -99,7 +99,7 @@ T = TypeVar("T")
 
 
 class BaseState:
-    """What sync and async programs share: everything that only appends."""
+    """The part of a state that sync and async programs share: everything that only appends."""
 
     __slots__ = ("_copied_from", "_sink", "ret_value")
 
@@ -296,7 +296,7 @@ class State(BaseState):
 
     @property
     def cost(self) -> Cost:
-        """What this run has cost, branches included: `usage`, `dollars` by the table `umbel.prices`, and what
+        """The cost of this run, branches included: `usage`, `dollars` by the table `umbel.prices`, and what
         speculation saved. Waits as `usage` does; a call that failed counts when its cost is known. `cost_so_far` does
         not wait.
 
@@ -358,7 +358,7 @@ class State(BaseState):
 
 
 class AsyncValue(Coroutine[Any, Any, T]):
-    """What an `async def` program gets for a value: `await` gives the value itself.
+    """A value of an `async def` program that is still to come: `await` gives the value itself.
 
     Used as the value without `await` (in text, in a condition, compared, by an attribute) it raises ProgramError or
     AttributeError, which say so.

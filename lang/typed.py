@@ -254,8 +254,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _has_own_code(cls: type) -> bool:
-    """Whether making an object runs code that the class has been given, beside what `dataclass` and `NamedTuple`
-    write."""
+    """Whether making an object runs code of the class itself, not only what `dataclass` and `NamedTuple` wrote."""
     made_by = ("__post_init__", "__new__", "__init__", "__setattr__")
     functions = [vars(base)[name] for base in cls.__mro__[:-1] for name in made_by if name in vars(base)]
     codes = [getattr(getattr(function, "__func__", function), "__code__", None) for function in functions]
@@ -287,7 +286,7 @@ def _unwrapped(annotation: Annotation) -> Annotation:
 
 
 def _limits(metadata: Sequence[object]) -> dict[str, Any]:
-    """What the metadata of an Annotated type says under the names of annotated-types; the rest is not for us."""
+    """Collects the limits in the metadata of an Annotated type, by the names of annotated-types; ignores the rest."""
     found: dict[str, Any] = {}
     for item in metadata:
         if isinstance(item, str | bytes | type):

@@ -22,7 +22,7 @@ class GlobalConfig:
 
     @property
     def default_backend(self) -> Backend:
-        """What programs run on that are given no backend."""
+        """The backend of programs that are given none."""
         return chosen_backend()
 
     @default_backend.setter

@@ -1,4 +1,4 @@
-"""What SGLang has and umbel does not, refused with what to write instead."""
+"""Features of SGLang that umbel does not have, refused with what to write instead."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn

@@ -58,7 +58,7 @@ def located(question: Locate) -> Located:
         sum(
             1 for _ in takewhile(lambda pair: pair[0][0] == pair[1][0], zip(tokens, prompt_tokens(other), strict=False))
         )
-        for other in question.beside
+        for other in question.others
     )
     return Located(
         question.id, tuple(places[min(token, len(tokens))] for token in question.tokens), len(tokens), shared

@@ -156,23 +156,23 @@ async def _shared(
 ) -> tuple[int, ...]:
     """Tokens that the prompt begins with as each of them does. Of those with too many bytes to be sent, what their
     characters say: that they share the token behind the cached ones, or that they do not."""
-    beside: list[tuple[Part, ...]] = []
+    others: list[tuple[Part, ...]] = []
     room = _MOST_BESIDE
     for near in neighbours:
         parts = _parts(near.asked)
         room -= sum(len(part.data) for part in parts if isinstance(part, Media))
         if room < 0:
             break
-        beside.append(parts)
-    located = await _located(backend, asked, beside=tuple(beside))
-    guessed = (cached + 1 if near.common >= end else 0 for near in neighbours[len(beside) :])
+        others.append(parts)
+    located = await _located(backend, asked, others=tuple(others))
+    guessed = (cached + 1 if near.common >= end else 0 for near in neighbours[len(others) :])
     return (*located.shared, *guessed)
 
 
-async def _located(backend: Locating, asked: Asked, *tokens: int, beside: tuple[tuple[Part, ...], ...] = ()) -> Located:
+async def _located(backend: Locating, asked: Asked, *tokens: int, others: tuple[tuple[Part, ...], ...] = ()) -> Located:
     """Characters of these tokens, and how many tokens the prompt has in common with others."""
     name = f"locate-{next(_numbers)}"
-    return await backend.locate(Locate(name, _parts(asked), tokens, beside, Origin(salt=asked.salt)))
+    return await backend.locate(Locate(name, _parts(asked), tokens, others, Origin(salt=asked.salt)))
 
 
 def _parts(asked: Asked) -> tuple[Part, ...]:

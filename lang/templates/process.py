@@ -125,7 +125,7 @@ class TemplateChild:
             if status == -signal.SIGXCPU:
                 raise TemplateLimit(f"it takes more than {self._cpu_seconds:g} s of CPU time") from None
             raise _NoAnswer(f"the process that renders it ended (status {status}, {error})") from error
-        except BaseException:  # an answer that nobody reads must not be the next one's
+        except BaseException:  # an answer that no call reads must not be taken for the next one's
             self._end()
             raise
         if answer.last:
@@ -173,7 +173,7 @@ class TemplateChild:
 
 
 def _environment() -> dict[str, str]:
-    """What Python needs, and nothing that is secret. The child finds umbel and Jinja where its parent found them."""
+    """Keeps what Python needs, and no secrets. The child finds umbel and Jinja where its parent found them."""
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     return {**passed_on, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 

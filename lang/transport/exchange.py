@@ -112,7 +112,7 @@ class Exchange:
     # ------------------------------------------------------------------ what the other side says
 
     def deliver(self, message: Incoming) -> None:
-        """An event of the other side. Events of requests nobody waits for any more are late, not wrong."""
+        """Takes an event of the other side. Events of requests without a waiting caller are late, not wrong."""
         box = self._boxes.get(message.id)
         if box is not None:
             box.put(message)

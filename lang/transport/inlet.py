@@ -1,10 +1,10 @@
-"""The reading end of a ZeroMQ socket on an event loop: what has come, as often as something comes.
+"""Reads a ZeroMQ socket on an event loop as messages arrive, without polling.
 
-Both ends of the link read this way, so it stands here; the socket is an argument. A plain socket with its descriptor
+Both ends of the link read this way, so it is in `lang`; the socket is an argument. A plain socket with its descriptor
 on the loop costs a third of what the asyncio wrapper's futures and timers do, and nothing at all while it is silent.
 
 The descriptor is an edge, not a level: it becomes readable once, and reading or sending on the socket may swallow
-that. So whoever is woken reads until nothing is left, and after a send looks whether something has come meanwhile.
+that. So `Inlet` reads until nothing is left when it is woken, and looks again after a send.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _LINGER, _LARGEST_FRAME, _SEND_QUEUE, _RECEIVE_QUEUE = 17, 22, 23, 24
 
 
 class Configurable(Protocol):
-    """What is needed of a `zmq.Socket` that is new."""
+    """The part of a new `zmq.Socket` that is used here."""
 
     def setsockopt(self, option: int, value: int) -> None: ...
 
@@ -38,7 +38,7 @@ def prepare(socket: SocketType, largest: int) -> SocketType:
 
 
 class Readable(Protocol):
-    """What is needed of a `zmq.Socket`."""
+    """The part of a `zmq.Socket` that is used here."""
 
     def getsockopt(self, option: int) -> Any: ...  # Any: as the library has it
 

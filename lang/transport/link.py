@@ -1,4 +1,4 @@
-"""How a program's process and the gateway talk: the messages of `protocol`, and a few of the link itself.
+"""Messages between a program's process and the gateway: those of `protocol`, and a few of the link itself.
 
 A frame is one msgpack list of messages, preceded by its number. Both directions are typed, capped in
 size and refuse unknown fields; nothing is pickled. The link adds what a socket does not tell: that the
@@ -20,7 +20,7 @@ MAX_FRAME = 32 * 2**20  # bytes
 MOST_MESSAGES = 1 << 14  # of one frame; what is read of them is a hundred bytes each, whatever they are
 LONGEST_LABEL = 256  # characters
 SEQUENCE_BYTES = 8
-FRAME_HEADER = 5  # bytes that a frame has beside its messages, at most: how many they are
+FRAME_HEADER = 5  # bytes of a frame before its messages, at most: how many they are
 
 
 class _Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -31,7 +31,8 @@ class _Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Hello(_Link, frozen=True):
-    """Who is there? Answered by `Progress` until the engine has made a token, then by `Welcome` or `StartFailed`."""
+    """Asks for the gateway. Answered by `Progress` until the engine has made a token, then by `Welcome` or
+    `StartFailed`."""
 
 
 class Ping(_Link, frozen=True):
@@ -144,7 +145,7 @@ class Codec(Generic[T]):
 
 
 def _count(frame: bytes) -> int:
-    """How many messages a frame says it has, by its first bytes; 0 where it is no list."""
+    """Reads the number of messages off the first bytes of a frame; 0 where it is no list."""
     first = frame[0] if frame else 0
     match first:
         case 0xDC:
@@ -162,7 +163,7 @@ _labelled = msgspec.msgpack.Decoder(_Labelled)
 def _labels(frame: bytes) -> tuple[str, ...]:
     """The ids in a frame that does not fit its type, so that its sender can be told which request failed.
 
-    No objects are made of what a message holds beside its id: a frame of empty maps would become a hundred times as
+    No objects are made of the rest of a message: a frame of empty maps would become a hundred times as
     large.
     """
     labels: list[str] = []

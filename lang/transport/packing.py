@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import ParameterError, shown
 
-MAX_DEPTH = 64  # of lists in lists; deeper ones are a mistake, or an attack on whoever reads them
+MAX_DEPTH = 64  # of lists in lists; deeper ones are a mistake, or an attack on their reader
 
 _TUPLE, _INTEGER = 1, 2
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1  # what msgpack itself has room for

@@ -1,4 +1,4 @@
-"""What the system knows of a process: its state, its CPU time, and how long it wanted a core and had none.
+"""State of a process as the system knows it: its CPU time, and the time it wanted a core and had none.
 
 A process that is asked nothing tells the truth: these readings need no thread of it and no interpreter lock. Both
 directions of supervision use them: the gateway watches the engine, and a program's link watches the gateway.
@@ -46,7 +46,7 @@ class ProcessSample:
 
 @dataclass(slots=True)
 class TimeSpent:
-    """How a process has spent the time since `begin`, as far as it was looked at. All in seconds.
+    """Adds up how a process has spent the time since `begin`, as far as it was observed. All in seconds.
 
     Attributes:
         idle: it could have answered: it neither computed nor waited for a core or a disk, and its observer did not
@@ -90,7 +90,7 @@ class TimeSpent:
 
 
 def read_process(process_id: int) -> ProcessSample:
-    """What the system says of a process of this user now. Costs some 30 µs of CPU per thread on Linux."""
+    """Asks the system for the state of a process of this user. Costs some 30 µs of CPU per thread on Linux."""
     return _from_files(process_id) if Path("/proc/self/task").is_dir() else _from_ps(process_id)
 
 
@@ -139,7 +139,7 @@ def _from_files(process_id: int) -> ProcessSample:
 
 
 def _from_ps(process_id: int) -> ProcessSample:
-    """Where there is no /proc: macOS."""
+    """For systems without /proc: macOS."""
     command = ["ps", "-o", "stat=,time=", "-p", str(process_id)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, timeout=5)
@@ -176,13 +176,13 @@ def _state(letters: set[str]) -> ProcessState:
 
 
 def machine_in_words() -> str:
-    """How busy the machine is, for errors: "the machine is busy (load 33.1 on 2 cores)"."""
+    """Says how busy the machine is, for errors: "the machine is busy (load 33.1 on 2 cores)"."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     return f"the machine is {'busy' if load > 1.5 * cores else 'not busy'} (load {load:.1f} on {cores} cores)"
 
 
 def share_in_words(reading: ProcessSample) -> str:
-    """What a process got of the cores it wanted: "consumed 3.1 s of CPU time and waited 40.2 s for a core"."""
+    """Says how much a process got of the cores it wanted: "consumed 3.1 s of CPU time and waited 40.2 s for a core"."""
     return f"consumed {reading.computed:.1f} s of CPU time and waited {reading.waited:.1f} s for a core"
 
 
@@ -196,7 +196,7 @@ def memory_kills() -> int | None:
 
 
 def exit_in_words(code: int, memory_kills_before: int | None) -> str:
-    """How a process ended. `code`: as subprocess has it, negative for a signal. `memory_kills_before`: at its start."""
+    """Says how a process ended. `code`: of subprocess, negative for a signal. `memory_kills_before`: at its start."""
     if code >= 0:
         return f"its process ended with status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

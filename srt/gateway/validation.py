@@ -161,7 +161,7 @@ class Admission:
 
     def locate(self, question: Locate) -> Located:
         """Raises as `generate`; ParameterError for a token index below 0."""
-        prompts = (question.prompt, *question.beside)
+        prompts = (question.prompt, *question.others)
         for prompt in prompts:
             self._check(question.id, question.origin, prompt)
         if min(question.tokens, default=0) < 0:

@@ -33,7 +33,7 @@ def media_of(message: Showable) -> list[Media]:
 
 def prompts_of(message: Showable) -> tuple[tuple[Part, ...], ...]:
     """A question about places may bring several."""
-    return (message.prompt, *message.beside) if isinstance(message, Locate) else (message.prompt,)
+    return (message.prompt, *message.others) if isinstance(message, Locate) else (message.prompt,)
 
 
 def without_bytes(message: Showable) -> Showable:
@@ -49,7 +49,7 @@ def _replaced(message: Showable, change: Callable[[Media], Media]) -> Showable:
 
     prompt = changed(message.prompt)
     if isinstance(message, Locate):
-        return msgspec.structs.replace(message, prompt=prompt, beside=tuple(map(changed, message.beside)))
+        return msgspec.structs.replace(message, prompt=prompt, others=tuple(map(changed, message.others)))
     return msgspec.structs.replace(message, prompt=prompt)
 
 

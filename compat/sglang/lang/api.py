@@ -166,5 +166,5 @@ def flush_cache(backend: Backend | None = None, empty_cache: bool = True) -> Non
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """What the backend, or the default one, says of itself."""
+    """Asks the backend, or the default one, for its description."""
     return default.get_server_info(backend)

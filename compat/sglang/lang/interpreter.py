@@ -10,7 +10,7 @@ ProgramStateGroup = StateGroup  # the branches of a fork
 
 
 class StreamExecutor:
-    """What programs look at behind a state. All reads wait for what the program has said."""
+    """The view of a state that programs have. All reads wait for what the program has said."""
 
     def __init__(self, state: "ProgramState") -> None:
         self._state = state

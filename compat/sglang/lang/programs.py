@@ -22,7 +22,7 @@ from .interpreter import ProgramState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pinned:
-    """What `pin` keeps, and whose: the head of a program depends on what it is a method of, and on what is bound."""
+    """The prefix that `pin` keeps, and its owner: a program's head depends on its object and on bound arguments."""
 
     backend: Backend
     instance: tuple[object, ...]
@@ -173,7 +173,7 @@ class TracedProgram:
 
     @property
     def last_node(self) -> "TracedProgram":
-        """What `print_graph_dfs` is asked of."""
+        """The node that `print_graph_dfs` starts from."""
         return self
 
     def print_graph_dfs(self) -> str:

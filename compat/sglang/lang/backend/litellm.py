@@ -1,4 +1,4 @@
-"""`sglang.lang.backend.litellm`: models behind LiteLLM, under SGLang's parameters."""
+"""`sglang.lang.backend.litellm`: models of LiteLLM, under SGLang's parameters."""
 
 from typing import Any
 

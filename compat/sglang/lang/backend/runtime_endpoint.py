@@ -1,4 +1,4 @@
-"""`sglang.lang.backend.runtime_endpoint`: models on this machine, and behind an address."""
+"""`sglang.lang.backend.runtime_endpoint`: models on this machine, and at an address."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -173,7 +173,7 @@ _TOLD = ("logprob_start_len", "return_logprob", "top_logprobs_num")
 
 
 def _told(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What an answer is to tell beside its text. Raises ParameterError for other options of a prompt."""
+    """Reads which facts an answer adds to its text. Raises ParameterError for other options of a prompt."""
     wrong = next((name for name, value in options.items() if name not in _TOLD and value is not None), None)
     if wrong is not None:
         raise ParameterError(f"generate() takes no {wrong}; it takes sampling_params and {', '.join(_TOLD)}")

@@ -40,7 +40,7 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "host": (None, "nothing listens: programs reach the runtime as backend=runtime; leave it out"),
     "additional_ports": (None, "nothing listens; leave it out"),
     "nccl_port": (None, "ranks find each other without one; leave it out"),
-    "api_key": (None, "nothing listens, so nobody has to be kept out; leave it out"),
+    "api_key": (None, "nothing listens, so no client has to be kept out; leave it out"),
     "mem_fraction_static": (
         None,
         "the cache takes the memory that is left; leave it out, or write pool_memory= in bytes",
