@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .compiler.graph import Graph as Graph
-    from .compiler.planning.pinning import Cached as Cached
+    from .compiler.shared_prefix import Cached as Cached
     from .compiler.program import Program as Program
     from .compiler.program import function as function
     from .compiler.running.compiled import CompiledProgram as CompiledProgram
@@ -105,7 +105,7 @@ _HOMES = {
     "compiler.tracing.effects": ("TraceWarning",),
     "compiler.running.compiled": ("CompiledProgram", "load"),
     "compiler.graph": ("Graph",),
-    "compiler.planning.pinning": ("Cached",),
+    "compiler.shared_prefix": ("Cached",),
     "compiler.program": ("Program", "function"),
     "interpreter.backends.echo": ("Echo", "FailCall"),
     "interpreter.backends.gate": ("Gate",),
