@@ -19,11 +19,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .compiler.graph import Graph as Graph
-    from .compiler.shared_prefix import Cached as Cached
     from .compiler.program import Program as Program
     from .compiler.program import function as function
     from .compiler.running.compiled import CompiledProgram as CompiledProgram
     from .compiler.running.compiled import load as load
+    from .compiler.shared_prefix import Cached as Cached
     from .compiler.tracing.effects import TraceWarning as TraceWarning
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
