@@ -199,9 +199,9 @@ class Lengths:
             case Append():
                 text = node.inputs[1]
                 if text in self._known:
-                    position.say(str(self._values.value(text)))
+                    position.append_text(str(self._values.value(text)))
                     return 0
-                position.say(_STAND_IN)
+                position.append_text(_STAND_IN)
                 return self._texts[text]
             case RoleBegin(role):
                 position.open_turn(template, role)

@@ -123,7 +123,7 @@ class _Walk:
             value = self._values.value(piece)
             if not isinstance(value, str):  # the run says what is wrong with it
                 return False
-            self._position.say(value)
+            self._position.append_text(value)
         return True
 
     def _is_known(self, node: Node) -> bool:

@@ -21,9 +21,8 @@ from .arguments import RunOptions
 from .budgets.budget import Allowance
 from .recording import recording
 from .run import Run, ending
-from .speculation.idle import Rest
 from .speculation.planner import Planner
-from .speculation.settings import Setting, Speculating
+from .speculation.settings import Rest, Setting, Speculating
 from .stream import Stream
 from .variables import Piece
 from .waiting import seconds_left

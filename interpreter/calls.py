@@ -52,7 +52,7 @@ class Calls:
         if request.sampling.n > backend.capabilities.most_n:
             return await apart(self.generate, request, on_chunk)
         request, held = await self._allowed(request)
-        asked = self._run.journal.begin(request)
+        asked = self._run.journal.record(request)
         final: Final | None = None
         generated = 0  # tokens that have come, or a bound of them
         try:
@@ -94,7 +94,7 @@ class Calls:
         """
         ledger, backend = self._run.ledger, self._run.backend
         request, held = await self._allowed(request)
-        asked = self._run.journal.begin(request)
+        asked = self._run.journal.record(request)
         scored: Scored | None = None
         try:
             scored = await backend.score(request)
@@ -125,7 +125,7 @@ class Calls:
 
     async def _allowed(self, request: Request) -> tuple[Request, Charge]:
         """The request when its budget has room for it, and what is held of the budget."""
-        held = await self._run.ledger.hold(request)
+        held = await self._run.ledger.reserve(request)
         if self._run.deadline is not None:  # the wait took some of its time
             origin = msgspec.structs.replace(request.origin, timeout=self._run.seconds_left)
             request = msgspec.structs.replace(request, origin=origin)

@@ -16,7 +16,7 @@ from ..lang.errors import CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
 from ..lang.source import Source, SourceKind
-from . import media, meta, selecting, starts
+from . import loop, media, meta, selecting
 from .calls import OnChunk
 from .guarantees import enforcement, reask
 from .guarantees.reask import Reply
@@ -84,7 +84,7 @@ class Executor:
     # -------------------------------------------------------------------------------- text and roles
 
     def text(self, op: ops.ConstantText, step: Step) -> None:
-        self.spoken.append(self.position.say(op.text, step.source), {})
+        self.spoken.append(self.position.append_text(op.text, step.source), {})
 
     def role_begin(self, op: ops.RoleBegin, step: Step) -> Awaitable[None] | None:
         if not self._ready:
@@ -192,7 +192,7 @@ class Executor:
                 self._hint(op.branches[0].fork_group)
         self._lead_in()
         for branch in op.branches:
-            branch.begin(self.position.copy(), ready=self._ready)
+            branch.start(self.position.copy(), ready=self._ready)
 
     def _hint(self, fork_group: str) -> None:
         """Advice to the backend. When it is refused the branches still say what is wrong, if anything is."""
@@ -248,11 +248,11 @@ class Executor:
         """Shielded: a run that gives up does not tear down the start that other runs wait for."""
         backend = self._run.backend
         if not self._ready:
-            if not starts.has_started(backend):
+            if not loop.has_started(backend):
                 start = asyncio.ensure_future(backend.start())
                 start.add_done_callback(_retrieve)
                 await asyncio.shield(start)
-                starts.note(backend)
+                loop.note_started(backend)
             self._ready = True
         return backend.capabilities
 

@@ -12,12 +12,14 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any, Protocol, TypeVar
 
 from ..lang.errors import ProgramError
+from ..lang.protocol import Backend
 
 T = TypeVar("T")
 _Call = tuple[Context, Callable[..., object], tuple[object, ...]]
@@ -217,3 +219,25 @@ def _forget_all() -> None:
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
+
+# Backends that have started, with the loop on which they have. `Backend.start` is idempotent and may take seconds the
+# first time, so it is awaited in a task of its own; once it has started, that task would be a tenth of what a call
+# costs. A backend that is gone is forgotten, a new loop starts everything anew, and after a fork the loop is a new one.
+_started: "weakref.WeakKeyDictionary[Backend, weakref.ref[asyncio.AbstractEventLoop]]" = weakref.WeakKeyDictionary()
+
+
+def has_started(backend: Backend) -> bool:
+    """On the running loop."""
+    try:
+        loop = _started.get(backend)
+    except TypeError:  # not hashable, or it takes no weak reference: it is asked again
+        return False
+    return loop is not None and loop() is asyncio.get_running_loop()
+
+
+def note_started(backend: Backend) -> None:
+    """Its `start` has returned on the running loop."""
+    try:
+        _started[backend] = weakref.ref(asyncio.get_running_loop())
+    except TypeError:
+        return

@@ -78,7 +78,7 @@ class Position:
 
     # -------------------------------------------------------------------------------- content
 
-    def say(self, text: str, source: Source | None = None) -> str:
+    def append_text(self, text: str, source: Source | None = None) -> str:
         """Append constant text; what of it was appended now."""
         turn = self.turn
         if turn is None:

@@ -98,12 +98,12 @@ class StepQueue:
 
     # -------------------------------------------------------------------------------- the streams' loop
 
-    def begin(self, position: Position, *, ready: bool) -> None:
+    def start(self, position: Position, *, ready: bool) -> None:
         """The parent has come to the place where this branch leaves it."""
         self._executor = Executor(self, self._run, position, ready=ready)
         self._released()
 
-    def begin_failed(self, error: BaseException) -> None:
+    def start_failed(self, error: BaseException) -> None:
         """The parent failed before it came to the place of the fork."""
         self._fail(error)
         self._released()

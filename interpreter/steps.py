@@ -92,7 +92,7 @@ class Step:
         match self.op:
             case BranchOff(branches):
                 for branch in branches:
-                    branch.begin_failed(error)
+                    branch.start_failed(error)
             case Gather(_, columns):
                 for gathered, _ in columns:
                     gathered.fail(error)

@@ -23,7 +23,7 @@ from .position import Reached
 from .queue import StepQueue
 from .recording import not_while_recording
 from .run import Run
-from .speculation.idle import resting
+from .speculation.settings import resting
 from .steps import BranchOff, Concatenate, Gather, Mark, Step
 from .variables import Binding, Feed, Meta, Piece, VariableTable
 from .waiting import Signal, earliest, seconds_left, wait_until, wait_until_async

@@ -89,7 +89,7 @@ class Execution:
         """Have the run end where the body of the program would, and `ended` called there."""
         self._ended = ended
         if self._run.speculation is not None:
-            self._run.speculation.rest.begin()  # what the program says has been said
+            self._run.speculation.rest.start()  # what the program says has been said
         self._advance()
 
     async def run(self) -> Any:

@@ -18,9 +18,8 @@ from ...interpreter import body, loop
 from ...interpreter.arguments import RunOptions
 from ...interpreter.budgets.budget import Allowance
 from ...interpreter.run import Run, ending
-from ...interpreter.speculation.idle import Rest
 from ...interpreter.speculation.planner import Planner
-from ...interpreter.speculation.settings import Setting, Speculating
+from ...interpreter.speculation.settings import Rest, Setting, Speculating
 from ...interpreter.stream import Stream
 from ...lang import inline
 from ...lang.errors import ProgramError

@@ -94,7 +94,7 @@ class Allowance:
         self._held = NOTHING
         self._waiting: deque[tuple[Charge, asyncio.Future[None]]] = deque()
 
-    async def hold(self, charge: Charge) -> None:
+    async def reserve(self, charge: Charge) -> None:
         """Wait until the budget has room for a call that costs at most `charge`, and take it. `settle` ends it.
 
         Raises:
@@ -246,7 +246,7 @@ class Ledger:
 
     # -------------------------------------------------------------------------------- before and after a call
 
-    async def hold(self, request: GenRequest | ScoreRequest) -> Charge:
+    async def reserve(self, request: GenRequest | ScoreRequest) -> Charge:
         """Wait until the budget has room for `request`; what the call holds until `settle`.
 
         Raises:
@@ -262,7 +262,7 @@ class Ledger:
                 "in dollars per million tokens"
             )
         held = charges.worst_of(self._backend, request, price)
-        await self._allowance.hold(held)
+        await self._allowance.reserve(held)
         return held
 
     def settle(self, held: Charge, usage: Usage) -> None:

@@ -33,7 +33,7 @@ from ...lang.protocol import (
     TokenLogprob,
     Usage,
 )
-from .. import starts
+from .. import loop
 from ..guarantees import expressions, reask_prompts
 from . import charges
 from .charges import PICODOLLARS, Charge
@@ -100,9 +100,9 @@ class StandIn:
         return self._backend.chat_template
 
     async def start(self) -> None:
-        if not starts.has_started(self._backend):
+        if not loop.has_started(self._backend):
             await self._backend.start()
-            starts.note(self._backend)
+            loop.note_started(self._backend)
 
     async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
         cost = self._charged(request)

@@ -101,7 +101,7 @@ class History:
         self._characters = 0
         self._time = itertools.count(1)
 
-    def begin(self, intent: Intent, parts: tuple[Part, ...], salt: str, *, own: bool, sequences: int = 1) -> Asked:
+    def record(self, intent: Intent, parts: tuple[Part, ...], salt: str, *, own: bool, sequences: int = 1) -> Asked:
         """A call begins. `own`: its prompt is the intent's."""
         characters = 0
         for part in parts:
@@ -173,7 +173,7 @@ class Journal:
         intent = self.intents[request_id] = Intent(kind, name or "", prompt, source)
         return intent
 
-    def begin(self, request: GenRequest | ScoreRequest) -> Asked | None:
+    def record(self, request: GenRequest | ScoreRequest) -> Asked | None:
         """A call begins; None for one that no `gen` or `select` has announced."""
         name = request.id
         intent = self.intents.get(name)
@@ -184,7 +184,7 @@ class Journal:
             return None
         own = intent.asking is not None and request.prompt is intent.asking.parts
         sequences = len(request.choices) if isinstance(request, ScoreRequest) and not request.probability else 1
-        asked = self.history.begin(intent, request.prompt, request.origin.salt, own=own, sequences=sequences)
+        asked = self.history.record(intent, request.prompt, request.origin.salt, own=own, sequences=sequences)
         self.calls.append(asked)
         return asked
 

@@ -130,7 +130,7 @@ class Scene:
 
     async def stream(self, fault: Fault | int | None, told: AnswerEvents) -> None:
         """Play a fault in the middle of a stream."""
-        await self.exchange.begin(200, {**self.headers, "content-type": "text/event-stream; charset=utf-8"})
+        await self.exchange.start(200, {**self.headers, "content-type": "text/event-stream; charset=utf-8"})
         match fault:
             case Fault.IDLE:
                 await self._send(told.begun())
@@ -165,7 +165,7 @@ class Scene:
         headers = {**self.headers, "content-type": "application/json"}
         if fault in (Fault.IDLE, Fault.CUT):
             headers["content-length"] = str(len(body))
-        await self.exchange.begin(200, headers)
+        await self.exchange.start(200, headers)
         match fault:
             case Fault.IDLE:
                 await self.exchange.send(body[: len(body) // 2])
@@ -201,7 +201,7 @@ class Scene:
     async def _explode(self) -> None:
         """Blanks in a gzip stream: a mebibyte of them takes about a kilobyte."""
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-        await self.exchange.begin(200, {**self.headers, "content-type": "application/json", "content-encoding": "gzip"})
+        await self.exchange.start(200, {**self.headers, "content-type": "application/json", "content-encoding": "gzip"})
         block = b" " * (1 << 20)
         for _ in range(_BOMB_BLOCKS):
             await self.exchange.send(packer.compress(block) + packer.flush(zlib.Z_SYNC_FLUSH))

@@ -243,7 +243,7 @@ class FakeProvider(ABC):
             case None, _:
                 await scene.whole(fault, whole)
             case told, None:
-                await scene.exchange.begin(200, {**_HEADERS, "content-type": "text/event-stream; charset=utf-8"})
+                await scene.exchange.start(200, {**_HEADERS, "content-type": "text/event-stream; charset=utf-8"})
                 for event in told.all():
                     if self._gate is not None and event in told.pieces:
                         await self._gate.passes()

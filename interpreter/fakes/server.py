@@ -72,11 +72,11 @@ class Exchange:
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """A whole answer."""
-        await self.begin(status, {**headers, "content-length": str(len(body))})
+        await self.start(status, {**headers, "content-length": str(len(body))})
         await self.send(body)
         await self.end()
 
-    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """The head of an answer; without a length, what follows is sent in HTTP chunks, one for each `send`."""
         await self._write(h11.Response(status_code=status, headers=list(headers.items()), reason=b""))
 

@@ -210,7 +210,7 @@ class _Automaton:
         self._automaton = Automaton(grammar)
         self._state = self._automaton.start
 
-    def take(self, byte: int) -> bool:
+    def advance(self, byte: int) -> bool:
         following = self._automaton.step(self._state, byte)
         if following < 0:
             return False
@@ -233,7 +233,7 @@ class _Matcher:
     def __init__(self, matcher: Any) -> None:  # Any: llguidance.LLMatcher, a compiled class
         self._matcher = matcher
 
-    def take(self, byte: int) -> bool:
+    def advance(self, byte: int) -> bool:
         if self._matcher.is_stopped() or self._matcher.validate_tokens([byte]) != 1:
             return False
         return bool(self._matcher.consume_token(byte))
@@ -269,7 +269,7 @@ def _by_matcher(kind: Kind, source: str) -> _Matcher:
 def _along(place: _Automaton | _Matcher, text: str) -> Walk:
     read, accepted = 0, 0 if place.accepting else None
     for character in _encoded(text):
-        if not all(map(place.take, character)):
+        if not all(map(place.advance, character)):
             return Walk(read, accepted, True)
         read += 1
         if place.accepting:

@@ -1,15 +1,26 @@
-"""What a program asks of speculation: a number of tokens, "auto", or nothing."""
+"""Settings of speculation, what the streams of one run share for it, and whether the run's body rests.
 
+A body rests when it waits for a value: it says nothing more until it has it. What a program says after a `gen` may come
+a moment later, from another thread, so the speculator waits until something follows, the body rests, or it has ended.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...lang import checks
 from ...lang.errors import ParameterError, shown
 from ...lang.sampling import MAX_TOKENS
+from ..waiting import Signal
 
 if TYPE_CHECKING:
-    from .idle import Rest
     from .planner import Planner
+
+
+if TYPE_CHECKING:
+    from ..run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +70,40 @@ def setting_of(num_api_spec_tokens: object, speculate: object) -> Setting | None
         return Setting(None)
     remedy = f"a number of tokens from 0 to {MAX_TOKENS}, such as 64"
     return Setting(checks.integer("num_api_spec_tokens", num_api_spec_tokens, 0, MAX_TOKENS, remedy))
+
+
+class Rest:
+    """Of one run: how many of its reads wait now."""
+
+    __slots__ = ("_lock", "_waiting", "changed")
+
+    def __init__(self) -> None:
+        self.changed = Signal()
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    @property
+    def resting(self) -> bool:
+        return self._waiting > 0
+
+    def start(self) -> None:
+        with self._lock:
+            self._waiting += 1
+        self.changed.fire()
+
+    def end(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+
+@contextmanager
+def resting(run: "Run") -> Iterator[None]:
+    """Around a wait: when it is the program itself that waits, and not an observer, it rests."""
+    if run.speculation is None or not run.is_inside:
+        yield
+        return
+    run.speculation.rest.start()
+    try:
+        yield
+    finally:
+        run.speculation.rest.end()

@@ -453,7 +453,7 @@ def test_what_is_affordable_fits_and_one_more_does_not(limit: int, prompt: int, 
 
     async def fits(generated: int) -> bool:
         try:
-            await Allowance(budget).hold(at_most(prompt, generated, 1, price))
+            await Allowance(budget).reserve(at_most(prompt, generated, 1, price))
         except ul.BudgetError:
             return False
         return True

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import umbel as ul
-from umbel.interpreter import loop, starts
+from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang.errors import BackendError
 
@@ -60,7 +60,7 @@ def test_a_backend_is_started_anew_on_a_new_loop() -> None:
 def test_a_started_backend_that_nobody_holds_is_collected() -> None:
     backend = Counting()
     ask.run("a", backend=backend, timeout=PATIENCE).sync()
-    assert backend in starts._started
+    assert backend in loop._started
     reference = weakref.ref(backend)
     del backend
     loop.streams.run(asyncio.sleep(0))  # what the loop's last turn held is let go

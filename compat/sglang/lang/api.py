@@ -79,33 +79,13 @@ def gen(
     With `choices`, `max_tokens` and `stop` change nothing, as in SGLang: the answer is one of the choices as a whole.
     Other parameters of `gen` are refused there.
     """
-    given = {
-        "min_tokens": min_tokens,
-        "n": n,
-        "stop_token_ids": stop_token_ids,
-        "stop_regex": stop_regex,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "ignore_eos": ignore_eos,
-        "return_logprob": return_logprob,
-        "logprob_start_len": logprob_start_len,
-        "top_logprobs_num": top_logprobs_num,
-        "return_text_in_logprobs": return_text_in_logprobs,
-        "dtype": dtype,
-        "choices": choices,
-        "choices_method": method_of(choices_method),
-        "regex": regex,
-        "json_schema": json_schema,
-        **options,
-    }
+    given = dict(locals())  # the parameters by their names; no other name is bound yet
+    given |= given.pop("options")
+    given["choices_method"] = method_of(choices_method)
     if choices is not None:
         generation.gen(name, max_tokens, stop=stop)  # wrong values are refused all the same
-        return generation.gen(name, **given)
-    return generation.gen(name, max_tokens, stop=stop, **given)
+        del given["max_tokens"], given["stop"]
+    return generation.gen(**given)
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> ops.Gen | ops.Select:

@@ -89,7 +89,7 @@ def read(parts: Iterable[Part], backend: str) -> Conversation | PlainText:
         if isinstance(part, Text) and part.control:
             reader.scaffolding(part.text)
         else:
-            reader.say(part if isinstance(part, Media) else Text(part.text))
+            reader.append(part if isinstance(part, Media) else Text(part.text))
     return reader.end()
 
 
@@ -106,7 +106,7 @@ class _Reader:
         self._role: str | None = None
         self._content: list[Text | Media] = []
 
-    def say(self, part: Text | Media) -> None:
+    def append(self, part: Text | Media) -> None:
         before = self._content[-1] if self._content else None
         if isinstance(part, Text) and isinstance(before, Text):
             self._content[-1] = Text(before.text + part.text)

@@ -15,7 +15,7 @@ def intent(text: str) -> Intent:
 
 def test_calls_stand_in_the_order_in_which_they_began() -> None:
     history = History()
-    calls = [history.begin(intent(text), (Text(text),), "", own=True) for text in ("a", "b", "c")]
+    calls = [history.record(intent(text), (Text(text),), "", own=True) for text in ("a", "b", "c")]
     history.end(calls[1], Usage(3), "answer")
     assert history.calls == calls
     assert calls[1].ended is not None
@@ -25,22 +25,22 @@ def test_calls_stand_in_the_order_in_which_they_began() -> None:
 
 def test_the_oldest_prompts_go_first() -> None:
     history = History(prompts=2)
-    calls = [history.begin(intent("a"), (Text("a"),), "", own=True) for _ in range(4)]
+    calls = [history.record(intent("a"), (Text("a"),), "", own=True) for _ in range(4)]
     assert history.calls == calls[2:]
 
 
 def test_long_prompts_leave_room_for_few() -> None:
     history = History(characters=10)
-    calls = [history.begin(intent(text), (Text(text),), "", own=True) for text in ("a" * 6, "b" * 4, "c" * 5)]
+    calls = [history.record(intent(text), (Text(text),), "", own=True) for text in ("a" * 6, "b" * 4, "c" * 5)]
     assert history.calls == calls[1:]
-    longest = history.begin(intent("d" * 99), (Text("d" * 99),), "", own=True)
+    longest = history.record(intent("d" * 99), (Text("d" * 99),), "", own=True)
     assert history.calls == [longest]  # however long
 
 
 def test_pictures_leave_room_for_few() -> None:
     history = History(characters=10)
     shown = [(Text("a"), Media("image", str(size), bytes(size))) for size in (6, 4, 4)]
-    calls = [history.begin(intent("a"), parts, "", own=False) for parts in shown]
+    calls = [history.record(intent("a"), parts, "", own=False) for parts in shown]
     assert history.calls == calls[1:]
 
 
@@ -65,21 +65,21 @@ def test_calls_belong_to_the_gen_that_their_id_names() -> None:
     journal = Journal(History())
     prompt = EMPTY.append(Text("a"))
     said = journal.intend("r-1-2", "gen", "x", prompt, None)
-    own = journal.begin(GenRequest("r-1-2", prompt.parts))
-    again = journal.begin(GenRequest("r-1-2-0-2", (Text("b"),)))
+    own = journal.record(GenRequest("r-1-2", prompt.parts))
+    again = journal.record(GenRequest("r-1-2-0-2", (Text("b"),)))
     assert own is not None
     assert again is not None
     assert own.intent is again.intent is said
     assert (own.parts, again.parts) == (None, (Text("b"),))
-    assert journal.begin(GenRequest("r-1-20", prompt.parts)) is None  # another gen's, which nobody announced
+    assert journal.record(GenRequest("r-1-20", prompt.parts)) is None  # another gen's, which nobody announced
     journal.end(None, Usage(), "")
 
 
 def test_choices_that_are_scored_are_counted_each() -> None:
     journal = Journal(History())
     journal.intend("r-1-1", "select", "x", EMPTY, None)
-    scored = journal.begin(ScoreRequest("r-1-1", (), ("yes", "no")))
-    searched = journal.begin(ScoreRequest("r-1-1", (), ("yes", "no"), probability="exact"))
+    scored = journal.record(ScoreRequest("r-1-1", (), ("yes", "no")))
+    searched = journal.record(ScoreRequest("r-1-1", (), ("yes", "no"), probability="exact"))
     assert scored is not None
     assert searched is not None
     assert (scored.sequences, searched.sequences) == (2, 1)

@@ -1,5 +1,7 @@
 """`sglang.lang.backend.runtime_endpoint`: models on this machine, and at an address."""
 
+import asyncio
+import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
@@ -10,17 +12,109 @@ from .....interpreter.backends.hosted import named_templates
 from .....interpreter.backends.hosted.sglang import endpoint as core_endpoint
 from .....interpreter.default import flush_cache, get_server_info
 from .....interpreter.loop import streams
+from .....interpreter.meta import of_completion
 from .....lang import checks
 from .....lang.chat_template import ChatTemplate
-from .....lang.errors import CapabilityError, ParameterError
-from .....lang.protocol import Backend, GenRequest
+from .....lang.constraint import demand_of
+from .....lang.errors import BackendError, CapabilityError, ParameterError
+from .....lang.prompt import Text
+from .....lang.protocol import Backend, Chunk, Completion, Final, GenRequest
+from .....lang.sampling import merge, overrides
 from ...refusals import check_refused
-from . import serving
 from .server_options import runtime_options
-from .serving import Parameters
 
 if TYPE_CHECKING:
     from .....srt.tokenizer.tokenizer import Tokenizer
+
+
+_CONSTRAINTS = ("regex", "json_schema", "ebnf")
+_ALWAYS_SO = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "no_stop_trim": False}
+_numbers = itertools.count(1)
+
+Parameters = Mapping[str, Any] | None  # Any: as of umbel.gen
+
+
+def request_of(
+    prompt: str,
+    sampling_params: Parameters = None,
+    *,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    stream: bool = False,
+) -> GenRequest:
+    """
+    Raises:
+        ParameterError: a prompt that is no text, or a wrong parameter; the message says what to write.
+        ConstraintError: a schema that is no JSON.
+    """
+    if not isinstance(prompt, str):
+        raise ParameterError(f"a prompt is a string, got {type(prompt).__name__}; give texts one by one, or in a list")
+    wanted = "a dict of sampling parameters, such as {'max_new_tokens': 16}"
+    given = {} if sampling_params is None else checks.entries("sampling_params", sampling_params, 256, wanted)
+    for name, usual in _ALWAYS_SO.items():
+        if given.pop(name, usual) != usual:
+            raise ParameterError(f"sampling_params[{name!r}] is always {usual}; leave it out")
+    demand = demand_of({kind: given.pop(kind, None) for kind in _CONSTRAINTS})
+    fields = overrides(given)
+    fields |= overrides(
+        {
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len if return_logprob else None,
+            "top_logprobs_num": top_logprobs_num or None,
+        }
+    )
+    constraint = demand.spec if demand is not None else None
+    return GenRequest(
+        f"generate-{next(_numbers)}", (Text(prompt),), merge(fields), stream=stream, constraint=constraint
+    )
+
+
+async def answer(backend: Backend, request: GenRequest) -> dict[str, Any] | list[dict[str, Any]]:
+    """The whole answer; a list for n above 1."""
+    await backend.start()
+    async with aclosing(_events(backend, request)) as events:
+        async for event in events:
+            if isinstance(event, Final):
+                answers = [_written(event, completion) for completion in event.completions]
+                return answers if len(answers) > 1 else answers[0]
+    raise BackendError("the request ended without an answer")
+
+
+async def answers(backend: Backend, requests: list[GenRequest]) -> list[Any]:
+    """All of them, at once."""
+    return list(await asyncio.gather(*(answer(backend, request) for request in requests)))
+
+
+async def growing_answers(backend: Backend, request: GenRequest) -> AsyncGenerator[dict[str, Any], None]:
+    """The answer as it comes: each piece has all of the text so far, and the last one what it cost."""
+    await backend.start()
+    text = ""
+    async with aclosing(_events(backend, request)) as events:
+        async for event in events:
+            if isinstance(event, Final):
+                yield _written(event, event.completions[0])
+            elif event.index == 0:
+                text += event.text
+                yield {"text": text, "meta_info": {"id": event.id, "finish_reason": None}}
+
+
+def _events(backend: Backend, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
+    events: Any = backend.generate(request)  # Any: backends give generators, where the protocol says iterators
+    return events  # type: ignore[no-any-return]
+
+
+def _written(final: Final, completion: Completion) -> dict[str, Any]:
+    meta = of_completion(final, completion, with_text=True)
+    reason = meta.pop("finish_reason")
+    matched = meta.pop("matched_stop")
+    length = meta["completion_tokens"]
+    told = {"type": "length", "length": length} if reason.startswith("length") else {"type": reason, "matched": matched}
+    return {
+        "text": completion.text,
+        "output_ids": list(completion.token_ids),
+        "meta_info": {**meta, "finish_reason": told},
+    }
 
 
 class RuntimeTokenizer:
@@ -88,7 +182,7 @@ class Runtime(core.Runtime):
 
     def cache_prefix(self, prefix: str) -> None:
         """Computes a text that prompts will begin with."""
-        streams.run(serving.answer(self._backend, serving.request_of(prefix, {"max_new_tokens": 0})))
+        streams.run(answer(self._backend, request_of(prefix, {"max_new_tokens": 0})))
 
     def generate(  # type: ignore[override]  # SGLang's name for prompts is the protocol's for requests: both come here
         self, prompt: Any, sampling_params: Parameters = None, **options: Any
@@ -106,9 +200,7 @@ class Runtime(core.Runtime):
     async def async_generate(self, prompt: str, sampling_params: Parameters = None) -> AsyncGenerator[str, None]:
         """The pieces of the text, as they come."""
         said = 0
-        async with aclosing(
-            serving.pieces(self._backend, serving.request_of(prompt, sampling_params, stream=True))
-        ) as pieces:
+        async with aclosing(growing_answers(self._backend, request_of(prompt, sampling_params, stream=True))) as pieces:
             async for piece in pieces:
                 if len(piece["text"]) > said:
                     yield piece["text"][said:]
@@ -136,12 +228,12 @@ class Runtime(core.Runtime):
     def _answered(self, prompt: Any, sampling_params: Any, options: dict[str, Any]) -> Any:
         told = _told(options)
         if not isinstance(prompt, list):
-            return streams.run(serving.answer(self._backend, serving.request_of(prompt, sampling_params, **told)))
+            return streams.run(answer(self._backend, request_of(prompt, sampling_params, **told)))
         params = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(prompt)
         if len(params) != len(prompt):
             raise ParameterError(f"{len(params)} sampling_params for {len(prompt)} prompts; give one, or one for each")
-        requests = [serving.request_of(one, how, **told) for one, how in zip(prompt, params, strict=True)]
-        return streams.run(serving.answers(self._backend, requests))
+        requests = [request_of(one, how, **told) for one, how in zip(prompt, params, strict=True)]
+        return streams.run(answers(self._backend, requests))
 
 
 class Engine(Runtime):
@@ -156,7 +248,7 @@ class Engine(Runtime):
         if not stream:
             return self._answered(prompt, sampling_params, options)
         return _blocking(
-            serving.pieces(self._backend, serving.request_of(prompt, sampling_params, stream=True, **_told(options)))
+            growing_answers(self._backend, request_of(prompt, sampling_params, stream=True, **_told(options)))
         )
 
     async def async_generate(  # type: ignore[override]  # SGLang's engine gives an answer, its runtime pieces
@@ -165,8 +257,8 @@ class Engine(Runtime):
         """`await` it: the answer, or with stream=True an asynchronous iterator of growing ones."""
         _check_engine(options)
         checks.switch("stream", stream)
-        request = serving.request_of(prompt, sampling_params, stream=stream, **_told(options))
-        return serving.pieces(self._backend, request) if stream else await serving.answer(self._backend, request)
+        request = request_of(prompt, sampling_params, stream=stream, **_told(options))
+        return growing_answers(self._backend, request) if stream else await answer(self._backend, request)
 
 
 _TOLD = ("logprob_start_len", "return_logprob", "top_logprobs_num")
@@ -256,7 +348,7 @@ class RuntimeEndpoint(core_endpoint.RuntimeEndpoint):
 
     def cache_prefix(self, prefix_str: str) -> None:
         """Has the server compute a text that prompts will begin with."""
-        streams.run(serving.answer(self, serving.request_of(prefix_str, {"max_new_tokens": 0})))
+        streams.run(answer(self, request_of(prefix_str, {"max_new_tokens": 0})))
 
 
 __all__ = ["Engine", "Runtime", "RuntimeEndpoint"]

@@ -50,7 +50,7 @@ class AnthropicAnswer:
         self._sequence: str | None = None
         self.begun = False
 
-    def take(self, event: Any) -> str:  # Any: the SDK's events, told apart by their `type`
+    def append(self, event: Any) -> str:  # Any: the SDK's events, told apart by their `type`
         """One event; the text that it brings. An answer without a text may come as a whole message.
 
         Raises:

@@ -215,7 +215,7 @@ class Anthropic(HostedBackend[CachingClient]):
                 events = await self._session.retried(lambda: events_of(caching.client, arguments), deadline)
                 try:
                     while (event := await self._session.once(next_of(events), deadline)) is not None:
-                        text = answer.take(event)
+                        text = answer.append(event)
                         if answer.begun:
                             turn.began()
                         yield text

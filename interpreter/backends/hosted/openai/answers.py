@@ -153,7 +153,7 @@ class Answer:
         """Every continuation has ended, one of them at a stop that was found here: nothing more need be waited for."""
         return self.whole and any(text.matched in self._plan.cuts for text in self._texts)
 
-    def take(self, piece: Piece) -> list[Given]:
+    def append(self, piece: Piece) -> list[Given]:
         """A piece → what can be given out.
 
         Raises:
@@ -321,10 +321,10 @@ class Events:
 
 
 def _take(piece: Piece, answer: Answer, provider: Provider) -> list[Given]:
-    """Raises as Answer.take does, and as the server's own error inside an answer says."""
+    """Raises as Answer.append does, and as the server's own error inside an answer says."""
     if piece.error is not None:
         raise provider.of_event(_object(piece.error))
-    return answer.take(piece)
+    return answer.append(piece)
 
 
 def _object(error: Any) -> object:  # Any: whatever a server puts there
