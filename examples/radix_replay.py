@@ -63,7 +63,7 @@ def replay() -> Iterator[tuple[str, list[tuple[int, str]]]]:
         for i, prompt in enumerate(prompts):
             sampling = SamplingParams(seed=seeds[i], max_tokens=20) if seeds else SamplingParams(temperature=0.0)
             tokens = [WORDS.index(word) for word in prompt.split()]
-            scheduler.submit(EngineGenerate(10 * number + i, tokens, sampling, stream=False))
+            scheduler.handle_message(EngineGenerate(10 * number + i, tokens, sampling, stream=False))
         while not scheduler.idle:
             scheduler.step()
         yield story, [(depth, " ".join(WORDS[w] for w in node.tokens)) for depth, node in scheduler.kv.cache.walk()]

@@ -333,7 +333,7 @@ class LocalBackend:
         try:
             while self._inbox or not scheduler.idle or scheduler.unchecked:
                 while self._inbox:
-                    scheduler.submit(self._inbox.popleft())
+                    scheduler.handle_message(self._inbox.popleft())
                 if self.options.model == ORACLE:
                     resting = scheduler.idle
                     events = scheduler.step()

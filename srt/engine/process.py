@@ -147,7 +147,7 @@ def warm_up(engine: Engine) -> None:
     Raises EngineError when no token comes.
     """
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0)
-    engine.scheduler.submit(EngineGenerate(WARM_UP, [engine.first_token], sampling, False))
+    engine.scheduler.handle_message(EngineGenerate(WARM_UP, [engine.first_token], sampling, False))
     for event in _drain(engine):
         match event:
             case EngineFailed(message=message):
@@ -156,7 +156,7 @@ def warm_up(engine: Engine) -> None:
                 break
     else:
         raise EngineError("the model made no first token")
-    engine.scheduler.submit(EngineControl(WARM_UP, "flush_cache"))
+    engine.scheduler.handle_message(EngineControl(WARM_UP, "flush_cache"))
     for _ in _drain(engine):
         pass
 
@@ -188,7 +188,7 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
         resting = scheduler.idle and not scheduler.unchecked
         patience = IDLE_POLL if resting else round(1000 * OPENING_POLL) if scheduler.opening else 0
         for message in link.receive(patience):
-            scheduler.submit(message)
+            scheduler.handle_message(message)
         pulse.beat = engine.heartbeat()  # before the step: a long one shows as busy
         events = scheduler.step()
         if events:

@@ -9,7 +9,7 @@ finish      all rows of a round are done: the next nodes become requests of the 
 Nodes share their beginnings through the radix tree, as the choices of a score do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -20,11 +20,9 @@ from ...fsm.choices.nodes import SearchNode
 from ...fsm.choices.search import ChoiceSearch
 from ...fsm.tokens.trie import Trie, grows
 from ...lang.errors import CapabilityError, RequestError
-from ..constraints.matcher_cache import ConstraintShelf
-from ..core.counters import Counters
 from ..core.messages import ChooseEnded, EngineChoose
+from .context import SchedulerContext
 from .request import Choosing, Request
-from .request_table import RequestTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +44,15 @@ class _Running:
 
 
 class ChoiceSearches:
-    """Used by the scheduler alone.
+    """Runs the searches of one scheduler. Without `context.constraints`, which has the trie, they are refused."""
 
-    Args:
-        shelf: has the vocabulary's trie; None refuses such requests.
-        token_bytes: b"" for tokens that are no text.
-        another: makes one more request of a message.
-        longest: tokens a sequence may have.
-    """
-
-    def __init__(
-        self,
-        shelf: ConstraintShelf | None,
-        table: RequestTable,
-        counters: Counters,
-        token_bytes: Callable[[int], bytes],
-        *,
-        another: Callable[[Request, Sequence[int], Choosing], Request],
-        longest: int,
-    ) -> None:
-        self._shelf = shelf
-        self._table = table
-        self._counters = counters
-        self._token_bytes = token_bytes
-        self._another = another
-        self._longest = longest
+    def __init__(self, context: SchedulerContext) -> None:
+        self._shelf = context.constraints
+        self._table = context.table
+        self._counters = context.counters
+        self._token_bytes = context.token_bytes
+        self._another = context.factory.another
+        self._longest = context.factory.longest
         self._held: list[_Held] = []
         self._running: dict[int, _Running] = {}  # by message
 

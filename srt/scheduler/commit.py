@@ -4,62 +4,33 @@ When it ends, the next step may be running already (overlap.py): `computed` of a
 nobody has read yet, so that what has been read is told by the rows of the step, and not by the request.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import assert_never
 
 from ...lang.protocol import FinishReason
-from ..constraints.matcher_cache import ConstraintShelf
-from ..core.clock import Clock
-from ..core.counters import Counters
-from ..core.faults import FaultHook
 from ..core.messages import Tokens
 from .choice_search import ChoiceSearches
-from .config import SchedulerConfig
 from .constrained import ConstrainedTexts
-from .endings import ended, score_ended
-from .kv_manager import KVManager
+from .context import SchedulerContext
 from .request import Choosing, Generation, Phase, Prefilling, Request, Scoring
-from .request_table import RequestTable
+from .request_table import score_ended
 from .step_plan import PlannedRows, StepPlan
 from .step_results import SampledToken, StepResult
-from .stopping import Stop, accept
+from .stopping import Stop
 
 
 class Commit:
-    """Used by the scheduler alone; `constrained` is its part for texts under a constraint, `searches` that for the
-    probabilities of choices.
+    """Turns the results of a step into tokens, log-probabilities and endings."""
 
-    Args:
-        longest: tokens a sequence may have.
-        another: makes one more request of a message.
-        constraints: opens constraints; None refuses requests that have one.
-    """
-
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        kv: KVManager,
-        table: RequestTable,
-        counters: Counters,
-        clock: Clock,
-        faults: FaultHook,
-        *,
-        token_bytes: Callable[[int], bytes],
-        longest: int,
-        another: Callable[[Request, Sequence[int], Choosing], Request],
-        constraints: ConstraintShelf | None,
-    ) -> None:
-        self._kv = kv
-        self._table = table
-        self._counters = counters
-        self._clock = clock
-        self._faults = faults
-        self._token_bytes = token_bytes
-        self._longest = longest
-        self.constrained = ConstrainedTexts(
-            config, constraints, table, counters, clock, token_bytes, take=self._take, end=self._end
-        )
-        self.searches = ChoiceSearches(constraints, table, counters, token_bytes, another=another, longest=longest)
+    def __init__(self, context: SchedulerContext, constrained: ConstrainedTexts, searches: ChoiceSearches) -> None:
+        self._context = context
+        self._kv = context.kv
+        self._table = context.table
+        self._counters = context.counters
+        self._clock = context.clock
+        self._faults = context.faults
+        self._constrained = constrained
+        self._searches = searches
 
     def begin(self, plan: StepPlan) -> None:
         """The rows of the plan are about to run."""
@@ -108,7 +79,7 @@ class Commit:
             case Scoring(logprobs=values):
                 values.extend(entry.logprob for entry in known)
             case Choosing():
-                self.searches.take(request, result.asked.get(request.number, []))
+                self._searches.take(request, result.asked.get(request.number, []))
             case Prefilling():
                 pass
             case _:
@@ -122,24 +93,13 @@ class Commit:
             generation.logprobs.append(sampled.logprob)
         if cursor is None:
             assert sampled.token is not None, "only a constraint ends a text without a token"
-            stop = self._take(request, sampled.token)
+            stop = self._context.append_token(request, sampled.token)
         else:
-            stop = self.constrained.commit(request, generation, sampled.token)
+            stop = self._constrained.commit(request, generation, sampled.token)
         if stop is not None:
-            self._end(request, generation, stop)
+            self._table.end_text(request, stop)
         else:
             self._stream(request, generation)
-
-    def _take(self, request: Request, token: int) -> Stop | None:
-        """Every token of every text comes through here, sampled or forced."""
-        self._counters.completion_tokens += 1
-        return accept(request, token, self._token_bytes, self._longest)
-
-    def _end(self, request: Request, generation: Generation, stop: Stop) -> None:
-        """Ends the text; its message when nothing more is to be computed for it."""
-        generation.stop = stop
-        if not request.owes_logprobs:
-            self.finish(request)
 
     def _stream(self, request: Request, generation: Generation) -> None:
         """Sends what is new; forced tokens wait for their log-probabilities when these are wanted."""
@@ -159,17 +119,14 @@ class Commit:
         """
         match request.job:
             case Generation(stop=stop):
-                self._counters.finished += 1
-                self._table.end(
-                    request.message_id, ended(request, stop or Stop(FinishReason.LENGTH, None, 0))
-                )  # without a stop: max_tokens=0
+                self._table.finish_text(request, stop or Stop(FinishReason.LENGTH, None, 0))  # no stop: max_tokens=0
             case Scoring(group=group):
                 self._table.release(request)
                 if not self._table.alive[request.message_id]:
                     self._counters.finished += 1
                     self._table.end(request.message_id, score_ended(request.message_id, group))
             case Choosing():
-                self.searches.finish(request)
+                self._searches.finish(request)
             case Prefilling(pin=seconds):
                 if seconds is not None:
                     self._kv.pin(request, seconds=seconds, now=self._clock.now())

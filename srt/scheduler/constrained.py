@@ -13,15 +13,11 @@ from ...fsm.errors import ConstraintRefused
 from ...lang.errors import CapabilityError, ConstraintError
 from ...lang.protocol import FinishReason
 from ..constraints.matcher import Boundary, Cursor, SharedConstraint
-from ..constraints.matcher_cache import ConstraintShelf
-from ..core.clock import Clock
-from ..core.counters import Counters
 from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineGenerate
-from .config import SchedulerConfig
+from .context import SchedulerContext
 from .request import Generation, Request
-from .request_table import RequestTable
-from .stopping import Stop, TokenBytes, constraint_end
+from .stopping import Stop, constraint_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +28,17 @@ class _Held:
 
 
 class ConstrainedTexts:
-    """Used by the scheduler alone.
+    """Opens the constraints of requests, makes masks before their rows, and appends forced tokens."""
 
-    Args:
-        shelf: opens constraints; None refuses requests that have one.
-        take: appends a token to a text, and tells whether the text ends with it.
-        end: ends a text.
-    """
-
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        shelf: ConstraintShelf | None,
-        table: RequestTable,
-        counters: Counters,
-        clock: Clock,
-        token_bytes: TokenBytes,
-        *,
-        take: Callable[[Request, int], Stop | None],
-        end: Callable[[Request, Generation, Stop], None],
-    ) -> None:
-        self._jump_forward = config.jump_forward
-        self._step_fuel = config.constraint_fuel
-        self._shelf = shelf
-        self._table = table
-        self._counters = counters
-        self._clock = clock
-        self._token_bytes = token_bytes
-        self._take = take
-        self._end = end
+    def __init__(self, context: SchedulerContext) -> None:
+        self._jump_forward = context.config.jump_forward
+        self._step_fuel = context.config.constraint_fuel
+        self._context = context
+        self._shelf = context.constraints
+        self._table = context.table
+        self._counters = context.counters
+        self._clock = context.clock
+        self._token_bytes = context.token_bytes
         self._held: list[_Held] = []
         self._fuel = 0
 
@@ -122,7 +100,7 @@ class ConstrainedTexts:
         self._table.let_go(request)
         stop = constraint_end(generation) if cursor.finished else self._jump(request, generation, cursor)
         if stop is not None:
-            self._end(request, generation, stop)
+            self._table.end_text(request, stop)
         return True
 
     # ------------------------------------------------------------------------------------------ a step
@@ -144,7 +122,7 @@ class ConstrainedTexts:
                     return True
                 stop = self._jump(request, generation, cursor)
                 if stop is not None:
-                    self._end(request, generation, stop)
+                    self._table.end_text(request, stop)
                     return False
             self._counters.mask_waits += 1
         except Exception as error:
@@ -186,7 +164,7 @@ class ConstrainedTexts:
         if token is None:
             stop: Stop | None = constraint_end(generation)
         else:
-            stop = self._take(request, token)
+            stop = self._context.append_token(request, token)
             self._counters.constrained_tokens += 1
             self._counters.forced_tokens += cursor.was_forced
         self._counters.closed_texts += stop is not None and stop.reason is FinishReason.LENGTH_CLOSED

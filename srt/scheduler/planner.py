@@ -4,55 +4,33 @@ Decode rows come first, then prompts that are being computed, then waiting reque
 that fails here, by a fault or by its own data, ends alone.
 """
 
-from collections.abc import Callable
-
 from ..cache.slot_allocator import Slots
-from ..core.clock import Clock
-from ..core.counters import Counters
-from ..core.faults import FaultHook
-from .config import SchedulerConfig
-from .kv_manager import KVManager
+from .commit import Commit
+from .constrained import ConstrainedTexts
+from .context import SchedulerContext
 from .policy.policy import AdmissionPolicy
 from .request import Phase, Prefilling, Request
-from .request_table import RequestTable
 from .step_plan import StepPlan
 
 _PATIENCE = 16  # steps after which a queue whose head does not fit is looked at again, though nobody has ended
 
 
 class Planner:
-    """Makes one StepPlan after the other.
+    """Makes one StepPlan after the other."""
 
-    Args:
-        finish: called for a request that needs no row, because everything it asked for was in the tree.
-        ready: called for a request with a constraint before the row that chooses its next token is planned; False when
-            it cannot choose yet. It may append tokens to the request, and end it.
-    """
-
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        kv: KVManager,
-        table: RequestTable,
-        counters: Counters,
-        clock: Clock,
-        faults: FaultHook,
-        finish: Callable[[Request], None],
-        ready: Callable[[Request], bool],
-    ) -> None:
+    def __init__(self, context: SchedulerContext, constrained: ConstrainedTexts, commit: Commit) -> None:
         self.current = StepPlan(None, 0)  # being made, or running
-        self._config = config
-        self._kv = kv
-        self._table = table
-        self._clock = clock
-        self._faults = faults
-        self._finish = finish
-        self._ready = ready
-        self._counters = counters
+        self._config = context.config
+        self._kv = context.kv
+        self._table = context.table
+        self._clock = context.clock
+        self._faults = context.faults
+        self._constrained = constrained
+        self._commit = commit
         self._behind = False  # a step is running
         self._leaving = 0  # requests that certainly end with that step
         self.short = False  # the last plan left rows out for want of room, which the running step may yet give
-        self._policy = AdmissionPolicy(config, kv.peek, counters)
+        self._policy = AdmissionPolicy(context.config, context.kv.peek, context.counters)
         self._held = 0  # steps for which nobody needs to be asked whether he fits
         self._held_at = 0  # state of the table then
 
@@ -161,7 +139,7 @@ class Planner:
 
     def _plan_next_row(self, request: Request) -> None:
         """The row of a decoding request: most often its slot has been taken ahead."""
-        if request.constrained and not (self._ready(request) and request.decoding):
+        if request.constrained and not (self._constrained.ready(request) and request.decoding):
             return
         if request.slot_end == request.kv_length:
             self._plan_rows(request)
@@ -200,14 +178,14 @@ class Planner:
         None: nothing is left to run, or there is no room now.
         """
         self._faults("engine.plan")
-        waits = request.constrained and not self._ready(request)
+        waits = request.constrained and not self._constrained.ready(request)
         if request.phase is not Phase.RUNNING:
             return None
         last = request.length - waits  # the row that chooses waits for its mask
         self._kv.advance(request)
         self._kv.skip_cached_rows(request)
         if not request.remaining_rows:
-            self._finish(request)
+            self._commit.finish(request)
             return None
         end = min(request.computed + 1, last) if request.decoding else self.current.reachable(request, last)
         if end <= request.computed or not self._ensure_room(request, end):

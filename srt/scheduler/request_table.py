@@ -1,4 +1,4 @@
-"""Who is alive: every request from its arrival to its one ending.
+"""Keeps every request from its arrival to its one ending, and builds what a message is answered for the last time.
 
 held ──let_go──▶ waiting ──admit──▶ running      a message may have several requests (a score has one for each
                     ▲                  │         choice); it is alive until its last request is done or the
@@ -8,17 +8,68 @@ held ──let_go──▶ waiting ──admit──▶ running      a message m
 
 from collections.abc import Sequence
 
+from ...lang.errors import WIRE_ERRORS, EngineError, UmbelError
+from ...lang.protocol import FinishReason
 from ..cache.slot_allocator import IntegrityError
 from ..core.batch import LogitsError
 from ..core.counters import Counters
-from ..core.messages import FromEngine
-from .endings import failure
+from ..core.messages import Ended, EngineFailed, FromEngine, ScoreEnded
 from .kv_manager import KVManager
-from .request import Phase, Prefilling, Request
+from .request import Generation, Phase, Prefilling, Request, ScoreGroup, Scoring
+from .stopping import Stop
+
+
+def ended(request: Request, stop: Stop) -> Ended:
+    """Builds the end of a generation, with the tokens that were not streamed."""
+    generation = request.job
+    assert isinstance(generation, Generation), "only generations end with Ended"
+    cursor = generation.cursor
+    healed = cursor.healed if cursor is not None else 0
+    return Ended(
+        id=request.message_id,
+        token_ids=request.generated_ids[generation.sent :],
+        finish_reason=stop.reason,
+        matched_stop=stop.matched,
+        text_bytes=stop.text_bytes,
+        prompt_tokens=request.prompt_length + (healed > 0),  # the last one was replaced
+        cached_tokens=request.cached_tokens,
+        completion_tokens=request.generated,
+        logprobs=generation.logprobs[generation.sent :],
+        prompt_logprobs=generation.prompt_logprobs,
+        forced_tokens=cursor.forced if cursor is not None else 0,
+        enforced=cursor is not None and cursor.accepting and (stop.matched is None or stop.matched in cursor.eos_ids),
+        healed=healed,
+    )
+
+
+def score_ended(message_id: int, group: ScoreGroup) -> ScoreEnded:
+    return ScoreEnded(
+        message_id,
+        [member.job.logprobs for member in group.members if isinstance(member.job, Scoring)],
+        sum(member.prompt_length for member in group.members),
+        sum(member.cached_tokens for member in group.members),
+    )
+
+
+def aborted(request: Request) -> FromEngine:
+    if isinstance(request.job, Generation):
+        return ended(request, Stop(FinishReason.ABORT, None, request.job.text_bytes))
+    return EngineFailed(request.message_id, "CancelledError", "the request was aborted by its sender")
+
+
+def failure(message_id: int, error: Exception) -> EngineFailed:
+    """Builds the answer of a message that failed. Our own errors keep their text, under the nearest name that may
+    travel; of others only the kind leaves the engine, because their text may hold anything."""
+    if isinstance(error, UmbelError):
+        kind = next(
+            (base.__name__ for base in type(error).__mro__ if base.__name__ in WIRE_ERRORS), EngineError.__name__
+        )
+        return EngineFailed(message_id, kind, str(error))
+    return EngineFailed(message_id, EngineError.__name__, f"the engine's step failed with {type(error).__name__}")
 
 
 class RequestTable:
-    """The tables of held, waiting and running requests, and what is to be sent. Only it changes a request's phase."""
+    """Holds held, waiting and running requests, and the events to send. Only it changes a request's phase."""
 
     def __init__(self, kv: KVManager, counters: Counters) -> None:
         self.held: dict[int, Request] = {}  # by number
@@ -105,6 +156,18 @@ class RequestTable:
         if ending is not None and not hint:
             self.events.append(ending)
 
+    def end_text(self, request: Request, stop: Stop) -> None:
+        """Ends the text of a generation; its message too when nothing more is to be computed for it."""
+        assert isinstance(request.job, Generation), "only generations have a text"
+        request.job.stop = stop
+        if not request.owes_logprobs:
+            self.finish_text(request, stop)
+
+    def finish_text(self, request: Request, stop: Stop) -> None:
+        """Answers a generation whose text has ended and for which all is computed."""
+        self._counters.finished += 1
+        self.end(request.message_id, ended(request, stop))
+
     def fail(self, request: Request, error: Exception) -> None:
         """Ends the request's message, all its requests, with the cause. Keys behind which the model's logits are not
         numbers may be wrong: the tree does not keep them."""
@@ -118,6 +181,11 @@ class RequestTable:
         """A hint that cannot be served now: to lose it is better than to let it cost others time."""
         self._counters.dropped_hints += 1
         self.end(request.message_id, None)
+
+    def take_events(self) -> list[FromEngine]:
+        """Returns what is to be sent, and forgets it."""
+        events, self.events = self.events, []
+        return events
 
     def check(self) -> None:
         """Raises IntegrityError when the tables contradict each other."""

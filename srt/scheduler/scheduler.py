@@ -13,31 +13,49 @@ forward pass that fails ends its batch, empties the tree and lets everybody else
 
 from collections import deque
 from collections.abc import Callable
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...lang.errors import ParameterError
+from ...lang.errors import CapabilityError, DeadlineError, ParameterError, UmbelError
 from ..cache.slot_allocator import IntegrityError
 from ..constraints.matcher_cache import ConstraintShelf
 from ..core.batch import AsyncRunner, Runner
 from ..core.clock import Clock
 from ..core.counters import Counters
 from ..core.faults import FaultHook, no_faults
-from ..core.messages import FromEngine, ToEngine
+from ..core.messages import (
+    ControlEnded,
+    EngineAbort,
+    EngineChoose,
+    EngineControl,
+    EngineForget,
+    EngineGenerate,
+    EnginePicture,
+    EnginePrefill,
+    EngineRelease,
+    EngineScore,
+    FromEngine,
+    ToEngine,
+)
 from ..sampling.sampler import Sampler
+from .choice_search import ChoiceSearches
 from .commit import Commit
 from .config import PolicyName, SchedulerConfig
-from .inbox import Inbox, Info
+from .constrained import ConstrainedTexts
+from .context import SchedulerContext
 from .kv_manager import KVManager
 from .overlap import FinishedStep, InFlightStep, pending_tokens
 from .planner import Planner
-from .request import Phase
-from .request_table import RequestTable
+from .request import Phase, Prefilling
+from .request_factory import RequestFactory
+from .request_table import RequestTable, aborted, failure
 from .row_requests import NO_REQUESTS, build_row_requests
 from .step_plan import PlannedRows, StepPlan
 from .step_results import StepResult, read_step_result
-from .validation import RequestFactory
+
+Info = dict[str, str | int | float | bool | list[int | str] | None]
 
 __all__ = ["PolicyName", "Scheduler", "SchedulerConfig"]
 
@@ -72,12 +90,14 @@ class Scheduler:
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
         self.config = config
         self._runner = runner
-        self._launcher = runner if config.overlap and isinstance(runner, AsyncRunner) else None
+        self._async_runner = runner if config.overlap and isinstance(runner, AsyncRunner) else None
         self._in_flight: deque[InFlightStep] = deque()  # oldest first; between steps one at most
         self._clock = clock
         self._faults = faults
         self._counters = Counters()
+        self._pictures = runner.pictures
         self.kv = KVManager(runner.num_slots, config, self._counters, clock, faults)
+        self._table = RequestTable(self.kv, self._counters)
         self._factory = RequestFactory(
             vocab_size=runner.vocab_size,
             context_length=runner.context_length,
@@ -85,54 +105,52 @@ class Scheduler:
             eos_ids=eos_ids,
             pictures=runner.pictures,
         )
-        self._table = RequestTable(self.kv, self._counters)
-        self._commit = Commit(
+        context = SchedulerContext(
             config,
             self.kv,
             self._table,
+            self._factory,
             self._counters,
             clock,
             faults,
             token_bytes=vocabulary_bytes,
-            longest=self._factory.longest,
-            another=self._factory.another,
             constraints=constraints,
         )
-        self._constrained = self._commit.constrained
-        self._searches = self._commit.searches
-        self._planner = Planner(
-            config,
-            self.kv,
-            self._table,
-            self._counters,
-            clock,
-            faults,
-            finish=self._commit.finish,
-            ready=self._constrained.ready,
-        )
+        self._constrained = ConstrainedTexts(context)
+        self._searches = ChoiceSearches(context)
+        self._commit = Commit(context, self._constrained, self._searches)
+        self._planner = Planner(context, self._constrained, self._commit)
         self._sampler = Sampler(runner.vocab_size, runner.chooser)
-        self._inbox = Inbox(
-            self._factory,
-            self._table,
-            self.kv,
-            self._counters,
-            clock,
-            pictures=runner.pictures,
-            constrained=self._constrained,
-            searches=self._searches,
-            info=self._info,
-        )
+        self._aborts: list[int] = []
+        self._controls: list[EngineControl] = []
         self._ran = False  # since pool and tree were checked
 
     # ------------------------------------------------------------------------------------------ outside
 
-    def submit(self, message: ToEngine) -> None:
+    def handle_message(self, message: ToEngine) -> None:
         """Takes a message between steps. Its answers come from `step`, refusals too.
 
         Raises:
             ParameterError: an id that is in use; two endings with one id could not be told apart.
         """
-        self._inbox.submit(message)
+        match message:
+            case EngineAbort(id=message_id):
+                self._aborts.append(message_id)
+            case EngineControl():
+                self._controls.append(message)
+            case EngineRelease(id=message_id):
+                self._release(message_id)
+            case EnginePicture():
+                self._take_picture(message)
+            case EngineForget(number):
+                if self._pictures is not None:
+                    self._pictures.forget(number)
+            case EngineGenerate() | EngineScore() | EngineChoose() | EnginePrefill():
+                if message.id in self._table.alive:
+                    raise ParameterError(f"request id {message.id} is in use; give every request its own")
+                self._accept(message)
+            case _:
+                assert_never(message)
 
     def step(self) -> list[FromEngine]:
         """Launches at most one forward pass. Empty when nothing happened; call again while not `idle`.
@@ -140,29 +158,19 @@ class Scheduler:
         An idle scheduler that is `unchecked` goes on with the check of pool and tree, for a fraction of a millisecond.
         """
         started = self._clock.now()
-        self._inbox.read()
-        self.kv.pins.expire(started)
-        self._constrained.begin_step()
-        self._searches.begin_step()
-        self._ran |= bool(self._table.alive)
+        self._begin_step(started)
         if self._in_flight and (self._planner.short or self._in_flight[0].delays_too_many):
             self._complete()
-        ahead = 1 if self._launch() and self._launcher is not None else 0
+        ahead = 1 if self._launch() and self._async_runner is not None else 0
         while len(self._in_flight) > ahead:
             self._complete()
-        self.kv.pins.renew(self._clock.now())
-        if self.config.check_every_step:
-            self.check()
-        self._counters.step_seconds += self._clock.now() - started
-        if self.unchecked:
-            self._check_some()
-        events, self._table.events = self._table.events, []
-        return events
+        self._end_step(started)
+        return self._table.take_events()
 
     @property
     def idle(self) -> bool:
         """Nothing to do: no request, no answer to fetch."""
-        return self._inbox.empty and not (self._table.alive or self._in_flight or self._table.events)
+        return self._nothing_asked and not (self._table.alive or self._in_flight or self._table.events)
 
     @property
     def unchecked(self) -> bool:
@@ -174,7 +182,7 @@ class Scheduler:
     def opening(self) -> bool:
         """All that is alive waits for its constraint to be opened elsewhere: `step` has nothing to compute yet."""
         waits = len(self._table.held) == len(self._table.alive) > 0
-        return waits and self._inbox.empty and not self._in_flight
+        return waits and self._nothing_asked and not self._in_flight
 
     @property
     def running(self) -> int:
@@ -215,6 +223,30 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------ inside
 
+    @property
+    def _nothing_asked(self) -> bool:
+        """No control waits for its answer, and no abort for its effect."""
+        return not (self._aborts or self._controls)
+
+    def _begin_step(self, now: float) -> None:
+        """Answers controls, ends what is aborted or too late, and lets requests go whose constraint has been opened."""
+        self._answer_controls()
+        self._end_aborted()
+        self._end_expired()
+        self.kv.pins.expire(now)
+        self._constrained.begin_step()
+        self._searches.begin_step()
+        self._ran |= bool(self._table.alive)
+
+    def _end_step(self, started: float) -> None:
+        """Renews pins that were used, counts the time, and checks pool and tree when they are due."""
+        self.kv.pins.renew(self._clock.now())
+        if self.config.check_every_step:
+            self.check()
+        self._counters.step_seconds += self._clock.now() - started
+        if self.unchecked:
+            self._check_some()
+
     def _info(self) -> Info:
         return {
             **self.counters,
@@ -244,7 +276,102 @@ class Scheduler:
             self._counters.idle_checks += complete
         self._ran = not complete
 
-    # ----------------------------------------------------------------------------------- plan, launch, land
+    # ----------------------------------------------------------------------------------------- messages
+
+    def _accept(self, message: EngineGenerate | EngineScore | EngineChoose | EnginePrefill) -> None:
+        now = self._clock.now()
+        try:
+            match message:
+                case EngineGenerate():
+                    requests = [self._factory.generate(message, now)]
+                    if message.constraint is not None:
+                        self._constrained.hold(requests[0], message)
+                case EngineScore():
+                    requests = self._factory.score(message, now)
+                case EngineChoose():
+                    requests = [self._factory.choose(message, now)]
+                    self._searches.hold(requests[0], message)
+                case EnginePrefill():
+                    requests = [self._factory.prefill(message, now)]
+                case _:
+                    assert_never(message)
+        except Exception as error:
+            self._counters.refused += 1
+            if not isinstance(error, UmbelError):
+                self._table.last_failure = error
+            if isinstance(message, EnginePrefill):
+                self._counters.dropped_hints += 1  # a hint is never answered
+            else:
+                self._table.events.append(failure(message.id, error))
+            return
+        self._counters.requests += 1
+        self._counters.hints += isinstance(message, EnginePrefill)
+        if isinstance(message, EngineChoose) or (
+            isinstance(message, EngineGenerate) and message.constraint is not None
+        ):
+            self._table.hold(requests[0])
+        else:
+            self._table.add(message.id, requests)
+
+    def _take_picture(self, picture: EnginePicture) -> None:
+        """Messages that hold a picture which could not be taken are refused when they come."""
+        try:
+            if self._pictures is None:
+                raise CapabilityError("the model reads text only")
+            self._pictures.put(picture)
+        except Exception as error:
+            self._table.last_failure = error
+
+    def _release(self, message_id: int) -> None:
+        """Ends a pin, or the hint that would have placed it."""
+        requests = self._table.alive.get(message_id)
+        if requests is None:
+            self.kv.pins.release(message_id)
+        elif isinstance(requests[0].job, Prefilling):
+            self._table.drop(requests[0])
+
+    def _answer_controls(self) -> None:
+        controls, self._controls = self._controls, []
+        for control in controls:
+            match control.verb:
+                case "flush_cache":
+                    answer: FromEngine = ControlEnded(
+                        control.id, {"evicted": self.kv.flush(), "kept": self.kv.cache.total_tokens}
+                    )
+                case "info":
+                    answer = ControlEnded(control.id, self._info())
+                case _:
+                    error = ParameterError(f'unknown verb {control.verb!r}; write "flush_cache" or "info"')
+                    answer = failure(control.id, error)
+            self._table.events.append(answer)
+
+    def _end_aborted(self) -> None:
+        aborts, self._aborts = self._aborts, []
+        for message_id in aborts:
+            if message_id in self._table.alive:  # else it has ended already, and was answered by that
+                self._counters.aborted += 1
+                request = self._table.alive[message_id][0]
+                try:
+                    ending = aborted(request)
+                except Exception as error:
+                    self._table.fail(request, error)
+                else:
+                    self._table.end(message_id, ending)
+
+    def _end_expired(self) -> None:
+        now = self._clock.now()
+        expired = [
+            (message_id, requests[0])
+            for message_id, requests in self._table.alive.items()
+            if requests[0].deadline is not None and now >= requests[0].deadline
+        ]
+        for message_id, request in expired:
+            self._counters.expired += 1
+            seconds, tokens = request.schedule.timeout, request.generated
+            error = DeadlineError(f"the deadline of {seconds:g} s passed after {tokens} tokens")
+            self._table.end(message_id, failure(message_id, error))
+
+    # ----------------------------------------------------------------------------------- plan, launch, complete
 
     def _launch(self) -> bool:
         """Plans a step and begins it; False when there is nothing to run, or it crashed."""
@@ -263,7 +390,7 @@ class Scheduler:
         return not step.failed
 
     def _start(self, plan: StepPlan) -> InFlightStep:
-        launcher, asked = self._launcher, NO_REQUESTS
+        launcher, asked = self._async_runner, NO_REQUESTS
         if self.config.partial_logits:
             asked = build_row_requests(plan.planned, plan.logit_rows, launched=launcher is not None)
         batch = plan.build(asked.row_requests)

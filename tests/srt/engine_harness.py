@@ -74,7 +74,7 @@ class Engine:
 
     def generate(self, tokens: Iterable[int], sampling: SamplingParams = GREEDY, **schedule: object) -> int:
         message_id, stream = self._id(), bool(schedule.pop("stream", False))
-        self.scheduler.submit(EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule)))  # type: ignore[arg-type]
+        self.scheduler.handle_message(EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule)))  # type: ignore[arg-type]
         return message_id
 
     def constrain(
@@ -97,22 +97,22 @@ class Engine:
             constraint,
             heal,
         )
-        self.scheduler.submit(message)
+        self.scheduler.handle_message(message)
         return message_id
 
     def score(self, sequences: Iterable[Iterable[int]], start: int, **schedule: object) -> int:
         message_id = self._id()
         wanted = [list(sequence) for sequence in sequences]
-        self.scheduler.submit(EngineScore(message_id, wanted, start, Schedule(**schedule)))  # type: ignore[arg-type]
+        self.scheduler.handle_message(EngineScore(message_id, wanted, start, Schedule(**schedule)))  # type: ignore[arg-type]
         return message_id
 
     def hint(self, tokens: Iterable[int], *, pin: float | None = None, **schedule: object) -> int:
         message_id = self._id()
-        self.scheduler.submit(EnginePrefill(message_id, list(tokens), Schedule(**schedule), pin))  # type: ignore[arg-type]
+        self.scheduler.handle_message(EnginePrefill(message_id, list(tokens), Schedule(**schedule), pin))  # type: ignore[arg-type]
         return message_id
 
     def release(self, message_id: int) -> None:
-        self.scheduler.submit(EngineRelease(message_id))
+        self.scheduler.handle_message(EngineRelease(message_id))
 
     def _id(self) -> int:
         self._next_id += 1

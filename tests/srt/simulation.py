@@ -258,7 +258,7 @@ class World:
     def _step(self, engine: Engine) -> None:
         for frames in self.engine_down.take():
             for message in self._down_in.read(frames):
-                engine.scheduler.submit(message)
+                engine.scheduler.handle_message(message)
         events = engine.scheduler.step()
         if events:
             self.engine_up.put(self._up_out.write(list(events)))

@@ -260,13 +260,13 @@ def test_whatever_runs_between_two_slices_nothing_sound_is_taken_for_damage(
                         machine.generate(tokens, SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True))
                     ] = tokens
                 case "abort" if sent:
-                    machine.scheduler.submit(EngineAbort(list(sent)[-number % len(sent)]))
+                    machine.scheduler.handle_message(EngineAbort(list(sent)[-number % len(sent)]))
                 case "pin":
                     hints.append(machine.hint(tokens, pin=float(number)))
                 case "release" if hints:
                     machine.release(hints[-number % len(hints)])
                 case "flush":
-                    machine.scheduler.submit(EngineControl(machine._id(), "flush_cache"))
+                    machine.scheduler.handle_message(EngineControl(machine._id(), "flush_cache"))
                 case "rest":
                     machine.run()
                     for _ in range(number):

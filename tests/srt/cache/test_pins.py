@@ -114,7 +114,7 @@ def test_flushing_the_cache_drops_the_pins() -> None:
     engine = Engine()
     engine.hint(HEAD, pin=60.0)
     engine.run()
-    engine.scheduler.submit(EngineControl(99, "flush_cache"))
+    engine.scheduler.handle_message(EngineControl(99, "flush_cache"))
     engine.run()
     assert engine.scheduler.kv.cache.total_tokens == 0
     assert engine.count("pins_lost") == 1
@@ -257,7 +257,7 @@ def test_whatever_is_pinned_every_request_ends_right_and_every_slot_has_one_owne
             case "score":
                 scored[engine.score([tokens], 1, salt=salt)] = tokens
             case "flush":
-                engine.scheduler.submit(EngineControl(engine._id(), "flush_cache"))
+                engine.scheduler.handle_message(EngineControl(engine._id(), "flush_cache"))
         for _ in range(number % 3):
             engine.step()  # which checks all slots
             engine.clock.advance(1.0)

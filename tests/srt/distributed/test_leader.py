@@ -112,7 +112,9 @@ def test_a_step_or_a_row_that_fails_ends_its_requests_only(point: str) -> None:
             raise EngineError("on purpose")
 
     def ask(scheduler: Scheduler, number: int) -> FromEngine:
-        scheduler.submit(EngineGenerate(number, [5, 6, 7], SamplingParams(max_tokens=6, temperature=0.0), False))
+        scheduler.handle_message(
+            EngineGenerate(number, [5, 6, 7], SamplingParams(max_tokens=6, temperature=0.0), False)
+        )
         events = [event for _ in range(20) for event in scheduler.step()]
         return events[-1]
 

@@ -165,7 +165,7 @@ def texts(runner: Runner, **settings: Any) -> tuple[list[list[int]], dict[str, f
     for number, end in enumerate((31, 29)):
         for branch in range(3):
             prompt = [*TOKEN_IDS[0][:end], *random_tokens(3, branch)]
-            scheduler.submit(EngineGenerate(10 * number + branch, prompt, greedy, False))
+            scheduler.handle_message(EngineGenerate(10 * number + branch, prompt, greedy, False))
         while not scheduler.idle:
             for event in scheduler.step():
                 assert isinstance(event, Ended), event

@@ -40,7 +40,7 @@ def choose(
 ) -> int:
     message_id = engine._id()
     ids = [TOKENIZER.encode(choice, first=False) for choice in choices]
-    engine.scheduler.submit(EngineChoose(message_id, prompt, ids, len(prompt), heal, search, Schedule()))
+    engine.scheduler.handle_message(EngineChoose(message_id, prompt, ids, len(prompt), heal, search, Schedule()))
     return message_id
 
 
@@ -145,11 +145,11 @@ def test_a_search_ends_at_its_deadline_and_when_it_is_aborted() -> None:
     machine = engine(max_step_tokens=1)
     late = machine._id()
     ids = [TOKENIZER.encode(" the thing", first=False)]
-    machine.scheduler.submit(EngineChoose(late, PROMPT, ids, len(PROMPT), False, True, Schedule(timeout=5.0)))
+    machine.scheduler.handle_message(EngineChoose(late, PROMPT, ids, len(PROMPT), False, True, Schedule(timeout=5.0)))
     gone = choose(machine, ["ingesting"])
     for _ in range(30):
         machine.step()
-    machine.scheduler.submit(EngineAbort(gone))
+    machine.scheduler.handle_message(EngineAbort(gone))
     machine.clock.advance(6.0)
     machine.run()
     for message_id, kind in ((late, "DeadlineError"), (gone, "CancelledError")):
@@ -175,7 +175,7 @@ def test_what_cannot_be_searched_is_refused(
 ) -> None:
     machine = engine()
     message_id = machine._id()
-    machine.scheduler.submit(EngineChoose(message_id, prompt, choices, start, False, True))
+    machine.scheduler.handle_message(EngineChoose(message_id, prompt, choices, start, False, True))
     machine.run()
     ending = machine.endings[message_id]
     assert isinstance(ending, EngineFailed)
@@ -228,7 +228,7 @@ def test_searches_scores_and_texts_share_an_engine(data: st.DataObject) -> None:
 def test_an_engine_without_a_vocabulary_says_so() -> None:
     machine = Engine()
     message_id = machine._id()
-    machine.scheduler.submit(EngineChoose(message_id, [1, 2], [[3]], 2, False, True))
+    machine.scheduler.handle_message(EngineChoose(message_id, [1, 2], [[3]], 2, False, True))
     machine.run()
     ending = machine.endings[message_id]
     assert isinstance(ending, EngineFailed)

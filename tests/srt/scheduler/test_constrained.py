@@ -327,7 +327,7 @@ def test_an_abort_gives_what_there_is() -> None:
     message_id = machine.constrain(PROMPT, texts(*FORM), GREEDY)
     for _ in range(6):
         machine.step()
-    machine.scheduler.submit(EngineAbort(message_id))
+    machine.scheduler.handle_message(EngineAbort(message_id))
     ending = run(machine, message_id)
     assert ending.finish_reason is FinishReason.ABORT
     assert not ending.enforced

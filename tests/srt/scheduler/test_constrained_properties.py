@@ -109,7 +109,7 @@ def drive(engine: Engine, events: list[Arrival]) -> dict[int, Arrival]:
 
 def step(engine: Engine, aborts: dict[int, list[int]]) -> None:
     for message_id in aborts.pop(engine.steps, []):
-        engine.scheduler.submit(EngineAbort(message_id))
+        engine.scheduler.handle_message(EngineAbort(message_id))
     engine.step()
     engine.clock.advance(1.0)
 

@@ -260,12 +260,12 @@ class Asking:
 
     def submit(self, tokens: list[int], sampling: SamplingParams) -> int:
         self._next += 1
-        self.scheduler.submit(EngineGenerate(self._next, tokens, sampling, False, Schedule()))
+        self.scheduler.handle_message(EngineGenerate(self._next, tokens, sampling, False, Schedule()))
         return self._next
 
     def score(self, sequences: list[list[int]], start: int) -> int:
         self._next += 1
-        self.scheduler.submit(EngineScore(self._next, sequences, start))
+        self.scheduler.handle_message(EngineScore(self._next, sequences, start))
         return self._next
 
     def run(self) -> None:

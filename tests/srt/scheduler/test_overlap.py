@@ -99,7 +99,7 @@ def test_an_abort_ends_a_text_in_flight_at_once() -> None:
     other = engine.generate([1, 2, 4], LONG)
     for _ in range(4):
         engine.step()
-    engine.scheduler.submit(EngineAbort(aborted))
+    engine.scheduler.handle_message(EngineAbort(aborted))
     engine.step()
     engine.assert_equals_reference(aborted, [1, 2, 3], LONG)
     assert isinstance(engine.endings[aborted], Ended)
@@ -111,7 +111,7 @@ def test_an_engine_with_a_step_in_flight_is_not_idle() -> None:
     engine = Engine(overlap=True)
     message_id = engine.generate([1, 2, 3], LONG)
     engine.step()
-    engine.scheduler.submit(EngineAbort(message_id))
+    engine.scheduler.handle_message(EngineAbort(message_id))
     engine.step()
     assert message_id in engine.endings
     engine.run()
@@ -124,7 +124,7 @@ def test_a_cache_is_flushed_beside_a_step_in_flight() -> None:
     message_id = engine.generate([1, 2, 3], LONG)
     for _ in range(3):
         engine.step()
-    engine.scheduler.submit(EngineControl(99, "flush_cache"))
+    engine.scheduler.handle_message(EngineControl(99, "flush_cache"))
     engine.run()
     engine.assert_equals_reference(message_id, [1, 2, 3], LONG)
 

@@ -151,14 +151,16 @@ def scores(machine: Engine) -> int:
 def searches(machine: Engine) -> int:
     message_id = machine._id()
     choices = [encode(choice) for choice in ("in the thing", "a thing")]
-    machine.scheduler.submit(EngineChoose(message_id, [*PREFIX, 90], choices, len(PREFIX) + 1, False, True, Schedule()))
+    machine.scheduler.handle_message(
+        EngineChoose(message_id, [*PREFIX, 90], choices, len(PREFIX) + 1, False, True, Schedule())
+    )
     return message_id
 
 
 def aborts(machine: Engine) -> int:
     message_id = machine.generate([*PREFIX, 90], PLAIN)
     machine.step()
-    machine.scheduler.submit(EngineAbort(message_id))
+    machine.scheduler.handle_message(EngineAbort(message_id))
     return message_id
 
 
@@ -231,18 +233,20 @@ ROWS = [
     Row("sampling.sampler:describe", DESCRIBED_ONE, "scheduler.step_results:describe"),
     Row("sampling.sampler:look_up", searches, "scheduler.step_results:look_up"),
     # what follows from a token
-    Row("scheduler.stopping:accept", PLAIN_ONE, "scheduler.commit:accept"),
+    Row("scheduler.stopping:accept", PLAIN_ONE, "scheduler.context:accept"),
+    Row("scheduler.context:SchedulerContext.append_token", PLAIN_ONE),
+    Row("scheduler.context:SchedulerContext.append_token", constrained),
     Row("scheduler.stopping:_feed", RICH_ONE),
     Row("scheduler.stopping:constraint_end", constrained),
     Row("scheduler.stopping:constraint_end", empty, "scheduler.constrained:constraint_end"),
-    Row("scheduler.endings:ended", PLAIN_ONE, "scheduler.commit:ended"),
-    Row("scheduler.endings:ended", aborts),
-    Row("scheduler.endings:score_ended", scores, "scheduler.commit:score_ended"),
-    Row("scheduler.endings:aborted", aborts, "scheduler.inbox:aborted"),
+    Row("scheduler.request_table:ended", PLAIN_ONE),
+    Row("scheduler.request_table:RequestTable.end_text", PLAIN_ONE),
+    Row("scheduler.request_table:RequestTable.finish_text", PLAIN_ONE),
+    Row("scheduler.request_table:ended", aborts),
+    Row("scheduler.request_table:score_ended", scores, "scheduler.commit:score_ended"),
+    Row("scheduler.request_table:aborted", aborts, "scheduler.scheduler:aborted"),
     Row("scheduler.commit:Commit._commit_request", PLAIN_ONE),
     Row("scheduler.commit:Commit._commit_token", PLAIN_ONE),
-    Row("scheduler.commit:Commit._take", PLAIN_ONE),
-    Row("scheduler.commit:Commit._end", PLAIN_ONE),
     Row("scheduler.commit:Commit._stream", generates(PLAIN, stream=True)),
     Row("scheduler.commit:Commit.finish", scores),
     # constraints
@@ -275,7 +279,8 @@ MODULES = [
     "scheduler.choice_search",
     "scheduler.commit",
     "scheduler.constrained",
-    "scheduler.endings",
+    "scheduler.context",
+    "scheduler.request_table",
     "scheduler.row_requests",
     "scheduler.step_results",
     "scheduler.stopping",
@@ -304,7 +309,21 @@ NOT_OF_ONE_ROW = {
     "sampling.gumbel:token_hash": "within gumbel",
     "sampling.gumbel:_mix": "the definition: arithmetic of integers",
     "sampling.gumbel:_mix_all": "the definition: arithmetic of integers",
-    "scheduler.endings:failure": "words of an error",
+    "scheduler.request_table:failure": "words of an error",
+    "scheduler.request_table:RequestTable.add": "moves requests between tables",
+    "scheduler.request_table:RequestTable.extend": "moves requests between tables",
+    "scheduler.request_table:RequestTable.hold": "moves requests between tables",
+    "scheduler.request_table:RequestTable.let_go": "moves requests between tables",
+    "scheduler.request_table:RequestTable.admit": "moves requests between tables",
+    "scheduler.request_table:RequestTable.retract": "moves requests between tables",
+    "scheduler.request_table:RequestTable.retract_all": "moves requests between tables",
+    "scheduler.request_table:RequestTable._wait_again": "moves requests between tables",
+    "scheduler.request_table:RequestTable.release": "moves requests between tables",
+    "scheduler.request_table:RequestTable.end": "moves requests between tables",
+    "scheduler.request_table:RequestTable.fail": "moves requests between tables",
+    "scheduler.request_table:RequestTable.drop": "moves requests between tables",
+    "scheduler.request_table:RequestTable.take_events": "moves requests between tables",
+    "scheduler.request_table:RequestTable.check": "of all requests",
     "scheduler.step_results:read_step_result": "of all rows",
     "scheduler.step_results:_Reading.known": "of all rows",
     "scheduler.step_results:_Reading.forced": "of all rows",
@@ -419,7 +438,7 @@ def break_for(monkeypatch: pytest.MonkeyPatch, row: Row, guilty: list[int]) -> l
             mine = args[0] == PLAIN.temperature
         if row.function in ("scheduler.row_requests:bits_of", "scheduler.stopping:constraint_end"):
             mine = args[0] is not None  # nobody else has a constraint
-        if row.function == "scheduler.endings:score_ended":
+        if row.function == "scheduler.request_table:score_ended":
             mine = args[0] == guilty[0]
         if row.function == "scheduler.step_results:_Reading._describe_all" and row.ask is scores:
             mine = {want.token for own in args[1] for want in own} & {90, 91, 92} != set()

@@ -105,7 +105,7 @@ class TestReuse:
         engine = Engine()
         engine.generate(PREFIX)
         engine.run()
-        engine.scheduler.submit(EngineControl(900, "flush_cache"))
+        engine.scheduler.handle_message(EngineControl(900, "flush_cache"))
         engine.run()
         again = engine.generate(PREFIX)
         engine.run()
@@ -330,8 +330,8 @@ class TestEndings:
 
     def test_an_unknown_verb_is_refused(self) -> None:
         engine = Engine()
-        engine.scheduler.submit(EngineControl(5, "explode"))
-        engine.scheduler.submit(EngineControl(6, "info"))
+        engine.scheduler.handle_message(EngineControl(5, "explode"))
+        engine.scheduler.handle_message(EngineControl(6, "info"))
         engine.run()
         failed, info = engine.endings[5], engine.endings[6]
         assert isinstance(failed, EngineFailed)
@@ -354,9 +354,9 @@ class TestBetweenSteps:
         ids = [engine.generate([*PREFIX, 1], greedy(20), stream=True), engine.generate(PREFIX), engine.generate(PREFIX)]
         engine.step()
         engine.step()
-        engine.scheduler.submit(EngineAbort(ids[0]))
-        engine.scheduler.submit(EngineAbort(ids[1]))
-        engine.scheduler.submit(EngineAbort(12345))  # never existed: nothing to say
+        engine.scheduler.handle_message(EngineAbort(ids[0]))
+        engine.scheduler.handle_message(EngineAbort(ids[1]))
+        engine.scheduler.handle_message(EngineAbort(12345))  # never existed: nothing to say
         engine.run()
         first, second = engine.endings[ids[0]], engine.endings[ids[1]]
         assert isinstance(first, Ended)
@@ -370,8 +370,8 @@ class TestBetweenSteps:
         score = engine.score([[*PREFIX, 1], [*PREFIX, 2]], 17)
         hint = engine.hint(PREFIX[::-1])
         engine.step()
-        engine.scheduler.submit(EngineAbort(score))
-        engine.scheduler.submit(EngineAbort(hint))
+        engine.scheduler.handle_message(EngineAbort(score))
+        engine.scheduler.handle_message(EngineAbort(hint))
         engine.run()
         ending = engine.endings[score]
         assert isinstance(ending, EngineFailed)

@@ -33,7 +33,7 @@ TOKENS = {1: 1, 2: 3, 3: 5}  # by number of the picture
 
 def send(engine: Engine, number: int, tokens: int) -> list[int]:
     """What the picture is in a prompt."""
-    engine.scheduler.submit(EnginePicture(number, tokens, 8, 8, 0, 0, 1, 1, b"\0\0\0"))
+    engine.scheduler.handle_message(EnginePicture(number, tokens, 8, 8, 0, 0, 1, 1, b"\0\0\0"))
     return picture_tokens(number, tokens)
 
 
@@ -186,7 +186,7 @@ def test_a_search_for_choices_begins_behind_a_picture() -> None:
     engine.runner.pictures.both_ways = True
     prompt = [256, *send(engine, 1, 9)]
     choices = [encode("the"), encode("in")]
-    engine.scheduler.submit(EngineChoose(1000, prompt, choices, len(prompt), heal=False, search=True))
+    engine.scheduler.handle_message(EngineChoose(1000, prompt, choices, len(prompt), heal=False, search=True))
     ending = engine.run().endings[1000]
     assert isinstance(ending, ChooseEnded), ending
     for mine, choice in zip(ending.logprobs, choices, strict=True):
@@ -201,7 +201,7 @@ def test_a_hint_keeps_its_picture_though_it_is_forgotten() -> None:
     seen = [7, *send(engine, 1, 20)]
     engine.hint(seen)
     engine.step()
-    engine.scheduler.submit(EngineForget(1))
+    engine.scheduler.handle_message(EngineForget(1))
     engine.run()
     assert engine.count("failed_steps") == 0
     assert engine.scheduler.kv.cache.total_tokens == len(seen)
@@ -212,7 +212,7 @@ def test_a_hint_keeps_its_picture_though_it_is_forgotten() -> None:
 def test_a_forgotten_picture_is_unknown_to_later_messages() -> None:
     engine = Engine()
     seen = send(engine, 1, 3)
-    engine.scheduler.submit(EngineForget(1))
+    engine.scheduler.handle_message(EngineForget(1))
     assert "picture 1 is unknown; send a picture before what holds it" in failure_of(engine, engine.generate(seen))
 
 
@@ -244,9 +244,9 @@ def test_a_model_of_text_refuses_pictures() -> None:
     engine = Engine()
     runner = TextOnly(24, 120, 200)
     scheduler = type(engine.scheduler)(runner, engine.token_bytes, frozenset(), engine.scheduler.config, engine.clock)
-    scheduler.submit(EnginePicture(1, 2, 8, 8, 0, 0, 1, 1, b"\0\0\0"))
+    scheduler.handle_message(EnginePicture(1, 2, 8, 8, 0, 0, 1, 1, b"\0\0\0"))
     assert "reads text only" in str(scheduler.last_failure)
-    scheduler.submit(EngineGenerate(1, picture_tokens(1, 2), GREEDY, False))
+    scheduler.handle_message(EngineGenerate(1, picture_tokens(1, 2), GREEDY, False))
     (answer,) = scheduler.step()
     assert isinstance(answer, EngineFailed)
     assert "the prompt holds a picture, and the model reads text only; load one that sees" in answer.message
@@ -280,13 +280,13 @@ def test_a_score_that_begins_before_the_end_of_a_picture_is_refused_with_the_num
 def test_a_search_that_begins_before_the_end_of_a_picture_is_refused_with_the_number() -> None:
     engine = engine_with(both_ways=False)
     choose = EngineChoose(1000, [1, *picture_tokens(3, 5), 2], [[2, 3]], 4, heal=False, search=False)
-    engine.scheduler.submit(choose)
+    engine.scheduler.handle_message(choose)
     assert "the last picture of the prompt ends at 6; write 6 or more" in failure_of(engine, 1000)
 
 
 def test_a_picture_at_the_end_of_a_prompt_is_not_healed() -> None:
     engine = engine_with(both_ways=False)
-    engine.scheduler.submit(EngineGenerate(1000, picture_tokens(3, 5), GREEDY, False, Schedule(), None, True))
+    engine.scheduler.handle_message(EngineGenerate(1000, picture_tokens(3, 5), GREEDY, False, Schedule(), None, True))
     assert "write heal=False" in failure_of(engine, 1000)
 
 
@@ -346,8 +346,8 @@ def test_an_aborted_request_lets_go_of_its_picture() -> None:
     engine = Engine(max_step_tokens=2)
     message_id = engine.generate([7, *send(engine, 1, 20)])
     engine.step()
-    engine.scheduler.submit(EngineAbort(message_id))
-    engine.scheduler.submit(EngineForget(1))
+    engine.scheduler.handle_message(EngineAbort(message_id))
+    engine.scheduler.handle_message(EngineForget(1))
     engine.run()
     engine.generate([3])
     engine.run()

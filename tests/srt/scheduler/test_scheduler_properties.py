@@ -109,7 +109,7 @@ def drive(engine: Engine, events: list[Arrival]) -> dict[int, Arrival]:
                 message_id = engine.hint(arrival.prompt, **common)
             case _:
                 message_id = engine._id()
-                engine.scheduler.submit(EngineControl(message_id, "flush_cache"))
+                engine.scheduler.handle_message(EngineControl(message_id, "flush_cache"))
         sent[message_id] = arrival
         if arrival.abort_after is not None:
             aborts.setdefault(engine.steps + arrival.abort_after, []).append(message_id)
@@ -121,7 +121,7 @@ def drive(engine: Engine, events: list[Arrival]) -> dict[int, Arrival]:
 
 def step(engine: Engine, aborts: dict[int, list[int]]) -> None:
     for message_id in aborts.pop(engine.steps, []):
-        engine.scheduler.submit(EngineAbort(message_id))
+        engine.scheduler.handle_message(EngineAbort(message_id))
     engine.step()
     engine.clock.advance(1.0)
 

@@ -51,11 +51,11 @@ def answers(runner: Runner, questions: list[Question], **settings: object) -> tu
     scheduler = Scheduler(runner, lambda token: b"" if token in EOS else b"ab", EOS, config, VirtualClock())
     endings: dict[int, list[int]] = {}
     waiting = list(enumerate(questions, 1))
-    scheduler.submit(EngineScore(1000, [[1, 2, 3, 9], [1, 2, 3, 10, 11]], 3, Schedule()))
+    scheduler.handle_message(EngineScore(1000, [[1, 2, 3, 9], [1, 2, 3, 10, 11]], 3, Schedule()))
     for step in range(2000):
         if waiting and step % 2 == 0:
             number, question = waiting.pop(0)
-            scheduler.submit(EngineGenerate(number, question.prompt, question.sampling, False, Schedule()))
+            scheduler.handle_message(EngineGenerate(number, question.prompt, question.sampling, False, Schedule()))
         for event in scheduler.step():
             assert isinstance(event, Ended | ScoreEnded), event
             if isinstance(event, Ended):
