@@ -1,1 +1,1 @@
-"""Programs as graphs: traced, looked at, rewritten, saved, and run without their Python."""
+"""Compiles programs: traces them to graphs, which are looked at, rewritten, saved, and run without their Python."""

@@ -1,4 +1,4 @@
-"""The command `umbel compile`: the graph of a program, printed, drawn, or kept in a file."""
+"""The command `umbel compile`: prints the graph of a program, draws it, or writes it to a file."""
 
 import argparse
 import sys
@@ -110,7 +110,7 @@ def _names(text: str) -> list[str]:
 
 
 def _passes(text: str) -> str | list[str]:
-    """ "default" and "none" are no names of passes, and stand alone."""
+    """Reads names of passes. "default" and "none" are no names of passes, and stand alone."""
     names = _names(text)
     return names[0] if len(names) == 1 else names
 

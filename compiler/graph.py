@@ -80,7 +80,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What a run is given under `name`. Without `required`, `default` stands in for what is left out."""
+    """A parameter of the program: what a run is given under `name`. Without `required`, `default` stands in for what is
+    left out."""
 
     name: str
     required: bool = True
@@ -131,7 +132,7 @@ class Graph:
 
     @cached_property
     def users(self) -> dict[Node, tuple[Node, ...]]:
-        """Who has a node among its inputs."""
+        """The nodes that have a node among their inputs."""
         users: dict[Node, list[Node]] = {node: [] for node in self.nodes}
         for node in self.nodes:
             for taken in dict.fromkeys(node.inputs):
@@ -141,7 +142,7 @@ class Graph:
     def peak_tokens(
         self, backend: "Backend", arguments: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
     ) -> int:
-        """The most tokens whose keys one run holds at the same time; `memory.py` says how it is bounded.
+        """Returns the most tokens whose keys one run holds at the same time; `memory.py` says how it is bounded.
 
         Args:
             backend: started; it measures text, and has the chat template.
@@ -160,7 +161,7 @@ class Graph:
         return int(_function("memory", "peak_tokens")(self, checked(backend), given, asked))
 
     def parents(self, number: int) -> tuple[int, int] | None:
-        """The stream that a branch was forked off, and the branch's index; None for a stream of its own."""
+        """Returns the stream that a branch was forked off, and the branch's index; None for a stream of its own."""
         first = self.streams[checks.integer("number", number, 0, len(self.streams) - 1)][0]
         if not isinstance(first.op, GetForkItem):
             return None
@@ -174,15 +175,15 @@ class Graph:
         return f"<graph {self.name}: {len(self.nodes)} nodes in {len(self.streams)} streams>"
 
     def text(self) -> str:
-        """A listing: a block for each stream, a line for each thing that it says."""
+        """Returns a listing: a block for each stream, a line for each thing that it says."""
         return str(_function("views.listing", "text")(self))
 
     def dot(self) -> str:
-        """For Graphviz."""
+        """Returns the graph for Graphviz."""
         return str(_function("views.listing", "dot")(self))
 
     def svg(self) -> str:
-        """A picture: streams side by side, time downwards."""
+        """Returns a picture: streams side by side, time downwards."""
         return str(_function("views.drawing", "svg")(self))
 
     def _repr_svg_(self) -> str:
@@ -192,7 +193,7 @@ class Graph:
         return str(_function("views.drawing", "html")(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file of the graph, all of it or nothing; `umbel.load(path)` gives a program that runs it.
+        """Writes a file of the graph, all of it or nothing; `umbel.load(path)` gives a program that runs it.
 
         Raises:
             GraphError: the graph holds what no file can: objects and result types of classes of yours.
@@ -229,7 +230,7 @@ class Builder:
         variables: Iterable[tuple[str, Node]],
         result: Node,
     ) -> Graph:
-        """The graph of what these need, in the order in which it was made. Nodes that nothing needs are left out."""
+        """Returns the graph of what these need, in the order in which it was made, without nodes that nothing needs."""
         ends, variables = tuple(ends), tuple(variables)
         needed = set(reachable((*ends, *(value for _, value in variables), result)))
         nodes = tuple(node for node in self._nodes.values() if node in needed)
@@ -240,7 +241,7 @@ Rewrite = Callable[[Builder, Node, tuple[Node, ...]], Node]
 
 
 def rebuilt(graph: Graph, rewrite: Rewrite) -> Graph:
-    """`graph` with every node put through `rewrite(builder, node, new inputs)`, inputs first.
+    """Rebuilds `graph` with every node put through `rewrite(builder, node, new inputs)`, inputs first.
 
     A stream node that is left out is rewritten to the new node before it.
     """
@@ -258,12 +259,12 @@ def rebuilt(graph: Graph, rewrite: Rewrite) -> Graph:
 
 
 def kept(builder: Builder, node: Node, inputs: tuple[Node, ...]) -> Node:
-    """The rewrite that changes nothing."""
+    """Keeps a node: the rewrite that changes nothing."""
     return builder.node(node.op, inputs, node.line)
 
 
 def reachable(roots: Iterable[Node]) -> Iterator[Node]:
-    """The roots and everything that they need, each once. No recursion: programs are long chains."""
+    """Yields the roots and everything that they need, each once. No recursion: programs are long chains."""
     seen: set[Node] = set()
     waiting = list(roots)
     while waiting:
@@ -275,7 +276,7 @@ def reachable(roots: Iterable[Node]) -> Iterator[Node]:
 
 
 def frozen(value: object) -> object:
-    """A hashable stand-in that is equal exactly where values are equal and of the same type."""
+    """Returns a hashable stand-in that is equal exactly where values are equal and of the same type."""
     match value:
         case dict():
             return dict, tuple((key, frozen(member)) for key, member in value.items())

@@ -120,13 +120,13 @@ class Lengths:
         return self._base
 
     def call_tokens(self, node: Node) -> int:
-        """Most tokens that a call generates one after the other."""
+        """Returns the most tokens that a call generates one after the other."""
         return self.calls[node].longest
 
     # -------------------------------------------------------------------------------- values
 
     def _measured(self, node: Node) -> int:
-        """Tokens of a value as text."""
+        """Counts the tokens of a value as text."""
         if isinstance(node.op, Constant | Argument) or (
             isinstance(node.op, Concat | Apply | Structure) and all(taken in self._known for taken in node.inputs)
         ):
@@ -152,7 +152,7 @@ class Lengths:
         return self.calls[setter].longest
 
     def _scope_of(self, end: Node) -> Node:
-        """The node before the scope's first."""
+        """Returns the node before the scope's first."""
         depth, node = 0, end.before
         while node is not None:
             if isinstance(node.op, VarScopeEnd):
@@ -165,7 +165,7 @@ class Lengths:
         raise AssertionError("a scope that ends has begun: the verifier lets no other through")
 
     def _whole(self, place: Node) -> int:
-        """The whole prompt of a stream at a place, with what it inherited."""
+        """Counts the whole prompt of a stream at a place, with what it inherited."""
         total, node = 0, place
         while True:
             total += self.places[node].tokens
@@ -193,7 +193,7 @@ class Lengths:
         return Place(reached, before.tokens + said + unknown, before.unknown + unknown)
 
     def _follow(self, node: Node, position: Position) -> int:
-        """Says what the node says; how many tokens it says that are not known yet."""
+        """Appends what the node appends; returns how many tokens of it are not known yet."""
         template = self._backend.chat_template
         match node.op:
             case Append():
@@ -256,7 +256,7 @@ class Lengths:
 
 
 def _complete(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """With the defaults of what is left out."""
+    """Completes the arguments with the defaults of what is left out."""
     complete = dict(arguments)
     for parameter in graph.parameters:
         if parameter.name not in complete:
@@ -270,7 +270,7 @@ def _complete(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested_streams(graph: Graph) -> set[int]:
-    """Streams of runs inside of the program, with their branches: options of the run do not reach them."""
+    """Returns the streams of runs inside of the program, with their branches: options of the run do not reach them."""
     nested: set[int] = set()
     for number, stream in enumerate(graph.streams):
         parents = graph.parents(number)
@@ -281,7 +281,8 @@ def _nested_streams(graph: Graph) -> set[int]:
 
 
 def _applied(function: str, constants: tuple[Any, ...], tokens: int) -> int:  # constants: as of Apply.arguments
-    """Of a text that is not known: what functions may make longer is, what they make shorter stays."""
+    """Bounds the tokens of a function of a text that is not known: what it may make longer is, what it makes shorter
+    stays."""
     match function:
         case "multiply":
             return tokens * max(0, int(constants[0]))
@@ -305,7 +306,7 @@ def _applied(function: str, constants: tuple[Any, ...], tokens: int) -> int:  # 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a stream with all its branches holds, beside what it inherited.
+    """What a stream with all its branches holds, besides what it inherited.
 
     `peak`: at most. `rest`: at most when it has come to its end, by branches that nobody joined.
     """
@@ -338,7 +339,7 @@ def peak_tokens(graph: Graph, backend: Backend, arguments: Mapping[str, Any], op
 def _held(
     graph: Graph, number: int, lengths: Lengths, branches: Mapping[Node, list[int]], held: Mapping[int, _Held]
 ) -> _Held:
-    """Of one stream; `held` has its branches.
+    """Bounds what one stream holds; `held` has its branches.
 
     [── anchor ──)          up to the last fork whose branches still hold something
     [──── tokens ────)      up to the call
@@ -364,7 +365,7 @@ def _held(
 
 
 def _branches(graph: Graph) -> dict[Node, list[int]]:
-    """Fork → the streams that begin there."""
+    """Maps forks to the streams that begin there."""
     branches: dict[Node, list[int]] = {}
     for number, stream in enumerate(graph.streams):
         if isinstance(stream[0].op, GetForkItem):

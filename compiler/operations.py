@@ -1,4 +1,5 @@
-"""What the nodes of a graph do. Frozen; the operations of the language itself stand here as they are in `lang.ops`.
+"""The operations of a graph's nodes. Frozen; the operations of the language itself stand here as they are in
+`lang.ops`.
 
 A *stream node* says something at a place of a stream; its first input is what the stream said before.
 

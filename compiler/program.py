@@ -34,7 +34,7 @@ class Program(RunnableProgram):
     """
 
     def trace(self, *, static_args: Mapping[str, Any] | None = None) -> "Graph":
-        """What the program says, as a graph. The function runs once, and no model is asked.
+        """Traces the program: returns what it says, as a graph. The function runs once, and no model is asked.
 
             graph = ask.trace()
             graph = sample.trace(static_args={"n": 3})     # n decides how often the program forks
@@ -65,7 +65,8 @@ class Program(RunnableProgram):
         independent: Iterable[str] | None = None,
         server: Literal["auto"] | bool = "auto",
     ) -> "CompiledProgram":
-        """The program as its graph, made ready to run: the same variables, without running the function again.
+        """Compiles the program: returns its graph, made ready to run: the same variables, without running the function
+        again.
 
             compiled = ask.compile()
             state = compiled.run("Why?", backend=model)
@@ -157,7 +158,7 @@ def function(
     speculate: Literal["auto"] | None = None,
     **options: Any,
 ) -> Program | Callable[[Function], Program]:
-    """Make a program of a function whose first parameter is the state (after `self` for a method).
+    """Makes a program of a function whose first parameter is the state (after `self` for a method).
 
     Bare, or with sampling defaults: `@function(temperature=0, stop="\\n")`.
 

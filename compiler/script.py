@@ -1,4 +1,4 @@
-"""A user's file, run as Python runs a script for the names that it defines, without what stands under its __main__."""
+"""Runs a user's file as Python runs a script, for the names that it defines, without what stands under its __main__."""
 
 import os
 import runpy
@@ -14,7 +14,7 @@ from ..lang.errors import ParameterError, UmbelError, shown
 
 
 def program_of(path: Path, name: str | None) -> Program:
-    """The program that a file calls `name`, or the only one that it has.
+    """Returns the program that a file calls `name`, or the only one that it has.
 
     Raises:
         ParameterError: there is no such file or program, or the file fails; the message has its line.
@@ -33,7 +33,7 @@ def program_of(path: Path, name: str | None) -> Program:
 
 
 def names_of(path: Path) -> Mapping[str, Any]:
-    """What the names of a file stand for after it has run.
+    """Returns what the names of a file stand for after it has run.
 
     Raises:
         ParameterError: there is no such file, or it fails; the message has its line.
@@ -54,7 +54,8 @@ def names_of(path: Path) -> Mapping[str, Any]:
 
 
 def by_name(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """What an option of a command that is given several times says. Raises ParameterError for a name given twice."""
+    """Returns what an option of a command that is given several times says, by name. Raises ParameterError for a name
+    given twice."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -66,14 +67,14 @@ def by_name(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _line(path: Path, error: BaseException) -> str:
-    """The last line of the file that had a part in it."""
+    """Returns the last line of the file that had a part in the error."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 
 @contextmanager
 def _as_script(path: Path) -> Iterator[None]:
-    """What Python gives a script: its folder to import from, and its name in sys.argv."""
+    """Sets what Python gives a script: its folder to import from, and its name in sys.argv."""
     arguments, folder = sys.argv, str(path.resolve().parent)
     sys.argv = [str(path)]
     sys.path.insert(0, folder)

@@ -92,7 +92,7 @@ class _Walk:
         return asked
 
     def _follow(self, node: Node) -> bool:
-        """Says what the node says; False where runs part behind it, or would end with an error."""
+        """Appends what the node appends; returns False where runs part after it, or would end with an error."""
         position = self._position
         try:
             match node.op:
@@ -140,7 +140,7 @@ def _known_here(node: Node, arguments: Mapping[str, Any]) -> bool:
 
 
 def _with_inputs(node: Node) -> Iterator[Node]:
-    """The node and what it is computed from. No recursion: a text may be joined out of thousands."""
+    """Yields the node and what it is computed from. No recursion: a text may be joined out of thousands."""
     waiting = [node]
     while waiting:
         top = waiting.pop()
@@ -171,7 +171,7 @@ class Cached:
         return "".join(getattr(part, "text", f"<{getattr(part, 'kind', '')}>") for part in self.parts)
 
     def release(self) -> None:
-        """The head may be evicted from now on. Again is allowed."""
+        """Releases the head, which may be evicted from now on. Again is allowed."""
         pinned, self._pinned = self._pinned, ""
         if pinned and isinstance(self._backend, Pinning):
             loop.streams.call(self._backend.release, pinned)
@@ -237,13 +237,13 @@ async def cache_head(
 
 
 def _advise(backend: Backend, hint: Hint) -> None:
-    """When it is refused, runs are what they would have been without it."""
+    """Gives the backend a hint. Where it is refused, runs are what they would have been without it."""
     with contextlib.suppress(UmbelError):
         backend.hint(hint)
 
 
 async def _computed(backend: Backend, request_id: str, head: tuple[Part, ...], salt: str) -> int:
-    """The tokens of a prompt, which the backend has when this returns."""
+    """Computes a prompt; returns its tokens, whose keys the backend has then."""
     request = GenRequest(request_id, head, SamplingParams(max_tokens=0, temperature=0.0), origin=Origin(salt=salt))
     async for event in backend.generate(request):
         if isinstance(event, Final):
@@ -298,7 +298,7 @@ class BatchPlan:
         self.waited = 0
 
     def begin(self, calls: Sequence[BoundArguments] | None) -> None:
-        """Before the first program starts. `calls`: all of them, where they are known.
+        """Prepares the batch, before the first program starts. `calls`: all of them, where they are known.
 
         Raises:
             CapabilityError: memory is to be planned, and the backend has no pool.
@@ -308,7 +308,7 @@ class BatchPlan:
             loop.streams.run(self._prepare(calls))
 
     def admits(self, index: int, call: BoundArguments) -> bool:
-        """Whether the program may start now; then its room is taken. One that is alone always may."""
+        """Returns whether the program may start now; then its room is taken. One that is alone always may."""
         if self._pool is None:
             return True
         rest = self._rest(call)

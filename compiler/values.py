@@ -1,4 +1,4 @@
-"""What the value nodes of a graph are in one run: computed once, when the bindings that they read are settled.
+"""Computes the value nodes of a graph in one run: each once, when the bindings that they read are settled.
 
 A node that reads nothing of the run (constants, arguments, functions of them) is known at once.
 """
@@ -17,7 +17,7 @@ from .text_functions import FUNCTIONS
 
 
 class Values:
-    """Of one run.
+    """The values of one run.
 
     Args:
         slots: value node → place of the binding that it reads.
@@ -51,7 +51,7 @@ class Values:
         return self.value(node)
 
     def value(self, node: Node) -> Any:
-        """Of a node whose bindings are settled. No recursion: a text may be joined out of thousands.
+        """Returns the value of a node whose bindings are settled. No recursion: a text may be joined out of thousands.
 
         Raises:
             ParameterError: as `text`.
@@ -70,8 +70,8 @@ class Values:
         return known[node]
 
     def text(self, node: Node) -> str:
-        """What the node puts into text. A graph says `f"{x}"` and `s += x` alike: what is no text can only have been
-        meant in the first way, since the second raises, unless it is a list, which is said item by item.
+        """Returns what the node puts into text. A graph says `f"{x}"` and `s += x` alike: what is no text can only have
+        been meant in the first way, since the second raises, unless it is a list, which is said item by item.
 
         Raises:
             ParameterError: a value that is probably no text, and would be said nevertheless.
@@ -108,7 +108,7 @@ class Values:
 
 
 def described(node: Node, value: object) -> str:
-    """What a user is told about a value that does not fit."""
+    """Makes the error for a value that does not fit."""
     kind = f"{type(value).__name__} {shown(value)}"
     return f"argument {node.op.name!r}, which is {kind}," if isinstance(node.op, Argument) else kind
 
@@ -125,7 +125,7 @@ def _spelled(node: Node, value: object) -> str:
 
 
 def _filled(template: Any, values: list[Any]) -> Any:
-    """A template of lists, tuples and dicts, made anew with the values at its leaves."""
+    """Fills a template of lists, tuples and dicts, made anew with the values at its leaves."""
     match template:
         case Leaf(index):
             return values[index]

@@ -1,4 +1,4 @@
-"""What the attributes of one operation have to be, whoever made it: a tracer, a pass, or a file."""
+"""Checks the attributes of one operation, which a tracer, a pass or a file has made."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -62,7 +62,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 
 def check(op: Operation) -> None:
-    """What can be said of an operation without its inputs.
+    """Checks what can be checked of an operation without its inputs.
 
     Raises:
         GraphError: an attribute that the operation cannot have; the message says which, and what to write.

@@ -1,4 +1,4 @@
-"""What one node may take: as many inputs, of such kinds, as `operations.py` says."""
+"""Checks the inputs of one node: as many, of such kinds, as `operations.py` says."""
 
 from collections.abc import Iterable
 
@@ -31,7 +31,7 @@ MAX_NESTING = 30  # of lists, tuples and dicts in one value; one that contains i
 
 
 def check(node: Node) -> None:
-    """Looks at a node whose inputs have been looked at, and whose attributes are right.
+    """Checks a node whose inputs have been checked, and whose attributes are right.
 
     Raises:
         GraphError: too many or too few inputs, one of a wrong kind, or one that does not set what is read of it.

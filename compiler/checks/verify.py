@@ -42,7 +42,7 @@ def verify(graph: Graph) -> None:
 
 
 def place(number: int, node: Node) -> str:
-    """A node for messages: "node 3 (Append) at program.py:12"."""
+    """Names a node for messages: "node 3 (Append) at program.py:12"."""
     at = f" at {node.line}" if node.line is not None else ""
     return f"node {number} ({type(node.op).__name__}){at}"
 
@@ -164,7 +164,8 @@ def _check_ends(graph: Graph) -> None:
 
 
 def _check_grammar(graph: Graph) -> None:
-    """What is open goes on into branches: one that leaves inside of a turn begins inside of it."""
+    """Checks turns and scopes. What is open goes on into branches: one that leaves inside of a turn begins inside of
+    it."""
     behind: dict[Node, Grammar] = {}
     for node in graph.nodes:
         if not node.in_stream:
@@ -194,8 +195,8 @@ def _check_joins(graph: Graph) -> None:
 
 
 class _Family:
-    """Who was forked off whom. A walk down the tree comes to a stream as number `entered`; what was forked off it, and
-    off its branches, follows up to `left`."""
+    """Knows which stream was forked off which. A walk down the tree comes to a stream as number `entered`; what was
+    forked off it, and off its branches, follows up to `left`."""
 
     def __init__(self, graph: Graph) -> None:
         count = len(graph.streams)

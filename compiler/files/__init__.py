@@ -1,1 +1,1 @@
-"""Graphs in files: data only, read as strictly as a file from anywhere has to be."""
+"""Writes graphs to files and reads them: data only, read as strictly as a file from anywhere has to be."""

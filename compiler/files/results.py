@@ -1,4 +1,4 @@
-"""How files of graphs say what a text stands for: names of readers that are part of umbel, and never a class.
+"""Writes and reads what a text stands for: names of readers that are part of umbel, and never a class.
 
     "text"  "json"  "int"  "float"
     {"members": [[text, value], ..]}                         Literal and bool: one of some values
@@ -48,7 +48,7 @@ _ARRAYS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
 
 
 def written(result: Result) -> Json:
-    """A result as JSON.
+    """Writes a result as JSON.
 
     Raises:
         GraphError: it makes objects of a class of the user's; the message says what to write instead.
@@ -127,7 +127,7 @@ def _of_a_class(name: str) -> GraphError:
 
 
 def read(value: Json, schema: str, at: str) -> Result:
-    """JSON → the result.
+    """Reads a result from JSON.
 
     Args:
         schema: JSON text of the schema that the text satisfies, where it does.

@@ -82,7 +82,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
 
 
 def encode(graph: Graph) -> bytes:
-    """The file of a graph: UTF-8, a line for each node.
+    """Returns the file of a graph: UTF-8, a line for each node.
 
     Raises:
         GraphError: the graph is not whole, or holds what no file can: objects and result types of the user's classes.
@@ -97,8 +97,8 @@ def encode(graph: Graph) -> bytes:
 
 
 def digest(graph: Graph) -> str:
-    """SHA-256, hexadecimal, of what a graph says: equal for equal graphs, whatever the order of their nodes and
-    wherever their lines stand.
+    """Returns the SHA-256, hexadecimal, of what a graph says. It is equal for equal graphs, whatever the order of their
+    nodes and wherever their lines stand.
 
     Raises:
         GraphError: as `encode`.
@@ -113,7 +113,7 @@ def digest(graph: Graph) -> str:
 
 
 class _Lines:
-    """Lines of nodes, and the files that they stand in. Of these only names that tell nothing of this machine."""
+    """Collects lines of nodes, and the files that they stand in, by names that say nothing of this machine."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
@@ -157,7 +157,7 @@ def _written_parameter(parameter: Parameter) -> Json:
 
 
 def _written_node(graph: Graph, node: Node, numbers: Mapping[Node, int], lines: _Lines | None) -> dict[str, Json]:
-    """`lines` None: without the line."""
+    """Writes a node as JSON; with `lines` None, without its line."""
     try:
         written = _written_operation(node.op)
     except GraphError as error:
@@ -171,7 +171,7 @@ def _written_node(graph: Graph, node: Node, numbers: Mapping[Node, int], lines: 
 
 
 def _subject(graph: Graph, node: Node) -> str:
-    """What a node is to the user who has to change it."""
+    """Says what a node is to the user, who has to change it."""
     match node.op:
         case Generate(gen):
             return f"gen({gen.name!r})"
@@ -189,7 +189,7 @@ def _subject(graph: Graph, node: Node) -> str:
 
 
 def _in_order_of_need(graph: Graph) -> Iterator[Node]:
-    """Every node behind its inputs, in the order in which ends, variables and the result come to need them."""
+    """Yields every node after its inputs, in the order in which ends, variables and the result come to need them."""
     done: set[Node] = set()
     for root in (*graph.ends, *(value for _, value in graph.variables), graph.result):
         waiting = [root]
@@ -209,7 +209,7 @@ def _in_order_of_need(graph: Graph) -> Iterator[Node]:
 
 
 def read(path: str | os.PathLike[str]) -> Graph:
-    """The graph of a file.
+    """Reads the graph of a file.
 
     Raises:
         GraphError: it is no file of a graph, or of one that is not whole; the message names the file and the place.
@@ -223,7 +223,7 @@ def read(path: str | os.PathLike[str]) -> Graph:
 
 
 def decode(data: bytes, *, source: str) -> Graph:
-    """The graph that `encode` wrote. `source`: where the bytes come from, for messages.
+    """Reads the graph that `encode` wrote. `source`: where the bytes come from, for messages.
 
     Raises:
         GraphError: as `read`. Whatever the bytes are, nothing else is raised, and nothing of them is run.
@@ -358,7 +358,7 @@ def _read_fields(kind: type, value: dict[str, Json], at: str) -> Any:
 
 
 def _usual(kind: type, field: Field[Any]) -> Any:
-    """What stands for a field that is left out; MISSING when it cannot be."""
+    """Returns what stands for a field that is left out; MISSING when it cannot be."""
     if (kind, field.name) == (ops.Select, "choices"):
         return ()  # they are inputs of the node
     return field.default if field.default_factory is MISSING else field.default_factory()

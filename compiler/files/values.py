@@ -44,7 +44,7 @@ _FLOATS = ("nan", "inf", "-inf")
 
 
 def written(value: Value, depth: int = 0) -> Json:
-    """A value as JSON.
+    """Writes a value as JSON.
 
     Raises:
         GraphError: an object of another type than those above, or one nested too deep. The message begins with what
@@ -91,7 +91,7 @@ def _order(member: Json) -> str:
 
 
 def read(value: Json, at: str) -> Value:
-    """JSON → the value. `at`: where it stands, for messages.
+    """Reads a value from JSON. `at`: where it stands, for messages.
 
     Raises:
         GraphError: it is no value as `written` writes them.
@@ -110,7 +110,7 @@ def read(value: Json, at: str) -> Value:
 
 
 def expect(value: Json, kind: type, at: str) -> Any:  # Any: of that kind
-    """`value`, when it is of this kind; True is no int.
+    """Returns `value`, when it is of this kind; True is no int.
 
     Raises:
         GraphError: it is of another.
@@ -121,7 +121,7 @@ def expect(value: Json, kind: type, at: str) -> Any:  # Any: of that kind
 
 
 def members(value: Json, at: str, required: Mapping[str, type], optional: Mapping[str, type]) -> dict[str, Json]:
-    """The members of an object, when they are these.
+    """Returns the members of an object, when they are these.
 
     Raises:
         GraphError: one is missing, unknown or of another kind; `object` stands for any.
@@ -260,7 +260,7 @@ def read_json(data: bytes) -> Json:
 
 
 def _check_nesting(data: bytes) -> None:
-    """Ahead of the parser, whose own limit is the stack of whoever reads."""
+    """Checks the nesting before the parser does, whose own limit is the stack of its caller."""
     depth = 0
     for bracket in _STRINGS.sub(b"", data).translate(None, _OTHERS):
         depth += 1 if bracket in b"[{" else -1

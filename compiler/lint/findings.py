@@ -1,4 +1,4 @@
-"""What the linter says: the rules, and one finding of one of them."""
+"""The linter's rules, and one finding of one of them."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -33,7 +33,7 @@ class Subject:
 
 
 def findings_of(subject: Subject, counter: Counter, *, shared: Collection[str] = ()) -> list[Finding]:
-    """All findings, by line, without silenced ones.
+    """Returns all findings, by line, without silenced ones.
 
     Args:
         shared: arguments that many runs have in common.
@@ -225,7 +225,7 @@ class Origins:
     _refined: dict[Segment, tuple[Piece, ...]] = field(default_factory=dict)
 
     def refine(self, segment: Segment) -> tuple[Piece, ...]:
-        """The pieces of a segment with what is volatile told apart."""
+        """Returns the pieces of a segment, with what is volatile apart."""
         found = self._refined.get(segment)
         if found is None:
             found = self._refined[segment] = tuple(self._told_apart(segment))
@@ -280,7 +280,7 @@ COUNTER_LEAD = re.compile(
 
 
 def is_counter(pieces: tuple[Piece, ...], place: int) -> bool:
-    """Whether an argument counts: by its name, or by what stands in front of it and behind it ("step 3 of 10")."""
+    """Returns whether an argument counts: by its name, or by the text before and after it ("step 3 of 10")."""
     if COUNTER_NAME.fullmatch(pieces[place].name):
         return True
     before = pieces[place - 1].text if place else ""

@@ -30,7 +30,7 @@ Note = tuple[int, str]  # a line, and why the program there was looked at by its
 def load(
     path: Path, name: str | None = None, static_args: Mapping[str, Any] | None = None
 ) -> tuple[list[Subject], list[Note]]:
-    """The programs of a file, or the one called `name`.
+    """Loads the programs of a file, or the one called `name`.
 
     Args:
         static_args: given to the programs that have such parameters.
@@ -63,7 +63,7 @@ def load(
 
 
 def _programs(path: Path) -> dict[int, Program]:
-    """Those that the file's names stand for, by the first line of their functions."""
+    """Returns the programs that the file's names stand for, by the first line of their functions."""
     found = {}
     for value in names_of(path).values():
         if isinstance(value, Program):
@@ -76,7 +76,7 @@ def _programs(path: Path) -> dict[int, Program]:
 def _traced(
     made: Mapping[int, Program], source: SourceProgram, static_args: Mapping[str, Any]
 ) -> tuple[Trace | None, str]:
-    """The trace, or why there is none."""
+    """Returns the trace, or why there is none."""
     function = source.function
     first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
     program = made.get(first)
@@ -100,8 +100,8 @@ def _traced(
 
 
 def sketch(file: SourceFile, program: SourceProgram) -> Graph:
-    """A graph whose one call stands for all that is not known. Values that come from parameters are arguments, by
-    their first parameter's name; the graph ends where something else is said."""
+    """Sketches a graph whose one call stands for all that is not known. Values that come from parameters are arguments,
+    by their first parameter's name; the graph ends where something else is said."""
     builder = Builder()
     node = builder.node(Begin(program.function.name))
     names = parameter_names(program)
@@ -127,7 +127,7 @@ def sketch(file: SourceFile, program: SourceProgram) -> Graph:
 
 
 def parameter_names(program: SourceProgram) -> list[str]:
-    """Without the state, and `self`."""
+    """Returns the names of parameters, without the state and `self`."""
     arguments = program.function.args
     names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
     return [*names[2 if names[:1] == ["self"] else 1 :], *(each.arg for each in arguments.kwonlyargs)]

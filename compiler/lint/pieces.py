@@ -84,14 +84,14 @@ def unrefined(segment: Segment) -> tuple[Piece, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A `gen` or `select` and everything in its prompt; `Generate`s in front of it are GENERATED pieces."""
+    """A `gen` or `select` and everything in its prompt; `Generate`s before it are GENERATED pieces."""
 
     node: Node
     pieces: tuple[Piece, ...]
 
 
 def pieces_of(value: Node, line: Line | None, shared: Collection[str] = ()) -> Iterator[Piece]:
-    """A value that is appended, piece by piece."""
+    """Yields the pieces of a value that is appended."""
     match value.op:
         case Constant(text):
             yield Piece(Kind.CONSTANT, str(text), line=line)
@@ -111,7 +111,7 @@ def pieces_of(value: Node, line: Line | None, shared: Collection[str] = ()) -> I
 
 
 def _derived(value: Node, line: Line | None, shared: Collection[str]) -> Piece:
-    """A function of values says the same where all of them do."""
+    """Returns the piece of a function of values: it says the same where all of them do."""
     parts = [piece for part in value.inputs for piece in pieces_of(part, line, shared)]
     for kind in (Kind.INSTANCE, Kind.GENERATED, Kind.SHARED):
         for part in parts:
@@ -121,7 +121,7 @@ def _derived(value: Node, line: Line | None, shared: Collection[str]) -> Piece:
 
 
 def segments_of(graph: Graph, shared: Collection[str] = ()) -> tuple[Segment, ...]:
-    """All segments, in the order of the program."""
+    """Returns all segments, in the order of the program."""
     found = []
     for stream in graph.streams:
         appends: list[Node] = []
@@ -137,7 +137,7 @@ def segments_of(graph: Graph, shared: Collection[str] = ()) -> tuple[Segment, ..
 
 
 def _goes_on(graph: Graph, append: Node) -> bool:
-    """Whether the next append of the stream is all that needs this one."""
+    """Returns whether the next append of the stream is all that needs this one."""
     users = graph.users[append]
     return (
         len(users) == 1 and isinstance(users[0].op, Append) and users[0].before is append and append not in graph.ends
@@ -154,7 +154,8 @@ def _segment(graph: Graph, appends: list[Node], shared: Collection[str]) -> Segm
 def calls_of(
     graph: Graph, shared: Collection[str] = (), segments: Collection[Segment] | None = None, refine: Refine = unrefined
 ) -> tuple[Call, ...]:
-    """Every call with the pieces in front of it, in the order of the program; branches have their parent's in front.
+    """Returns every call with the pieces before it, in the order of the program; those of a branch begin with its
+    parent's.
 
     Args:
         segments: those of the graph, where they are known.
@@ -207,7 +208,7 @@ _FIRST_MARK = 0xF0000  # of a private plane
 
 
 def is_mark(character: str) -> bool:
-    """Whether a character is from the planes that marks are taken from."""
+    """Returns whether a character is from the planes that marks are taken from."""
     return ord(character) >= _FIRST_MARK
 
 

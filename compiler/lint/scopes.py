@@ -50,13 +50,13 @@ class Scope:
         return scope
 
     def values(self, name: str) -> list[ast.expr]:
-        """What may stand behind a name; empty for parameters and what is not known."""
+        """Returns what a name may stand for; empty for parameters and what is not known."""
         if name in self.assigned or self.outer is None:
             return self.assigned.get(name, [])
         return self.outer.values(name)
 
     def full_name(self, expression: ast.expr) -> str:
-        """`dt.datetime.now` → "datetime.datetime.now"; empty for what is no dotted name."""
+        """Resolves a name: `dt.datetime.now` → "datetime.datetime.now"; empty for what is no dotted name."""
         match expression:
             case ast.Name(name):
                 return self.imports.get(name, name)
@@ -66,7 +66,7 @@ class Scope:
         return ""
 
     def constant(self, expression: ast.expr) -> str | None:
-        """The text of a literal, or of a name that stands for one; None for anything else."""
+        """Returns the text of a literal, or of a name that stands for one; None for anything else."""
         match expression:
             case ast.Constant(str(text)):
                 return text
@@ -81,7 +81,7 @@ class Scope:
         return None
 
     def flowing(self, expression: ast.expr) -> "Iterator[tuple[ast.AST, Scope]]":
-        """Every node that an expression's value may be made of: through names, and through what functions of the
+        """Yields every node that an expression's value may be made of: through names, and through what functions of the
         module return. Each with the scope in which it stands."""
         waiting: list[tuple[ast.AST, Scope]] = [(expression, self)]
         seen: set[ast.AST] = set()
@@ -121,7 +121,7 @@ class Scope:
 
 
 def walk_here(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Every node of these statements, not of functions and classes inside of them."""
+    """Yields every node of these statements, not of functions and classes inside of them."""
     waiting: list[ast.AST] = list(reversed(body))
     while waiting:
         node = waiting.pop()
@@ -165,7 +165,7 @@ LOOKS_VOLATILE = re.compile(
 
 
 def volatile_call(expression: ast.expr, scope: Scope) -> ast.Call | None:
-    """The call that makes an expression's value another one each time; None where there is none to be seen."""
+    """Returns the call that makes an expression's value another one each time; None where none is seen."""
     for node, inner in scope.flowing(expression):
         if isinstance(node, ast.Call) and is_volatile(node, inner):
             return node

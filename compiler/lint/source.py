@@ -59,7 +59,7 @@ class Aligned:
 
 
 def aligned(run: Run, marked: Marked) -> list[Aligned] | None:
-    """The parts of a segment that a run made; None where it made another text.
+    """Returns the parts of a segment that a run made; None where it made another text.
 
     An expression that gave constant text is taken to end where the next words begin.
     """
@@ -93,7 +93,7 @@ class Stop(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Here one begins."""
+    """The beginning of a turn."""
 
     role: str
 

@@ -26,7 +26,7 @@ def source_findings(program: SourceProgram, counter: Counter) -> Iterator[Findin
 
 
 def _finding(rule: str, program: SourceProgram, statement: ast.stmt, node: ast.AST, what: str) -> Finding:
-    """At the expression, which may stand in another statement than the one that appends it."""
+    """Makes a finding at the expression, which may stand in another statement than the one that appends it."""
     line = getattr(node, "lineno", statement.lineno)
     inside = statement.lineno <= line <= (statement.end_lineno or line)
     first, last = (statement.lineno, statement.end_lineno or line) if inside else (line, line)
@@ -34,7 +34,7 @@ def _finding(rule: str, program: SourceProgram, statement: ast.stmt, node: ast.A
 
 
 def _printed(program: SourceProgram) -> Iterator[tuple[ast.expr, ast.stmt]]:
-    """Every expression that is appended, or decides in which order things are; with its statement."""
+    """Yields every expression that is appended, or decides in which order things are; with its statement."""
     for run in program.runs:
         for source in run.sources:
             if source.text is None:
@@ -78,7 +78,7 @@ def _unstable(expression: ast.expr, scope: Scope) -> Iterator[_Found]:
 
 
 def _is_sorted(expression: ast.expr, inner: ast.AST, scope: Scope) -> bool:
-    """Whether what an expression prints of `inner` is put in order, or is reported where it is printed."""
+    """Returns whether what an expression prints of `inner` is put in order, or is reported where it is printed."""
     for node, _ in scope.flowing(expression):
         if isinstance(node, ast.Call) and scope.full_name(node.func) in ("json.dumps", "sorted"):
             return any(part is inner for argument in node.args for part, _ in scope.flowing(argument))
@@ -86,7 +86,7 @@ def _is_sorted(expression: ast.expr, inner: ast.AST, scope: Scope) -> bool:
 
 
 def _is_ordered(value: ast.expr, scope: Scope) -> bool:
-    """Whether a value is printed the same each time: a literal whose keys stand in the source."""
+    """Returns whether a value is printed the same each time: a literal whose keys stand in the source."""
     match value:
         case ast.Name(name):
             values = scope.values(name)
@@ -138,7 +138,7 @@ def _rewritten(expression: ast.expr, program: SourceProgram) -> Iterator[_Found]
 
 
 def _is_given(value: ast.expr, program: SourceProgram, scope: Scope) -> bool:
-    """Whether a value comes from the program's arguments: what it makes itself is the same at every turn."""
+    """Returns whether a value comes from the program's arguments: what it makes itself is the same at every turn."""
     arguments = program.function.args
     names = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     return any(isinstance(node, ast.Name) and node.id in names for node, _ in scope.flowing(value))
@@ -148,7 +148,7 @@ def _is_given(value: ast.expr, program: SourceProgram, scope: Scope) -> bool:
 
 
 def _volatile(program: SourceProgram, counter: Counter) -> Iterator[Finding]:
-    """By source alone: counts constant text in this run and the following ones."""
+    """Finds volatile values by the source alone: counts constant text in this run and the following ones."""
     for number, run in enumerate(program.runs):
         for place, source in enumerate(run.sources):
             call = None if source.text is not None else volatile_call(source.expression, program.scope)
@@ -173,7 +173,7 @@ def volatile_text(what: str, behind: int) -> str:
 
 
 def _as_text(run: Run, place: int, program: SourceProgram) -> Marked:
-    """The sources behind one of a run, as far as their text is known; the hole itself in front."""
+    """Returns the sources after one of a run, as far as their text is known; the hole itself comes first."""
     pieces = [Piece(Kind.VOLATILE)] if place >= 0 else []
     for source in run.sources[place + 1 :]:
         text = source.text if source.text is not None else program.scope.constant(source.expression)

@@ -108,6 +108,6 @@ def free_tokens(marked: Marked, counter: Counter) -> int:
 
 
 def _is_saying(sentence: str) -> bool:
-    """Whether a sentence is more than a label, a separator or a tag."""
+    """Returns whether a sentence is more than a label, a separator or a tag."""
     bare = TAG.sub("", sentence.rstrip("*_ "))  # stars make the last letters bold
     return not bare.endswith((":", "：")) and (len(bare.split()) > 2 or len(bare) > 12)

@@ -1,4 +1,4 @@
-"""Rewrites of graphs, each with the law that it keeps."""
+"""Rewrites graphs by passes, each with the law that it keeps."""
 
 from .pipeline import PassReport, Report, Rewritten, optimise, rewrite
 

@@ -1,4 +1,4 @@
-"""Equal calls are made once: branches that begin alike are one branch as far as they are alike.
+"""Makes equal calls once: branches that begin alike are one branch as far as they are alike.
 
 Fork ─┬► "Is it" ─► select x ─► " So: " ─► gen y        Fork ─► "Is it" ─► select x ─► Fork ─► " So: " ─► gen y
       └► "Is it" ─► select x ─► " But: " ─► gen z                                       └────► " But: " ─► gen z
@@ -37,7 +37,7 @@ def merge_equal(graph: Graph) -> PassResult:
 
 
 class _Plan:
-    """What is the same as what.
+    """Knows which node is the same as which.
 
     Attributes:
         same: node of a branch → that of another branch which stands for it.
@@ -113,7 +113,7 @@ class _Plan:
 
 
 def _shared(stream: Sequence[Node], equal_nodes: EqualNodes) -> Sequence[Node]:
-    """What a branch has in common with earlier ones, up to the last call of it."""
+    """Returns what a branch has in common with earlier ones, up to the last call of it."""
     if not isinstance(stream[0].op, GetForkItem):
         return ()
     count = 0

@@ -1,4 +1,4 @@
-"""Which nodes say the same at the same place, in branches that leave one place.
+"""Finds nodes that say the same at the same place, in branches that leave one place.
 
 Fork ─┬► Append "A" ─► select x ─► Append "B" ...        the first three nodes of both branches are equal
       └► Append "A" ─► select x ─► Append "C" ...
@@ -14,7 +14,7 @@ from .rules import gathers_variables
 
 
 class EqualNodes:
-    """Of one graph.
+    """The equal nodes of one graph.
 
     Attributes:
         first: node → the first one of the graph that is the same. Calls are, where their kind is deterministic and
@@ -61,7 +61,7 @@ class EqualNodes:
 
 
 def _leaving(fork: Node) -> Node:
-    """The last thing before a fork that its branches hear: neither forks nor joins of variables say anything."""
+    """Returns the last thing before a fork that its branches see: neither forks nor joins of variables say anything."""
     node = fork
     while isinstance(node.op, Fork) or (isinstance(node.op, Join) and gathers_variables(node.op)):
         node = node.inputs[0]
@@ -69,13 +69,13 @@ def _leaving(fork: Node) -> Node:
 
 
 def _read(op: Variable | Object, setter: Node) -> object:
-    """What is read, whatever it is called. A scope says its name, and a call has one name or two."""
+    """Returns what is read, whatever it is called. A scope says its name, and a call has one name or two."""
     called = "thinking" if isinstance(setter.op, Generate) and op.name != setter.op.gen.name else "text"
     return type(op), called, getattr(op, "index", None)
 
 
 def named(op: Operation, name: str | None) -> Generate | Choose:
-    """The call under another name; without one it is what a model sees of it."""
+    """Returns the call under another name; without one it is what a model sees of it."""
     if isinstance(op, Generate):
         return replace(op, gen=replace(op.gen, name=name))
     assert isinstance(op, Choose), "these are the calls"
@@ -83,8 +83,8 @@ def named(op: Operation, name: str | None) -> Generate | Choose:
 
 
 def is_deterministic(graph: Graph, call: Node) -> bool:
-    """Whether the same prompt gives the same answer, in every run and on a backend that is deterministic at all: the
-    best of choices, greedy text, and text with a seed. What a run may set itself does not count."""
+    """Returns whether the same prompt gives the same answer, in every run and on a backend that is deterministic at
+    all: the best of choices, greedy text, and text with a seed. What a run may set itself does not count."""
     match call.op:
         case Choose(select):
             return select.temperature == 0
@@ -95,14 +95,14 @@ def is_deterministic(graph: Graph, call: Node) -> bool:
 
 
 def _certain(graph: Graph, call: Node) -> Options:
-    """Sampling fields that no options of a run go over: those of the call, and in a nested run all."""
+    """Returns sampling fields that no options of a run override: those of the call, and in a nested run all."""
     op = call.op
     assert isinstance(op, Generate), "only these have sampling fields"
     return {**op.defaults, **op.gen.options} if _is_nested(graph, call) else op.gen.options
 
 
 def _is_nested(graph: Graph, node: Node) -> bool:
-    """Whether a node stands in a run inside of the program, or a branch of one."""
+    """Returns whether a node stands in a run inside of the program, or a branch of one."""
     stream: int = graph.stream_of[node]
     while (parents := graph.parents(stream)) is not None:
         stream = parents[0]
@@ -111,7 +111,7 @@ def _is_nested(graph: Graph, node: Node) -> bool:
 
 
 def read_of(setter: Node, op: Variable | Object, old: Node) -> Variable | Object:
-    """A read of call `old`, of `setter` in its place, which may have another name."""
+    """Returns a read of call `old`, of `setter` in its place, which may have another name."""
     name = name_of(setter)
     assert name is not None, "who reads a call gives it a name"
     thinking = isinstance(old.op, Generate) and op.name != old.op.gen.name
@@ -130,6 +130,6 @@ def name_of(call: Node) -> str | None:
 
 
 def appended_streams(graph: Graph) -> set[int]:
-    """Streams whose text a join appends to another one."""
+    """Returns streams whose text a join appends to another one."""
     joins = (node for node in graph.nodes if isinstance(node.op, Join) and not gathers_variables(node.op))
     return {graph.stream_of[end] for join in joins for end in join.inputs[1:]}

@@ -1,4 +1,5 @@
-"""Folding: what can be computed now is, and text is written as its pieces. The prompts stay the same, part by part."""
+"""Folds a graph: computes what can be computed now, and writes text as its pieces. The prompts stay the same, part by
+part."""
 
 from typing import Any
 
@@ -21,7 +22,7 @@ def fold(graph: Graph) -> PassResult:
 
 
 def _compute(site: Site) -> Node | None:
-    """A function of a constant is a constant. One that raises is left to raise when the program runs."""
+    """Computes a function of a constant. One that raises is left to raise when the program runs."""
     op, (value,) = site.node.op, site.inputs
     assert isinstance(op, Apply), "the pattern says so"
     if not isinstance(value.op, Constant) or not _is_small(op, value.op.value):
@@ -34,7 +35,7 @@ def _compute(site: Site) -> Node | None:
 
 
 def _is_small(op: Apply, value: object) -> bool:
-    """Whether computing it takes no more room than it is worth: a file may ask for a text of any width."""
+    """Returns whether computing it takes no more room than it is worth: a file may ask for a text of any width."""
     if not isinstance(value, str | int | float | bool | None):
         return False
     length = len(value) if isinstance(value, str) else 1
@@ -49,7 +50,7 @@ def _is_small(op: Apply, value: object) -> bool:
 
 
 def _pick(site: Site) -> Node | None:
-    """A member of a list, tuple or dict that the graph builds is that member."""
+    """Takes a member out of a list, tuple or dict that the graph builds."""
     op, (value,) = site.node.op, site.inputs
     assert isinstance(op, Apply), "the pattern says so"
     if op.function != "item" or not isinstance(value.op, Structure):
@@ -64,7 +65,7 @@ def _pick(site: Site) -> Node | None:
 
 
 def _join_text(site: Site) -> Node | None:
-    """Texts in texts are taken out, constants side by side are one, empty ones are none. A text of one that may be
+    """Takes texts out of texts, joins constants side by side, and leaves out empty ones. A text of one that may be
     anything stays: it is what says that the one has to be text."""
     pieces: list[Node] = []
     for taken in site.inputs:
@@ -82,8 +83,8 @@ def _join_text(site: Site) -> Node | None:
 
 
 def _write_out(site: Site) -> Node | None:
-    """Constants in a list, tuple or dict are written in it. One without anything that could be changed is a constant;
-    lists and dicts are built anew in every run, as the program did."""
+    """Writes constants into the list, tuple or dict that they are in. One without anything that could be changed is a
+    constant; lists and dicts are built anew in every run, as the program did."""
     op = site.node.op
     assert isinstance(op, Structure), "the pattern says so"
     inputs: list[Node] = []
@@ -96,7 +97,7 @@ def _write_out(site: Site) -> Node | None:
 
 
 def _filled(template: Any, values: tuple[Node, ...], inputs: list[Node]) -> Any:  # Any: see Structure.template
-    """The template with plain constants at their leaves; `inputs` gets what stays a leaf."""
+    """Returns the template with plain constants at their leaves; `inputs` gets what stays a leaf."""
     match template:
         case Leaf(index):
             value = values[index]
@@ -136,7 +137,7 @@ _VALUES = (
 
 
 def _say_pieces(site: Site) -> Replacement | None:
-    """A text that is put together is said piece by piece."""
+    """Appends a text that is put together piece by piece."""
     place, text = site.inputs
     if not isinstance(text.op, Concat) or not text.inputs:
         return None

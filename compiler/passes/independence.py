@@ -1,4 +1,4 @@
-"""Calls that a program declares independent are made side by side."""
+"""Makes calls side by side that a program declares independent, and forks as early as it can."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,8 +10,8 @@ from .rules import PassResult, Replacement, Rule, Site, apply_rules, call_label,
 
 
 def fork_independent(graph: Graph, independent: Iterable[str] = ()) -> PassResult:
-    """What can go on side by side does: by the laws of `sink_joins` and `merge_forks`, and for calls named in
-    `independent` by that of `fork_declared`. No other call sees other text than before.
+    """Runs side by side what can: by the laws of `sink_joins` and `merge_forks`, and for calls named in `independent`
+    by that of `fork_declared`. No other call sees other text than before.
     """
     declared = fork_declared(graph, tuple(independent))
     sunk = sink_joins(declared.graph)
@@ -21,7 +21,7 @@ def fork_independent(graph: Graph, independent: Iterable[str] = ()) -> PassResul
 
 
 def fork_declared(graph: Graph, names: Sequence[str]) -> PassResult:
-    """Calls that the program says one behind the other are made in branches, and their text is appended in order.
+    """Makes calls in branches that the program makes one after the other, and appends their text in order.
 
         s += "Summary: " + gen("summary") + "\\nKeywords: " + gen("keywords")
 
@@ -47,7 +47,7 @@ def fork_declared(graph: Graph, names: Sequence[str]) -> PassResult:
     place_of = {call: (run, index) for run in runs for index, call in enumerate(run)}
 
     def separate(site: Site) -> Replacement | None:
-        """The first of a run forks; each but the last hands on the next branch, and the last joins them all."""
+        """Forks at the first of a run; each but the last hands on the next branch, and the last joins them all."""
         if site.node not in place_of:
             return None
         run, index = place_of[site.node]
@@ -108,7 +108,7 @@ def _neighbours(graph: Graph, stream: Sequence[Node], wanted: set[str]) -> list[
 
 
 def _stands_alone(graph: Graph, before: Node, node: Node) -> bool:
-    """Whether nothing but `node` asks what the text up to `before` is."""
+    """Returns whether nothing but `node` asks what the text up to `before` is."""
     return all(
         user is node or not (user.in_stream or user.op.__class__.__name__ == "StreamText")
         for user in graph.users[before]
@@ -116,7 +116,7 @@ def _stands_alone(graph: Graph, before: Node, node: Node) -> bool:
 
 
 def _taken(node: Node) -> set[Node]:
-    """What the values of a stream node need."""
+    """Returns what the values of a stream node need."""
     return needed(node.inputs[1:])
 
 
@@ -134,7 +134,7 @@ def _check_apart(graph: Graph, wanted: set[str]) -> None:
 
 
 def sink_joins(graph: Graph) -> PassResult:
-    """Joins of variables go to the end of their stream. Texts of branches are appended where they were.
+    """Moves joins of variables to the end of their stream. Texts of branches are appended where they were.
 
     Law: the same calls with the same prompts, the same variables and texts, as long as no call fails. When a branch
     fails, calls have been made that the program would not have come to.
@@ -180,7 +180,7 @@ def _lists_last(graph: Graph) -> Graph:
 
 
 def merge_forks(graph: Graph) -> PassResult:
-    """Forks of one place are one fork.
+    """Merges forks of one place into one fork.
 
     Law: the same calls with the same prompts, the same variables and texts. The backend hears of the branches as
     siblings.

@@ -1,4 +1,4 @@
-"""The passes in their order, with a check of the graph behind each of them."""
+"""Runs the passes in their order, and checks the graph after each of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -79,7 +79,7 @@ NAMES = ("fold", "drop_unused", "merge_equal", "merge_samples", "fork_independen
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Checked.
+    """The passes that run, and their options; checked.
 
     Attributes:
         names: of the passes, in the order in which they run.
@@ -95,7 +95,7 @@ class Choice:
 def checked_choice(
     passes: str | Iterable[str], keep: Iterable[str] | None = None, independent: Iterable[str] | None = None
 ) -> Choice:
-    """What users write → what runs.
+    """Checks what users write about passes.
 
     Args:
         passes: "default", "none", or names of passes, among which "default" stands for all of those.
@@ -154,7 +154,7 @@ def optimise(
     keep: Iterable[str] | None = None,
     independent: Iterable[str] | None = None,
 ) -> Graph:
-    """`rewrite`, for who does not want to know what was done."""
+    """`rewrite` without the report."""
     return rewrite(graph, passes, keep=keep, independent=independent).graph
 
 
@@ -165,7 +165,7 @@ def rewrite(
     keep: Iterable[str] | None = None,
     independent: Iterable[str] | None = None,
 ) -> Rewritten:
-    """The graph that the passes make of `graph`, and what each of them did. Doing it again changes nothing.
+    """Returns the graph that the passes make of `graph`, and what each of them did. Doing it again changes nothing.
 
     By default a program is rewritten in ways only that nobody can see: `fold` and `merge_text`. The other passes change
     which calls are made or when, each by the law in its docstring:
@@ -207,7 +207,7 @@ class _Done:
         self._notes: dict[str, None] = {}
 
     def add(self, graph: Graph, outcome: PassResult) -> Graph:
-        """The pass made `outcome` of `graph`."""
+        """Adds what the pass made of `graph`, and returns the new graph."""
         self._counts.update(outcome.counts)
         self._calls += outcome.calls
         self._notes.update(dict.fromkeys(outcome.notes))

@@ -1,4 +1,4 @@
-"""Rules: what a pass looks for, and what it writes instead. A pass is a table of them.
+"""Applies rules: what a pass looks for, and what it writes instead. A pass is a table of them.
 
     Rule("join constants", (Append,), joined)      nodes of these operations are shown to `joined`,
                                                    which gives what stands there instead, or None
@@ -46,7 +46,7 @@ class Site:
     places: Mapping[Node, Node]
 
     def kept(self) -> Node:
-        """The node with its new inputs."""
+        """Returns the node with its new inputs."""
         return self.builder.node(self.node.op, self.inputs, self.node.line)
 
 
@@ -66,7 +66,7 @@ def apply_rules(
     ends: Iterable[Node] | None = None,
     variables: Iterable[tuple[str, Node]] | None = None,
 ) -> tuple[Graph, Counter[str]]:
-    """`graph` rewritten by the first rule that does so at each node, and how often each rule did.
+    """Rewrites `graph` by the first rule that does so at each node, and how often each rule did.
 
     Args:
         ends: streams that are kept for their own sake; the graph's own without it.
@@ -114,7 +114,8 @@ def _new_inputs(node: Node, nodes: Mapping[Node, Node], places: Mapping[Node, No
 
 
 def _ended(graph: Graph) -> Graph:
-    """With the ends of all its streams, the program's own first: a rewrite makes streams, and takes some away."""
+    """Returns the graph with the ends of all its streams, the program's own first: a rewrite makes streams, and removes
+    some."""
     own = graph.stream_of[graph.ends[0]]
     others = (number for number in range(len(graph.streams)) if number != own)
     return replace(graph, ends=tuple(graph.streams[number][-1] for number in (own, *others)))
@@ -122,7 +123,7 @@ def _ended(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """A rewritten graph.
+    """What one pass did: a rewritten graph.
 
     Attributes:
         graph: the same object where nothing was rewritten.
@@ -138,7 +139,7 @@ class PassResult:
 
 
 def call_label(node: Node) -> str:
-    """A call, for people: "gen 'answer' (program.py:12)"."""
+    """Names a call for people: "gen 'answer' (program.py:12)"."""
     match node.op:
         case Generate(gen):
             kind, name = "gen", gen.name
@@ -151,8 +152,8 @@ def call_label(node: Node) -> str:
 
 
 def needed(roots: Iterable[Node]) -> set[Node]:
-    """The roots and all that they need. A join that brings variables back waits for branches, but says nothing of
-    theirs: who takes a variable of a branch needs it itself."""
+    """Returns the roots and all that they need. A join that brings variables back waits for branches, but says nothing
+    of theirs: what takes a variable of a branch needs it itself."""
     seen: set[Node] = set()
     waiting = list(roots)
     while waiting:
@@ -168,7 +169,7 @@ def gathers_variables(join: Join) -> bool:
 
 
 def shrink_rules(graph: Graph, gone: Collection[Node]) -> tuple[Rule, Rule]:
-    """Rules for forks and the branches that stay.
+    """Returns rules that shrink forks, and renumber the branches that stay.
 
     Args:
         gone: `GetForkItem`s of branches that are no more. The pass itself says what becomes of them.

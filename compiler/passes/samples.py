@@ -1,4 +1,4 @@
-"""Samples of one prompt are asked for with one call.
+"""Asks for samples of one prompt with one call.
 
 with s.fork(8) as f:                               one gen of branch 0, with n=8; the other branches have the
     f += "A: " + gen("answer", temperature=1)      second text, the third, ...
@@ -109,7 +109,7 @@ def _groups(graph: Graph) -> list[_Group]:
 
 
 def _is_sample(graph: Graph, call: Node) -> bool:
-    """Whether the call draws one text, as far as it is known before a run."""
+    """Returns whether the call draws one text, as far as it is known before a run."""
     op = call.op
     assert isinstance(op, Generate), "only these are samples"
     options = {**op.defaults, **op.gen.options}
@@ -122,7 +122,7 @@ def _is_sample(graph: Graph, call: Node) -> bool:
 
 
 def _is_last(graph: Graph, rest: Sequence[Node]) -> bool:
-    """Whether nothing depends on the text that a stream has from its first node on, `rest`."""
+    """Returns whether nothing depends on the text that a stream has from its first node on, `rest`."""
     for node in rest[1:]:
         gathering = isinstance(node.op, Join) and gathers_variables(node.op)
         if not gathering and not isinstance(node.op, Append | RoleBegin | RoleEnd):

@@ -1,4 +1,4 @@
-"""Merging of text: constants that are said one behind the other are one constant, and nothing is not said.
+"""Merges text: constants that are appended one after the other become one constant, and empty ones go.
 
     Append "Q: " ─► Append "why" ─► Append "" ─► Generate        Append "Q: why" ─► Generate
 
@@ -36,7 +36,8 @@ def merge_text(graph: Graph) -> PassResult:
         return site.builder.node(Append(), (site.inputs[0], constant), run[0].line)
 
     def leave_out(site: Site) -> Replacement | None:
-        """Where nothing would be refused: saying nothing behind a turn that is owed is an error, and stays one."""
+        """Leaves out empty text where nothing would be refused: after a turn that is owed it is an error, and stays
+        one."""
         if _text(site.node) != "" or site.node.before not in takes:
             return None
         return Replacement(site.inputs[0], site.inputs[0])
@@ -54,7 +55,7 @@ def merge_text(graph: Graph) -> PassResult:
 
 
 def _runs(graph: Graph) -> dict[Node, list[Node]]:
-    """Constants that can be said at once, at least two, under the last of them."""
+    """Returns constants that can be appended at once, at least two, under the last of them."""
     runs: dict[Node, list[Node]] = {}
     for stream in graph.streams:
         run: list[Node] = []
@@ -72,7 +73,7 @@ def _runs(graph: Graph) -> dict[Node, list[Node]]:
 
 
 def _text(node: Node | None) -> str | None:
-    """The constant that a node appends."""
+    """Returns the constant that a node appends."""
     if node is None or not isinstance(node.op, Append):
         return None
     said = node.inputs[1].op
@@ -80,7 +81,8 @@ def _text(node: Node | None) -> str | None:
 
 
 def takes_text(graph: Graph) -> frozenset[Node]:
-    """Places behind which text is never refused: no turn is owed there."""
+    """Returns places after which text is never refused: no turn is owed there. A template may refuse text after a turn
+    that it shows only together with the next one (see `interpreter/position.py`)."""
     found: set[Node] = set()
     for node in graph.nodes:
         if node.in_stream:
@@ -91,7 +93,7 @@ def takes_text(graph: Graph) -> frozenset[Node]:
 
 
 def _takes(node: Node) -> bool | None:
-    """None: as what stands before."""
+    """Returns whether the node takes text after it; None: as the node before."""
     match node.op:
         case RoleEnd():
             return False

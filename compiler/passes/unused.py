@@ -1,4 +1,4 @@
-"""Dead calls: what nobody asks for is not generated.
+"""Drops dead calls: what no variable, text or result needs is not generated.
 
 s += "Plan: " + gen("plan")                      keep=["plan"]: the critique is not asked for, and
 with s.fork(2) as f:                             neither is the stream that writes it
@@ -39,7 +39,7 @@ def drop_unused(graph: Graph, keep: Iterable[str] | None = None) -> PassResult:
     first_of = {node: stream[0] for stream in graph.streams for node in stream}
 
     def drop(site: Site) -> Replacement | None:
-        """Who waited for the end of a stream waits for what is left of it."""
+        """Drops a node: what waited for the end of a stream waits for what is left of it."""
         if site.node in alive or isinstance(site.node.op, Begin):
             return None
         return Replacement(site.inputs[0], site.inputs[0])
@@ -81,8 +81,8 @@ def _kept(graph: Graph, keep: Iterable[str] | None) -> list[tuple[str, Node]]:
 
 
 def _alive(graph: Graph, kept: list[tuple[str, Node]], *, with_text: bool) -> set[Node]:
-    """What is asked for and all that it needs. A list that a join makes has an entry for each branch: the join stays,
-    and so do its branches, with as much of each as is needed."""
+    """Returns what is asked for and all that it needs. A list that a join makes has an entry for each branch: the join
+    stays, and so do its branches, with as much of each as is needed."""
     own = graph.streams[graph.stream_of[graph.ends[0]]]
     roots = [own[0], graph.result, *(value for _, value in kept)]
     if with_text:
@@ -116,7 +116,7 @@ def joins_of_lists(graph: Graph, alive: Collection[Node]) -> set[Node]:
 
 
 def _lists(template: Any) -> Iterator[list[Any]]:  # Any: see Structure.template
-    """All lists in a template, the whole first."""
+    """Yields all lists in a template, the whole first."""
     match template:
         case list():
             yield template
@@ -132,7 +132,7 @@ def _lists(template: Any) -> Iterator[list[Any]]:  # Any: see Structure.template
 
 
 def _streams(graph: Graph, node: Node, entry: Any) -> set[int]:
-    """The streams that generate what is in an entry of a list, and those that they were forked off."""
+    """Returns the streams that generate what is in an entry of a list, and those that they were forked off."""
     found: set[int] = set()
     waiting = [entry]
     while waiting:

@@ -1,1 +1,1 @@
-"""From a graph to its variables: on the streams of the interpreter, or in a runtime."""
+"""Runs graphs: on the streams of the interpreter, or in a runtime."""

@@ -1,4 +1,4 @@
-"""What the streams of a compiled program do, one action after the other: a plan's part of a step.
+"""The actions of a compiled program's streams: a plan's part of a step.
 
 An action is the same in all runs; `step` makes what the interpreter's executor takes, with the bindings of one run.
 """

@@ -1,4 +1,4 @@
-"""A program as its graph: it runs like the program it was compiled from, and needs none of its Python.
+"""Runs a program as its graph: like the program it was compiled from, with none of its Python.
 
 compiled = ask.compile()                       state = compiled.run("Why?", backend=model)
 compiled.save("ask.graph")                     umbel.load("ask.graph").run_batch([...])
@@ -65,7 +65,7 @@ class CompiledProgram:
         return f"<compiled program {self._arguments}: {len(self.graph.nodes)} nodes in {counted}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the graph to a file, which `umbel.load` reads. It holds text and options, and no code.
+        """Writes the graph to a file, which `umbel.load` reads. It holds text and options, and no code.
 
         Raises:
             GraphError: the program holds a value that no file can.
@@ -80,7 +80,7 @@ class CompiledProgram:
         return self.run(*arguments, **keywords)
 
     def run(self, *arguments: Any, **keywords: Any) -> State:
-        """Run the program: as `Program.run`, with the same options and the same state.
+        """Runs the program: as `Program.run`, with the same options and the same state.
 
         Returns when all is known that the program looked at: what it put into text, assigned or returned. What else it
         appended may still be running; reading waits for it. All variables can be asked for from the beginning. What is
@@ -211,7 +211,7 @@ class CompiledProgram:
 
 
 def load(path: str | os.PathLike[str], *, server: Server = "auto") -> CompiledProgram:
-    """The program of a file that `save` wrote. Nothing of the file is run as code, whoever wrote it.
+    """Loads the program of a file that `save` wrote. Nothing of the file is run as code.
 
     `server`: as of `Program.compile`.
 
@@ -224,7 +224,8 @@ def load(path: str | os.PathLike[str], *, server: Server = "auto") -> CompiledPr
 
 
 def _signature(graph: Graph) -> Signature:
-    """Of the program behind its state. A required parameter behind one that is not can only be given by its name."""
+    """Returns the signature of the program, without its state. A required parameter after one that is not can only be
+    given by its name."""
     parameters: list[Parameter] = []
     kind: Any = Parameter.POSITIONAL_OR_KEYWORD  # of a private type
     for each in graph.parameters:

@@ -1,4 +1,4 @@
-"""What lies ahead of every call of a program: the tokens of the longest way from it to the end.
+"""Computes what lies ahead of every call of a program: the tokens of the longest way from it to the end.
 
     gen 20 ─┬─ gen 100 ── gen 30 ─┐                  ahead:  170 ─┬─ 150 ── 50 ─┐
             ├─ gen 10 ────────────┼─ gen 20                      ├─  30 ────────┼─ 20
@@ -26,7 +26,7 @@ class _Mean:
 
 
 class CriticalPaths:
-    """Of one graph; learns over its runs, from any thread.
+    """The critical paths of one graph; learns over its runs, from any thread.
 
     Args:
         calls: slots of the `Generate` and `Choose` nodes' variables.
@@ -46,14 +46,15 @@ class CriticalPaths:
         return len(self._graph.streams) > 1
 
     def note(self, slot: int, tokens: int) -> None:
-        """A run's text had so many."""
+        """Notes how many tokens a run's text had."""
         mean = self._means.setdefault(slot, _Mean())
         mean.total += tokens
         mean.count += 1
         self._noted += 1
 
     def ahead(self, longest: Mapping[int, int]) -> Mapping[int, int]:
-        """Slot → tokens. `longest`: those that the gens of a run may have, by slot."""
+        """Returns the tokens ahead of every call, by slot. `longest`: those that the gens of a run may have, by
+        slot."""
         last = self._last
         if last is None or last[0] != longest or self._noted >= self._learn_at:
             while self._learn_at <= self._noted:
@@ -62,7 +63,7 @@ class CriticalPaths:
         return last[1]
 
     def expected(self, slot: int, longest: int) -> int:
-        """Tokens of a text."""
+        """Returns the tokens that a text is expected to have."""
         mean = self._means.get(slot)
         return longest if mean is None else min(longest, math.ceil(mean.total / mean.count))
 

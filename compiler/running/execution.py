@@ -1,4 +1,4 @@
-"""One run of a plan, on the loop that its streams live on: all steps are made at once, then the streams go.
+"""Runs a plan once, on the loop that its streams live on: all steps are made at once, then the streams go.
 
     plan ──► bindings, steps ──► one queue per stream ──► the interpreter's executor
                                    ▲                          │
@@ -29,7 +29,7 @@ _NONE: Options = {}
 
 
 class Execution:
-    """Made in any thread, then used on the loop.
+    """One run of a plan. Made in any thread, then used on the loop.
 
     Args:
         plan: of the program.
@@ -75,25 +75,25 @@ class Execution:
     # -------------------------------------------------------------------------------- on the loop
 
     def launch(self) -> None:
-        """Begin the streams."""
+        """Starts the streams."""
         for queue, stream in zip(self.queues, self._plan.streams, strict=True):
             if stream.fork is None:
                 queue.launch()
 
     def go(self, ended: Ended) -> None:
-        """Begin the streams, and call `ended` when the program has ended."""
+        """Starts the streams, and calls `ended` when the program has ended."""
         self.launch()
         self.follow(ended)
 
     def follow(self, ended: Ended) -> None:
-        """Have the run end where the body of the program would, and `ended` called there."""
+        """Ends the run where the body of the program would, and calls `ended` there."""
         self._ended = ended
         if self._run.speculation is not None:
             self._run.speculation.rest.start()  # what the program says has been said
         self._advance()
 
     async def run(self) -> Any:
-        """All of it, to the end of every stream: what the program returned.
+        """Runs all of it, to the end of every stream; returns what the program returned.
 
         Raises:
             What the body of the program would. A stream that failed and that nobody looked at is seen in `stream`.
@@ -113,7 +113,7 @@ class Execution:
         return outcome.result()
 
     def result(self) -> Any:
-        """What the program returns, when all that it takes is known."""
+        """Returns what the program returns, when all that it takes is known."""
         return self.values.value(self._plan.graph.result)
 
     # -------------------------------------------------------------------------------- how it begins
@@ -123,7 +123,7 @@ class Execution:
             self.bindings[read.slot].resolve(self.values.value(read.value))
 
     def _load(self) -> None:
-        """Give every stream its steps; or, where an argument does not fit, none of them any."""
+        """Gives every stream its steps; or, where an argument does not fit, none of them any."""
         plan = self._plan
         loaded = [[action.step(self) for action in stream.actions] for stream in plan.streams]
         for number, (queue, steps) in enumerate(zip(self.queues, loaded, strict=True)):
@@ -132,13 +132,13 @@ class Execution:
         self._load_own(loaded[plan.root])
 
     def _load_own(self, steps: list[Step]) -> None:
-        """The program's own stream, with the variables that it leaves."""
+        """Loads the program's own stream, with the variables that it leaves."""
         plan = self._plan
         variables = [(name, self.bindings[slot]) for name, slot in plan.variables]
         self.stream.preload(steps, variables, plan.grammar)
 
     def _opened(self) -> list[StepQueue]:
-        """A queue for every stream."""
+        """Makes a queue for every stream."""
         run, plan = self._run, self._plan
         groups = [run.request_id() if fork.size > 1 else "" for fork in plan.forks]
         queues: list[StepQueue] = []
@@ -160,7 +160,7 @@ class Execution:
         return plan.paths.ahead({slot: self.sampling[call].max_tokens for slot, call in plan.gens.items()})
 
     def _learn(self, slot: int) -> None:
-        """A text is there, or has failed: how long it was, for the runs to come."""
+        """Learns how long a text was that is there, for the runs to come."""
         facts = self.bindings[slot].meta
         first = facts[0] if isinstance(facts, list) else facts
         tokens = first.get("completion_tokens")
@@ -170,7 +170,7 @@ class Execution:
     # -------------------------------------------------------------------------------- where it ends
 
     def _advance(self) -> None:
-        """Go over what the body reads, as far as it is known. Called again by what was not."""
+        """Goes over what the body reads, as far as it is known. Called again by what was not."""
         plan, bindings, values = self._plan, self.bindings, self.values
         try:
             while self._read < len(plan.reads):
@@ -190,8 +190,8 @@ class Execution:
             self._end(result, None)
 
     def _is_known(self, slots: tuple[int, ...]) -> bool:
-        """Whether all these are settled; if not, `_advance` is called when the first of them is. Raises the error of
-        one that failed."""
+        """Returns whether all these are settled; if not, `_advance` is called when the first of them is. Raises the
+        error of one that failed."""
         for slot in slots:
             binding = self.bindings[slot]
             if not binding.done:

@@ -1,4 +1,4 @@
-"""How a compiled program is run: from sync code, from a coroutine, in the background, in a batch.
+"""Starts runs of a compiled program: from sync code, from a coroutine, in the background, in a batch.
 
 However it is started, one message goes to the streams' loop, and at most one comes back: when the program has ended.
 No thread waits in between, and none is used.
@@ -31,7 +31,7 @@ from .shipping import OutgoingProgram, Server, execution
 
 @dataclass(frozen=True)
 class Host:
-    """Of one plan. A host of batches.
+    """Starts runs of one plan. A `batch.Host`.
 
     `program`: the plan as it is shipped. `server`: whether it is. `defaults`: arguments that may be left out.
     `speculation`: when a run asks for none; `planner`: what all runs have learned about it.
@@ -71,7 +71,7 @@ class Host:
     # -------------------------------------------------------------------------------- started from sync code
 
     def run(self, run: Run, state: State, call: BoundArguments) -> None:
-        """Here and now; a streaming run goes on in the background."""
+        """Runs it here and now; a streaming run goes on in the background."""
         if loop.streams.current:
             raise ProgramError(f"inside a coroutine of the streams' loop write: await {self.name}.run_async(...)")
         begun = self._begun(run, state, call, server=self.server)
@@ -89,7 +89,7 @@ class Host:
                 raise
 
     async def run_async(self, run: Run, state: AsyncState, call: BoundArguments) -> None:
-        """For the caller's loop. Cancelling the awaiting task cancels the run."""
+        """Runs it for the caller's loop. Cancelling the awaiting task cancels the run."""
         begun = self._begun(run, state, call, server=self.server)
         if not self.plan.waits:
             self._end_at_once(begun, run, state)
@@ -123,8 +123,8 @@ class Host:
         body_ended: Callable[[BaseException | None], None],
         finished: Callable[[], None],
     ) -> None:
-        """`pool` is for bodies, and there is none: `body_ended` is called at once, with what cannot begin. An error
-        that ends the program is the reason of its run."""
+        """Starts one run of a batch. `pool` is for bodies, and there is none: `body_ended` is called at once, with the
+        error of a run that cannot begin. An error that ends the program is the reason of its run."""
         error: BaseException | None = None
         try:
             # One budget for many: whoever is shipped would have to hold all of it.
@@ -153,7 +153,7 @@ class Host:
             raise
 
     def _end_at_once(self, begun: Execution, run: Run, state: BaseState) -> None:
-        """A program that waits for nothing has ended before its first call: what it said runs on."""
+        """Ends a program that waits for nothing, before its first call: what it said runs on."""
         try:
             state.ret_value = begun.result()
         except BaseException as error:
@@ -166,7 +166,7 @@ class Host:
 
 
 class _Outcome:
-    """What a thread waits for. One that is woken once needs no more than a lock."""
+    """The end of a program that a thread waits for. A thread that is woken once needs no more than a lock."""
 
     __slots__ = ("_error", "_gate", "_result")
 
@@ -188,7 +188,7 @@ class _Outcome:
 
 
 def _keep(state: BaseState, result: Any, error: BaseException | None) -> None:
-    """For a program that nobody waits for: its run has the error, and whoever reads the state raises it."""
+    """Keeps the result of a program that no caller waits for; its run has the error, which reading the state raises."""
     if error is None:
         state.ret_value = result
 

@@ -1,4 +1,4 @@
-"""A graph made ready to run, once for all runs.
+"""Plans a graph: makes it ready to run, once for all runs.
 
 streams    one list of actions each; a stream runs its actions in order and waits for nobody but what they need
 slots      every variable, mark and list of a join has a place among the bindings that a run begins with
@@ -45,7 +45,7 @@ class Assigned:
 
 
 class Plan:
-    """Of one graph; changed by no run.
+    """The plan of one graph; changed by no run.
 
     Attributes:
         streams: in the order of `graph.streams`; `root` is the number of the program's own.
@@ -90,7 +90,8 @@ class Plan:
         self.sampling({})
 
     def sampling(self, options: Options) -> tuple[SamplingParams, ...]:
-        """Of every call: the options of a run go over what the program set around the call, and its own over both.
+        """Returns the sampling parameters of every call: the options of a run override what the program set around the
+        call, and the call's own override both.
 
         Raises:
             ParameterError: fields that do not fit together.
@@ -107,7 +108,7 @@ class Plan:
     # -------------------------------------------------------------------------------- where values lie
 
     def _place(self, value: Node, name: str, assigned: list[Assigned]) -> int:
-        """The slot of a variable: that of its setter, of a join's list, or one of its own for what the program
+        """Returns the slot of a variable: that of its setter, of a join's list, or one of its own for what the program
         assigned."""
         slot = self.slots.values.get(value)
         whole = isinstance(value.op, Structure) or (isinstance(value.op, Variable) and value.op.index is None)
@@ -119,12 +120,12 @@ class Plan:
     # -------------------------------------------------------------------------------- what the body waits for
 
     def _reads(self, assigned: list[Assigned]) -> tuple[Read, ...]:
-        """Values that text, choices and pictures are made of, and those that are assigned; in the order in which the
-        program had them first. What is known when a run begins is left out."""
+        """Returns values that text, choices and pictures are made of, and those that are assigned; in the order in
+        which the program had them first. What is known when a run begins is left out."""
         numbers = self.graph.numbers
 
         def place(read: Read) -> int:
-            """A part of a list is in no graph; what it is made of is."""
+            """Returns the place of a read. A part of a list is in no graph; what it is made of is."""
             return max(numbers.get(node, 0) for node in (read.value, *read.value.inputs))
 
         used = {

@@ -111,7 +111,8 @@ class OutgoingProgram:
         return None
 
     def _check_pictures(self, graph: Graph) -> None:
-        """The bytes of a picture stand in for its path, so nothing else may be made of the path."""
+        """Checks arguments that are pictures: the bytes of a picture stand in for its path, so nothing else may be made
+        of the path."""
         for name in self.pictures:
             for node in graph.nodes:
                 if node.op == Argument(name) and any(not isinstance(user.op, Look) for user in graph.users[node]):
@@ -127,7 +128,7 @@ def execution(
     options: Options = _NONE,
     server: Server = "auto",
 ) -> Execution:
-    """On the runtime, or here: as `server` says, and as it can be.
+    """Makes an execution on the runtime, or here: as `server` says, and as it can be.
 
     Raises:
         CapabilityError, GraphError, ParameterError: with server=True, why it cannot be shipped.
@@ -145,7 +146,8 @@ def execution(
 
 
 def _packed(program: OutgoingProgram, backend: Backend, arguments: Mapping[str, Any]) -> bytes:
-    """The arguments as they travel, those that are pictures left out. Raises where the program cannot be shipped."""
+    """Packs the arguments as they travel, without those that are pictures. Raises where the program cannot be
+    shipped."""
     if not backend.capabilities.programs or not isinstance(backend, ProgramRunner):
         raise CapabilityError(
             f"{backend.capabilities.name} runs no programs itself; leave server=True out, or run it on a Runtime that "
@@ -231,7 +233,7 @@ class RemoteExecution(Execution):
         self._fail_rest(BackendError(f"{run.backend.capabilities.name} ended the program without all of its variables"))
 
     async def _all_arguments(self) -> bytes:
-        """With the bytes of pictures, which are read now."""
+        """Packs all arguments, with the bytes of pictures, which are read now."""
         pictures = self._program.pictures
         if not pictures:
             return self._packed_arguments
@@ -269,7 +271,7 @@ class RemoteExecution(Execution):
             binding.resolve(value, packing.unpack(event.facts) if event.facts else None)
 
     def _finish(self, ended: ProgramEnded, executor: Executor) -> None:
-        """At the end of the program's own stream. Raises why it did not come there."""
+        """Ends the program's own stream. Raises why it did not come to its end."""
         if ended.error is not None:
             raise ended.error.error()
         prompt: Prompt = EMPTY
@@ -281,13 +283,13 @@ class RemoteExecution(Execution):
         executor.spoken.append(prompt.text[executor.spoken.length :], {})
 
     def _named(self, slot: int, name: str) -> Any:
-        """The binding in a slot. Raises BackendError where the other side names another one."""
+        """Returns the binding in a slot. Raises BackendError where the other side names another one."""
         if not 0 <= slot < len(self.bindings) or self.bindings[slot].name != name or self.bindings[slot].done:
             raise BackendError(f"{self._run.backend.capabilities.name} told of a variable {name!r} that is not to come")
         return self.bindings[slot]
 
     def _fail_rest(self, error: BaseException) -> None:
-        """Nothing more will be reported."""
+        """Fails what will not be reported any more."""
         for slot in self._program.reported.slots:
             self.bindings[slot].fail(error)
 
@@ -299,7 +301,7 @@ def _loaded(source: Any) -> bytes:  # Any: a path, bytes or a picture
 
 
 def _check_judges(graph: Graph) -> None:
-    """A type with code of its own says which answers are good enough, and code does not travel."""
+    """Checks that no result type judges answers: it does so by code, and code does not travel."""
     for node in graph.nodes:
         if isinstance(node.op, Generate) and node.op.gen.result is not None and node.op.gen.result.judges:
             raise GraphError(
@@ -309,8 +311,8 @@ def _check_judges(graph: Graph) -> None:
 
 
 def _without_results(graph: Graph) -> Graph:
-    """Objects are made here, of the texts that come back, so their classes need not travel; unless the program writes
-    what is made of them."""
+    """Removes result types: objects are made here, of the texts that come back, so their classes need not travel;
+    unless the program writes what is made of them."""
     written = reachable(node for node in graph.nodes if node.in_stream)
     if any(isinstance(node.op, Object) for node in written):
         return graph

@@ -1,5 +1,6 @@
-"""Which lists joins make. A graph says that a variable is a list of what branches found; here it is found which join
-brings it back, so that it is known when the parent comes there, has the facts of every branch, and fails as they do.
+"""Gives slots to the values of a run, and finds which lists joins make. Every variable, mark and list of a join has a
+place among the run's bindings. A graph says that a variable is a list of what branches found; which join brings it back
+is found here, so that it is known when the parent comes there, has the facts of every branch, and fails as they do.
 
     branch 0:  gen("x") ─► Join        Structure [Leaf 0, Leaf 1]     a list of the join, with a slot of its own
     branch 1:  gen("x") ─►                     Variable x  Variable x
@@ -19,7 +20,7 @@ from ..operations import Choose, Constant, Generate, Join, Leaf, Object, StreamT
 
 
 class Slots:
-    """Of one graph.
+    """The slots of one graph.
 
     Attributes:
         bindings: what a run makes of every slot: the name of the binding, and how its text becomes an object.
@@ -49,13 +50,13 @@ class Slots:
         return self._variables[setter, name or ""]
 
     def call(self, setter: Node) -> int:
-        """Of what a `gen` or `select` sets."""
+        """Returns the slot of what a `gen` or `select` sets."""
         assert isinstance(setter.op, Generate | Choose), "only calls are asked for"
         said = setter.op.gen if isinstance(setter.op, Generate) else setter.op.select
         return self.variable(setter, said.name)
 
     def thinking(self, setter: Node, name: str | None) -> int:
-        """Of what a model thought before it said `name`."""
+        """Returns the slot of what a model thought before it said `name`."""
         return self._variables[setter, _thoughts(name)]
 
     def _add_variables(self, node: Node) -> None:
@@ -95,7 +96,7 @@ class Column:
 
 
 def columns(graph: Graph) -> list[Column]:
-    """The lists of all joins of a graph."""
+    """Returns the lists of all joins of a graph."""
     return JoinedLists(graph, Slots(graph)).columns
 
 
@@ -113,7 +114,7 @@ class JoinResult:
 
 
 class JoinedLists:
-    """Of one graph: gives slots to the lists of its joins.
+    """Gives slots to the lists of a graph's joins.
 
     Attributes:
         joins: join → what it brings back.
@@ -140,7 +141,7 @@ class JoinedLists:
                             break
 
     def _find(self, node: Node, template: list[Any], name: str, stream: int | None) -> int | None:
-        """The slot of the list `name`, if a `gen` or a join makes it; `stream`: of the branch that has to."""
+        """Returns the slot of the list `name`, if a `gen` or a join makes it; `stream`: of the branch that has to."""
         slot = self._texts(node, template, name, stream)
         for join in reversed(self.joins):
             if slot is None and stream in (None, self._graph.stream_of[join]):
@@ -157,8 +158,8 @@ class JoinedLists:
         return self._slots.variable(setter, name) if stream in (None, self._graph.stream_of[setter]) else None
 
     def _gathered(self, node: Node, template: list[Any], name: str, join: Node) -> int | None:
-        """The slot of the list that `join` makes, if it makes this one: at least one entry is what a `gen`, or another
-        join, has bound to the name in its branch. Entries that are not are what branches assigned."""
+        """Returns the slot of the list that `join` makes, if it makes this one: at least one entry is what a `gen`, or
+        another join, has bound to the name in its branch. Entries that are not are what branches assigned."""
         ends = join.inputs[1:]
         if len(ends) != len(template):
             return None
@@ -174,7 +175,7 @@ class JoinedLists:
         return self._list(self.joins[join], branches, name)
 
     def _inherited(self, node: Node, entry: Any, name: str, stream: int) -> int | None:
-        """The slot of a value that the name had before the branch was forked off."""
+        """Returns the slot of a value that the name had before the branch was forked off."""
         parents = self._graph.parents(stream)
         while parents is not None:
             found = self._found(node, entry, name, parents[0])
@@ -184,7 +185,7 @@ class JoinedLists:
         return None
 
     def _found(self, node: Node, entry: Any, name: str, stream: int) -> int | Node | None:
-        """What a branch found: a slot, a value that it assigned, or nothing."""
+        """Returns what a branch found: a slot, a value that it assigned, or nothing."""
         if isinstance(entry, list):
             slot = self._find(node, entry, name, stream)
             if slot is not None:
@@ -213,7 +214,7 @@ class JoinedLists:
 
 
 def _part(node: Node, entry: Any) -> Node:
-    """A part of a structure, as a value of its own."""
+    """Makes a part of a structure a value of its own."""
     inputs: list[Node] = []
     template = _renumbered(entry, node, inputs)
     return Node(Structure(template), tuple(inputs)) if inputs else Node(Constant(template))

@@ -1,4 +1,5 @@
-"""The nodes of a stream → its actions. Text that stands together is said at once, where that changes no prompt."""
+"""Turns the nodes of a stream into its actions. Text that stands together is appended at once, where that changes no
+prompt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,8 @@ from .slots import JoinResult, Slots
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Sampling fields of a `gen`, or of a `select` that draws: those around it and its own. `nested`: in a run inside
-    of the program, which the options of the run around it do not reach."""
+    """The sampling fields of a `gen`, or of a `select` that draws: those around it and its own. `nested`: in a run
+    inside of the program, which the options of the run around it do not reach."""
 
     defaults: Options
     given: Options
@@ -26,7 +27,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """What all walks of a graph share.
+    """What the actions of all streams of a graph share.
 
     Attributes:
         sources: value node → slots of the bindings that it needs, in the order of the program.
@@ -42,7 +43,7 @@ class PlanContext:
 
 
 class StreamActions:
-    """Along one stream; the streams of a graph are walked in the order in which they begin."""
+    """Makes the actions of one stream; the streams of a graph are walked in the order in which they begin."""
 
     def __init__(self, layout: PlanContext, number: int) -> None:
         self._layout = layout
@@ -99,7 +100,7 @@ class StreamActions:
     # -------------------------------------------------------------------------------- anything else
 
     def _action(self, node: Node) -> Action | None:
-        """None for what begins a stream."""
+        """Makes the action of a node; None for what begins a stream."""
         slots = self._layout.slots
         match node.op:
             case Generate():
@@ -152,7 +153,7 @@ class StreamActions:
 
 
 def _root(graph: Graph, number: int) -> int:
-    """The number of the run inside the program that a stream belongs to; 0 for the program's own."""
+    """Returns the number of the run inside the program that a stream belongs to; 0 for the program's own."""
     parents = graph.parents(number)
     while parents is not None:
         number = parents[0]

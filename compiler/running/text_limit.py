@@ -1,4 +1,4 @@
-"""How long the texts of a run can become, before it runs: a graph of a stranger must not fill the memory of a server.
+"""Bounds how long the texts of a run can become, before it runs: a client's graph must not fill the memory of a server.
 
 A few nodes are enough for a text of any length: `Apply` repeats and pads, and what is taken twice by each of fifty
 nodes has doubled fifty times. What a model generates is counted as it is usual, since it costs its sender tokens.
@@ -38,7 +38,7 @@ _MADE = ("repr", "ascii", "str", "format", "multiply", "replace", "center", "lju
 
 
 class TextLimit:
-    """Of one graph. Most graphs copy nothing, and are not looked at again."""
+    """The limit of one graph. Most graphs copy nothing, and are not checked again."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -68,7 +68,7 @@ class TextLimit:
                 )
 
     def _said(self, node: Node, length: Mapping[Node, int], said: Mapping[Node, int]) -> tuple[int, int]:
-        """What the stream has said itself, and what of it the node adds."""
+        """Counts what the stream has said itself, and what of it the node adds."""
         match node.op:
             case Begin() | GetForkItem():
                 return 0, 0
@@ -133,7 +133,7 @@ def _applied(function: str, constants: tuple[Any, ...], length: int) -> int:
 
 
 def _size(value: Any) -> int:
-    """Characters of all that is in it. No recursion."""
+    """Counts the characters of all that is in a value. No recursion."""
     total, waiting = 0, [value]
     while waiting:
         member = waiting.pop()

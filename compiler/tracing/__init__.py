@@ -1,1 +1,1 @@
-"""From a function to its graph: it runs once, with symbols for what is not known."""
+"""Traces functions to graphs: a function runs once, with symbols for what is not known."""

@@ -1,4 +1,4 @@
-"""What a program does beside saying things, noticed while it is traced: it prints, writes, asks the time.
+"""Notices what a program does besides saying things while it is traced: it prints, writes, asks the time.
 
 An *effect* happens once, now, and never when the graph runs. What is *volatile* gives another answer each time; the
 graph keeps the one that it gave now. Both are noticed by a profile hook on calls, which sees functions and not their
@@ -139,7 +139,7 @@ class Watch:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around the body. Another profiler that is a function goes on seeing what it saw; beside one that is not
+        """Watches the body. Another profiler that is a function goes on seeing what it saw; next to one that is not
         (cProfile), nothing is watched."""
         other = sys.getprofile()
         if other is not None and not isinstance(other, FunctionType | MethodType):
@@ -188,13 +188,13 @@ class Watch:
 
 
 def _is_collecting(frame: FrameType) -> bool:
-    """Whether the garbage collector called it, which comes when it likes."""
+    """Returns whether the garbage collector called it, which comes when it likes."""
     code = frame.f_code
     return code.co_name == "__del__" or any(getattr(hook, "__code__", None) is code for hook in gc.callbacks)
 
 
 def _called(function: Any) -> str:
-    """As users write it: `os.remove()`, `datetime.now()`, `print()`."""
+    """Names a function as users write it: `os.remove()`, `datetime.now()`, `print()`."""
     owner, name = getattr(function, "__self__", None), function.__name__
     if isinstance(owner, ModuleType):
         module = "os" if owner is _SYSTEM else owner.__name__
@@ -208,7 +208,7 @@ def _called_in_python(frame: FrameType) -> str:
 
 
 def warn(program: str, effects: tuple[Effect, ...]) -> None:
-    """One TraceWarning for all of them; none for none."""
+    """Gives one TraceWarning for all of them; none for none."""
     done = [str(effect) for effect in effects if effect.kind == "effect"]
     kept = [str(effect) for effect in effects if effect.kind == "volatile"]
     said = []

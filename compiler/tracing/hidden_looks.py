@@ -110,7 +110,7 @@ def check_call(tape: Tape, frame: FrameType) -> None:
 
 
 def _source(function: Callable[..., Any]) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None, int]:
-    """The function's tree and its first line; no tree where there is no source to read."""
+    """Returns the function's tree and its first line; no tree where there is no source to read."""
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -121,7 +121,7 @@ def _source(function: Callable[..., Any]) -> tuple[ast.FunctionDef | ast.AsyncFu
 
 
 def _first_stores(tree: ast.AST) -> dict[str, int]:
-    """Name → the first line that sets it."""
+    """Maps names to the first line that sets them."""
     lines: dict[str, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -130,7 +130,8 @@ def _first_stores(tree: ast.AST) -> dict[str, int]:
 
 
 def _looks(function: ast.AST, unknown: frozenset[str]) -> Iterator[tuple[str, str, int]]:
-    """Names whose kind is asked for, how, and the line, counted from 1. A function inside has parameters of its own."""
+    """Returns names whose kind is asked for, how, and the line, counted from 1. A function inside has parameters of its
+    own."""
     waiting = [(child, unknown) for child in ast.iter_child_nodes(function)]
     while waiting:
         node, names = waiting.pop()

@@ -1,4 +1,4 @@
-"""Whose line it is: frames of the user's program, told apart from ours and from Python's own."""
+"""Finds the user's line: tells frames of the user's program from ours and from Python's own."""
 
 import os
 import sys
@@ -17,13 +17,13 @@ _INSTALLED = tuple({os.path.join(sysconfig.get_path(kind), "") for kind in ("pur
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether the frame is of this package, whose own looks at a symbol mean nothing."""
+    """Returns whether the frame is of this package, whose own looks at a symbol mean nothing."""
     module = frame.f_globals.get("__name__")
     return isinstance(module, str) and module.startswith(_PARTS)
 
 
 def is_standard(file: str) -> bool:
-    """Whether a file is of Python's standard library, and not of what is installed beneath it."""
+    """Returns whether a file is of Python's standard library, and not of what is installed beneath it."""
     return file.startswith("<frozen ") or (file.startswith(_STANDARD) and not file.startswith(_INSTALLED))
 
 
@@ -32,7 +32,7 @@ def is_users(frame: FrameType) -> bool:
 
 
 def is_traced(frame: FrameType | None) -> bool:
-    """Whether the frame is inside of the body that is traced, and not in a module that it imports."""
+    """Returns whether the frame is inside of the body that is traced, and not in a module that it imports."""
     while frame is not None and frame.f_code.co_name != "<module>":
         if _is_boundary(frame):
             return True
@@ -41,14 +41,14 @@ def is_traced(frame: FrameType | None) -> bool:
 
 
 def _is_boundary(frame: FrameType) -> bool:
-    """Whether the frame is around the traced body: those around it have nothing to do with it."""
+    """Returns whether the frame is around the traced body: those around it have nothing to do with it."""
     return frame.f_code.co_name == BOUNDARY and frame.f_globals.get("__name__") == f"{_PACKAGE}.compiler.tracing.trace"
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's from `frame` outwards; None where there is none. One of what is installed or
-    generated counts where no other is: a program may be installed, or typed behind `python -c`, but a library that a
-    program calls, and the `__init__` of its dataclass, are not the program."""
+    """Returns the innermost frame of the user's from `frame` outwards; None where there is none. One of what is
+    installed or generated counts where no other is: a program may be installed, or typed behind `python -c`, but a
+    library that a program calls, and the `__init__` of its dataclass, are not the program."""
     another = None
     while frame is not None and not _is_boundary(frame):
         if is_users(frame):
@@ -60,7 +60,7 @@ def users_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def line_of(frame: FrameType | None) -> Line | None:
-    """The line of `users_frame`."""
+    """Returns the line of `users_frame`."""
     found = users_frame(frame)
     return None if found is None else Line(found.f_code.co_filename, found.f_lineno, found.f_code.co_name)
 
@@ -70,7 +70,7 @@ def current_line() -> Line | None:
 
 
 def raising_line(error: BaseException) -> Line | None:
-    """The innermost line of the user's in the traceback of an error."""
+    """Returns the innermost line of the user's in the traceback of an error."""
     found = None
     for frame, number in _walk(error.__traceback__):
         if is_users(frame):

@@ -61,7 +61,7 @@ Bound = SetByCall | SetByProgram | SetByBranches
 
 
 class Recorder(Sink):
-    """One stream that is recorded.
+    """Records one stream.
 
     Args:
         tape: of the trace.
@@ -108,7 +108,7 @@ class Recorder(Sink):
             self._record(leaf, tags, line)
 
     def _checked(self, op: ops.Op, grammar: Grammar) -> Grammar:
-        """What is open behind `op`, by the rules of the interpreter."""
+        """Returns what is open after `op`, by the rules of the interpreter."""
         match op:
             case ops.ConstantText():
                 return grammar
@@ -152,7 +152,8 @@ class Recorder(Sink):
                 raise self.tape.refuse(f"a graph has no {type(op).__name__}", "operations of umbel only")
 
     def _source(self, op: ops.Image | ops.Video) -> Node:
-        """A path is read when the graph runs; what a program holds of a picture is kept as it is now."""
+        """Records a picture. A path is read when the graph runs; what a program holds of a picture is kept as it is
+        now."""
         match op.source:
             case str():
                 return self.tape.text(op.source)
@@ -173,7 +174,8 @@ class Recorder(Sink):
 
     @contextmanager
     def options(self, program_options: Options, /) -> Iterator[None]:
-        """While a nested program speaks: its own sampling defaults go before those of the program around it."""
+        """Sets the options while a nested program speaks: its own sampling defaults go before those of the program
+        around it."""
         outer = self._program_options
         self._program_options = {**outer, **program_options}
         try:
@@ -255,7 +257,7 @@ class Recorder(Sink):
         return self.text(timeout)
 
     def variables(self) -> list[tuple[str, Node]]:
-        """Every name of the stream and the node of its value, in order of first use."""
+        """Returns every name of the stream and the node of its value, in order of first use."""
         return [(name, self._node_of(name, bound)) for name, bound in self._bound().items()]
 
     def _bound(self) -> dict[str, Bound]:
@@ -314,7 +316,7 @@ class Recorder(Sink):
         return self.messages(timeout)
 
     def sync(self, timeout: float | None) -> None:
-        """There is nothing to wait for."""
+        """Returns at once: there is nothing to wait for."""
         self.tape.check_usable()
 
     async def sync_async(self, timeout: float | None) -> None:
@@ -346,7 +348,7 @@ class Recorder(Sink):
 
 
 def _leaves(op: ops.Op, tags: Tags | None) -> Iterator[tuple[ops.Op, Tags | None]]:
-    """Operations one by one, each with the tags of the thinking around it."""
+    """Yields operations one by one, each with the tags of the thinking around it."""
     match op:
         case ops.Sequence(members):
             for member in members:

@@ -26,7 +26,7 @@ from .lines import is_ours
 
 
 def sources(node: Node) -> list[Node]:
-    """The arguments and variables that a value is made of, each once."""
+    """Returns the arguments and variables that a value is made of, each once."""
     found: dict[Node, None] = {}
     waiting = [node]
     while waiting:
@@ -39,7 +39,7 @@ def sources(node: Node) -> list[Node]:
 
 
 def describe(node: Node) -> str:
-    """What a value comes from, for messages."""
+    """Says what a value comes from, for messages."""
     found = [_called(source) for source in sources(node)]
     return " and ".join(dict.fromkeys(found)) or "a value that was changed"
 
@@ -57,7 +57,8 @@ def _called(node: Node) -> str:
 
 
 def is_text(node: Node) -> bool:
-    """Whether the value is a text whatever the arguments are: an argument may be of any type, and so may its parts."""
+    """Returns whether the value is a text whatever the arguments are: an argument may be of any type, and so may its
+    parts."""
     while isinstance(node.op, Apply) and node.op.function in ("item", "multiply", "slice"):
         node = node.inputs[0]
     return not isinstance(node.op, Argument | Object)
@@ -70,7 +71,7 @@ def is_of_object(node: Node) -> bool:
 
 
 def members(value: object) -> Iterable[object]:
-    """What a value holds, as far as it can be looked into."""
+    """Returns what a value holds, as far as it can be looked into."""
     match value:
         case Mapping():
             return [member for pair in value.items() for member in pair]
@@ -87,7 +88,7 @@ def members(value: object) -> Iterable[object]:
 
 
 def is_lazy(value: object) -> bool:
-    """Whether a value has to be run to be read, and can be once only: a generator, a map, a coroutine."""
+    """Returns whether a value has to be run to be read, and can be once only: a generator, a map, a coroutine."""
     return isinstance(value, Iterator | AsyncIterator) or inspect.isawaitable(value)
 
 
@@ -101,7 +102,7 @@ class SymbolTape(Protocol):
     def concat(self, parts: Iterable[str]) -> "Symbol": ...
 
     def is_constant(self, value: object) -> bool:
-        """Whether no symbol is in the value, and no part of one."""
+        """Returns whether no symbol is in the value, and no part of one."""
 
     def looked_at(self, node: Node, how: str) -> NoReturn:
         """Raises TraceError: the program looked at the value with `how`."""
@@ -242,7 +243,7 @@ def tape_of(value: "Symbol | Opaque") -> SymbolTape:
 
 
 def _is_operand(other: object) -> bool:
-    """Whether `symbol + other` is for the other to say: operations of the language add up from the right."""
+    """Returns whether `symbol + other` is for the other to say: operations of the language add up from the right."""
     return hasattr(type(other), "__radd__") and not isinstance(other, int | float | complex)
 
 
@@ -263,7 +264,7 @@ _CONVERSIONS = {"s": "str", "r": "repr", "a": "ascii"}
 
 
 def _filled(symbol: Symbol, template: str) -> str:
-    """`template % symbol`: at most one directive takes it."""
+    """Computes `template % symbol`: at most one directive takes it."""
     tape, node = symbol._tape, symbol._node
     texts: list[str] = []
     end = 0
@@ -343,7 +344,8 @@ def _refusing(name: str, shown: str) -> Callable[..., Any]:
 
 
 def _complete() -> None:
-    """Every method of str, and every operator that Python has: those above, those of `STR_METHODS`, or a refusal."""
+    """Returns every method of str, and every operator that Python has: those above, those of `STR_METHODS`, or a
+    refusal."""
     for name in STR_METHODS:
         setattr(Symbol, name, _keeping(name))
     methods = {name for name in dir(str) if name not in _OF_OBJECTS and name != "__getnewargs__"}

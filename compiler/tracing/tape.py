@@ -50,7 +50,7 @@ class Mangled(UmbelError):
 
 
 class Placeholders:
-    """Those of one trace: numbers → text, and text → the numbers in it."""
+    """The placeholders of one trace: numbers → text, and text → the numbers in it."""
 
     def __init__(self) -> None:
         low, high = _PRIVATE
@@ -67,11 +67,11 @@ class Placeholders:
         return f"{_ENDS}{self._mark}{number}{self._mark}{self._word}_{number}{self._tail}"
 
     def touches(self, text: str) -> bool:
-        """Whether a placeholder, or anything that is left of one, is in the text."""
+        """Returns whether a placeholder, or anything that is left of one, is in the text."""
         return self._mark in text or _ENDS in text or self._lowered in str.lower(text)
 
     def split(self, text: str) -> list[str | int]:
-        """The constant texts (none is empty) and the placeholders' numbers, in order.
+        """Returns the constant texts (none is empty) and the placeholders' numbers, in order.
 
         Raises:
             Mangled: what is no whole placeholder has a part of one.
@@ -89,7 +89,7 @@ class Placeholders:
         return found
 
     def number(self, text: str) -> int | None:
-        """Of the first placeholder in the text, whole or not; None where none can be told."""
+        """Returns the number of the first placeholder in the text, whole or not; None where none can be read."""
         found = self._numbered.search(text)
         return int(found[1] or found[2]) if found is not None else None
 
@@ -98,7 +98,7 @@ _MAX_DEPTH = 64  # of a value that a program builds; deeper ones refer to themse
 
 
 class Tape:
-    """What one trace has seen.
+    """Records what one trace has seen.
 
     Args:
         program: its name, for messages.
@@ -132,7 +132,7 @@ class Tape:
         return self.builder.node(op, inputs, current_line() if line is None else line)
 
     def symbol(self, node: Node) -> Symbol:
-        """The text that the node stands for: the same symbol every time."""
+        """Returns the text that the node stands for: the same symbol every time."""
         found = self._symbols.get(node)
         if found is None:
             found = Symbol(self._placeholders.make(len(self._numbered)), self, node)
@@ -142,13 +142,13 @@ class Tape:
         return found
 
     def opaque(self, node: Node) -> Opaque:
-        """The object that the node stands for."""
+        """Returns the object that the node stands for."""
         found = self._symbols.setdefault(node, Opaque(self, node))
         assert isinstance(found, Opaque), "a node is a text or an object"
         return found
 
     def is_given(self, name: str) -> bool:
-        """Whether the program reads a value for the variable, which is the same every time."""
+        """Returns whether the program reads a value for the variable, which is the same every time."""
         if name in self._given:
             self._read.add(name)
         return name in self._given
@@ -169,7 +169,7 @@ class Tape:
             raise ParameterError(f"the program {self._program} reads no variable {name!r}; leave its value out")
 
     def unread(self) -> list[str]:
-        """Given names that the program has not read so far."""
+        """Returns given names that the program has not read so far."""
         return [name for name in self._given if name not in self._read]
 
     # -------------------------------------------------------------------------------- what symbols ask
@@ -205,7 +205,7 @@ class Tape:
     # -------------------------------------------------------------------------------- from values to nodes
 
     def pieces(self, text: str) -> list[Node]:
-        """The operands of a text: constants and what placeholders stand for. None of an empty text.
+        """Returns the operands of a text: constants and what placeholders stand for. None of an empty text.
 
         Raises:
             TraceError: a placeholder in it was cut or changed.
@@ -227,7 +227,7 @@ class Tape:
         return pieces
 
     def text(self, text: str) -> Node:
-        """One node for all of a text."""
+        """Makes one node for all of a text."""
         if isinstance(text, Symbol):
             return self._own(text)
         pieces = self.pieces(text)
@@ -240,7 +240,7 @@ class Tape:
                 return self.node(Concat(), pieces)
 
     def value(self, value: object, what: str) -> Node:
-        """A node for anything a program assigns or returns. `what`: it is, for messages."""
+        """Makes a node for anything a program assigns or returns. `what`: it is, for messages."""
         inputs: list[Node] = []
         template = self._template(value, inputs, what, 0)
         match template:
@@ -297,7 +297,7 @@ class Tape:
             )
 
     def _inside(self, value: object) -> Iterator[Node]:
-        """What symbols in `value` stand for, wherever they are."""
+        """Yields what symbols in `value` stand for, wherever they are."""
         waiting, seen = [value], set[int]()
         while waiting:
             value = waiting.pop()
@@ -314,11 +314,11 @@ class Tape:
                     waiting.extend(members(value))
 
     def inside(self, value: object) -> Node | None:
-        """What a symbol in `value` stands for; None where there is none."""
+        """Returns what a symbol in `value` stands for; None where there is none."""
         return next(self._inside(value), None)
 
     def shown(self, text: str) -> str:
-        """A message with placeholders said in words."""
+        """Writes a message with placeholders said in words."""
         try:
             parts = self._placeholders.split(text)
         except Mangled:
@@ -326,7 +326,7 @@ class Tape:
         return "".join(part if isinstance(part, str) else f"<{describe(self._numbered[part])}>" for part in parts)
 
     def _numbered_node(self, number: int | None) -> Node | None:
-        """What a placeholder stands for; None for one whose number was changed."""
+        """Returns what a placeholder stands for; None for one whose number was changed."""
         return self._numbered[number] if number is not None and number < len(self._numbered) else None
 
     # -------------------------------------------------------------------------------- refusing
@@ -345,11 +345,11 @@ class Tape:
         return self.refusal(what, f"{instead}; or {self._interpreter()}")
 
     def refusal(self, what: str, instead: str) -> TraceError:
-        """The error, with the user's line."""
+        """Makes the error, with the user's line."""
         return self.refuse_at(current_line(), what, instead)
 
     def unknown(self, line: Line | None, node: Node | None, what: str) -> TraceError:
-        """The error for a value that has to be known while tracing."""
+        """Makes the error for a value that has to be known while tracing."""
         return self.refuse_at(line, what, self._remedy(node))
 
     def refuse_at(self, line: Line | None, what: str, instead: str) -> TraceError:
@@ -379,7 +379,7 @@ class Tape:
 
 
 def _example(variable: Node) -> str:
-    """A value that the variable could have, as a shell takes it."""
+    """Returns a value that the variable could have, as a shell takes it."""
     assert isinstance(variable.op, Variable | Object), "only variables are asked for"
     setter = variable.inputs[0]
     first = setter.inputs[1].op if isinstance(setter.op, Choose) else None

@@ -1,4 +1,4 @@
-"""Tracing: the user's function runs once, with symbols for what is not known, and what it says is the graph.
+"""Traces a program: the user's function runs once, with symbols for what is not known, and what it says is the graph.
 
 This works for programs whose course does not depend on the values. Loops over constants and ranges unroll; what looks
 at an argument or at an answer raises TraceError with its line (`symbols.py`), and so does what a graph cannot say.
@@ -55,7 +55,7 @@ def trace(
     static_args: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """Run the user's function once and record what it says. See `Program.trace`, which warns of effects as well.
+    """Runs the user's function once and records what it says. See `Program.trace`, which warns of effects as well.
 
     Args:
         static_args: values of arguments that the course of the program depends on. They are given as they are, as
@@ -105,14 +105,14 @@ class _Tracer:
         return Trace(graph, self._watch.effects, self._watch.watching)
 
     def body_result(self, own: Recorder, call: Call) -> object:
-        """What the body returns."""
+        """Runs the body and returns what it returns."""
         with self._watch.watched():
             if self._body.is_async:
                 return _finish(self._body.invoke(AsyncState(own), call), self._tape)
             return self._body.invoke(State(own), call)
 
     def _symbolic_call(self) -> tuple[list[Parameter], Call]:
-        """The parameters of the graph, and the call with symbols for them."""
+        """Returns the parameters of the graph, and the call with symbols for them."""
         parameters: list[Parameter] = []
         given: dict[str, Any] = {}
         positional: list[Any] = []
@@ -126,14 +126,14 @@ class _Tracer:
         return parameters, self._arguments.bind(tuple(positional), given)
 
     def _open(self, body: Body, run_options: Options) -> Recorder:
-        """A stream for a run of `body`."""
+        """Makes a stream for a run of `body`."""
         begin = self._tape.builder.node(Begin(body.name, self._runs))
         self._runs += 1
         return Recorder(self._tape, begin, body.options, run_options, self._streams)
 
     @contextlib.contextmanager
     def _naming_unread(self) -> Iterator[None]:
-        """An error says which given values were not read when it came: one may be misspelt."""
+        """Adds to an error which given values were not read when it came: one may be misspelt."""
         try:
             yield
         except Exception as error:
@@ -239,7 +239,7 @@ Ts = TypeVarTuple("Ts")
 
 
 def _finish(coroutine: Coroutine[Any, Any, Any], tape: Tape) -> Any:
-    """What the coroutine returns, run to its end here and now, also inside a running loop.
+    """Runs the coroutine to its end here and now, also inside a running loop, and returns what it returns.
 
     Raises:
         TraceError: it awaits what is not the program's own.
@@ -275,7 +275,7 @@ def _refusal(tape: Tape, line: Line | None) -> TraceError:
 
 
 def _is_of_the_loop(error: BaseException) -> bool:
-    """Whether the loop was asked for a thread or a connection, which the class that it is made of refuses."""
+    """Returns whether the loop was asked for a thread or a connection, which the class that it is made of refuses."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -302,7 +302,7 @@ class _ReadyLoop(asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Time stands still: the handle can be cancelled, and never rings."""
+        """Makes a handle that never fires, as time stands still: the handle can be cancelled, and never rings."""
         return asyncio.TimerHandle(when, callback, args, self, context)
 
     def call_later(
@@ -329,7 +329,7 @@ class _ReadyLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A task whose error nobody has looked at: the body has, or it has ended with another."""
+        """Ignores a task whose error was not looked at: the body has, or it has ended with another."""
         return
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

@@ -1,1 +1,1 @@
-"""Graphs as people look at them: a listing, DOT, and a picture."""
+"""Shows graphs to people: as a listing, as DOT, and as a picture."""

@@ -1,4 +1,4 @@
-"""A graph as a picture: SVG that a browser or a notebook shows as it is, on light and on dark ground.
+"""Draws a graph: SVG that a browser or a notebook shows as it is, on light and on dark ground.
 
 A box is a thing that a stream says, with its number in `Graph.nodes`; hovering shows all of its text and its line.
 Lines lead down a stream, blue ones to other streams and back, dashed ones from where a value is generated.
@@ -48,12 +48,12 @@ _BETWEEN = ("#0b57d0", "#7cb0ff")
 
 
 def svg(graph: Graph) -> str:
-    """A picture of some hundred nodes; more are drawn, and are much to look at."""
+    """Draws a picture of some hundred nodes; more are drawn, and are much to look at."""
     return _Picture(graph).text()
 
 
 class _Picture:
-    """Where things are is worked out when it is born; `text` writes them down, lines below boxes."""
+    """A picture: computes where things are when it is made; `text` writes them, lines below boxes."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -73,7 +73,7 @@ class _Picture:
         return widths
 
     def _row_tops(self) -> list[float]:
-        """And where another row would begin."""
+        """Returns the top of every row, and where another row would begin."""
         tops = [_HEAD + _MARGIN]
         for lanes in self._places.strips:
             tops.append(tops[-1] + _BOX + _STRIP + max(lanes - 1, 0) * _LANE)
@@ -89,7 +89,7 @@ class _Picture:
         return self._lefts[self._column(node)]
 
     def _spine(self, node: Node) -> float:
-        """Where the line of its stream goes down."""
+        """Returns where the line of its stream goes down."""
         return self._left(node) + 18
 
     def _top(self, node: Node) -> float:
@@ -145,7 +145,7 @@ class _Picture:
         return _path(self._beside(source, target), "between", dashed=True)
 
     def _across(self, source: Node, target: Node, owner: Node) -> str:
-        """Down, along the owner's lane of the strip between two rows, and down to the target."""
+        """Draws down, along the owner's lane of the strip between two rows, and down to the target."""
         above = self._places.rows[owner] - isinstance(owner.op, Join)
         level = self._tops[above] + _BOX + _STRIP / 2 + self._places.lanes[owner] * _LANE
         start, end = self._spine(source), self._spine(target)
@@ -159,7 +159,7 @@ class _Picture:
         )
 
     def _beside(self, source: Node, target: Node) -> str:
-        """From side to side, or around the right side of a column that both stand in."""
+        """Draws from side to side, or around the right side of a column that both stand in."""
         start_y, end_y = self._top(source) + _BOX / 2, self._top(target) + _BOX / 2
         right, left = self._left(source) + self._width(source), self._left(target)
         reach = _GAP * 0.7
@@ -206,7 +206,7 @@ def _arrow_head(name: str) -> str:
 
 
 def _style() -> str:
-    """Classes begin with the project's name: in a notebook, styles hold for the whole page."""
+    """Returns the styles. Classes begin with the project's name: in a notebook, styles hold for the whole page."""
     return (
         ".umbel-graph{font:12px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
         ".umbel-title{font-size:13px;font-weight:bold}"
@@ -216,7 +216,7 @@ def _style() -> str:
 
 
 def _scheme(dark: int) -> str:
-    """The colours on light paper (0) or on dark (1)."""
+    """Returns the colours on light paper (0) or on dark (1)."""
     rules = [
         f".umbel-paper{{fill:{_PAPER[dark]}}}",
         f".umbel-title,.umbel-graph .umbel-said{{fill:{_COLOURS['text'][2 * dark]}}}",

@@ -1,4 +1,4 @@
-"""What a node is called, in the names of the paper's appendix D.1: ConstantText, Argument, Gen, Select, Variable, Fork,
+"""Labels nodes in the names of the paper's appendix D.1: ConstantText, Argument, Gen, Select, Variable, Fork,
 GetForkItem, Join.
 
 What is appended stands for its Append. A value is written as an expression; "<- 12" is the node that it comes from.
@@ -51,7 +51,7 @@ class Label:
 
 
 class Labels:
-    """Names of the nodes of one graph.
+    """Labels the nodes of one graph.
 
     Args:
         longest: characters of a text of the program that are written; None for all of them.
@@ -62,7 +62,7 @@ class Labels:
         self._longest = longest
 
     def of(self, node: Node) -> Label:
-        """A stream node by what it says, a value by what it is."""
+        """Labels a stream node by what it says, a value by what it is."""
         match node.op:
             case Append():
                 return self.of(node.inputs[1])
@@ -92,7 +92,7 @@ class Labels:
         return Label(kind, text)
 
     def value(self, node: Node, depth: int = 0) -> str:
-        """A value as an expression."""
+        """Writes a value as an expression."""
         if depth > _DEPTH:
             return f"node {self._numbers[node]}"
         taken = [self.value(value, depth + 1) for value in node.inputs] if not _reads(node) else []
@@ -129,7 +129,7 @@ class Labels:
                 return self._shortened(repr(value))
 
     def _quoted(self, text: str) -> str:
-        """In double quotes, on one line. Cut before it is written out: a picture's data may be in it."""
+        """Quotes a text in double quotes, on one line. Cut before it is written out: a picture's data may be in it."""
         shown = self._shortened(text)
         return '"' + plain(re.sub(r'["\\]', r"\\\g<0>", shown)) + '"'
 
@@ -193,7 +193,7 @@ class Labels:
 
 
 def signature(graph: Graph) -> str:
-    """`tip(topic, count=2)`"""
+    """Writes the program as `tip(topic, count=2)`."""
     return plain(f"{graph.name}({', '.join(map(_parameter, graph.parameters))})")
 
 
@@ -205,10 +205,10 @@ def _parameter(parameter: Parameter) -> str:
 
 
 def plain(text: str) -> str:
-    """On one line, and of characters that can be seen."""
+    """Writes a text on one line, of characters that can be seen."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def _reads(node: Node) -> bool:
-    """Whether a value's input is a place of a stream, and no value inside of it."""
+    """Returns whether a value's input is a place of a stream, and no value inside of it."""
     return isinstance(node.op, Variable | Object | StreamText)

@@ -65,7 +65,7 @@ class _Listing:
         return f"  {self._graph.numbers[node]:>{self._digits}}  {self._labels.of(node)}{self._leading_to(node)}"
 
     def _leading_to(self, node: Node) -> str:
-        """The streams that begin here."""
+        """Names the streams that begin here."""
         if not isinstance(node.op, Fork):
             return ""
         users = self._graph.users[node]
@@ -74,7 +74,7 @@ class _Listing:
         return f" -> stream{'s' if len(branches) > 1 else ''} {shown}" if branches else ""
 
     def _where(self, line: Line) -> str:
-        """The file is said once, above, where there is one only."""
+        """Names the line. The file is named once, above, where there is one only."""
         return f"line {line.number}" if len(self._files) == 1 else f"{os.path.basename(line.file)}:{line.number}"
 
 

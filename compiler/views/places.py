@@ -40,7 +40,7 @@ class Edge:
 
 
 def edges(graph: Graph) -> tuple[Edge, ...]:
-    """All of them, in the order of their targets; of one target, the intra-stream one first."""
+    """Returns all edges, in the order of their targets; of one target, the intra-stream one first."""
     said = _said(graph)
     found: list[Edge] = []
     for node in graph.nodes:
@@ -65,7 +65,8 @@ def inter_stream(graph: Graph) -> tuple[Edge, ...]:
 
 
 def _said(graph: Graph) -> dict[Node, tuple[Node, ...]]:
-    """What has to have been said for a node to be known: a stream node itself, and of values what they are made of."""
+    """Returns what has to have been said for a node to be known: a stream node itself, and of values what they are made
+    of."""
     said: dict[Node, tuple[Node, ...]] = {}
     for node in graph.nodes:
         if node.in_stream:
@@ -116,7 +117,7 @@ def _rows(graph: Graph, found: tuple[Edge, ...]) -> dict[Node, int]:
 
 
 def _move_down(graph: Graph, found: tuple[Edge, ...], rows: dict[Node, int]) -> None:
-    """Streams of runs inside of the program stand where they are needed: by themselves they would all begin on top."""
+    """Moves streams of runs inside of the program down to where they are needed: else they would all begin on top."""
     needed: dict[Node, list[Node]] = {}
     for edge in found:
         needed.setdefault(edge.source, []).append(edge.target)
@@ -127,7 +128,8 @@ def _move_down(graph: Graph, found: tuple[Edge, ...], rows: dict[Node, int]) -> 
 
 
 def _columns(graph: Graph, rows: dict[Node, int]) -> tuple[int, ...]:
-    """The leftmost column right of the parent that is free for as long as the stream needs it."""
+    """Returns, for every stream, the leftmost column right of the parent that is free for as long as the stream needs
+    it."""
     taken: list[list[tuple[int, int]]] = []  # of every column: first and last row of its streams
     columns: list[int] = []
     for number, stream in enumerate(graph.streams):
@@ -143,13 +145,13 @@ def _columns(graph: Graph, rows: dict[Node, int]) -> tuple[int, ...]:
 
 
 def _last_row(graph: Graph, stream: tuple[Node, ...], rows: dict[Node, int]) -> int:
-    """Of its last node, or of the join that an arrow leads down to."""
+    """Returns the row of its last node, or of the join that an arrow leads down to."""
     joins = (rows[user] for node in stream for user in graph.users[node] if isinstance(user.op, Join))
     return max((rows[stream[-1]], *joins))
 
 
 def _lanes(graph: Graph, rows: dict[Node, int], columns: tuple[int, ...]) -> tuple[dict[Node, int], tuple[int, ...]]:
-    """Lines that would run over one another get lanes of their own. What leaves a fork on the left runs below what
+    """Gives lines that would run over one another lanes of their own. What leaves a fork on the left runs below what
     leaves one on the right, and with joins it is the other way round: so none crosses another."""
     strips: list[list[tuple[int, int, Node]]] = [[] for _ in range(max(rows.values()) + 1)]
     for node, row in rows.items():
