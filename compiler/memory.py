@@ -45,7 +45,7 @@ from .operations import (
 )
 from .values import Values
 
-_STAND_IN = "\ue000"  # one character for a text that is not known yet; its length is counted beside the prompt
+_STAND_IN = "\ue000"  # one character for a text that is not known yet; its length is counted besides the prompt
 _ESCAPED = 10  # characters that repr makes of one
 _ROOM = 2  # tokens of a choice that its bound may lack: those at the seam to the prompt are encoded anew
 
@@ -245,7 +245,7 @@ class Lengths:
         total = sum(choices)
         match node.op.select.method:
             case "unconditional_likelihood_normalized":
-                total += total + len(choices)  # each choice once more, behind the beginning of a text
+                total += total + len(choices)  # each choice once more, after the beginning of a text
             case "exact":
                 total += total  # other spellings that the search looks at share most of their keys with the usual one
         return CallTokens(total, max(choices, default=0))
@@ -308,7 +308,7 @@ def _applied(function: str, constants: tuple[Any, ...], tokens: int) -> int:  # 
 class _Held:
     """What a stream with all its branches holds, besides what it inherited.
 
-    `peak`: at most. `rest`: at most when it has come to its end, by branches that nobody joined.
+    `peak`: at most. `rest`: at most when it has come to its end, by branches that no join took.
     """
 
     peak: int

@@ -41,7 +41,7 @@ class Program(RunnableProgram):
 
         Arguments are symbols then, except bound and static ones; so are variables. Putting them into text, slicing
         and stripping them is recorded. What looks at them (`if s["x"] == "yes"`, `for _ in range(n)`) cannot be, and
-        raises TraceError with the line. What the function does beside saying things (it prints, it asks the time) is
+        raises TraceError with the line. What the function does besides saying things (it prints, it asks the time) is
         done once, now, and never by a run of the graph: a `TraceWarning` names the lines.
 
         Raises:
@@ -73,8 +73,8 @@ class Program(RunnableProgram):
 
         Args:
             static_args: as of `trace`.
-            passes, keep, independent: how the graph is rewritten, see `compiler.passes.rewrite`. By default in ways
-                only that nobody can see.
+            passes, keep, independent: how the graph is rewritten, see `compiler.passes.rewrite`. By default only
+                in ways that no run shows.
             server: True ships the graph to the runtime, which runs all of it: one message there and one way back,
                 instead of those of every `gen`. "auto" does so where it saves ways and is possible: on a Runtime with
                 its model's own chat template, for a program of two calls or more whose arguments are plain values
@@ -113,7 +113,7 @@ class Program(RunnableProgram):
 
         The head is all text up to the first argument, call or picture, with its roles; arguments that are bound or
         static are part of it. It is traced, as by `trace`. Short heads (16 tokens) are not worth it: then `tokens` is
-        0. What is kept gives way where requests find no room beside it. It blocks; leaving the block, or
+        0. What is kept gives way where requests find no room next to it. It blocks; leaving the block, or
         `cached.release()`, ends it.
 
         Args:
@@ -163,14 +163,14 @@ def function(
     Bare, or with sampling defaults: `@function(temperature=0, stop="\\n")`.
 
     Speculation saves calls to models that are paid for call by call: a `gen` that ends at a stop or a constraint is
-    asked for more than it needs, and what stands behind its end answers the gens that follow, as long as it is what the
+    asked for more than it needs, and what comes after its end answers the gens that follow, as long as it is what the
     program says. Variables are the same; `state.cost.speculation` tells what was saved and what was wasted, and
     `state.meta(name)["speculated"]` which variables took no call. It has no effect on backends whose calls are not paid
     one by one, such as a Runtime: their prefix cache has the prompt already.
 
     Args:
         num_api_spec_tokens: so many tokens more, wherever something may follow.
-        speculate: "auto": as many as what follows needs, where that pays. What the program has queued behind a `gen`
+        speculate: "auto": as many as what follows needs, where that pays. What the program has queued after a `gen`
             is looked at, and the chance that it fits is learned over all runs of the program.
 
     Raises:

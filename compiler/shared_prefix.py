@@ -192,7 +192,7 @@ def pin(backend: Backend, parts: Sequence[Part], *, salt: str = "", seconds: flo
     """Asks the backend to compute a head and to keep it; waits for nothing. For the time of a batch.
 
     A backend without pins, and a head that is not worth it, give a `Cached` of 0 tokens. `tokens` is the backend's
-    bound here, since nobody waits for an answer. The backend has been started.
+    bound here, since no answer is waited for. The backend has been started.
     """
     head, tokens = tuple(parts), 0
     if head and isinstance(backend, Pinning) and backend.capabilities.pins:
@@ -289,7 +289,7 @@ class BatchPlan:
         self._pins_head = pin_head
         self._plans_memory = plan_memory
         self._lock = threading.Lock()  # programs leave on the streams' loop
-        self._rests: dict[int, int] = {}  # program → tokens that it may hold beside the head
+        self._rests: dict[int, int] = {}  # program → tokens that it may hold besides the head
         self._pool: int | None = None
         self._head_tokens = 0
         self._turned_away = -1
@@ -336,7 +336,7 @@ class BatchPlan:
         backend = self._options.backend
         try:
             await backend.start()
-        except Exception:  # every program will say so itself
+        except Exception:  # every program will raise it itself
             return
         shared = shared_arguments([self._arguments(call) for call in calls]) if calls else {}
         template = backend.chat_template

@@ -33,7 +33,7 @@ from ..text_functions import FUNCTIONS
 
 OPERATIONS: Mapping[str, type] = {operation.__name__: operation for operation in get_args(Operation)}
 
-# Function → the kinds of constants that it takes behind the value, in order. Those behind "|" may be left out; a
+# Function → the kinds of constants that it takes after the value, in order. Those after "|" may be left out; a
 # letter stands for text, an Integer, Either of them or None, or any Key.
 _ARGUMENTS: Mapping[str, str] = {
     "center": "i|t",

@@ -119,7 +119,7 @@ def check_streams(graph: Graph) -> None:
     A stream is a chain that begins once, branches at forks, and comes back where it left.
 
     Raises:
-        GraphError: two nodes behind one, a stream that begins twice, an end that is none, a branch of another stream,
+        GraphError: two nodes after one, a stream that begins twice, an end that is none, a branch of another stream,
             or a turn or scope that does not fit; with the node and the line.
     """
     _check_chains(graph)
@@ -138,7 +138,7 @@ def _check_chains(graph: Graph) -> None:
             case GetForkItem(index):
                 key, what = (node.inputs[0], index), f"branch {index} of the fork has begun"
             case _ if node.before is not None:
-                key, what = ("behind", node.before), f"the stream goes on from node {graph.numbers[node.before]}"
+                key, what = ("after", node.before), f"the stream goes on from node {graph.numbers[node.before]}"
             case _:
                 continue
         other = first.setdefault(key, node)
@@ -166,21 +166,21 @@ def _check_ends(graph: Graph) -> None:
 def _check_grammar(graph: Graph) -> None:
     """Checks turns and scopes. What is open goes on into branches: one that leaves inside of a turn begins inside of
     it."""
-    behind: dict[Node, Grammar] = {}
+    after: dict[Node, Grammar] = {}
     for node in graph.nodes:
         if not node.in_stream:
             continue
-        grammar = behind[node.inputs[0]] if node.inputs else Grammar()
+        grammar = after[node.inputs[0]] if node.inputs else Grammar()
         try:
             match node.op:
                 case RoleBegin() | RoleEnd() | VarScopeBegin() | VarScopeEnd():
                     grammar, _ = grammar.read(node.op, sampling.merge)
                 case Join(mode) if mode == "concate_and_append":
                     for index, end in enumerate(node.inputs[1:]):
-                        behind[end].check_same_turn(grammar, index)
+                        after[end].check_same_turn(grammar, index)
         except ProgramError as error:
             raise _error(graph, node, str(error)) from None
-        behind[node] = grammar
+        after[node] = grammar
 
 
 def _check_joins(graph: Graph) -> None:

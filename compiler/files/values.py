@@ -48,7 +48,7 @@ def written(value: Value, depth: int = 0) -> Json:
 
     Raises:
         GraphError: an object of another type than those above, or one nested too deep. The message begins with what
-            the value is, to stand behind "cannot be kept in a file: ".
+            the value is, to follow "cannot be kept in a file: ".
     """
     if depth > MAX_NESTING:
         raise GraphError(f"it is nested deeper than {MAX_NESTING}, or contains itself")

@@ -47,7 +47,7 @@ class _Plan:
     def __init__(self, graph: Graph) -> None:
         self.same: dict[Node, Node] = {}
         self.merged_branches: set[Node] = set()
-        self._leaving: dict[Node, int] = {}  # node → how many branches leave behind it
+        self._leaving: dict[Node, int] = {}  # node → how many branches leave after it
         self._rest: dict[Node, int] = {}  # last node of what was merged → which of these its branch is
         self._names: dict[Node, str] = {}
         self._reads: dict[Node, list[Node]] = {}  # what stands for others → reads of it and of them

@@ -113,7 +113,7 @@ def _is_nested(graph: Graph, node: Node) -> bool:
 def read_of(setter: Node, op: Variable | Object, old: Node) -> Variable | Object:
     """Returns a read of call `old`, of `setter` in its place, which may have another name."""
     name = name_of(setter)
-    assert name is not None, "who reads a call gives it a name"
+    assert name is not None, "a call that is read has a name"
     thinking = isinstance(old.op, Generate) and op.name != old.op.gen.name
     return replace(op, name=name + REASONING_SUFFIX if thinking else name)
 

@@ -26,12 +26,12 @@ def fork_declared(graph: Graph, names: Sequence[str]) -> PassResult:
         s += "Summary: " + gen("summary") + "\\nKeywords: " + gen("keywords")
 
         with names ("summary", "keywords")
-            summary    is generated behind   ... Summary:
-            keywords   is generated behind   ... Summary: \\nKeywords:
+            summary    is generated after    ... Summary:
+            keywords   is generated after    ... Summary: \\nKeywords:
 
     Law: a declared call sees the text before the first of its neighbours, and what the program says between its
-    predecessor and itself, but not what its predecessors generate. The text behind the last of them is put together in
-    the order of the program. So the model is asked something else than before: only who wrote the program can say
+    predecessor and itself, but not what its predecessors generate. The text after the last of them is put together in
+    the order of the program. So the model is asked something else than before: only the program's author can say
     whether that is as good.
 
     Neighbours have nothing but text and pictures between them. What is generated or chosen under other names, turns,
@@ -90,7 +90,7 @@ def _neighbours(graph: Graph, stream: Sequence[Node], wanted: set[str]) -> list[
     """Runs of at least two declared calls of a stream."""
     runs: list[list[Node]] = []
     run: list[Node] = []
-    inside: set[Node] = set()  # what stands behind the beginning of the run
+    inside: set[Node] = set()  # what comes after the beginning of the run
     for index, node in enumerate(stream):
         text = isinstance(node.op, Append | Look | Generate | Choose)
         if run and not (text and _stands_alone(graph, stream[index - 1], node) and inside.isdisjoint(_taken(node))):
@@ -140,7 +140,7 @@ def sink_joins(graph: Graph) -> PassResult:
     fails, calls have been made that the program would not have come to.
     """
     moved: set[Node] = set()
-    arriving: dict[Node, list[Node]] = {}  # the last of a stream that is no such join → those that go behind it
+    arriving: dict[Node, list[Node]] = {}  # the last of a stream that is no such join → those that go after it
     for stream in graph.streams:
         last = next(index for index in reversed(range(len(stream))) if not _gathering(stream[index]))
         arriving[stream[last]] = [node for node in stream[:last] if _gathering(node)]

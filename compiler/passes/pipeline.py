@@ -119,8 +119,8 @@ def checked_choice(
                 names.add(name)
             case _:
                 raise ParameterError(f"passes: there is no pass {name!r}; {remedy(name, (*NAMES, 'default', 'none'))}")
-    told = {"keep": ("drop_unused", keep), "independent": ("fork_independent", independent)}
-    for option, (name, given) in told.items():
+    options = {"keep": ("drop_unused", keep), "independent": ("fork_independent", independent)}
+    for option, (name, given) in options.items():
         if given is not None and name not in names:
             raise ParameterError(
                 f'{option}={shown(given)} is for the pass {name}; write passes=["default", "{name}"], or leave it out'
@@ -167,7 +167,7 @@ def rewrite(
 ) -> Rewritten:
     """Returns the graph that the passes make of `graph`, and what each of them did. Doing it again changes nothing.
 
-    By default a program is rewritten in ways only that nobody can see: `fold` and `merge_text`. The other passes change
+    By default a program is rewritten only in ways that no run shows: `fold` and `merge_text`. The other passes change
     which calls are made or when, each by the law in its docstring:
 
         drop_unused        calls that nothing depends on are not made

@@ -4,7 +4,7 @@
                                                    which gives what stands there instead, or None
 
 A graph is walked once, inputs first. A stream node may be replaced by two: the one that says or sets something, which
-values read, and the one behind which the stream goes on.
+values read, and the one after which the stream goes on.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ class Replacement:
 
     Attributes:
         node: what sets variables, for values that read them.
-        place: behind which the stream goes on; where joins, ends and reads of the text find it.
+        place: after which the stream goes on; where joins, ends and reads of the text find it.
     """
 
     node: Node

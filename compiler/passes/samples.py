@@ -19,7 +19,7 @@ def merge_samples(graph: Graph) -> PassResult:
     """Law: the variables have the same distribution. They have other values than before, as any two runs do.
 
     Merged are a `gen` of branches that leave one place, with the same text since then and the same parameters, without
-    a seed and with n=1, if nothing behind them in their branch depends on their text: no other call, no fork, no scope,
+    a seed and with n=1, if nothing after them in their branch depends on their text: no other call, no fork, no scope,
     no read of the text, and no parent that appends it. A run that is given a seed gives such branches one text each
     time; merged they get different ones.
 
@@ -100,7 +100,7 @@ def _groups(graph: Graph) -> list[_Group]:
     groups: list[_Group] = []
     for calls in alike.values():
         name = next(filter(None, map(name_of, calls)), None)
-        if name is None:  # nobody reads them: they are drop_unused's
+        if name is None:  # nothing reads them: they are drop_unused's
             continue
         for start in range(0, len(calls), MAX_N):
             if len(calls[start : start + MAX_N]) > 1:

@@ -19,8 +19,8 @@ def drop_unused(graph: Graph, keep: Iterable[str] | None = None) -> PassResult:
     """Law: the variables in `keep` and what the program returns have the same values, as long as no call fails; the
     calls that are made are made with the same prompts.
 
-    A call goes where nothing that is asked for takes its variable, its text, or a text that was generated behind it.
-    So do whole branches, and nested runs. A stream ends behind the last thing of it that is needed: then it has no text
+    A call goes where nothing that is asked for takes its variable, its text, or a text that was generated after it.
+    So do whole branches, and nested runs. A stream ends after the last thing of it that is needed: then it has no text
     beyond that, and with `keep` no variables but those.
 
     Args:

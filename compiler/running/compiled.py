@@ -177,7 +177,7 @@ class CompiledProgram:
         Args:
             pin_head: what the prompts of all programs begin with is computed once and kept while the batch runs,
                 where the backend keeps what it is asked to keep.
-            plan_memory: start no program whose keys may not fit the runtime's pool beside those in flight, so that
+            plan_memory: start no program whose keys may not fit the runtime's pool next to those in flight, so that
                 nothing is sent back and computed again. It counts with what texts and answers have at most.
 
         Raises:

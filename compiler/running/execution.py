@@ -96,7 +96,8 @@ class Execution:
         """Runs all of it, to the end of every stream; returns what the program returned.
 
         Raises:
-            What the body of the program would. A stream that failed and that nobody looked at is seen in `stream`.
+            What the body of the program would. A stream that failed and that the program did not look at is seen in
+            `stream`.
         """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Any] = loop.create_future()

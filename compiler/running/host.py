@@ -101,7 +101,7 @@ class Host:
         future: asyncio.Future[Any] = here.create_future()
 
         def settle(result: Any, error: BaseException | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the waiter's loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the waiter's loop is closed
                 here.call_soon_threadsafe(_set, future, result, error)
 
         run.home.call(begun.go, settle)
@@ -127,7 +127,7 @@ class Host:
         error of a run that cannot begin. An error that ends the program is the reason of its run."""
         error: BaseException | None = None
         try:
-            # One budget for many: whoever is shipped would have to hold all of it.
+            # One budget for many: a program that is shipped would have to hold all of it.
             begun = self._begun(run, state, call, server=False if run.ledger.limited else self.server)
             if self.plan.waits:
                 run.home.call(begun.go, partial(_keep, state))

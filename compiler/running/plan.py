@@ -1,6 +1,6 @@
 """Plans a graph: makes it ready to run, once for all runs.
 
-streams    one list of actions each; a stream runs its actions in order and waits for nobody but what they need
+streams    one list of actions each; a stream runs its actions in order and waits only for what they need
 slots      every variable, mark and list of a join has a place among the bindings that a run begins with
 reads      what the body of the program waited for, in its order: where the interpreted body would have ended with
            an error, the compiled program ends too, with the same one

@@ -24,7 +24,7 @@ class Slots:
 
     Attributes:
         bindings: what a run makes of every slot: the name of the binding, and how its text becomes an object.
-        marks: place of a stream → slot, where somebody waits for the stream to come there.
+        marks: place of a stream → slot, where another stream waits for this one.
         values: value node → the slot that it is read from.
     """
 

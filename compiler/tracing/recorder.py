@@ -69,7 +69,7 @@ class Recorder(Sink):
         program_options: sampling defaults of the program that speaks.
         run_options: sampling defaults of the run, which win over the program's. They are those of a run inside of the
             program; what the program itself is run with is not known when it is traced.
-        streams: all of the trace; this one is put behind them.
+        streams: all of the trace; this one is put after them.
         base: what the stream it was forked off had bound.
         grammar: what is open where it begins.
     """

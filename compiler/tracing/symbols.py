@@ -119,7 +119,7 @@ class Symbol(RecordedText):
     - looks for a symbol in a text that it has computed (`question in text`), or for something in a symbol with an
       expression that was compiled before (`pattern.search(question)`),
     - asks a symbol whether it `is None` or which type it is, in a function that is no program,
-    - pads it by a template that is no literal, beside a tuple (`template % (question,)` with "%10s"),
+    - pads it by a template that is no literal, next to a tuple (`template % (question,)` with "%10s"),
     - hides the characters, by base64 or a digest, or takes one or two of them out of such a text.
     """
 

@@ -40,7 +40,7 @@ class Trace:
 
     Attributes:
         graph: what the program says.
-        effects: what it does beside that, in the order in which it did; see `effects.py`.
+        effects: what it does besides that, in the order in which it did; see `effects.py`.
         watched: False where another profiler kept effects from being noticed.
     """
 
