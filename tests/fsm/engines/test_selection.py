@@ -5,6 +5,8 @@ import itertools
 import json
 import random
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -417,3 +419,17 @@ def test_members_come_in_the_order_that_was_asked_for(order: KeyOrder, reached: 
 def test_engines_that_know_one_order_of_members_refuse_another() -> None:
     with pytest.raises(Unsupported, match="leave json_key_order or constraint_engine out"):
         compile_source(Source("json_schema", OPEN, key_order="any"), "llguidance")
+
+
+def test_the_oracles_are_loaded_when_one_is_asked_for_by_name() -> None:
+    code = """
+import sys
+from umbel.fsm.engines.selection import compile_source
+from umbel.fsm.engines.source import Source
+
+for engine in ("auto", "fsm", "llguidance"):
+    compile_source(Source("regex", "[ab]{3}"), engine)
+print([name for name in ("umbel.fsm.engines.oracles", "interegular", "outlines_core") if name in sys.modules])
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"
