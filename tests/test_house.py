@@ -122,10 +122,7 @@ def at_most(found: Sequence[str], limit: int) -> None:
 
 
 MOST_FILES = 22  # Python files in a folder, those of folders inside it not counted
-MANY_FILES = {
-    "compiler/layout": 26,
-    "interpreter": 32,
-}
+MANY_FILES = {"interpreter": 27}  # none
 
 
 def test_folders_hold_few_files() -> None:
@@ -134,12 +131,43 @@ def test_folders_hold_few_files() -> None:
 
 
 SMALL = 130  # lines
-SMALL_FILES: dict[str, str] = {
+# Path → why it is a file of its own though one other file, in the same folder, imports it.
+SMALL_FILES = {
+    "compat/sglang/global_config.py": "SGLang has a module of this name",
+    "compat/sglang/lang/backend/serving.py": "SGLang's server, which the backend of a runtime answers like",
+    "compiler/passes/equal_calls.py": "one pass, with its law; the pipeline lists them",
+    "compiler/passes/samples.py": "one pass, with its law; the pipeline lists them",
+    "compiler/passes/text.py": "one pass, with its law; the pipeline lists them",
+    "compiler/running/critical_path.py": "arithmetic over a graph that needs nothing of a run",
+    "compiler/views/listing.py": "text for terminals and files; the importer writes SVG",
     "fsm/schema/refusals.py": "finds the keyword to blame in the source, and knows nothing of how it is compiled",
     "fsm/schema/satisfiability.py": "a test of its own for emptiness, which the normalizer and it call in turn",
-    "fsm/tokens/trie_file.py": "the format of a file on disk, read with no trust",
-}  # path → why it is a file of its own though one other file imports it
-UNEXPLAINED = 126  # 0
+    "lang/templates/child.py": "a process started as a module: it loads jinja2, msgspec and nothing of its parent",
+    "srt/attention/sharing.py": "a search for shared runs of keys that knows no steps",
+    "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
+    "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
+    "srt/gateway/hints.py": "best effort: what goes wrong in it may not reach the calls of the gateway",
+    "srt/gateway/images.py": "the gateway runs without pictures, and without the packages that read them",
+    "srt/kernels/triton/linear_rows.py": "a kernel",
+    "srt/kernels/triton/sampling_columns.py": "a kernel",
+    "srt/models/families/gemma3.py": "a family, and the place that a new one is copied from",
+    "srt/models/families/llama.py": "a family",
+    "srt/models/families/mistral.py": "a family",
+    "srt/models/families/mixtral.py": "a family",
+    "srt/models/families/qwen3.py": "a family",
+    "srt/models/vision/layout.py": "arithmetic of tiles, the same for all towers",
+    "srt/models/vision/projector.py": "the part of a checkpoint between tower and decoder, loaded by its own names",
+    "srt/models/vision/sight.py": "the model that sees; the registry chooses among several",
+    "srt/runners/cuda/reference.py": "the reference that kernels are checked against, in plain torch",
+    "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
+    "srt/runners/torch_runner.py": "a runner next to the others; `build` chooses",
+    "srt/scheduler/policy/longest_prefix.py": "a policy",
+    "srt/weights/configs.py": "reads small files with no trust; the source reads tensors",
+    "srt/weights/default_model.py": "the one place that knows the package of the default model",
+    "srt/weights/progress.py": "writes to a terminal, which no other file of the room does",
+    "srt/weights/safetensors_folder.py": "a format of weights",
+}
+UNEXPLAINED = 6  # 0; files that need no reason any more are counted, too
 
 
 def imports() -> Mapping[str, set[str]]:
@@ -147,7 +175,7 @@ def imports() -> Mapping[str, set[str]]:
     files = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in shipped()}
     importers = collections.defaultdict(set)
     for name, path in files.items():
-        package = name.split(".") if path.endswith("__init__.py") else name.split(".")[:-1]
+        package = name.split(".") if path.endswith("/__init__.py") else name.split(".")[:-1]
         for node in [node for node in ast.walk(syntax(path)) if isinstance(node, ast.ImportFrom)]:
             start = package[: len(package) - (node.level - 1)] if node.level else []
             base = ".".join([*start, *(node.module or "").removeprefix("umbel.").split(".")]).strip(".")
@@ -165,11 +193,12 @@ def test_small_files_with_one_importer_have_a_reason() -> None:
         for path, text in shipped().items()
         if not path.endswith("__init__.py") and len(importers[path]) == 1 and text.count("\n") <= SMALL
     }
-    assert SMALL_FILES.keys() - small.keys() == set(), "they need no reason any more"
-    at_most([f"{path} <- {importer}" for path, importer in small.items() if path not in SMALL_FILES], UNEXPLAINED)
+    small = {path: importer for path, importer in small.items() if Path(path).parent == Path(importer).parent}
+    found = [f"{path} <- {importer}" for path, importer in small.items() if path not in SMALL_FILES]
+    at_most([*found, *(f"{path} needs no reason" for path in SMALL_FILES if path not in small)], UNEXPLAINED)
 
 
-SHARED_CLASS_NAMES = {"interpreter": 12, "compiler": 5, "srt": 17}  # 0
+SHARED_CLASS_NAMES = {"srt": 14}  # 0
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -184,7 +213,7 @@ def test_a_name_of_a_class_is_used_once_in_a_part(part: str) -> None:
 
 
 LONGEST = 60  # lines of a body
-LONG_FUNCTIONS = 7  # 0
+LONG_FUNCTIONS = 1  # 0
 
 
 def test_functions_are_short() -> None:
@@ -201,9 +230,9 @@ def test_functions_are_short() -> None:
 
 
 PEOPLE = re.compile(r"(?<![a-z])(whoever|somebody|nobody|anybody)(?![a-z])", re.IGNORECASE)
-PEOPLE_LEFT = {"lang": 13, "interpreter": 64, "compiler": 27, "fsm": 0, "srt": 126, "compat": 1}  # 0
+PEOPLE_LEFT = {"interpreter": 50, "compiler": 17, "srt": 83}  # 0
 PLACES = re.compile(r"(?<![a-z])(behind|beside|besides)(?![a-z])", re.IGNORECASE)
-PLACES_LEFT = {"lang": 22, "interpreter": 125, "compiler": 145, "fsm": 0, "srt": 230, "compat": 4}  # 0
+PLACES_LEFT = {"interpreter": 102, "compiler": 102, "srt": 166}  # 0
 
 
 def places_of(pattern: re.Pattern[str], part: str) -> list[str]:
@@ -219,16 +248,16 @@ def places_of(pattern: re.Pattern[str], part: str) -> list[str]:
 @pytest.mark.parametrize("part", PARTS)
 def test_components_are_named(part: str) -> None:
     """The gateway does a thing, not "whoever" does it."""
-    at_most(places_of(PEOPLE, part), PEOPLE_LEFT[part])
+    at_most(places_of(PEOPLE, part), PEOPLE_LEFT.get(part, 0))
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_time_is_before_or_after_and_place_is_next_to(part: str) -> None:
     """ "Behind" and "beside" leave open which is meant."""
-    at_most(places_of(PLACES, part), PLACES_LEFT[part])
+    at_most(places_of(PLACES, part), PLACES_LEFT.get(part, 0))
 
 
-NOUN_CLAUSES_LEFT = {"lang": 53, "interpreter": 160, "compiler": 96, "fsm": 98, "srt": 156, "compat": 7}  # 0
+NOUN_CLAUSES_LEFT = {"interpreter": 139, "compiler": 67, "srt": 122}  # 0
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -243,19 +272,16 @@ def test_docstrings_say_what_is_done(part: str) -> None:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             if (text := ast.get_docstring(node) or "").startswith(("What ", "Who ", "Where ", "How "))
         ],
-        NOUN_CLAUSES_LEFT[part],
+        NOUN_CLAUSES_LEFT.get(part, 0),
     )
 
 
-IGNORED_IMPORTS = 4  # 0
+IGNORED_IMPORTS = 2  # 0
 
 
 def test_no_import_is_excepted_from_the_layers() -> None:
     contracts: Any = project()["tool"]["importlinter"]["contracts"]
     at_most([line for contract in contracts for line in contract.get("ignore_imports", ())], IGNORED_IMPORTS)
-
-
-OPTIONS_IN_THREE_FILES = 18  # 0
 
 
 def declared_options() -> Iterator[tuple[str, str]]:
@@ -283,7 +309,7 @@ def test_an_option_of_the_runtime_is_declared_in_two_files() -> None:
     options = [option for option, paths in homes.items() if "lang/runtime_options.py" in paths]
     assert len(options) > 20
     found = [f"{option}: {', '.join(sorted(homes[option]))}" for option in options if len(homes[option]) > 2]
-    at_most(found, OPTIONS_IN_THREE_FILES)
+    at_most(found, 0)
 
 
 FIRST_WITH_BODIES = "srt: put the runtime's files into rooms"
