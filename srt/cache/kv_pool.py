@@ -1,6 +1,6 @@
 """The KV pool: keys and values of every cached token, by slot. One pool for cache and running requests.
 
-Slots are handed out elsewhere; here they are only memory. Slot 0 (`batch.DUMMY_SLOT`) belongs to nobody: rows
+Slots are handed out elsewhere; here they are only memory. Slot 0 (`batch.DUMMY_SLOT`) has no owner: rows
 whose key is already in the pool write there.
 
 A pool may be narrower than the model. In float8 (e4m3: 3 bits of fraction, 2⁻⁹ to 448) it takes half of bfloat16's
@@ -118,7 +118,7 @@ def movable(values: torch.Tensor) -> torch.Tensor:
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros. `torch.zeros` writes every page; calloc behind numpy maps them when they are first touched."""
+    """Zeros. `torch.zeros` writes every page; numpy's calloc maps them when they are first touched."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)

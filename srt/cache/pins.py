@@ -1,12 +1,12 @@
 """Pins: prefixes that are kept from eviction though no request runs on them, until their time is over.
 
-    put ──▶ pinned ─┬─ release     whoever asked for it needs it no more
-                    ├─ expire      nobody has used it for its seconds
-                    ├─ give_way    the oldest, when a request finds no room beside it, or pins hold too much
+    put ──▶ pinned ─┬─ release     its client needs it no more
+                    ├─ expire      it has not been used for its seconds
+                    ├─ give_way    the oldest, when a request finds no room, or pins hold too much
                     └─ forget      the tree was emptied
 
-A pin takes memory from nobody who needs it: what it holds is the oldest pin's until a request that runs would have
-to be sent back, or one that waits could not be admitted, and then it is evicted like everything else.
+A pin takes no memory that a request needs: it holds its tokens until a running request would have to be retracted, or
+a waiting one could not be admitted. Then the oldest pin ends, and its tokens are evicted like all others.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 A node owns a run of tokens and the slots of their keys and values; children are keyed by their first token.
 Locked nodes (lock count > 0) are never evicted; a lock covers the whole path, so ancestors have at least the
-locks of their children. Pins are the same for whoever is no request, counted apart because they can be taken back
+locks of their children. Pins do the same without a request, and are counted apart because they can be taken back
 (pins.py). An eviction policy says which leaf goes next (eviction.py).
 
     root(salt) ── "You are helpful." ─┬─ "Hello" ── "Hi!"          every salt has a root of its own:
@@ -84,7 +84,7 @@ class RadixNode:
 class Match:
     """The longest cached prefix: it ends at the end of `node`. Lock it before anything else changes the tree.
 
-    `fresh`: the holder made `node` itself, so while nobody else uses it, it may grow in place.
+    `fresh`: the holder made `node` itself, so while no other request uses it, it may grow in place.
     """
 
     node: RadixNode
@@ -227,7 +227,7 @@ class RadixCache:
     # ---------------------------------------------------------------------------------------- change
 
     def extend(self, match: Match, tokens: Tokens, slots: Slots, *, priority: int = 0) -> Match:
-        """Puts `tokens` behind a match that ends where the tree does not know the next token.
+        """Appends `tokens` to a match that ends where the tree does not know the next token.
 
         The tree takes the slots over. The caller holds a lock on `match`; the result is locked in its place.
         """
@@ -312,8 +312,8 @@ class RadixCache:
         return given
 
     def discard(self, match: Match) -> int:
-        """Takes the path's nodes out of the tree up to the last one that is held, with all that has been computed
-        behind them; says how many tokens that were."""
+        """Takes the path's nodes out of the tree up to the last one that is held, with all that follows them;
+        says how many tokens that were."""
         top: RadixNode | None = None
         for node in ascend(match.node):
             if node.held:
@@ -327,7 +327,7 @@ class RadixCache:
         return sum(self._remove(node) for node in reversed(subtree))
 
     def clear(self) -> int:
-        """Evicts all that nobody holds."""
+        """Evicts all nodes that are not held."""
         return self.evict(self.evictable_tokens)
 
     # ---------------------------------------------------------------------------------------- inside
@@ -349,7 +349,7 @@ class RadixCache:
 
     @staticmethod
     def _may_take_from(node: RadixNode, child: RadixNode) -> bool:
-        """The boundary between them is nobody's: a text that is generated again moves it token by token."""
+        """Says whether their boundary has no owner: a text that is generated again moves it token by token."""
         return not (node.is_root or node.pins or child.held or len(node.children) > 1)
 
     def _move_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
@@ -410,7 +410,7 @@ class RadixCache:
             stack.extend((depth + 1, child) for child in reversed(node.children.values()))
 
     def check_some(self, pinned: Iterable[Match]) -> bool:
-        """A slice of `check` while nobody holds a lock; True: with it all has been checked.
+        """Runs a slice of `check` while no lock is held; True: with it all has been checked.
 
         Raises:
             IntegrityError: naming the node.

@@ -18,7 +18,7 @@ from ..core.faults import FaultHook, no_faults
 
 Slots = NDArray[np.int32]
 
-FIRST_SLOT = 1  # behind batch.DUMMY_SLOT
+FIRST_SLOT = 1  # after batch.DUMMY_SLOT
 
 
 class Place(Enum):
@@ -98,7 +98,7 @@ class SlotAllocator:
         self._released_count = 0
 
     def are_free(self, slots: Slots) -> bool:
-        """Whether one of them is."""
+        """Says whether one of them is free."""
         return bool(self._is_free[slots].any())
 
     def check_map(self, held: NDArray[np.bool_], count: int) -> None:

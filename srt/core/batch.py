@@ -10,7 +10,7 @@ Rows of a step may read keys that other rows of the same step write: every layer
 Most rows whose logits are "needed" need only the token that they choose. `RowRequests` says so. A runner that finds the
 token without computing 262,144 logits may answer with it; any runner may give the logits instead.
 
-A runner that does not wait for its steps is an `AsyncRunner`: the next step is launched behind one that still runs, and
+A runner that does not wait for its steps is an `AsyncRunner`: the next step is launched while one still runs, and
 rows whose token that one is about to choose say where it will be found (`Batch.token_sources`). overlap.py has the
 whole picture.
 """
@@ -48,7 +48,7 @@ class RowNeed(IntEnum):
 
     LOGITS = 0  # the logits themselves
     ARGMAX = 1  # the most likely token, of equal ones the first
-    SAMPLE = 2  # a draw (draw.py), restricted by top_k and min_p at most
+    SAMPLE = 2  # a draw (gumbel.py), restricted by top_k and min_p at most
 
 
 class Allowed(NamedTuple):
@@ -64,13 +64,13 @@ class RowRequests:
 
     kinds: NDArray[np.uint8]  # [L] RowNeed
     inverse_temperatures: NDArray[np.float64]  # [L]
-    keys: NDArray[np.uint64]  # [L] draw.draw_key(seed, position)
+    keys: NDArray[np.uint64]  # [L] gumbel.draw_key(seed, position)
     top_k: NDArray[np.int32]  # [L] 0 = all; tokens that tie with the k-th stay
     # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
     min_p: NDArray[np.float64]
     allowed: Mapping[int, Allowed] = field(default_factory=dict)  # row → its tokens; rows that are not in it: all
     # Only batches for an AsyncRunner have these, and there top_k may be any number.
-    top_p: NDArray[np.float64] | None = None  # [L] 1 = all, as in draw.Draws; None: all of every row
+    top_p: NDArray[np.float64] | None = None  # [L] 1 = all, as in Draws; None: all of every row
     described: NDArray[np.bool_] | None = None  # [L] rows that get their token and their logits; None: no row
 
     def take(self, rows: NDArray[np.integer]) -> RowRequests:
@@ -207,7 +207,7 @@ class Pending(Protocol):
 
         Raises:
             Exception: whatever made the step fail, as `Runner.forward`. The pool is not to be trusted then. A step that
-                was launched behind it is waited for as well, and its answer thrown away.
+                was launched after it is waited for as well, and its answer thrown away.
         """
 
 
@@ -232,7 +232,7 @@ class AsyncRunner(Runner, Protocol):
 
 
 class Chooser(Protocol):
-    """Who computes: `TorchSampling` anywhere, `kernels.cpu.sampling.CpuSampling` for logits on the CPU."""
+    """Computes tokens from logits: `TorchSampling` anywhere, `kernels.cpu.sampling.CpuSampling` on the CPU."""
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
         """One token for each draw. logits: float32 [_, vocab].
@@ -260,7 +260,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """Tokens to choose together, column by column: what is left of a SampleRequest when its logits are adjusted.
+    """Tokens to choose together, column by column: what is left of SampleRequests after the processors.
 
     top_k first, then top_p (mass among what top_k kept), then min_p (relative to the best token). What ties with the
     last one kept is kept too. A token stays by min_p with (logit − best) / temperature ≥ log(min_p), in float64; a

@@ -9,8 +9,8 @@ gives every token the probability softmax(logits / temperature)[token]. top_k, t
 race beforehand; the noise of those that stay is the same, so they win in the proportion of their probabilities.
 
 The noise is a function of (seed, position, token) and of nothing else: a text is the same alone, in a batch, and after
-a retraction, and whoever computes logits in pieces need not have seen the others: a token whose logit plus
-`LARGEST_NOISE` stays behind the best score so far cannot win, and needs neither its noise nor its exact logit.
+a retraction, and a kernel that computes logits in pieces need not have seen the others: a token whose logit plus
+`LARGEST_NOISE` stays below the best score so far cannot win, and needs neither its noise nor its exact logit.
 
     key   = mix(mix(seed) ^ position)              64 bits, one for a draw; mix is splitmix64
     h     = token ^ low half of key                32 bits from here on, all arithmetic wraps around

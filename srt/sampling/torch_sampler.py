@@ -70,7 +70,7 @@ class TorchSampling:
         best, winners = _best(logits)
         inverse, keys = draws.inverse_temperatures[some], draws.keys[some]
         top = best.double().cpu().numpy()
-        own = gumbel(keys, winners.cpu().numpy())  # the best token's noise: nobody wins with less than its score
+        own = gumbel(keys, winners.cpu().numpy())  # the best token's noise: no token wins with less than its score
         possible = logits >= self._floors(logits, best, draws, some)[:, None]
         for row in range(len(some)):  # row by row it stays in the caches
             possible[row] &= _may_win(logits[row], best[row], float(inverse[row]), int(keys[row]), float(own[row]))

@@ -1,7 +1,7 @@
-"""The end of a step: what its rows say becomes tokens of texts, log-probabilities and endings.
+"""Ends a step: turns what its rows say into tokens of texts, log-probabilities and endings.
 
-When it ends, the next step may be running already (overlap.py): `computed` of a request then lies behind rows that
-nobody has read yet, so that what has been read is told by the rows of the step, and not by the request.
+When a step ends, the next one may be running already (overlap.py). `computed` of a request then counts rows that have
+not been read yet. So the rows of the step say what has been read, and not the request.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Commit:
         self._searches = searches
 
     def begin(self, plan: StepPlan) -> None:
-        """The rows of the plan are about to run."""
+        """Counts the rows of the plan, which are about to run."""
         counters = self._counters
         for rows in plan.planned:
             request = rows.request
@@ -45,7 +45,7 @@ class Commit:
             request.reached = max(request.reached, rows.end)
 
     def commit(self, planned: Sequence[PlannedRows], result: StepResult) -> None:
-        """These rows have run, and the result is what they say."""
+        """Applies the result of these rows, which have run."""
         for rows in planned:
             request = rows.request
             if request.phase is not Phase.RUNNING:
@@ -113,7 +113,7 @@ class Commit:
             generation.sent = known
 
     def finish(self, request: Request) -> None:
-        """All keys the request needs are in the pool and no token is to be sampled: it is done.
+        """Ends a request that is done: all keys it needs are in the pool and no token is to be sampled.
 
         A score ends with the last of its sequences.
         """

@@ -14,7 +14,7 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """How the engine shares its step and its pool.
+    """Says how the engine shares its step and its pool.
 
     Attributes:
         max_running: sequences that hold slots at once.
@@ -23,13 +23,13 @@ class SchedulerConfig:
         max_step_logits: rows of one step whose logits are computed; log-probabilities of long prompts would
             otherwise ask for gigabytes at a vocabulary of 262,144. At least max_running.
         policy: order of waiting requests; policy.py has the definitions.
-        policy_window: waiting requests that are compared by their match; those behind keep their order of arrival.
+        policy_window: waiting requests that are compared by their match; the others keep their order of arrival.
         radix_cache: keep and reuse keys and values of finished and running requests.
         in_step_sharing: a request may use keys that another request computes in the same step.
         least_ahead: a hint of which fewer tokens are missing is dropped, unless it pins.
         pin_share: of the pool; pins together hold at most so much.
-        max_wait: a request that has waited so many seconds goes before all cache-aware order; lanes.py says what
-            that makes of its wait as a whole.
+        max_wait: a request that has waited so many seconds goes before all cache-aware order; policy/priority.py
+            bounds its whole wait.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
         partial_logits: a row that only has to choose a token may be answered with the token, without its logits.
         jump_forward: tokens that a constraint leaves no choice about are appended without a step of their own.

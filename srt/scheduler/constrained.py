@@ -1,4 +1,4 @@
-"""What constraints ask of the scheduler: requests that wait for theirs, masks before rows, tokens behind tokens.
+"""Serves texts under a constraint: holds their requests, makes masks before rows, appends the tokens that must follow.
 
 arrive ──hold──▶ held ──open──▶ waiting      begin_step opens what has been made meanwhile
 plan   ──ready──▶ the mask is there, or the row that chooses is left out of this step
@@ -56,7 +56,7 @@ class ConstrainedTexts:
         self._held.append(_Held(request, message.heal, self._shelf.find(message.constraint, request.schedule.salt)))
 
     def count(self) -> None:
-        """Brings the counters up to date."""
+        """Brings the counters of constraints up to date."""
         if self._shelf is not None:
             self._counters.constraints_opened = self._shelf.opened
             self._counters.constraint_hits = self._shelf.hits
@@ -109,7 +109,7 @@ class ConstrainedTexts:
         """Whether the next token can be chosen in this step. Appends tokens that leave no choice; may end the request.
 
         All requests of a step share its fuel, and each may take half of what is left: one whose mask is a long way off
-        is left out of some steps, and holds up nobody else.
+        is left out of some steps, and holds up no other.
         """
         generation = request.job
         assert isinstance(generation, Generation), "only generations choose tokens"

@@ -1,4 +1,4 @@
-"""Where a request's keys live: the pool and the radix tree seen from one request.
+"""Manages where a request's keys live: the pool and the radix tree as one request sees them.
 
 Every change of who owns a slot goes through here: found in the tree, allocated, handed to the tree, given back.
 
@@ -7,7 +7,7 @@ Every change of who owns a slot goes through here: found in the tree, allocated,
     close    hand over what is computed, free the rest, unlock
 
 A decoding request takes slots for its next tokens ahead, a run of them: token after token, taken in turns with all
-others, its keys would lie scattered. Spare slots are private, and are taken back before anybody is retracted.
+others, its keys would lie scattered. Spare slots are private, and are taken back before a request is retracted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ _SPARE_SHARE = 16  # all spare slots together are at most this part of the pool
 
 
 class KVManager:
-    """Pool and tree together; free + tree + private = total at any time between its calls."""
+    """Owns pool and tree together; free + tree + private = total at any time between its calls."""
 
     def __init__(
         self, num_slots: int, config: SchedulerConfig, counters: Counters, clock: Clock, faults: FaultHook
@@ -54,7 +54,7 @@ class KVManager:
         self._step += 1
 
     def peek(self, request: Request) -> int:
-        """Tokens of a waiting request that the tree knows."""
+        """Returns how many tokens of a waiting request the tree knows."""
         if not self._reuse:
             return 0
         with self.tree_time:
@@ -74,14 +74,14 @@ class KVManager:
     def advance(self, request: Request) -> None:
         """Takes over what others have put into the tree since, while this request was computing its prompt."""
         if not self._reuse or request.match is None or request.tree_length < request.kv_length:
-            return  # private slots lie behind the match: nothing of the tree can follow them
+            return  # private slots follow the match: nothing of the tree can follow them
         with self.tree_time:
             match = self.cache.advance(request.match, request.tokens)
             self.cache.move_lock(request.match, match)
         self._take_match(request, match)
 
     def skip_cached_rows(self, request: Request) -> None:
-        """Rows whose keys are in the pool and whose logits nobody needs are not run."""
+        """Skips rows whose keys are in the pool and whose logits are not needed."""
         following = min(request.kv_length, request.first_logit_row)
         if following <= request.computed:
             return
@@ -96,7 +96,7 @@ class KVManager:
         request.reached = max(request.reached, following)
 
     def missing(self, request: Request, end: int) -> int:
-        """Slots to allocate before rows up to `end` can run."""
+        """Returns how many slots must be allocated before rows up to `end` can run."""
         return max(0, end - request.slot_end)
 
     def make_room(self, count: int) -> bool:
@@ -120,10 +120,10 @@ class KVManager:
         return wanted if wanted * _SPARE_SHARE <= self.available else 1
 
     def place(self, request: Request, end: int, slots: Slots) -> None:
-        """Keys for rows before `end`, in the spare slots and in new ones behind them.
+        """Places the keys of rows before `end` in the spare slots and in new ones after them.
 
         Prompt tokens go into the tree at once: every layer stores its keys before it attends, so a request planned
-        later in this step may already read them. Not so tokens behind private ones: the tree may have got the same
+        later in this step may already read them. Not so tokens after private ones: the tree may have got the same
         tokens meanwhile, and would be written to twice.
         """
         follows_tree = request.tree_length == request.kv_length

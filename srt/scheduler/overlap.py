@@ -1,43 +1,43 @@
-"""A step is planned while the one before it runs.
+"""Plans and launches a step while the one before it runs.
 
-    the scheduler   plan 1, launch 1 ─ plan 2, launch 2 ─ land 1 ─ plan 3, launch 3 ─ land 2 ─ plan 4, launch 4 ─ …
+    the scheduler   plan 1, launch 1 ─ plan 2, launch 2 ─ done 1 ─ plan 3, launch 3 ─ done 2 ─ plan 4, launch 4 ─ …
     the runner                        [════════ step 1 ════════] [════════ step 2 ════════] [════════ step 3 ══ …
 
-To land a step is to wait for it, and to commit what it says. So a step takes the longer of the two, the forward pass
-or the scheduling, and no longer their sum. What plan 2 would like to know of step 1 and does not:
+To complete a step (done) is to wait for it, and to commit what it says. So a step takes the longer of the two, the
+forward pass or the scheduling, and no longer their sum. What plan 2 would like to know of step 1 and does not:
 
     the new token of a text         its row is planned all the same. While step 2 is planned the sequence ends in
                                     PENDING_TOKEN, and the batch tells by which logit row of step 1 it is chosen
     whether the text ends with it   at max_tokens: that is known, and no further row is planned. By a stop: it is not.
-                                    The row in step 2 is wasted: it runs, and is left out when step 2 lands
+                                    The row in step 2 is wasted: it runs, and is left out when step 2 completes
     a text whose token the runner   penalties and biases look at it first, the mask of a constraint follows from it. Its
-    does not choose by itself       next row waits for the landing (`InFlightStep.delays_too_many`)
-    the answers to a search, and    their next rows, if there are any, wait for the landing
+    does not choose by itself       next row waits until step 1 completes (`delays_too_many`)
+    the answers to a search, and    their next rows, if there are any, wait until step 1 completes
     scores
 
-Slots. A row's slot is assigned when it is planned, and `computed` moves behind the row when it is launched. Steps run
+Slots. A row's slot is assigned when it is planned, and `computed` counts the row when it is launched. Steps run
 in the order of their launches, so all that is said about a slot holds in that order:
 
-    plan 1      prompt P of A enters the tree: step 2, and whoever is admitted to it, may read P
-    launch 2    A's row of step 2 writes slot s, behind P
-    land 1      A ends with the token of step 1. The tree takes the key of that token, in s, which step 2 computes: it
+    plan 1      prompt P of A enters the tree: step 2, and requests admitted to it, may read P
+    launch 2    A's row of step 2 writes slot s, after P
+    done 1      A ends with the token of step 1. The tree takes the key of that token, in s, which step 2 computes: it
                 is the key of a token that A has. What A alone held is free, though step 2 may read it now
     plan 3      gives free slots to B, whose rows of step 3 write there after step 2 has read
 
-So pool and tree are whole at any time between two calls, with a step in step or without. Nobody is retracted while
+So pool and tree are whole at any time between two calls, with a running step or without. No request is retracted while
 a step runs, because what ends with it may give the room; the plan that would have to leaves rows out instead, and the
-step after it is planned with nothing in step (`Planner.short`).
+step after it is planned with no step running (`Planner.short`).
 
-A step that fails empties the tree. The step launched behind it has read the wrong keys, so its answer is thrown away:
+A step that fails empties the tree. The step launched after it has read the wrong keys, so its answer is thrown away:
 its requests, unless they were in the failed step too, wait again with all their tokens. A row for which no token can be
-chosen fails alone: its row in the step behind reads any token, and is left out when that step lands.
+chosen fails alone: its row in the next step reads any token, and is left out when that step completes.
 
-Texts, their ends, log-probabilities and scores are those of steps that wait. What was cached may differ: who is
-admitted while step 1 runs does not find the tokens of a text that ends with it, and who comes after a text finds its
-last token too. So may the number of steps, and who is sent back where memory is short.
+Texts, their ends, log-probabilities and scores are those of steps that wait. What was cached may differ: a request
+admitted while step 1 runs does not find the tokens of a text that ends with it, and one that comes after finds its
+last token too. So may the number of steps, and which requests are retracted where memory is short.
 
 It pays where the forward pass leaves the CPU free. On one, where the same cores compute, scheduling is 0.3 to 1.5 ms of
-36 to 44 ms (the default model, 1 to 32 texts), and steps in a thread were as long as steps that wait: there it is off.
+36 to 44 ms (the default model, 1 to 32 texts), and steps in a thread took as long as steps that wait: there it is off.
 """
 
 from collections.abc import Iterator
@@ -74,10 +74,10 @@ class FailedStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlightStep:
-    """A step that was launched, and has not landed.
+    """A step that was launched and is not complete.
 
     `coming`: texts that go on, and the logit rows by which the runner chooses their next tokens. `blocked`: the number
-    of those that go on and whose token it does not choose. Nobody asks for them where steps land at once.
+    of those that go on and whose token it does not choose. Both are empty where steps complete at once.
     """
 
     plan: StepPlan
@@ -115,9 +115,9 @@ class InFlightStep:
 
     @property
     def delays_too_many(self) -> bool:
-        """So many texts wait for the landing that the next step is better planned behind it.
+        """So many texts wait until this step completes that the next one is better planned after it.
 
-        Whoever waits runs in every other step, and whoever does not gains the scheduling, which takes a tenth to a
+        A text that waits runs in every other step, and one that does not gains the scheduling, which takes a tenth to a
         quarter of a step. At a fifth of waiting texts both give about as many tokens, and waiting is fair.
         """
         return self.blocked * _HINDRANCE >= len(self.coming) and self.blocked > 0

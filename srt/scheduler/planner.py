@@ -1,4 +1,4 @@
-"""The plan of a step: who runs, which rows, in which slots.
+"""Plans a step: which requests run, which of their rows, in which slots.
 
 Decode rows come first, then prompts that are being computed, then waiting requests in the policy's order. A request
 that fails here, by a fault or by its own data, ends alone.
@@ -12,7 +12,7 @@ from .policy.policy import AdmissionPolicy
 from .request import Phase, Prefilling, Request
 from .step_plan import StepPlan
 
-_PATIENCE = 16  # steps after which a queue whose head does not fit is looked at again, though nobody has ended
+_PATIENCE = 16  # steps after which a queue whose head does not fit is looked at again, though no request has ended
 
 
 class Planner:
@@ -27,22 +27,22 @@ class Planner:
         self._faults = context.faults
         self._constrained = constrained
         self._commit = commit
-        self._behind = False  # a step is running
+        self._step_running = False  # a step is running
         self._leaving = 0  # requests that certainly end with that step
         self.short = False  # the last plan left rows out for want of room, which the running step may yet give
         self._policy = AdmissionPolicy(context.config, context.kv.peek, context.counters)
-        self._held = 0  # steps for which nobody needs to be asked whether he fits
+        self._held = 0  # steps to skip admission for: the queue head did not fit and nothing was freed
         self._held_at = 0  # state of the table then
 
-    def plan(self, *, behind: bool = False) -> StepPlan:
-        """behind: a step is running, and `computed` of its requests lies behind its rows.
+    def plan(self, *, step_running: bool = False) -> StepPlan:
+        """Plans the next step. step_running: one is running, and `computed` of its requests counts its rows.
 
-        Then nobody is retracted: those who end with the running step may give the room that is missing.
+        Then no request is retracted: those that end with the running step may give the room that is missing.
         """
-        self._behind, self.short = behind, False
+        self._step_running, self.short = step_running, False
         running = list(self._table.running.values())
         self._leaving = 0
-        if behind:
+        if step_running:
             paused = [request for request in running if not request.wants_rows]
             running = [request for request in running if request.wants_rows]
             self._leaving = sum(not request.goes_on for request in paused)
@@ -98,7 +98,7 @@ class Planner:
                     order.admitted(request)
                     promised += self._kv.missing(request, request.length) + self._config.headroom
             elif isinstance(request.job, Prefilling):
-                self._table.drop(request)  # a hint does not hold up anybody
+                self._table.drop(request)  # a hint does not hold up other requests
             else:
                 self._kv.close(request)
                 if all(rows.request.decoding for rows in plan.planned):
@@ -115,7 +115,7 @@ class Planner:
 
     def _has_room(self, request: Request, promised: int) -> bool:
         """Whether an opened request fits. Pins keep their place while there will be room without them: they give way
-        when nobody runs, and when the request has waited too long."""
+        when no request runs, and when the request has waited too long."""
         needed = promised + self._kv.missing(request, request.length)
         if needed <= self._kv.available:
             return True
@@ -130,7 +130,7 @@ class Planner:
     def _promised(self) -> int:
         """Slots that the running requests still need, and some more that each of them will ask for.
 
-        An admitted request has room for its whole sequence beside these; alone it always fits.
+        An admitted request has room for its whole sequence besides these; alone it always fits.
         """
         missing = sum(self._kv.missing(other, other.length) for other in self._table.running.values())
         return missing + self._config.headroom * len(self._table.running)
@@ -205,7 +205,7 @@ class Planner:
         while not self._kv.make_room(count):
             if self._kv.take_back_spare(self._table.running.values()):
                 continue
-            if self._behind:
+            if self._step_running:
                 self.short = True
                 return False
             if self._kv.pins.give_way():

@@ -4,12 +4,12 @@ position      0            match.length          kv_length     slot_end        l
 slots         [── tree, locked by us ──|── private ──|─── spare ───)
 rows          [────────── computed ──────────|───── to compute ─────)
 
-match.length ≤ kv_length        the tree owns the slots before match.length; we own those behind it
+match.length ≤ kv_length        the tree owns the slots before match.length; we own those after it
 kv_length ≤ slot_end            slots taken ahead for tokens to come, so that they lie in runs; slot_end may pass length
 computed ≤ kv_length            rows before `computed` have run, or run now; a row whose key is already in the pool
                                 (it was found in the tree, but its logits are needed) writes to no slot
 
-While a step is planned behind one that still runs (overlap.py), `length` counts a token that is not known yet.
+While a step is planned and another one still runs (overlap.py), `length` counts a token that is not known yet.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class Scoring:
 
 @dataclass(slots=True)
 class Choosing:
-    """The last rows say what may come behind these nodes of a search for the probabilities of choices."""
+    """The last rows say what may follow these nodes of a search for the probabilities of choices."""
 
     search: ChoiceSearch | None  # None until the vocabulary is there
-    nodes: list[SearchNode]  # each row's tokens; the last row's are all that the search has put behind the prompt
+    nodes: list[SearchNode]  # each row's tokens; the last row's are all that the search has put after the prompt
     answered: int = 0
 
 
@@ -109,7 +109,7 @@ Job = Generation | Scoring | Choosing | Prefilling
 
 
 class Request:
-    """One sequence. The scheduler changes it, between and during steps; nobody else does.
+    """One sequence. The scheduler changes it, between and during steps; no other component does.
 
     Args:
         number: order of arrival; ties of rank are broken by it.
@@ -173,7 +173,7 @@ class Request:
         self.kv_length = 0
         self.slot_end = 0
         self.computed = 0
-        self.reached = 0  # most rows ever computed or found: behind it rows are new, before it repeated
+        self.reached = 0  # most rows ever computed or found: rows after it are new, rows before it repeated
         self.cached_tokens = 0  # prompt tokens that this request never computed
         self.source = NO_SOURCE  # the logit row of the running step that chooses the token which is PENDING_TOKEN
 
@@ -258,7 +258,7 @@ class Request:
 
     @property
     def private_slots(self) -> NDArray[np.int32]:
-        """Those with a key, and the spare ones behind them."""
+        """Slots with a key, and the spare ones after them."""
         return self._slots[self.tree_length : self.slot_end]
 
     # ------------------------------------------------------------------------------------------ rows
@@ -269,8 +269,8 @@ class Request:
 
     @property
     def wants_rows(self) -> bool:
-        """Rows are to be planned; else it waits until those that run have landed. The row of a last token, behind which
-        nothing is chosen, is needed by nobody.
+        """Rows are to be planned; else it waits until the running step completes. The row of a last token, after which
+        nothing is chosen, is not needed.
         """
         return self.remaining_rows > (isinstance(self.job, Generation) and self.job.stop is not None)
 
@@ -287,7 +287,7 @@ class Request:
 
     @property
     def goes_on(self) -> bool:
-        """As `samples`, and the text may have a token behind that one."""
+        """As `samples`, and the text may have a token after that one."""
         return self.samples and isinstance(self.job, Generation) and self.length + 1 < self.job.length_limit
 
     @property

@@ -88,25 +88,25 @@ class RequestTable:
         self.changes += 1
 
     def extend(self, message_id: int, requests: Sequence[Request]) -> None:
-        """More requests of a message that is alive."""
+        """Adds requests to a message that is alive."""
         self.alive[message_id].extend(requests)
         self.waiting.update((request.number, request) for request in requests)
         self.changes += 1
 
     def hold(self, request: Request) -> None:
-        """A request that cannot wait for its turn yet."""
+        """Takes a request that cannot wait for its turn yet."""
         self.alive[request.message_id] = [request]
         self.held[request.number] = request
         self.changes += 1
 
     def let_go(self, request: Request) -> None:
-        """A held request waits for its turn from now on."""
+        """Lets a held request wait for its turn from now on."""
         del self.held[request.number]
         self.waiting[request.number] = request
         self.changes += 1
 
     def admit(self, request: Request) -> None:
-        """The request, whose place is open, runs from now on."""
+        """Moves a waiting request to the running ones; its KV place is open."""
         if not request.admitted:
             request.admitted = True
             self._counters.prompt_tokens += request.prompt_length
@@ -116,7 +116,7 @@ class RequestTable:
         self.changes += 1
 
     def retract(self, request: Request) -> None:
-        """Back to waiting with all its tokens. Its keys stay in the tree as long as nobody needs the room."""
+        """Puts a running request back to waiting with all its tokens. Its keys stay in the tree while there is room."""
         self._counters.retractions += 1
         if isinstance(request.job, Prefilling):
             self.drop(request)
@@ -125,7 +125,7 @@ class RequestTable:
         self._wait_again(request)
 
     def retract_all(self) -> None:
-        """Everybody waits again: pool and tree have been cleared."""
+        """Puts all running requests back to waiting: pool and tree have been cleared."""
         for request in list(self.running.values()):
             self._kv.detach(request)
             self._wait_again(request)
@@ -137,7 +137,7 @@ class RequestTable:
         self.changes += 1
 
     def release(self, request: Request) -> None:
-        """The request holds nothing any more. Its message is alive until `end`."""
+        """Takes back all that the request holds. Its message is alive until `end`."""
         self._kv.close(request)
         self.held.pop(request.number, None)
         self.waiting.pop(request.number, None)
@@ -169,8 +169,8 @@ class RequestTable:
         self.end(request.message_id, ended(request, stop))
 
     def fail(self, request: Request, error: Exception) -> None:
-        """Ends the request's message, all its requests, with the cause. Keys behind which the model's logits are not
-        numbers may be wrong: the tree does not keep them."""
+        """Ends the request's message, all its requests, with the cause. Keys of rows whose logits are not numbers
+        may be wrong: the tree does not keep them."""
         self.last_failure = error
         self._counters.failed += 1
         if isinstance(error, LogitsError):
@@ -178,7 +178,7 @@ class RequestTable:
         self.end(request.message_id, failure(request.message_id, error))
 
     def drop(self, request: Request) -> None:
-        """A hint that cannot be served now: to lose it is better than to let it cost others time."""
+        """Drops a hint that cannot be served now: to lose it is better than to let it cost others time."""
         self._counters.dropped_hints += 1
         self.end(request.message_id, None)
 

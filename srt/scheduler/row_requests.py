@@ -1,10 +1,10 @@
-"""What a step asks of its rows of logits: all of them, or only the token that they choose.
+"""Says what a step needs of each row of logits: all of them, or only the token that it chooses.
 
 A token is enough when nothing looks at the other logits: no log-probabilities, no penalties, biases or forbidden
 tokens, no nucleus (its mass is a sum over the whole vocabulary) and no top_k that keeps more than a head searches for.
 
-An AsyncRunner is asked for more tokens, because only where it chooses by itself can the next step run behind it: in a
-nucleus, with any top_k, and beside the logits where log-probabilities are wanted.
+An AsyncRunner is asked for more tokens, because the next step can run ahead only where the runner chooses by itself: in
+a nucleus, with any top_k, and together with the logits where log-probabilities are wanted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ MAX_SAMPLED_TOP_K = 256  # the largest top_k of a SAMPLE row, but for an AsyncRu
 
 
 class StepRequests(NamedTuple):
-    """What a step asks of its rows. `errors`: by number of the request, why its row cannot be told what to choose; the
-    row asks for its logits, and its request ends when the step has run."""
+    """Holds the row requests of a step. `errors`: by number of the request, why its row cannot be told what to choose;
+    the row needs its logits then, and its request ends when the step has run."""
 
     row_requests: RowRequests | None  # None: all logits of every row
     errors: Mapping[int, Exception]
@@ -111,7 +111,7 @@ def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _
 
 
 def draws_of(row_requests: RowRequests, rows: NDArray[np.integer], places: NDArray[np.int64], vocab_size: int) -> Draws:
-    """The draws that some of the rows with a pick are. places: [n] of their logits."""
+    """Returns the draws of some of the rows that need a token. places: [n] of their logits."""
     sampled = row_requests.kinds[rows] == RowNeed.SAMPLE
     ones = np.ones(len(rows))
     return Draws(
@@ -128,7 +128,7 @@ def draws_of(row_requests: RowRequests, rows: NDArray[np.integer], places: NDArr
 
 
 def allowed_of(request: Request, generation: Generation) -> Allowed | None:
-    """The tokens that may come next; None: all, or it is known already which one comes.
+    """Returns the tokens that may come next; None: all, or it is known already which one comes.
 
     Before min_tokens, and when end-of-sequence is ignored, a constrained text ends only where nothing else may come.
     Otherwise tokens that end it without being a part of it may come, too.
@@ -155,14 +155,14 @@ def allowed_of(request: Request, generation: Generation) -> Allowed | None:
 
 
 def bits_of(allowed: Allowed | None, vocab_size: int) -> NDArray[np.uint32] | None:
-    """As a mask."""
+    """Returns the allowed tokens as a mask."""
     if allowed is None or allowed.few is None:
         return None if allowed is None else allowed.bits
     return pack(allowed.few, -(-vocab_size // 32))
 
 
 def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], row_requests: RowRequests, row: int) -> int:
-    """The token that a row chooses among `tokens`, by the definition of a draw. logits: those of `tokens`.
+    """Chooses among `tokens` for a row, by the definition of a draw. logits: those of `tokens`.
 
     Raises:
         LogitsError: a logit is not a number.
@@ -182,13 +182,13 @@ def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], row_reque
 
 
 def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
-    """The tokens that may not end the text now: before min_tokens none may. Constrained texts: see `allowed_of`."""
+    """Returns the tokens that may not end the text now, before min_tokens. Constrained texts: see `allowed_of`."""
     early = request.generated < generation.sampling.min_tokens
     return generation.ends if early and generation.cursor is None else frozenset()
 
 
 def needs_only_token(sampling: SamplingParams) -> bool:
-    """The token is all that is needed of a row that is sampled with these parameters."""
+    """Says whether a row that is sampled with these parameters needs only its token."""
     narrow = sampling.temperature == 0.0 or (sampling.top_p == 1.0 and sampling.top_k <= MAX_SAMPLED_TOP_K)
     return narrow and not sampling.logprobs and sampling.top_logprobs == 0 and not changes_logits(sampling)
 

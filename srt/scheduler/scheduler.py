@@ -1,14 +1,14 @@
-"""The engine's step: plan → launch → land. No sockets, no threads, no clock of its own.
+"""Runs the engine's step: plan → launch → complete. No sockets, no threads, no clock of its own.
 
-To launch a plan is to begin its forward pass; to land it, to wait for that, to choose tokens and to commit them. With
-overlap a step is planned and launched before the one before it lands (overlap.py); without, they land at once.
+To launch a plan is to begin its forward pass; to complete it, to wait for that, to sample tokens and to commit them.
+With overlap a step is launched before the one before it completes (overlap.py); without, each completes at once.
 
 Requests share one pool of KV slots through a radix tree. Tokens enter the tree when their slots are assigned, before
 they are computed: every layer stores its keys before it attends, so a request planned later in the same step reads
 what an earlier one is about to write, and a fork of eight costs its shared prefix once without waiting.
 
 A request that fails ends alone, also where its row fails while tokens are chosen: the keys of the step are sound. A
-forward pass that fails ends its batch, empties the tree and lets everybody else compute again.
+forward pass that fails ends its batch, empties the tree and lets all others compute again.
 """
 
 from collections import deque
@@ -200,7 +200,7 @@ class Scheduler:
 
     @property
     def last_failure(self) -> Exception | None:
-        """The last exception that ended a request or a step, for the log of whoever owns the scheduler."""
+        """The last exception that ended a request or a step, for the log of the engine."""
         return self._table.last_failure
 
     def planned_tokens(self) -> list[NDArray[np.int32]]:
@@ -213,7 +213,7 @@ class Scheduler:
         return [rows.request.message_id for rows in self._planner.current.planned]
 
     def check(self) -> None:
-        """Pool, tree and requests agree.
+        """Checks that pool, tree and requests agree.
 
         Raises:
             IntegrityError: what contradicts what.
@@ -377,7 +377,7 @@ class Scheduler:
         """Plans a step and begins it; False when there is nothing to run, or it crashed."""
         before = self._in_flight[-1] if self._in_flight else None
         with pending_tokens(before):
-            plan = self._planner.plan(behind=before is not None)
+            plan = self._planner.plan(step_running=before is not None)
             if not plan.planned:
                 return False
             self._commit.begin(plan)
@@ -451,7 +451,7 @@ class Scheduler:
                 self._table.fail(rows.request, error)
 
     def _forget_keys(self) -> None:
-        """Pool and tree are emptied; whoever runs waits again and computes its tokens anew."""
+        """Empties pool and tree; running requests wait again and compute their tokens anew."""
         self._counters.pool_rebuilds += 1
         self.kv.clear()
         self._table.retract_all()

@@ -1,4 +1,4 @@
-"""One step being planned: which rows of which requests run, within the limits of a step."""
+"""Collects which rows of which requests run in one step, within the limits of a step."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -49,11 +49,12 @@ class StepPlan:
         return self.rows_left == 0 or not self.logits_left
 
     def reachable(self, request: Request, last: int) -> int:
-        """The row before which this step must stop for the request, by the limits of rows and logits, at most `last`.
+        """Returns the row before which this step must stop for the request, at most `last`, by the limits of rows and
+        logits.
 
         A picture whose rows run together may pass the limit of rows, or it would wait for ever for a step in which it
         fits. So a step is longer than its limit by less than one picture: the plan is full then. Rows that need logits
-        lie behind all pictures, but for the last row of one, which is the end of its picture.
+        come after all pictures, but for the last row of one, which is the end of its picture.
         """
         end = last
         if self.rows_left is not None:
@@ -130,19 +131,19 @@ def _sources(
 
 
 def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[start, start + count) for each, one behind the other."""
+    """Concatenates [start, start + count) of each."""
     offsets = np.cumsum(counts) - counts
     return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
 
 def _generated(planned: list[PlannedRows], counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Of each request's rows those of tokens behind its prompt: [B]"""
+    """Counts, for each request, its rows of tokens after its prompt: [B]"""
     ends = np.array([rows.end - rows.request.prompt_length for rows in planned], dtype=np.int64)
     return np.clip(ends, 0, counts).astype(np.int32)
 
 
 def _pictures(planned: list[PlannedRows], offsets: NDArray[np.int64]) -> tuple[PictureRows, ...]:
-    """Of the step's rows those of pictures."""
+    """Returns the step's rows of pictures."""
     return tuple(
         part
         for rows, first in zip(planned, offsets.tolist(), strict=True)
@@ -151,7 +152,7 @@ def _pictures(planned: list[PlannedRows], offsets: NDArray[np.int64]) -> tuple[P
 
 
 def _spans(planned: list[PlannedRows]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Of each request the positions that its rows see whole."""
+    """Returns, for each request, the positions that its rows see whole."""
     spans = tuple(rows.request.pictures.seen_whole(rows.start, rows.end) for rows in planned)
     return spans if any(spans) else ()
 

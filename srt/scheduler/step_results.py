@@ -131,7 +131,7 @@ class _Reading:
 
     def _pick(self, owners: Sequence[PlannedRows]) -> list[int]:
         """Tokens by the batch's own row_requests, for rows that the runner has answered with logits."""
-        assert self.row_requests is not None, "called for rows with a pick"
+        assert self.row_requests is not None, "called for rows that need a token"
         rows = np.array([rows.logits_of_last for rows in owners], dtype=np.int64)
         places = np.array([_place(self.logits, row) for row in rows.tolist()], dtype=np.int64)
         draws = draws_of(self.row_requests, rows, places, self.sampler.vocab_size)

@@ -1,4 +1,4 @@
-"""When a generation ends: decided after every token, on token ids and on bytes, so that a stop string is found
+"""Decides when a generation ends, after every token, on token ids and on bytes, so that a stop string is found
 wherever tokens happen to be cut.
 """
 
@@ -53,7 +53,7 @@ def constraint_end(generation: Generation, token: int | None = None) -> Stop:
 
 
 def _feed(generation: Generation, data: bytes, offset: int, may_stop: bool) -> Stop | None:
-    """Stops that end before min_tokens are passed over: the search goes on behind them."""
+    """Feeds the matcher. Skips stops that end before min_tokens: the search goes on after them."""
     while generation.matcher is not None and generation.stops is not None:
         match = generation.matcher.feed(data)
         if match is None:
