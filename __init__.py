@@ -15,7 +15,7 @@ Names are imported when they are first used, so `import umbel` is fast and needs
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from .lang import __version__ as __version__
 
 if TYPE_CHECKING:
     from .compiler.graph import Graph as Graph

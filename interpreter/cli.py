@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..lang import __version__
 from ..lang.errors import MissingExtraError, ParameterError, UmbelError, shown
 from .backends.runtime import Runtime
 from .default import set_default_backend
@@ -60,8 +61,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from .. import __version__
-
     parser = argparse.ArgumentParser(
         prog="umbel",
         description="Programs that call language models many times.",

@@ -276,12 +276,22 @@ def test_docstrings_say_what_is_done(part: str) -> None:
     )
 
 
-IGNORED_IMPORTS = 2  # 0
-
-
 def test_no_import_is_excepted_from_the_layers() -> None:
     contracts: Any = project()["tool"]["importlinter"]["contracts"]
-    at_most([line for contract in contracts for line in contract.get("ignore_imports", ())], IGNORED_IMPORTS)
+    at_most([line for contract in contracts for line in contract.get("ignore_imports", ())], 0)
+
+
+def test_one_module_of_the_interpreter_sees_the_automata() -> None:
+    """It checks texts of models that enforce no constraint."""
+    of_automata = {path for path in shipped() if path.startswith("fsm/")}
+    importers = set().union(*(paths for path, paths in imports().items() if path in of_automata))
+    assert {path for path in importers if path.startswith("interpreter/")} == {"interpreter/guarantees/expressions.py"}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    from umbel import __version__
+
+    assert project()["project"]["version"] == __version__
 
 
 def declared_options() -> Iterator[tuple[str, str]]:
