@@ -10,9 +10,9 @@ from umbel.compiler.files import serialise
 from umbel.lang.errors import GraphError
 from umbel.lang.generation import gen
 
-from .broken_graphs import Parts
-from .kept_graphs import Named, alike, constant_graph, copied, gen_graph
-from .random_graphs import graphs
+from ..broken_graphs import Parts
+from ..kept_graphs import Named, alike, constant_graph, copied, gen_graph
+from ..random_graphs import graphs
 
 WHOLE: dict[str, Any] = json.loads(serialise.encode(Parts().graph()))
 TYPED: dict[str, Any] = json.loads(serialise.encode(gen_graph(gen("x", dtype=Named, logit_bias={1: 2}), default=(1,))))

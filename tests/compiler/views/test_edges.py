@@ -4,7 +4,7 @@ from umbel.compiler.graph import Graph
 from umbel.compiler.operations import Append, Apply, Begin, Concat, StreamText
 from umbel.compiler.views.places import edges, inter_stream, intra_stream
 
-from .broken_graphs import Parts
+from ..broken_graphs import Parts
 
 
 def listed(graph: Graph, found) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from umbel.srt.in_process import LocalBackend
 from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
-from .test_heads import LONG, Chain
+from .test_shared_prefix import LONG, Chain
 
 HEAD = (Text(LONG),)
 TOKENS = len(PromptEncoder(ByteTokenizer()).encode(HEAD))  # of the oracle

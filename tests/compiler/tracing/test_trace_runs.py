@@ -9,7 +9,7 @@ import umbel as ul
 from umbel.compiler.operations import Append, Begin, Generate, Variable
 from umbel.lang import sampling
 
-from .tracing import refused, said, traced, value_of
+from .traces import refused, said, traced, value_of
 
 
 @ul.function(temperature=0.5, max_tokens=7)

@@ -11,7 +11,7 @@ from umbel.compiler.checks.verify import verify
 from umbel.compiler.graph import Graph, frozen
 from umbel.compiler.tracing.trace import trace
 
-from .random_programs import bodies, program_of
+from ..random_programs import bodies, program_of
 
 
 def said(graph: Graph) -> list[Any]:

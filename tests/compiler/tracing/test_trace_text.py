@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.compiler.tracing.tape import Mangled, Placeholders
 
-from .tracing import refused, said, traced
+from .traces import refused, said, traced
 
 CHANGES: dict[str, Callable[[str], str]] = {
     "strip": lambda text: text.strip(),

@@ -10,8 +10,8 @@ import umbel as ul
 from umbel.lang.protocol import Backend
 from umbel.srt.in_process import LocalBackend
 
-from ..test_examples import NAMES, load
-from .watching import Watched, seen
+from ...test_examples import NAMES, load
+from ..watching import Watched, seen
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning", "ignore::umbel.TraceWarning")
 
@@ -26,7 +26,7 @@ class Example:
 
 
 SEEING = {"picture_questions"}  # the default model reads text only
-PICTURE = Path(__file__).resolve().parents[2] / "examples" / "shapes.png"
+PICTURE = Path(__file__).resolve().parents[3] / "examples" / "shapes.png"
 TRACED = {
     "async_program": Example("translate", [{"phrase": phrase} for phrase in ("please", "yes", "good night")]),
     "document_qa": Example("ask", [{"name": name} for name in ("John Doe", "Zack Blue")]),

@@ -9,7 +9,7 @@ import umbel as ul
 from umbel.compiler.checks.verify import verify
 from umbel.compiler.tracing.trace import trace
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 # File, its program, static arguments, how many streams.
 TRACED: list[tuple[str, str, dict[str, Any], int]] = [

@@ -14,10 +14,10 @@ from umbel.compiler.files import serialise
 from umbel.compiler.files import values as file_values
 from umbel.lang import ops
 
-from .kept_graphs import alike, copied
-from .random_programs import bodies, program_of
+from ..kept_graphs import alike, copied
+from ..random_programs import bodies, program_of
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "graph-format.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "graph-format.md").read_text()
 
 
 def test_the_example_is_a_graph():

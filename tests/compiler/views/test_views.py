@@ -29,8 +29,8 @@ from umbel.compiler.views.places import places
 from umbel.lang import ops
 from umbel.lang.generation import gen
 
-from .broken_graphs import Parts
-from .random_graphs import graphs
+from ..broken_graphs import Parts
+from ..random_graphs import graphs
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.compiler.text_functions import FUNCTIONS, STR_METHODS
 
-from .tracing import said, traced, value_of
+from .traces import said, traced, value_of
 
 # ------------------------------------------------------------------------------------------ what is recorded
 

@@ -14,7 +14,7 @@ from umbel.compiler.operations import (
     StreamText,
 )
 
-from .tracing import said, traced, value_of
+from .traces import said, traced, value_of
 
 
 def test_variables_after_a_join_are_lists() -> None:

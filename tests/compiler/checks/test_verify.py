@@ -19,8 +19,8 @@ from umbel.compiler.operations import (
 from umbel.lang import ops
 from umbel.lang.errors import GraphError
 
-from .broken_graphs import BROKEN, Parts, ending, generating
-from .random_graphs import graphs
+from ..broken_graphs import BROKEN, Parts, ending, generating
+from ..random_graphs import graphs
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from umbel.interpreter.backends.echo import Echo
 from umbel.srt.in_process import LocalBackend
 
-from .random_programs import Ask, Fork, Keep, bodies, program_of
-from .watching import Watched, known_facts, seen
+from ..random_programs import Ask, Fork, Keep, bodies, program_of
+from ..watching import Watched, known_facts, seen
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
 

@@ -19,9 +19,9 @@ from umbel.compiler.operations import Append, Begin, Constant, Look
 from umbel.lang.errors import GraphError
 from umbel.lang.generation import gen
 
-from .broken_graphs import Parts
-from .kept_graphs import Named, alike, constant_graph, copied, gen_graph
-from .random_graphs import graphs
+from ..broken_graphs import Parts
+from ..kept_graphs import Named, alike, constant_graph, copied, gen_graph
+from ..random_graphs import graphs
 
 # ------------------------------------------------------------------------------------ there and back
 

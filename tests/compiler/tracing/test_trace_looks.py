@@ -12,7 +12,7 @@ import pytest
 import umbel as ul
 from umbel.compiler.text_functions import STR_METHODS
 
-from .tracing import refused, said, traced
+from .traces import refused, said, traced
 
 # ------------------------------------------------------------------------------------------ what is refused
 

@@ -7,7 +7,7 @@ import pytest
 import umbel as ul
 from umbel.compiler.operations import Append, Argument, Begin, Generate
 
-from .tracing import refused, said
+from .traces import refused, said
 
 
 @ul.function(temperature=0.5, max_tokens=7)

@@ -22,7 +22,7 @@ from umbel.compiler.operations import (
 )
 from umbel.lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 
-from .tracing import said, traced, value_of
+from .traces import said, traced, value_of
 
 
 def shown(graph: Graph) -> list[str]:

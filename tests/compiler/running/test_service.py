@@ -35,8 +35,8 @@ from umbel.lang.transport import packing
 from umbel.srt.core.faults import FailAt
 from umbel.srt.in_process import LocalBackend
 
-from .random_programs import bodies, program_of
-from .watching import seen
+from ..random_programs import bodies, program_of
+from ..watching import seen
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import umbel as ul
 
-from .tracing import refused, traced
+from .traces import refused, traced
 
 # ------------------------------------------------------------------------------------------ what has to be known
 
