@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 from umbel.srt.core.batch import Draws
-from umbel.srt.kernels.triton.sampling import TritonSampling
-from umbel.srt.kernels.triton.sampling_columns import DeviceDraws
+from umbel.srt.kernels.triton.sampling import DeviceDraws, TritonSampling
 from umbel.srt.sampling.gumbel import draw_keys
 
 from .batches import normal

@@ -12,8 +12,8 @@ positions per row, so causal, sliding window, chunked extend and decode differ o
 
 A picture [a, b) whose rows see each other widens theirs, to [min(lo, a), max(pos + 1, b)): pos lies in both, so the
 union of what causality or the window shows and of the picture is one interval too. Along a sequence neither end goes
-back: hi is at most a before the picture, b in it and more behind it; lo in it is the smaller of two numbers that do not
-fall, at least that of the row before it, which is below a, and at most that of the row behind it. So the first row of a
+back: hi is at most a before the picture, b in it and more after it; lo in it is the smaller of two numbers that do not
+fall, at least that of the row before it, which is below a, and at most that of the row after it. So the first row of a
 tile has the lowest lo and the last row the highest hi, with pictures and without.
 
 A row that two items see has two partial results, merged by log-sum-exp; a row with one part is written directly.
@@ -66,7 +66,7 @@ class Cut:
     def __post_init__(self) -> None:
         assert self.block_rows >= 1, "a tile holds at least one row"
         assert self.split is None or self.split >= 1, "a run holds at least one key"
-        assert self.workers >= 1, "somebody works"
+        assert self.workers >= 1, "a plan has workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiles:
+class _RowTiles:
     """N tiles: rows [first, first + rows) of a list × positions [lo, hi), which are in kv_idx at position + offset."""
 
     first: Int32
@@ -113,12 +113,12 @@ class _Tiles:
     hi: Int32
     offset: Int32
 
-    def where(self, chosen: NDArray[np.bool_]) -> "_Tiles":
-        return _Tiles(self.first[chosen], self.rows[chosen], self.lo[chosen], self.hi[chosen], self.offset[chosen])
+    def where(self, chosen: NDArray[np.bool_]) -> "_RowTiles":
+        return _RowTiles(self.first[chosen], self.rows[chosen], self.lo[chosen], self.hi[chosen], self.offset[chosen])
 
-    def and_more(self, other: "_Tiles") -> "_Tiles":
+    def and_more(self, other: "_RowTiles") -> "_RowTiles":
         pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
-        return _Tiles(*map(np.concatenate, pairs))
+        return _RowTiles(*map(np.concatenate, pairs))
 
 
 def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
@@ -165,14 +165,14 @@ def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
 
 def _own_tiles(
     batch: Batch, row_lo: Int32, row_hi: Int32, first_row: Int32, kv_start: Int32, alone_from: Int32, block_rows: int
-) -> _Tiles:
+) -> _RowTiles:
     """Consecutive rows of one sequence × the keys that it does not share, from what the first row sees."""
     sequence, number = _cut(batch.query_lengths, block_rows)
     first = first_row[sequence] + number * block_rows
     rows = np.minimum(block_rows, batch.query_lengths[sequence] - number * block_rows)
     lo = np.maximum(row_lo[first], alone_from[sequence])
     hi = row_hi[first + rows - 1]
-    return _Tiles(first, rows, lo, hi, kv_start[sequence]).where(lo < hi)
+    return _RowTiles(first, rows, lo, hi, kv_start[sequence]).where(lo < hi)
 
 
 def _shared_tiles(
@@ -183,7 +183,7 @@ def _shared_tiles(
     row_hi: Int32,
     kv_start: Int32,
     block_rows: int,
-) -> _Tiles:
+) -> _RowTiles:
     """The rows of all sharers, `counts` of each run at the end of `rows`, × its keys at the first sharer's slots."""
     tiles: list[tuple[int, int, int, int, int]] = []
     end = len(rows) - sum(counts)
@@ -195,10 +195,10 @@ def _shared_tiles(
             hi = min(run.end, int(row_hi[here].max()))
             if lo < hi:
                 tiles.append((first, len(here), lo, hi, int(kv_start[run.sequences[0]])))
-    return _Tiles(*np.array(tiles, dtype=np.int32).T)
+    return _RowTiles(*np.array(tiles, dtype=np.int32).T)
 
 
-def _run_lengths(tiles: _Tiles, cut: Cut) -> Int32:
+def _run_lengths(tiles: _RowTiles, cut: Cut) -> Int32:
     """Keys of each run of a tile: equal parts (the last must not be a crumb), as short as the cut asks for."""
     span = tiles.hi - tiles.lo
     longest = span

@@ -5,16 +5,16 @@ from typing import assert_never
 
 from ..core.batch import AsyncRunner, Runner
 from ..core.messages import EngineForget, EnginePicture
-from .messages import Clear, Step, ToRank
+from .messages import Clear, RankStep, ToRank
 
 
 def follow(runner: Runner, messages: Iterable[ToRank]) -> None:
     """Runs until there are no more messages. This rank's logits are not read, so it never waits for a step."""
     for message in messages:
         match message:
-            case Step() if isinstance(runner, AsyncRunner):
+            case RankStep() if isinstance(runner, AsyncRunner):
                 runner.launch(message.batch())
-            case Step():
+            case RankStep():
                 runner.forward(message.batch())
             case Clear():
                 runner.clear()

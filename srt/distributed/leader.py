@@ -14,7 +14,7 @@ from typing import Protocol
 from ...fsm.tokens.trie_walk import Walk
 from ..core.batch import AsyncRunner, Batch, Chooser, Logits, Pending, PictureStore, Runner
 from ..core.messages import EngineForget, EnginePicture
-from .messages import Clear, Step, ToRank
+from .messages import Clear, RankStep, ToRank
 
 
 class RanksApart(BaseException):
@@ -113,7 +113,7 @@ class LeaderRunner:
 
     def forward(self, batch: Batch) -> Logits:
         try:
-            self._sender.send(Step.of(batch))
+            self._sender.send(RankStep.of(batch))
             return self._runner.forward(batch)
         except Exception as error:
             raise RanksApart("a step failed on rank 0, and the others may be in the middle of it") from error
@@ -135,7 +135,7 @@ class LeaderAsyncRunner(LeaderRunner):
 
     def launch(self, batch: Batch) -> Pending:
         try:
-            self._sender.send(Step.of(batch))
+            self._sender.send(RankStep.of(batch))
             return self._async_runner.launch(batch)
         except Exception as error:
             raise RanksApart("a step failed on rank 0, and the others may be in the middle of it") from error

@@ -1,6 +1,6 @@
 """Defines the messages between rank 0 and the other ranks: typed msgpack over a pair of sockets without a name.
 
-    rank 0 ──── Step, Clear, EnginePicture, EngineForget ────▶ rank 1, 2, …      in the order in which they take effect
+    rank 0 ──── RankStep, Clear, EnginePicture, EngineForget ────▶ rank 1, 2, …   in the order in which they take effect
     rank 0 ◀─── RankReady, RankFailed ────────────────────────
 
 A step travels with its slots, so the other ranks have neither scheduler nor tree. Rank 0 alone chooses tokens:
@@ -37,7 +37,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
     pass
 
 
-class Step(_Message, frozen=True):
+class RankStep(_Message, frozen=True):
     """A `batch.Batch` without its row requests: arrays as their bytes, the slots of all sequences concatenated."""
 
     token_ids: bytearray
@@ -54,7 +54,7 @@ class Step(_Message, frozen=True):
     token_sources: bytearray | None
 
     @classmethod
-    def of(cls, batch: Batch) -> "Step":
+    def of(cls, batch: Batch) -> "RankStep":
         return cls(
             _bytes(batch.token_ids, np.int64),
             _bytes(batch.positions, np.int64),
@@ -94,7 +94,7 @@ class Clear(_Message, frozen=True):
     """Forget the KV pool's content."""
 
 
-ToRank = Step | Clear | EnginePicture | EngineForget
+ToRank = RankStep | Clear | EnginePicture | EngineForget
 
 
 class RankReady(_Message, frozen=True):

@@ -1,7 +1,7 @@
 """GGUF metadata → a Hugging Face config dict, for the architectures whose tensors we know.
 
 GGUF writes what llama.cpp needs to run a model; what llama.cpp derives (layer types of Gemma 3, the
-parameters behind Llama 3's precomputed RoPE factors) is derived here again and, where the file holds
+parameters of Llama 3's precomputed RoPE factors) is derived here again and, where the file holds
 the result, checked against it.
 """
 
@@ -32,7 +32,7 @@ class Architecture:
     adds_one_to_norms: bool = False  # the file holds 1 + w where Hugging Face holds w
     query_key_bias: bool = False
     query_key_norm: bool = False
-    post_norms: bool = False  # norms also behind attention and feed-forward
+    post_norms: bool = False  # norms also after attention and feed-forward
 
 
 ARCHITECTURES = {

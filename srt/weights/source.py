@@ -3,8 +3,10 @@
 import contextlib
 import difflib
 import json
+import re
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -20,15 +22,14 @@ from ..multimodal.format import PictureFormat
 from ..tokenizer.file import read_tokenizer_file, token_table
 from ..tokenizer.hf import HFTokenizer
 from ..tokenizer.vocabulary import Vocabulary
-from .configs import chat_template_of, picture_surroundings, read_config, read_preprocessor
-from .convert import MANIFEST, check_weights, convert, read_manifest
+from .convert import MANIFEST, Progress, check_weights, convert, read_manifest
 from .default_model import DEFAULT, DEFAULT_NAMES, FOLDER_NAME, make_default_model
 from .gguf_file import GgufFile, open_gguf
-from .progress import conversion_progress
 from .safetensors_folder import TensorFolder, open_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 SAMPLES = 64  # pieces of a file that its fingerprint looks at
 SAMPLE_BYTES = 4096
@@ -300,3 +301,94 @@ def _unknown(name: str, cache: Path) -> ModelError:
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         hint = f" To use a Hugging Face model, run: hf download {name} --local-dir FOLDER, and give that folder."
     return ModelError(f"there is no model, folder or file {name!r}; {known_text}{hint}")
+
+
+@contextlib.contextmanager
+def conversion_progress(name: str) -> Iterator[Progress]:
+    """A progress callback that shows itself; the display ends with the block."""
+    if not sys.stderr.isatty():
+        print(f"umbel: converting {name} into the cache folder; this happens once", file=sys.stderr, flush=True)
+        yield lambda what, share: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Display
+
+    columns = (TextColumn("converting {task.fields[model]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    with Display(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as display:
+        task = display.add_task("convert", total=1.0, model=name)
+        yield lambda what, share: display.update(task, completed=share)
+
+
+_TOKEN_SECTIONS = ("extra_special_tokens", "model_specific_special_tokens")  # of tokenizer_config.json, by version
+
+
+def chat_template_of(config: Mapping[str, Any], folder: Path) -> str | None:
+    """The template in chat_template.jinja, else in tokenizer_config.json, else in chat_template.json; of several the
+    one named "default".
+
+    Raises:
+        ModelError: there are several and none is the default.
+    """
+    separate = folder / "chat_template.jinja"
+    if separate.is_file():
+        return separate.read_text(encoding="utf-8")
+    stated = config.get("chat_template") or read_config(folder / "chat_template.json").get("chat_template")
+    if isinstance(stated, list):
+        named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
+        stated = named.get("default")
+        if not isinstance(stated, str):
+            raise ModelError(f"{folder} has chat templates named {sorted(map(str, named))}, but none named 'default'")
+    return stated if isinstance(stated, str) else None
+
+
+def read_preprocessor(folder: Path) -> dict[str, Any]:  # Any: JSON
+    """How pictures are prepared: a part of processor_config.json (transformers 5), or preprocessor_config.json; {} when
+    neither says it.
+
+    Raises:
+        ModelError: a file that is no JSON object, or holds something else where the settings belong.
+    """
+    nested = read_config(folder / "processor_config.json").get("image_processor")
+    if nested is None:
+        return read_config(folder / "preprocessor_config.json")
+    if not isinstance(nested, dict):
+        raise ModelError(f"{folder / 'processor_config.json'}: image_processor is no object; download it again")
+    return nested
+
+
+def picture_surroundings(family: str, tokenizer_config: Mapping[str, Any], template: str | None) -> tuple[str, str]:
+    """The text before and after a picture's tokens, as the model was trained with.
+
+    Gemma 3 has tokens for a picture's begin and end, between empty lines. A LLaVA's chat template writes white space
+    after each picture, or does not; without a template none.
+    """
+    if family == "gemma3":
+        begin = _token(tokenizer_config, "boi_token", "<start_of_image>")
+        end = _token(tokenizer_config, "eoi_token", "<end_of_image>")
+        return f"\n\n{begin}", f"{end}\n\n"
+    token = re.escape(_token(tokenizer_config, "image_token", "<image>"))
+    written = re.search(token + r"((?:\\n|\s)*)['\"]", template or "")  # a string of Jinja, where \n is two characters
+    return "", written.group(1).replace("\\n", "\n") if written else ""
+
+
+def _token(tokenizer_config: Mapping[str, Any], key: str, default: str) -> str:
+    for place in (tokenizer_config, *(tokenizer_config.get(name) for name in _TOKEN_SECTIONS)):
+        stated = place.get(key) if isinstance(place, Mapping) else None
+        text = stated.get("content") if isinstance(stated, Mapping) else stated
+        if isinstance(text, str) and text:
+            return text
+    return default
+
+
+def read_config(path: Path) -> dict[str, Any]:  # Any: JSON
+    """A JSON object of a model folder; {} when the file does not exist. Raises ModelError when it is not one."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a {type(content).__name__}, not a JSON object; download it again")
+    return content

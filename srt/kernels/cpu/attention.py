@@ -32,7 +32,7 @@ _PLAN_ARRAYS = (
 
 
 class PlanArguments(ctypes.Structure):
-    """`umbel::AttentionPlan`: sizes and pointers. Whoever passes it on keeps the plan alive."""
+    """`umbel::AttentionPlan`: sizes and pointers. The caller that passes it on keeps the plan alive."""
 
     _fields_ = [(name, ctypes.c_long) for name in _PLAN_SIZES] + [(name, ctypes.c_void_p) for name in _PLAN_ARRAYS]
 

@@ -61,7 +61,7 @@ class _Recipe:
     Attributes:
         name: of its folder, and of its kernels in messages.
         pattern: of the sources that it is made of.
-        flags: besides those of all.
+        flags: added to those of all.
         check: Python that runs in a process of its own, with the library's path; it fails when the library is wrong.
     """
 

@@ -31,7 +31,7 @@ class HeadCounters:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chosen:
+class HeadChoice:
     tokens: NDArray[np.int32]  # [rows]; −1 where logits are not finite
     logits: NDArray[np.float32]  # [rows], of the tokens
 
@@ -77,11 +77,11 @@ class Head:
         self._library.umbel_head_counters(self._handle, values)
         return HeadCounters(*values)
 
-    def best(self, x: torch.Tensor) -> Chosen:
+    def best(self, x: torch.Tensor) -> HeadChoice:
         """The most likely token of each row, of equal ones the first. x: float32 [rows, hidden]."""
         return self._choose(x, (None,) * 6)
 
-    def choose(self, x: torch.Tensor, row_requests: RowRequests) -> Chosen:
+    def choose(self, x: torch.Tensor, row_requests: RowRequests) -> HeadChoice:
         """One token for each row, of those that it is allowed. x: float32 [rows, hidden].
 
         Raises:
@@ -134,13 +134,13 @@ class Head:
         """[rows, vocab]: all logits."""
         return self._matrix(x, out=out)
 
-    def _choose(self, x: torch.Tensor, row_requests: tuple[int | None, ...]) -> Chosen:
+    def _choose(self, x: torch.Tensor, row_requests: tuple[int | None, ...]) -> HeadChoice:
         self._check(x)
         tokens, logits = np.empty(len(x), dtype=np.int32), np.empty(len(x), dtype=np.float32)
         self._library.umbel_head_choose(
             self._handle, x.data_ptr(), len(x), x.stride(0), *row_requests, tokens.ctypes.data, logits.ctypes.data
         )
-        return Chosen(tokens, logits)
+        return HeadChoice(tokens, logits)
 
     def _check(self, x: torch.Tensor) -> None:
         width = self._matrix.k

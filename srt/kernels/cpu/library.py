@@ -1,4 +1,4 @@
-"""The loaded libraries: one of each per process. Each family of kernels declares its own functions beside its torch
+"""The loaded libraries: one of each per process. Each family of kernels declares its own functions next to its torch
 references."""
 
 import ctypes

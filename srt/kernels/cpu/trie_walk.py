@@ -34,7 +34,7 @@ class CpuTrieWalk:
         self._left: NDArray[np.int32] = np.empty((2 * _ROOM, 3), np.int32)
         self._visited = ctypes.c_long()
         self._known: dict[str, tuple[NDArray[np.int32], int]] = {}  # arrays that most calls share, with their addresses
-        self._table = ctypes.c_void_p()  # where the table lies that is walked beside
+        self._table = ctypes.c_void_p()  # where the table lies that is walked along
         self._rows: Rows | None = None
         self._error: BaseException | None = None
 
@@ -65,7 +65,7 @@ class CpuTrieWalk:
         return self._left[:count].copy(), self._visited.value
 
     def _find_for_walk(self, state: int, byte: int) -> int:
-        """What the walk asks. An error ends it, and is raised behind it: nothing may be raised through C++."""
+        """What the walk asks. An error ends it, and is raised after it: nothing may be raised through C++."""
         assert self._rows is not None, "a walk is under way"
         try:
             found = self._rows.find(state, byte)

@@ -82,8 +82,8 @@ def attend_items(  # type: ignore[no-untyped-def]
                 *(PRODUCT, MORE_VECTORS, MORE_KEYS, MORE_TWO_LOOPS),
             )
     if FEW_VECTORS:
-        behind = program + tl.cdiv(tl.maximum(units - program, 0), programs) * programs - units
-        for unit in range(behind, few * KV_HEADS, programs):
+        after = program + tl.cdiv(tl.maximum(units - program, 0), programs) * programs - units
+        for unit in range(after, few * KV_HEADS, programs):
             _attend_item(
                 *(queries, keys, values, out, part_out, part_lse),
                 *(items + unit // KV_HEADS * ITEM_COLUMNS, slots, kv_idx),
@@ -151,15 +151,15 @@ def _attend_item(  # type: ignore[no-untyped-def]
     top = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
 
     #   tiles   | masked | whole ... whole | masked |         a run that a window cuts, and its causal end
-    #           0        before            behind   tiles
+    #           0        before            after   tiles
     tiles = (length + BLOCK_N - 1) // BLOCK_N
     before = tiles
-    behind = tiles
+    after = tiles
     if TWO_LOOPS:
         before = tl.minimum((tl.maximum(tl.max(low, 0), 0) + BLOCK_N - 1) // BLOCK_N, tiles)
-        behind = tl.maximum(tl.minimum(tl.min(high, 0), length) // BLOCK_N, before)
-        gathered = tl.load(index + tl.minimum(tl.where(before > 0, 0, behind) * BLOCK_N + number, length - 1))
-    whole = behind - before
+        after = tl.maximum(tl.minimum(tl.min(high, 0), length) // BLOCK_N, before)
+        gathered = tl.load(index + tl.minimum(tl.where(before > 0, 0, after) * BLOCK_N + number, length - 1))
+    whole = after - before
     for step in range(tiles - whole):
         tile = tl.where(step < before, step, step + whole)
         following = tl.where(step + 1 < before, step + 1, step + 1 + whole)
@@ -171,7 +171,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
         )
     if TWO_LOOPS:
         gathered = tl.load(index + tl.minimum(before * BLOCK_N + number, length - 1))
-        for tile in range(before, behind):
+        for tile in range(before, after):
             offset = gathered.to(tl.int64)[:, None] * SLOT_STRIDE
             gathered = tl.load(index + tl.minimum((tile + 1) * BLOCK_N + number, length - 1))
             acc, total, top = _add_tile(

@@ -39,7 +39,7 @@ LOAD_VECTORS = 128
 # With two rows a shared run pays from 256 keys on, with many from half of that.
 MERGE_KEYS = 128
 BLOCK_PARTS = 16
-MANY_PARTS = 128  # rows of a captured step for which there is room in sixteen parts; for those behind them in four
+MANY_PARTS = 128  # rows of a captured step for which there is room in sixteen parts; for those after them in four
 MERGE_RESIDENT = 8  # programs of the merge on a multiprocessor
 STORE_BLOCK = 1024
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}

@@ -7,7 +7,7 @@
     kv_idx   [T]                    slots of the pool that items read; last, for only what is used of it is sent
 
 Items of both kinds come in descending cost: the last ones to run are short. The host's memory is fresh for each plan:
-torch's pinned allocator gives it out again when the copy is done, so nobody waits.
+torch's pinned allocator gives it out again when the copy is done, so no transfer is waited for.
 """
 
 from dataclasses import dataclass

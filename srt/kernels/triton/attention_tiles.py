@@ -55,7 +55,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class AttentionTiles:
     """Of one model. `some` and `many` are never in the same plan."""
 
     few: Tile
@@ -65,7 +65,7 @@ class Tiles:
 
 def tiles_for(
     geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, *, shared_memory: int | None = None
-) -> Tiles:
+) -> AttentionTiles:
     """For queries and results of `dtype`, keys and values of `kv_dtype`.
 
     Args:
@@ -103,7 +103,7 @@ def tiles_for(
     if warps == 4 and vector <= LARGE_VECTOR and kv_dtype is dtype:
         few = replace(few, stages=2, resident=4, registers=STREAM_REGISTERS)
     fewer = max(HEAD_DIM_UNIT, keys // 2) if exact else keys
-    return Tiles(
+    return AttentionTiles(
         few=few,
         some=replace(few, vectors=max(SOME, least), keys=fewer),
         many=_many(vector, keys, least, stages, shared_memory, plain=not exact and kv_dtype is dtype),

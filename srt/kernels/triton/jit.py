@@ -35,7 +35,7 @@ def rounded(x: tl.tensor, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
             x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
         elif dtype == tl.float8e4nv:
             power = (x.to(tl.uint32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-            step = tl.maximum(power, 0.015625) * 0.125  # between two neighbours: 3 bits behind the first
+            step = tl.maximum(power, 0.015625) * 0.125  # between two neighbours: 3 bits after the first
             x = (x + step * 12582912.0) - step * 12582912.0  # ± 1.5 · 2²³ steps leave a whole number of them
     return x.to(dtype)
 

@@ -1,4 +1,4 @@
-"""Linear maps of few rows, and the gates of an MLP behind them: what decoding spends its time on.
+"""Linear maps of few rows, and the gates of an MLP after them: what decoding spends its time on.
 
     one row          `multiply_row`, `gate_row` here: no tensor cores, only reading
     up to 32 rows    `linear_rows.py`
@@ -7,7 +7,7 @@
 Of few rows a product costs reading its matrix, and nothing else should. cuBLAS leaves a part of the bandwidth unused
 there, and its kernels begin when the one before has ended; here programs are there by then, and of one row they have
 their first weights on their way (`pdl.py`). Asking for more of them ahead, into the cache, was measured and costs
-more than it brings: attention in front waits behind what was asked for. The
+more than it brings: attention in front waits until that has come. The
 references are `reference.linear` and `reference.gated`.
 """
 

@@ -1,4 +1,4 @@
-"""Linear maps of a few rows, and the gates of an MLP behind one, on tensor cores.
+"""Linear maps of a few rows, and the gates of an MLP after one, on tensor cores.
 
     matrix   [ BLOCK_N rows | BLOCK_K at a time | … ]     the left factor: its rows fill the instruction
     x        [ all rows     | BLOCK_K at a time | … ]     the narrow side
@@ -105,7 +105,7 @@ def multiply_few_rows(  # type: ignore[no-untyped-def]
     else:
         column = first + number
         line = column
-    line = tl.where(column < outputs, line, 0).to(tl.int64)  # what lies behind the matrix repeats its first row
+    line = tl.where(column < outputs, line, 0).to(tl.int64)  # what lies after the matrix repeats its first row
     depth = tl.arange(0, BLOCK_K)
     row = tl.arange(0, BLOCK_M)
     real = 2 * row + 1 < bound

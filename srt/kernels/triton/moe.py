@@ -3,7 +3,7 @@
     route      logits [T, E] → weights and experts [T, k]                          one program for a token
     arrange    pairs (token, choice), T · k of them, by expert, in blocks:         one program for an expert
 
-               rows    [ 3 7 · · | 0 4 5 9 | 12 · · · | … ]        · = padding, a number behind all pairs
+               rows    [ 3 7 · · | 0 4 5 9 | 12 · · · | … ]        · = padding, a number after all pairs
                expert      0         2          2                  one for each block
 
     gate_up    block × columns: act(x Gᵀ) × (x Uᵀ) of the block's expert, written by pair
@@ -31,14 +31,14 @@ from .linear import depth_for, linear, sums_of_rows, weights_of_tile
 from .moe_kernels import arrange_pairs, combine_pairs, down_blocks, gate_up_blocks, route_tokens
 from .pdl import pdl_options, wait_for_previous_kernels
 
-__all__ = ["Tiles", "fused_experts", "linear", "route", "tiles_for"]  # linear: routers' products
+__all__ = ["MoeTiles", "fused_experts", "linear", "route", "tiles_for"]  # linear: routers' products
 
 _PAIRS = 1024  # pairs that an arranging program reads at once
 _COMBINED = 1024  # columns of a combining program
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class MoeTiles:
     """How products are cut: a program has `rows` × `columns` of gates, as many of ups, and 2 · columns of down."""
 
     rows: int
@@ -50,12 +50,12 @@ class Tiles:
 
 
 # By the pairs that an expert has on average, up to which they are used. Accumulators: rows · 2 · columns floats.
-DECODE_TILES = Tiles(rows=16, columns=32, depth=128, group=1, warps=4, stages=4)
-MIDDLE_TILES = Tiles(rows=64, columns=64, depth=64, group=4, warps=4, stages=4)
-PREFILL_TILES = Tiles(rows=128, columns=128, depth=64, group=8, warps=8, stages=3)
+DECODE_TILES = MoeTiles(rows=16, columns=32, depth=128, group=1, warps=4, stages=4)
+MIDDLE_TILES = MoeTiles(rows=64, columns=64, depth=64, group=4, warps=4, stages=4)
+PREFILL_TILES = MoeTiles(rows=128, columns=128, depth=64, group=8, warps=8, stages=3)
 
 
-def tiles_for(pairs: int, experts: int) -> Tiles:
+def tiles_for(pairs: int, experts: int) -> MoeTiles:
     """The cut for `pairs` of token and expert, as if they were spread evenly."""
     each = pairs / experts
     if each <= 16:
@@ -101,7 +101,7 @@ def fused_experts(
     experts: torch.Tensor,
     *,
     activation: str,
-    tiles: Tiles | None = None,
+    tiles: MoeTiles | None = None,
 ) -> torch.Tensor:
     """Each token through its experts, and their weighted sum.
 
@@ -121,8 +121,8 @@ def fused_experts(
     count, width, top_k = len(gate_up), gate_up.shape[1] // 2, experts.shape[1]
     assert gate_up.shape == (count, 2 * width, hidden), "gates and ups for each expert, over what goes in"
     assert down.shape == (count, hidden, width), "a down map for each expert"
-    assert gate_up.is_contiguous(), "experts lie one behind the other"
-    assert down.is_contiguous(), "experts lie one behind the other"
+    assert gate_up.is_contiguous(), "experts lie one after the other"
+    assert down.is_contiguous(), "experts lie one after the other"
     assert weights.is_contiguous(), "choices lie side by side"
     assert experts.is_contiguous(), "choices lie side by side"
     assert x.stride(1) == 1, "the elements of a row lie side by side"
@@ -190,7 +190,7 @@ class _Blocks:
         arrange_pairs[(count,)](
             *(experts, rows, owners, filled, pairs),
             EXPERTS=count,
-            BINS=block_of(count + 1),  # one more, for what lies behind the last pair
+            BINS=block_of(count + 1),  # one more, for what lies after the last pair
             BLOCK_M=block_rows,
             TILE=min(_PAIRS, block_of(pairs, least=16)),
             num_warps=4,

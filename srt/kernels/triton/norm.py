@@ -96,7 +96,7 @@ def warps_for(block: int) -> int:
 
 @jit
 def normed(x: tl.tensor, weight: tl.tensor, hidden: int, eps: float, dtype: tl.constexpr, CENTERED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The norm of one row: float32 [BLOCK], rounded to dtype. x: float32, 0 behind its `hidden` elements."""
+    """The norm of one row: float32 [BLOCK], rounded to dtype. x: float32, 0 after its `hidden` elements."""
     scaled = x * tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
     if CENTERED:
         return rounded(scaled * (weight.to(tl.float32) + 1.0), dtype).to(tl.float32)

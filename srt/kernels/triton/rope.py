@@ -6,7 +6,7 @@
                 queries   the pool's keys and values, at the row's slot
 
 The reference is `reference.rope_and_store`. Every intermediate is rounded where `norm.RMSNorm` and `rope.apply_rope`
-round it. Rows whose keys are in the pool already write to the dummy slot, which nobody reads.
+round it. Rows whose keys are in the pool already write to the dummy slot, which is never read.
 """
 
 import torch
@@ -80,7 +80,7 @@ def _require(qkv: torch.Tensor, table: torch.Tensor, keys: torch.Tensor, values:
     assert heads > 0, "a row of qkv has heads of queries, keys and values"
     assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, "a row of qkv has whole heads"
     assert qkv.stride(1) == 1, "the elements of a row lie side by side"
-    assert table.is_contiguous(), "a row of the table lies behind the other"
+    assert table.is_contiguous(), "a row of the table lies after the other"
     assert table.shape[1] == head_dim, "half a row of cosines, half a row of sines"
     assert keys.shape == values.shape, "a slot has keys and values of the same heads"
     assert keys.stride() == values.stride() == (keys.stride(0), head_dim, 1), "the heads of a slot lie side by side"

@@ -14,6 +14,8 @@ Nothing is sorted. Noise is bounded, or rough in float32, until it is known whic
 are compared in float64.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import triton
@@ -23,19 +25,111 @@ from numpy.typing import NDArray
 from ...core.batch import Draws, LogitsError, Summary
 from .jit import block_of, jit
 from .pdl import pdl_options
-from .sampling_columns import DeviceDraws
 from .sampling_kernels import scan
 from .sampling_noise import NO_TOKEN
 from .sampling_search import next_of
 from .sampling_select import copy, select
 from .sampling_tiles import COPIED, LINE, TILE, kth_bound
 
+_COLUMNS = 7
+_LINE = LINE.value // 2  # numbers of 8 bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceDraws:
+    """The columns of `batch.Draws` as kernels read them, sent in one transfer. n draws.
+
+        | counters, a line of the cache each | rows | inverse_temperatures | … | masks |
+
+    Columns begin at multiples of 16 bytes for any number of draws: Triton would compile the kernels again for columns
+    that do not, and the first request of another size would wait for it.
+    """
+
+    limited: bool  # some draw has top_k, top_p or min_p
+    nuclei: bool  # some draw has top_p without top_k
+    counters: torch.Tensor  # int32 [n, LINE] 0: kernels count in it, and leave 0 after them
+    rows: torch.Tensor  # int64 [n] of the logits
+    inverse_temperatures: torch.Tensor  # float64 [n] 0 = the most likely token
+    keys: torch.Tensor  # int64 [n] the bits of draw_key
+    top_p: torch.Tensor  # float64 [n] 1 = all
+    log_min_p: torch.Tensor  # float64 [n] −∞ = all
+    top_k: torch.Tensor  # int64 [n] 0 = all
+    mask_rows: torch.Tensor  # int64 [n] index into masks, −1 = all tokens may be chosen
+    masks: torch.Tensor  # int32 [m, words] packed bits, as in Draws
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(cls, draws: Draws, device: torch.device) -> "DeviceDraws":
+        """The host does not wait for the copy: it is in the device's stream, in front of what reads it."""
+        count = len(draws)
+        room = _room(count)
+        masks = [] if draws.masks is None else [mask for mask in draws.masks if mask is not None]
+        words = len(masks[0]) if masks else 0
+        host = np.zeros(_LINE * count + _COLUMNS * room + len(masks) * words // 2 + 1, dtype=np.int64)
+        columns = host[_LINE * count :][: _COLUMNS * room].reshape(_COLUMNS, room)[:, :count]
+        columns[0] = draws.rows
+        columns[1] = draws.inverse_temperatures.view(np.int64)
+        columns[2] = draws.keys.view(np.int64)
+        columns[3] = draws.top_p.view(np.int64)
+        with np.errstate(divide="ignore"):
+            columns[4] = np.log(draws.min_p).view(np.int64)
+        columns[5] = draws.top_k
+        columns[6] = _mask_rows(draws)
+        if masks:
+            packed = host[_LINE * count + _COLUMNS * room :].view(np.uint32)[: len(masks) * words]
+            np.stack(masks, out=packed.reshape(len(masks), words))
+        races = draws.inverse_temperatures > 0
+        limited = races & ((draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0))
+        nuclei = races & (draws.top_k == 0) & (draws.top_p < 1)
+        return cls._over(_sent(host, device), bool(limited.any()), bool(nuclei.any()), count, len(masks), words)
+
+    @classmethod
+    def _over(
+        cls, memory: torch.Tensor, limited: bool, nuclei: bool, count: int, masks: int, words: int
+    ) -> "DeviceDraws":
+        room = _room(count)
+        columns = memory[_LINE * count :][: _COLUMNS * room].view(_COLUMNS, room)[:, :count]
+        return cls(
+            limited=limited,
+            nuclei=nuclei,
+            counters=memory[: _LINE * count].view(torch.int32).view(count, LINE.value),
+            rows=columns[0],
+            inverse_temperatures=columns[1].view(torch.float64),
+            keys=columns[2],
+            top_p=columns[3].view(torch.float64),
+            log_min_p=columns[4].view(torch.float64),
+            top_k=columns[5],
+            mask_rows=columns[6],
+            masks=memory[_LINE * count + _COLUMNS * room :].view(torch.int32)[: masks * words].view(masks, words),
+        )
+
+
+def _room(count: int) -> int:
+    """Numbers of 8 bytes in the place of a column: an even number of them."""
+    return count + count % 2
+
+
+def _mask_rows(draws: Draws) -> NDArray[np.int64]:
+    if draws.masks is None:
+        return np.full(len(draws), -1, dtype=np.int64)
+    masked = np.array([mask is not None for mask in draws.masks], dtype=np.int64)
+    return np.where(masked > 0, masked.cumsum() - 1, -1)
+
+
+def _sent(host: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    memory = torch.from_numpy(host)
+    if device.type == "cpu":
+        return memory
+    return memory.pin_memory().to(device, non_blocking=True)
+
 
 @jit
 def summarise_rows(  # type: ignore[no-untyped-def]
     logits: tl.tensor,
     rows: tl.tensor,
-    counters: tl.tensor,  # [n, LINE] 0 before and behind
+    counters: tl.tensor,  # [n, LINE] 0 before and after
     maxima: tl.tensor,  # [n, TILES]
     masses: tl.tensor,  # [n, TILES] at temperature 1
     packed: tl.tensor,  # [n, ROOM] scratch
@@ -112,7 +206,7 @@ class TritonSampling:
         return tokens
 
     def choose_async(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """int64 [n] on the device of the logits; −1 where the logits of a row are not numbers. Nobody waits."""
+        """int64 [n] on the device of the logits; −1 where the logits of a row are not numbers. Does not wait."""
         return self.choose_sent(logits, DeviceDraws.of(draws, logits.device))
 
     def choose_sent(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
@@ -120,7 +214,7 @@ class TritonSampling:
         tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
         if not len(draws):
             return tokens
-        tiles = _Tiles.of(logits, draws, tokens)
+        tiles = _VocabTiles.of(logits, draws, tokens)
         if draws.limited:
             part = _WIDE_PART if draws.nuclei else _PART
             select[(triton.cdiv(tiles.count, part), len(draws))](
@@ -150,7 +244,7 @@ class TritonSampling:
         top_logits = torch.empty((count, top), dtype=torch.float32, device=logits.device)
         if count:
             draws = DeviceDraws.of(_plain(rows), logits.device)
-            tiles = _Tiles.of(logits, draws, torch.empty(count, dtype=torch.int64, device=logits.device))
+            tiles = _VocabTiles.of(logits, draws, torch.empty(count, dtype=torch.int64, device=logits.device))
             summarise_rows[(count,)](
                 *(logits, draws.rows, draws.counters, tiles.maxima, tiles.scores, *self._scratch(draws, tiles)),
                 *(normalisers, top_tokens, top_logits, logits.stride(0), vocab, top),
@@ -167,13 +261,13 @@ class TritonSampling:
             raise LogitsError
         return summary
 
-    def _scratch(self, draws: DeviceDraws, tiles: "_Tiles") -> tuple[torch.Tensor, torch.Tensor]:
+    def _scratch(self, draws: DeviceDraws, tiles: "_VocabTiles") -> tuple[torch.Tensor, torch.Tensor]:
         """Room for entries that are copied, and for the tiles that have them."""
         entries = torch.empty((len(draws), self._candidates), dtype=torch.int64, device=draws.rows.device)
         return entries, torch.empty((len(draws), tiles.count), dtype=torch.int32, device=draws.rows.device)
 
 
-class _Tiles:
+class _VocabTiles:
     """What is known of the tiles of each row: [n, tiles] each."""
 
     def __init__(self, count: int, vocab: int, device: torch.device) -> None:
@@ -183,7 +277,7 @@ class _Tiles:
         self.maxima, self.scores, self.roots = torch.empty((3, count, self.count), device=device)
 
     @classmethod
-    def of(cls, logits: torch.Tensor, draws: DeviceDraws, tokens: torch.Tensor) -> "_Tiles":
+    def of(cls, logits: torch.Tensor, draws: DeviceDraws, tokens: torch.Tensor) -> "_VocabTiles":
         """Scans. tokens: those of draws without limits are written."""
         assert logits.stride(1) == 1, "the logits of a row lie side by side"
         count, vocab = len(draws), logits.shape[1]
@@ -205,7 +299,7 @@ class _Tiles:
 
 
 def _plain(rows: NDArray[np.int64]) -> Draws:
-    """Draws at temperature 1 from nuclei, for which the masses of tiles are needed; nobody asks for their tokens."""
+    """Draws at temperature 1 from nuclei, for which the masses of tiles are needed; their tokens are not asked for."""
     count = len(rows)
     return Draws(
         rows=rows,

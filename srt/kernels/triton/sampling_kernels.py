@@ -19,7 +19,7 @@ def scan(  # type: ignore[no-untyped-def]
     top_k: tl.tensor,
     top_p: tl.tensor,
     log_min_p: tl.tensor,
-    counters: tl.tensor,  # [n, LINE] 0 before and behind
+    counters: tl.tensor,  # [n, LINE] 0 before and after
     maxima: tl.tensor,  # [n, TILES] of the logits of tiles
     scores: tl.tensor,  # [n, TILES] bounds of the scores of tiles, by `most_noise`, less their maximum; or their masses
     roots: tl.tensor,  # [n, TILES]
@@ -60,13 +60,13 @@ def scan(  # type: ignore[no-untyped-def]
         there = tile[:, None] < TILES
         tl.store(maxima + at, largest, mask=there)
         if inverse > 0:
-            behind = values - tl.where(largest > -float("inf"), largest, 0.0)
+            gap = values - tl.where(largest > -float("inf"), largest, 0.0)
             if open_to_all:
                 # One operation; the definition's rounding is that of the exact score.
-                most = tl.fma(behind, scale + tl.zeros_like(behind), most_noise(ids, key))
+                most = tl.fma(gap, scale + tl.zeros_like(gap), most_noise(ids, key))
                 tl.store(scores + at, tl.max(most, axis=1, keep_dims=True), mask=there)
             elif p < 1.0:
-                half = tl.exp2(behind * (scale * 0.5))
+                half = tl.exp2(gap * (scale * 0.5))
                 tl.store(scores + at, tl.sum(half * half, axis=1, keep_dims=True), mask=there)
                 tl.store(roots + at, tl.sum(half, axis=1, keep_dims=True), mask=there)
 

@@ -20,13 +20,13 @@ _LITTLE_NOISE = tl.constexpr(-2.2)
 
 @jit
 def margin_of(best: float):  # type: ignore[no-untyped-def]
-    """How far behind the best rough score of a race its winner can be. The largest logit has the score of its noise."""
+    """How far below the best rough score of a race its winner can be. The largest logit has the score of its noise."""
     return tl.where(best < _LITTLE_NOISE, _FAR, _CLOSE)
 
 
 @jit
 def packed_entries(packed: tl.tensor, size: int, at: tl.tensor):  # type: ignore[no-untyped-def]
-    """Logits and tokens of entries that are copied; −∞ and NO_TOKEN behind the last one."""
+    """Logits and tokens of entries that are copied; −∞ and NO_TOKEN after the last one."""
     entry = tl.load(packed + at, mask=at < size, other=0)
     values = tl.where(at < size, entry.to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
     return values, tl.where(at < size, (entry >> 32).to(tl.int32), NO_TOKEN)
@@ -44,7 +44,7 @@ def entries(  # type: ignore[no-untyped-def]
     copied: tl.tensor,
     at: tl.tensor,
 ):
-    """Logits and tokens of a block of a row's entries; −∞ behind the last one."""
+    """Logits and tokens of a block of a row's entries; −∞ after the last one."""
     if copied:
         values, ids = packed_entries(packed, size, at)
     else:
@@ -221,7 +221,7 @@ def winner(  # type: ignore[no-untyped-def]
         token, logit = race(
             row, vocab, masks, mask_row, words, packed, size, copied, low, largest, inverse, log_min_p, key, READ
         )
-        low = float_of(key_of(tl.where(logit == 0.0, 0.0, logit)) + 1)  # the next float; what is behind −0 is 0 again
+        low = float_of(key_of(tl.where(logit == 0.0, 0.0, logit)) + 1)  # the next float; what is after −0 is 0 again
         racing = False
         if (p < 1.0) | (k > 0):
             weighed = tl.where(p < 1.0, scale, 0.0)
@@ -241,17 +241,17 @@ def next_of(  # type: ignore[no-untyped-def]
     last: int,
     READ: tl.constexpr,
 ):
-    """The entry that comes behind (above, last) when the largest come first, and of equal ones the smallest token."""
+    """The entry that comes after (above, last) when the largest come first, and of equal ones the smallest token."""
     best = tl.full([], -float("inf"), tl.float32)
     token = tl.full([], NO_TOKEN, tl.int32)
     first = 0
     while first < size:
         at = first + tl.arange(0, READ)
         found, tokens = entries(row, vocab, row, -1, 0, packed, size, copied, at)
-        behind = (found < above) | ((found == above) & (tokens > last))
-        behind = behind & (found > -float("inf"))
-        value = tl.max(tl.where(behind, found, -float("inf")))
-        candidate = tl.min(tl.where(behind & (found == value), tokens, NO_TOKEN))
+        after = (found < above) | ((found == above) & (tokens > last))
+        after = after & (found > -float("inf"))
+        value = tl.max(tl.where(after, found, -float("inf")))
+        candidate = tl.min(tl.where(after & (found == value), tokens, NO_TOKEN))
         better = (value > best) | ((value == best) & (candidate < token))
         token = tl.where(better, candidate, token)
         best = tl.maximum(value, best)

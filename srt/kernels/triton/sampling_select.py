@@ -35,7 +35,7 @@ def select(  # type: ignore[no-untyped-def]
     top_k: tl.tensor,
     top_p: tl.tensor,
     log_min_p: tl.tensor,
-    counters: tl.tensor,  # [n, LINE] 0 before and behind
+    counters: tl.tensor,  # [n, LINE] 0 before and after
     maxima: tl.tensor,  # [n, TILES]
     masses: tl.tensor,  # [n, TILES] of draws with top_p
     roots: tl.tensor,  # [n, TILES]
@@ -182,8 +182,8 @@ def copy(  # type: ignore[no-untyped-def]
         above = (values >= low).to(tl.int32)
         # One counter for the row: a program asks for places for all that it has read, not each thread for its own.
         numbers = tl.sum(above, axis=1)
-        behind = tl.cumsum(above, axis=1) + (tl.cumsum(numbers, axis=0) - numbers)[:, None]
-        slots = tl.atomic_add(copied, tl.sum(numbers), sem="relaxed") + behind - 1
+        after = tl.cumsum(above, axis=1) + (tl.cumsum(numbers, axis=0) - numbers)[:, None]
+        slots = tl.atomic_add(copied, tl.sum(numbers), sem="relaxed") + after - 1
         entry = (ids.to(tl.int64) << 32) | (values.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
         tl.store(packed + slots, entry, mask=(above > 0) & (slots < ROOM))
         ids = next_ids

@@ -99,7 +99,7 @@ def nucleus_bound(  # type: ignore[no-untyped-def]
     rest: float,
     reach: float,
 ):
-    """How far behind the best logit a nucleus ends at most, in units of the temperature.
+    """How far below the best logit a nucleus ends at most, in units of the temperature.
 
     With a token's x = (logit − best) / temperature, the tokens of a tile below y have at most the mass of all of them,
     if its maximum is below y; otherwise that of the others, and each of those less than exp(y), and all together less

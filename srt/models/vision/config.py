@@ -141,7 +141,7 @@ def _read_tower(config: Config, usual: str) -> TowerConfig:
 
 
 def _read_depths(config: Config, layers: int) -> tuple[int, ...]:
-    """transformers counts the states before, between and behind the layers: −1 is behind the last one."""
+    """transformers counts the states before, between and after the layers: −1 is after the last one."""
     stated = config.get("vision_feature_layer", -2)
     chosen = stated if isinstance(stated, list) else [-2 if stated is None else stated]
     depths = []

@@ -1,20 +1,104 @@
-"""A model's eye: tower, projector and layout, from the bytes of a picture to rows of the decoder."""
+"""Computes the rows of the decoder from the bytes of a picture: tower, projector and layout.
+
+T tiles, P positions of a tile, F features of a position, hidden the decoder's width. The rows of LLaVA-NeXT's tiles
+(anyres) come one after the other:
+
+    overview, whole                          P × P rows
+    the grid's tiles as one large picture    without its padding, line by line of patches, and after each the newline
+"""
 
 from math import prod
+from typing import Protocol
 
 import torch
 from msgspec.structs import replace
+from torch.nn import functional
 
-from ....lang.errors import RequestError
+from ....lang.errors import ModelError, RequestError
 from ...core.image_token_ids import PICTURE_BASE
 from ...core.messages import EnginePicture
 from ...layers.checkpoint import Checkpoint, Tensors
-from ...layers.linear import can_pack
+from ...layers.linear import ACTIVATIONS, can_pack
+from ...layers.norm import RMSNorm
+from ...multimodal.format import anyres_tokens, unpadded
 from .config import VisionConfig
-from .layout import arrange, arranged_tokens
 from .preprocessor import Normalisation
-from .projector import build_projector
 from .towers import Tower, unread
+
+_ROOT = "multi_modal_projector"
+
+
+class Projector(Protocol):
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        """[T, P, F] → [T, tokens of a tile, hidden]"""
+
+
+class LlavaProjector:
+    """W₂ activation(W₁ x), for every position by itself."""
+
+    def __init__(self, config: VisionConfig, weights: Checkpoint) -> None:
+        if config.activation not in ACTIVATIONS:
+            raise ModelError(f"projector_hidden_act {config.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        hidden, features = config.hidden_size, config.tower.hidden_size * len(config.depths)
+        bias = config.projector_bias
+        self._first = weights.take(f"{_ROOT}.linear_1.weight", hidden, features)
+        self._first_bias = weights.take(f"{_ROOT}.linear_1.bias", hidden) if bias else None
+        self._second = weights.take(f"{_ROOT}.linear_2.weight", hidden, hidden)
+        self._second_bias = weights.take(f"{_ROOT}.linear_2.bias", hidden) if bias else None
+        self._activation = ACTIVATIONS[config.activation]
+        self._drop_first = config.drop_first
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        kept = features[:, 1:] if self._drop_first else features
+        wide = self._activation(functional.linear(kept, self._first, self._first_bias))
+        return functional.linear(wide, self._second, self._second_bias)
+
+
+class Gemma3Projector:
+    """Squares of neighbouring patches are averaged to one, which is normalised and multiplied."""
+
+    def __init__(self, config: VisionConfig, weights: Checkpoint) -> None:
+        width, hidden = config.tower.hidden_size, config.hidden_size
+        norm = weights.take(f"{_ROOT}.mm_soft_emb_norm.weight", width)
+        self._norm = RMSNorm(norm, eps=config.tower.norm_eps, centered=True)
+        self._matrix = weights.take(f"{_ROOT}.mm_input_projection_weight", width, hidden)
+        self._side = config.pooled_side
+        self._pool = config.tower.patches // config.pooled_side
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        squares = features.view(len(features), self._side, self._pool, self._side, self._pool, -1)
+        pooled = squares.mean(dim=(2, 4)).flatten(1, 2)  # [T, side², F]
+        return self._norm(pooled) @ self._matrix
+
+
+def build_projector(config: VisionConfig, weights: Checkpoint) -> Projector:
+    return Gemma3Projector(config, weights) if config.family == "gemma3" else LlavaProjector(config, weights)
+
+
+def arrange(
+    features: torch.Tensor, columns: int, rows: int, width: int, height: int, newline: torch.Tensor
+) -> torch.Tensor:
+    """[1 + rows · columns, patches of a tile, hidden] → [tokens, hidden], of a picture of width × height pixels.
+
+    newline: [hidden]
+    """
+    overview, tiles = features[0], features[1:]
+    side = round(features.shape[1] ** 0.5)
+    grid = (
+        tiles.view(rows, columns, side, side, -1).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    )  # [lines, patches, hidden]
+    top, bottom, left, right = unpadded(rows * side, columns * side, width, height)
+    shown = grid[top:bottom, left:right]
+    lines = torch.cat([shown, newline.expand(len(shown), 1, -1)], dim=1)
+    return torch.cat([overview, lines.flatten(0, 1)])
+
+
+def arranged_tokens(tile_tokens: int, columns: int, rows: int, width: int, height: int) -> int:
+    """How many rows `arrange` gives."""
+    side = round(tile_tokens**0.5)
+    top, bottom, left, right = unpadded(rows * side, columns * side, width, height)
+    return tile_tokens + anyres_tokens(bottom - top, right - left)
+
 
 CHANNELS = 3
 

@@ -61,7 +61,7 @@ def sees(config: Config) -> bool:
 
 
 def text_config(config: Config) -> dict[str, Any]:
-    """The configuration of the decoder alone, as `decoder_config.read_config` takes it.
+    """The configuration of the decoder alone, as `families.read_config` takes it.
 
     Raises:
         ModelError: a decoder that is none of `DECODERS`.

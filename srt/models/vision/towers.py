@@ -2,7 +2,7 @@
 
     pixels → patches × matrix → (class token) + positions → (norm) → layers × [ norm → attention → + norm → MLP → + ]
 
-T tiles, P positions, D the tower's width. Layers behind the last one that is looked at are not even read.
+T tiles, P positions, D the tower's width. Layers after the last one that is looked at are not even read.
 """
 
 from collections.abc import Sequence
@@ -135,7 +135,7 @@ class Tower:
 
 def unread(config: TowerConfig, depths: Sequence[int], *, last_norm: bool) -> tuple[str, ...]:
     """Beginnings of the names of tensors that a tower of this configuration has and that nothing here is computed
-    with: layers behind the last one that is looked at, the head of a tower that was trained to name pictures."""
+    with: layers after the last one that is looked at, the head of a tower that was trained to name pictures."""
     layers = [f"{_ROOT}.encoder.layers.{index}." for index in range(max(depths), config.layers)]
     ends = [] if last_norm else [f"{_ROOT}.post_layernorm."]
     return (*layers, *ends, f"{_ROOT}.head.", f"{_ROOT}.embeddings.position_ids")

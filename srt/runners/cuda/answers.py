@@ -29,7 +29,7 @@ class DeviceChooser(Chooser, Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chosen:
+class ChosenTokens:
     """The tokens that a step has chosen, on the device. By logit row [L]: where its token is, −1 = none."""
 
     tokens: torch.Tensor  # int64 [n]; −1: the logits were not numbers, or no token could be chosen
@@ -42,7 +42,7 @@ class Answer:
 
     values: torch.Tensor  # float32 [F, vocab] on the device
     value_places: NDArray[np.int64]  # [L] index into values, −1 = none
-    chosen: Chosen
+    chosen: ChosenTokens
     errors: Mapping[int, Exception]  # logit row → why no token could be chosen
     host_tokens: torch.Tensor = field(repr=False)  # int64 [n] in pinned memory, full after the mark
     mark: Mark
@@ -98,7 +98,7 @@ class Answers:
         return Answer(
             values=values,
             value_places=_places(whole, count),
-            chosen=Chosen(tokens, _places(picked, count)),
+            chosen=ChosenTokens(tokens, _places(picked, count)),
             errors=errors,
             host_tokens=host_tokens,
             mark=mark,

@@ -235,7 +235,7 @@ SUMMARISED = (0, 1, 5)  # largest logits that a summary gives: none for scores, 
 def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -> list[Batch]:
     """Prompts of several lengths, the longest last. Of each a token is chosen: from all, with limits, under a mask.
 
-    Where steps run as graphs, those of more rows than the graphs have are launched kernel by kernel. Behind their last
+    Where steps run as graphs, those of more rows than the graphs have are launched kernel by kernel. After their last
     attention only rows with logits go on: the products of so few rows are compiled with them, for one, some, and 16.
     """
     above = (graph_rows(limits) // UNIT + 1) * UNIT

@@ -1,7 +1,7 @@
 """What fits on a device: the weights, the work of the largest step, and of the rest a KV pool.
 
 | weights | work of a step | features | KV pool                                   | left: graphs, fragments |
-          '-------- measured ---------'-- POOL_SHARE of what is free beside it ---'
+          '-------- measured ---------'-- POOL_SHARE of what is left of the rest -'
 
 A tower works before the decoder does, so a step takes what the larger of the two takes.
 """
@@ -97,10 +97,10 @@ def largest_step(limits: StepLimits, context_length: int) -> Batch:
 
 
 def pool_slots(geometry: KVGeometry, accelerator: Accelerator, *, workspace: int) -> int:
-    """How many slots the KV pool gets when nobody says, with the weights loaded.
+    """How many slots the KV pool gets when no option says, with the weights loaded.
 
     Args:
-        workspace: bytes that are left beside it.
+        workspace: bytes that are left next to it.
 
     Raises:
         ParameterError: there is too little memory for a pool that is of any use.

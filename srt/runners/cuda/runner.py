@@ -24,7 +24,7 @@ from ...core.image_token_ids import without_pictures
 from ...core.model import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...multimodal.store import VisionStore
-from .answers import Answer, Answers, Chosen, DeviceChooser
+from .answers import Answer, Answers, ChosenTokens, DeviceChooser
 from .decoder import CudaDecoder, DeviceRows
 from .device import Accelerator, Staging
 from .graphs import CapturedSteps, GraphBackend, StepInputs
@@ -81,7 +81,7 @@ class CudaRunner:
         self._staging = Staging(accelerator, 1 << 16)
         self._sources_staging = Staging(accelerator, 1 << 12)
         self._answers = Answers(accelerator, chooser)
-        self._chosen: Chosen | None = None  # by the step that was launched last
+        self._chosen: ChosenTokens | None = None  # by the step that was launched last
         self._eager_steps = 0
         self._began = accelerator.mark()  # before the work of the step that was launched last
         self._captured: CapturedSteps | None = None
@@ -158,7 +158,7 @@ class CudaRunner:
         return out
 
     def _resolve(self, batch: Batch, token_ids: torch.Tensor) -> None:
-        """Behind the host's work for a step, and before the device's: fill in the tokens that the step before has
+        """Fills in, after the host's work for a step and before the device's, the tokens that the step before has
         chosen, or is about to."""
         self._began = self._accelerator.mark()
         if batch.token_sources is None:

@@ -14,7 +14,7 @@ from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.faults import FaultHook, no_faults
 from umbel.srt.core.messages import Ended, EngineFailed, EngineForget, EngineGenerate, EnginePicture, FromEngine
 from umbel.srt.distributed.leader import LeaderAsyncRunner, RanksApart, lead
-from umbel.srt.distributed.messages import Clear, Step, ToRank, to_rank
+from umbel.srt.distributed.messages import Clear, RankStep, ToRank, to_rank
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.models.sharding import ShardedTensors, shard_config
 from umbel.srt.multimodal.store import VisionStore
@@ -58,8 +58,8 @@ def test_a_step_arrives_as_it_was_sent() -> None:
         token_sources=np.array([-1, -1, -1, -1, -1, 0, 2]),
     )
     for batch in (whole, replace(whole, paths=(), generated=None, spans=(), token_sources=None)):
-        message = sent(Step.of(batch))
-        assert isinstance(message, Step)
+        message = sent(RankStep.of(batch))
+        assert isinstance(message, RankStep)
         arrived = message.batch()
         for name in ("token_ids", "positions", "write_slots", "query_lengths", "prefix_lengths", "logit_rows"):
             np.testing.assert_array_equal(getattr(arrived, name), getattr(batch, name))

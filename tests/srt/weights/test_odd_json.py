@@ -6,9 +6,9 @@ import pytest
 from umbel.lang.errors import ModelError
 from umbel.srt.layers.config_values import MOST_LAYERS, positive_int, positive_number
 from umbel.srt.models.families import read_config as read_decoder
-from umbel.srt.weights.configs import read_config
 from umbel.srt.weights.convert import MANIFEST, read_manifest
 from umbel.srt.weights.safetensors_folder import INDEX, open_tensors
+from umbel.srt.weights.source import read_config
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 

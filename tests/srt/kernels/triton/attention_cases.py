@@ -8,7 +8,7 @@ from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.cache.kv_pool import KVPool, rounded
 from umbel.srt.core.batch import Batch
 from umbel.srt.kernels.triton.attention_backend import TritonBackend
-from umbel.srt.kernels.triton.attention_tiles import Tile, Tiles
+from umbel.srt.kernels.triton.attention_tiles import AttentionTiles, Tile
 
 from ...attention.batches import random_pool
 
@@ -38,7 +38,7 @@ def tiny_backend(
     backend = TritonBackend(
         geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=tree, multiprocessors=multiprocessors
     )
-    backend.tiles = Tiles(tiny(backend.tiles.few), tiny(backend.tiles.some), tiny(backend.tiles.many))
+    backend.tiles = AttentionTiles(tiny(backend.tiles.few), tiny(backend.tiles.some), tiny(backend.tiles.many))
     backend.cut = replace(backend.cut, merge_keys=4, shortest_run=shortest_run, run_per_row=0)
     return backend
 

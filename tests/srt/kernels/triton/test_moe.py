@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 from umbel.srt.kernels.triton import moe, reference
-from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, Tiles, are_few, tiles_for
+from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, MoeTiles, are_few, tiles_for
 from umbel.srt.layers.checkpoint import Checkpoint
 from umbel.srt.models.decoder_config import ExpertsConfig
 from umbel.srt.models.experts import ExpertKernels, Experts, expert_kernels
 
 from .closeness import DTYPES, random, relative_error
 
-SMALL_TILES = Tiles(rows=16, columns=16, depth=32, group=2, warps=4, stages=2)
+SMALL_TILES = MoeTiles(rows=16, columns=16, depth=32, group=2, warps=4, stages=2)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_logits_that_are_no_numbers_choose_experts_that_there_are() -> None:
 @pytest.mark.parametrize("tiles", [SMALL_TILES, None], ids=["small", "chosen"])
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 2), (3, 4, 4), (37, 5, 2)])
 def test_tokens_go_through_their_experts_as_in_torch(
-    tokens: int, experts: int, top_k: int, tiles: Tiles | None, dtype: torch.dtype
+    tokens: int, experts: int, top_k: int, tiles: MoeTiles | None, dtype: torch.dtype
 ) -> None:
     x, (gate_up, down) = random(tokens, 40, dtype=dtype), weights_of(experts, 40, 24, dtype)
     weights, chosen = routed(tokens, experts, top_k)
@@ -107,7 +107,7 @@ def test_tokens_are_few_while_hardly_any_share_an_expert() -> None:
 @pytest.mark.parametrize(
     ("tiles", "activation"), [(MIDDLE_TILES, "silu"), (PREFILL_TILES, "gelu_pytorch_tanh")], ids=["middle", "prefill"]
 )
-def test_the_cuts_for_many_tokens_give_the_same(tiles: Tiles, activation: str) -> None:
+def test_the_cuts_for_many_tokens_give_the_same(tiles: MoeTiles, activation: str) -> None:
     x, (gate_up, down) = random(150, 40), weights_of(2, 40, 136)
     weights, chosen = routed(150, 2, 2)
     actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation=activation, tiles=tiles)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from umbel.lang.errors import EngineError
 from umbel.srt.core.batch import Draws
 from umbel.srt.kernels.triton import sampling
-from umbel.srt.kernels.triton.sampling import TritonSampling
-from umbel.srt.kernels.triton.sampling_columns import DeviceDraws
+from umbel.srt.kernels.triton.sampling import DeviceDraws, TritonSampling
 from umbel.srt.sampling.gumbel import draw_keys
 from umbel.srt.sampling.torch_sampler import TorchSampling
 
