@@ -63,7 +63,7 @@ class RunOptions:
 
 
 class Arguments:
-    """The parameters of a program behind its state.
+    """The parameters of a program after its state.
 
     Args:
         name: of the program, for messages.
@@ -135,7 +135,7 @@ class Arguments:
         return [p for p in self._parameters if p.name not in self.bound and p.kind not in collecting]
 
     def bind(self, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The arguments of the user's function behind its state. Positions count the parameters not bound.
+        """The arguments of the user's function after its state. Positions count the parameters not bound.
 
         Raises:
             ParameterError: a missing, unknown or repeated argument; the message shows the signature.

@@ -97,7 +97,7 @@ class Member:
 
 
 class Host(Protocol):
-    """What a program offers to its batch."""
+    """A program as its batch sees it."""
 
     def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
         """A run that has not begun. `allowance`: what is left of the batch's budget."""
@@ -116,20 +116,20 @@ class Host(Protocol):
 
 
 class Companion(Protocol):
-    """Who goes with a batch and knows more about its programs than their arguments: what they share, what they take."""
+    """Goes with a batch and knows more about its programs than their arguments: what they share, what they take."""
 
     def begin(self, calls: Sequence[inspect.BoundArguments] | None) -> None:
         """Before the first program starts. `calls`: all of them, where they are known."""
 
     def admits(self, index: int, call: inspect.BoundArguments) -> bool:
-        """Whether the program may start beside those that run. One that may not is asked about again, before any that
-        comes behind it, when another has left; where nothing runs it may."""
+        """Says whether the program may start while others run. One that may not is asked about again, before any that
+        comes after it, when another has left; where nothing runs it may."""
 
     def leaves(self, index: int) -> None:
         """The program has finished. Called on any thread."""
 
     def end(self) -> None:
-        """No program of the batch runs any more, or nobody waits for one."""
+        """No program of the batch runs any more, or none is waited for."""
 
 
 class Job:
@@ -232,7 +232,7 @@ class Job:
                     raise _annotated(member, self.total, None if bounded else states)
 
     def _await(self, index: int, pool: ThreadPoolExecutor, bar: Bar | None, bounded: bool) -> Member | None:
-        """The program at `index` when it has finished, others being started meanwhile; None behind the last."""
+        """The program at `index` when it has finished, others being started meanwhile; None after the last."""
         while True:
             with self._news:
                 seen = self._changes
@@ -340,7 +340,7 @@ def _length(items: Iterable[Item]) -> int | None:
 
 
 def _begun(items: Iterable[Item]) -> Iterator[Item]:
-    """What goes wrong later, in the middle of it, is the caller's own error."""
+    """Starts iterating. An error in the middle of it is the caller's own."""
     try:
         return iter(items)
     except Exception as error:  # of the iterable's own code

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-Call = inspect.BoundArguments  # the arguments behind the state
+Call = inspect.BoundArguments  # the arguments after the state
 
 
 class Speaker(Protocol):
-    """What the sink of a program's state is beside a `Sink`, whether it runs the program or records it."""
+    """The sink of a program's state, which runs the program or records it."""
 
     def options(self, program_options: Mapping[str, Any], /) -> AbstractContextManager[None]:
         """Around a nested program: its own sampling defaults go before those of the program around it."""
@@ -107,7 +107,7 @@ class Body:
     def _run_quietly(self, run: Run, state: State, call: Call) -> None:
         try:
             self._run_here(run, state, call)
-        except BaseException:  # the run has recorded it: whoever reads the state raises it
+        except BaseException:  # the run has recorded it: reads of the state raise it
             return
 
     def _run_on_programs_loop(self, run: Run, state: State, call: Call) -> None:
@@ -238,7 +238,7 @@ class Body:
 
 
 async def _quietly(work: Coroutine[Any, Any, None]) -> None:
-    """For a body that nobody awaits: the run has recorded its error, and whoever reads the state raises it."""
+    """For a body that is not awaited: the run has recorded its error, and reads of the state raise it."""
     try:
         await work
     except Exception:
@@ -265,5 +265,5 @@ def _print(pieces: Iterator[Piece], name: str, console: "Console") -> None:
         for text, facts in pieces:
             console.print(Text(text, style="bold" if facts else "dim"), end="")
         console.print()
-    except Exception as error:  # whoever reads the state raises it; here it is only shown
+    except Exception as error:  # reads of the state raise it; here it is only shown
         console.print(Text(f"\n{type(error).__name__}: {error}", style="red"))

@@ -36,7 +36,7 @@ class Calls:
 
     @property
     def backend(self) -> Backend:
-        """Where the requests go."""
+        """Gives the backend that requests go to."""
         return self._run.backend
 
     async def generate(self, request: GenRequest, on_chunk: OnChunk) -> Final:
@@ -114,7 +114,7 @@ class Calls:
         return scored
 
     def affordable_tokens(self, prompt: tuple[Part, ...]) -> int | None:
-        """How many tokens a call with this prompt may generate without waiting for the budget; None: no limit.
+        """Says how many tokens a call with this prompt may generate without waiting for the budget; None: no limit.
 
         A request for more than its `gen` needs asks here first: what does not fit has to be left out, since the
         budget refuses a request as a whole.

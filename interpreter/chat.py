@@ -140,7 +140,7 @@ def chat(
                 backend=runtime,
                 **settings,
                 stop=stops,
-                stream=True,  # or the reply could come whole, if it is asked for before somebody reads it
+                stream=True,  # or the reply could come whole, if it is asked for before it is read
             )
             pictures = []
             try:

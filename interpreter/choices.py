@@ -217,7 +217,7 @@ def _share(own: float, others: float) -> float:
 
 
 def _drawn(probabilities: Sequence[float], chance: float) -> int:
-    """Where `chance` lies when the probabilities stand one behind the other."""
+    """Finds where `chance` lies when the probabilities stand one after the other."""
     last = max(index for index, share in enumerate(probabilities) if share > 0)
     reached = list(accumulate(probabilities))
     return next((index for index in range(last) if chance * reached[-1] < reached[index]), last)

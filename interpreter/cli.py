@@ -48,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """argparse gives what stands behind `FILE --model NAME` back as unknown: it is the file's."""
+    """argparse gives what stands after `FILE --model NAME` back as unknown: it is the file's."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     for argument in rest:
         if options.command != "run" or argument.startswith("-"):
-            behind = "; write -- before the options of the file" if options.command == "run" else ""
-            parser.error(f"unknown argument {argument!r}{behind}")
+            hint = "; write -- before the options of the file" if options.command == "run" else ""
+            parser.error(f"unknown argument {argument!r}{hint}")
     if rest:
         options.arguments = [*options.arguments, *rest]
     return options

@@ -1,7 +1,7 @@
 """Which backend a program runs on when none is given, and the two questions one asks any backend.
 
 `set_default_backend` is for the process; `default_backend` is for a block, and follows the context:
-two threads, or two tasks, with a block each do not see each other's. Where nobody chose, programs run
+two threads, or two tasks, with a block each do not see each other's. Where none was chosen, programs run
 on the embedded model.
 """
 
@@ -78,7 +78,7 @@ def flush_cache(backend: Backend | None = None) -> None:
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """What the backend, or the default one, says of itself: model, sizes, counters."""
+    """Gives what the backend, or the default one, says of itself: model, sizes, counters."""
     return dict(_ask(chosen_backend(backend), "info").result)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Executor:
-    """Where one stream is, and what it does there.
+    """Executes the steps of one stream, and keeps its position.
 
     Args:
         queue: whose steps these are; it receives the text that is appended.
@@ -205,7 +205,7 @@ class Executor:
         _given(step.binding).resolve(self.reached())
 
     def reached(self) -> Reached:
-        """Where the stream stands now."""
+        """Gives the position of the stream now."""
         return Reached(self._start, self._start_turns, self.position.copy(), self._start_held)
 
     async def gather(self, op: Gather, step: Step) -> None:
@@ -320,7 +320,7 @@ def _resolve(binding: Binding, values: list[str], facts: list[Meta]) -> None:
 
 
 def _written(kind: SourceKind, name: str | None, step: Step) -> Source | None:
-    """The source of what a step made, beside what the program wrote."""
+    """The source of what a step made, apart from what the program wrote."""
     return None if step.source is None else step.source.of(kind, name or "")
 
 
@@ -330,7 +330,7 @@ def _given(binding: Binding | None) -> Binding:
 
 
 def _retrieve(start: "asyncio.Future[None]") -> None:
-    """Its error has been raised where it was awaited, or nobody waits any more."""
+    """Its error has been raised where it was awaited, or it is not awaited any more."""
     if not start.cancelled():
         start.exception()
 
@@ -401,7 +401,7 @@ class Splitter:
         return Split(reasoning, answer)
 
     def finish(self) -> Split:
-        """What was held back: thinking if a tag opened it, else the answer."""
+        """Gives what was held back: thinking if a tag opened it, else the answer."""
         held, self._held = self._held, ""
         if self._phase is _Phase.REASONING:
             return Split(self._begin(held).rstrip(), "")

@@ -1,4 +1,4 @@
-"""What may follow what, checked in the program's thread when it is said: operations → steps.
+"""Which operations may follow which, checked in the program's thread when it is said: operations → steps.
 
 Roles do not nest, a scope ends where it began, a file exists: a mistake raises at the line that makes
 it, before anything of that line is queued.
@@ -23,7 +23,7 @@ REASONING_SUFFIX = "_reasoning_content"
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What is open at this place of the program text. Immutable: a branch shares its parent's."""
+    """The scopes that are open at this place of the program text. Immutable: a branch shares its parent's."""
 
     open_role: str | None = None
     open_scopes: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Grammar:
 
 
 def _check_logprobs(gen: ops.Gen, sampling: SamplingParams) -> None:
-    """Raises ParameterError where texts of log-probabilities are left out that nobody asks for."""
+    """Raises ParameterError where texts of log-probabilities are left out that are not asked for."""
     asked = sampling.logprobs or sampling.top_logprobs or sampling.prompt_logprobs_from is not None
     if not (gen.text_in_logprobs or asked):
         raise ParameterError(

@@ -82,7 +82,7 @@ class LoopThread:
         loop = self.loop
         calls = self._calls
         calls.append((copy_context(), function, arguments))
-        if not self._woken:  # whoever appends before the loop clears this is served by that waking
+        if not self._woken:  # an append before the loop clears this is served by that waking
             self._woken = True
             try:
                 loop.call_soon_threadsafe(self._run_calls, loop, calls)

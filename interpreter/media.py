@@ -19,7 +19,7 @@ _SHOWN = 200  # characters of a path, in errors
 
 
 def check(op: Image | Video) -> None:
-    """What can be said of a source without reading it, while the program's line is still on the stack.
+    """Gives what can be said of a source without reading it, while the program's line is still on the stack.
 
     Raises:
         ParameterError: a URL, a path that is no file, a file or bytes over the limit, a wrong type.

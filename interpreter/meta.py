@@ -1,4 +1,4 @@
-"""What `get_meta_info` tells: facts of a call under SGLang's names."""
+"""Answers of `get_meta_info`: facts of a call under SGLang's names."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where a stream stands: its prompt, the conversation so far, and the scopes that are open.
+"""The position of a stream: its prompt, the conversation so far, and the scopes that are open.
 
 Owned by one stream and changed only on the streams' loop. Prompt and turns are persistent, so a
 copy for a branch costs the same however long the text is.
@@ -108,7 +108,7 @@ class Position:
         return lead + text
 
     def lead_in(self) -> str:
-        """Append the beginning of the content that was held back, behind the lead of the turn; what was appended.
+        """Append the beginning of the content that was held back, after the lead of the turn; what was appended.
 
         Before the turn ends, and before what looks at the place: a scope, a fork, a call. So the text of an answer is
         the same in whatever pieces it is said.
@@ -189,7 +189,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where a stream stood when it came to a mark, and where it had begun."""
+    """The positions at which a stream came to a mark, and at which it had begun."""
 
     start: Prompt
     start_turns: int
@@ -198,8 +198,8 @@ class Reached:
 
     @property
     def said(self) -> list[Prompt]:
-        """What the stream has said itself: the prompt after each part of it. White space that was held back where it
-        began stands before its text, and is not its own."""
+        """Gives what the stream has said itself: the prompt after each part of it. White space that was held back where
+        it began stands before its text, and is not its own."""
         steps = steps_since(self.start, self.position.prompt)
         first = steps[0].part if steps else None
         if not self.start_held or not isinstance(first, Text) or first.control:

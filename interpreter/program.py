@@ -94,7 +94,7 @@ class Program:
         return self.run(*arguments, **keywords)
 
     def run(self, *arguments: Any, **keywords: Any) -> State:
-        """Run the program. Beside its own parameters it takes sampling defaults and
+        """Run the program. Apart from its own parameters it takes sampling defaults and
 
             backend    to run on, instead of the default one
             stream     True: return at once, and read while the body runs
@@ -244,7 +244,7 @@ class Program:
             if summarise.estimate(text, backend=model).dollars < 0.05:
                 summarise.run(text, backend=model)
 
-        The body runs once, so what it does beside asking is done: it reads files, it calls functions. No prompt is
+        The body runs once, so what else it does is done: it reads files, it calls functions. No prompt is
         sent; the backend is started, which loads a local model and asks a hosted one for its list of models. Every
         answer is made up: `max_tokens` long, the first of choices, a shortest text for a constraint. A body that asks
         other things of other answers, or goes on until an answer says enough, costs what it then asks; so do answers

@@ -71,7 +71,7 @@ class StepQueue:
             self._run.home.call(self.launch)
 
     def load(self, steps: Iterable[Step]) -> None:
-        """All steps that are known ahead, before anybody else knows the queue. `launch` begins them, or the parent."""
+        """Adds all steps known ahead, before another thread knows the queue. `launch` or the parent starts them."""
         self._steps.extend(steps)
         if not self.active:
             self.active = True
@@ -84,7 +84,7 @@ class StepQueue:
 
     def standing(self) -> Reached | None:
         """With the lock held: where the stream stands when it has nothing to do; None while it works, or has failed.
-        Nobody else looks at the executor then: its task is over, and the next one needs the lock to begin."""
+        No other task looks at the executor then: its task is over, and the next one needs the lock to begin."""
         if self.active or self.error is not None or self._run.reason is not None or self._executor is None:
             return None
         return self._executor.reached()

@@ -1,4 +1,4 @@
-"""Who records: while a program is traced, runs that its body opens are recorded too, and not run.
+"""Recording: while a program is traced, runs that its body opens are recorded too, and not run.
 
 A recording is looked up where a run is opened. It follows the context, as the default backend does.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Recording(Protocol):
-    """What a program asks while its caller is being recorded."""
+    """Records what a program asks while its caller is recorded."""
 
     def run(self, body: "Body", call: BoundArguments, options: Mapping[str, Any]) -> State:
         """`program.run(...)`: a stream of its own. `options`: keywords of the run as they were given."""

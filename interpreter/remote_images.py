@@ -1,4 +1,4 @@
-"""Pictures from the web, for programs that say which hosts they trust: a URL → the bytes behind it.
+"""Pictures from the web, for programs that say which hosts they trust: a URL → the bytes it names.
 
     url ─► checked ─► host among `hosts`? ─► addresses ─► all public? ─► connect to the one that was checked ─► bytes
               ▲                                                                                              │
@@ -33,7 +33,7 @@ _HOSTS = "write a list of host names, such as ['upload.example.org']"
 CONNECT_SECONDS, READ_SECONDS, ALL_SECONDS = 5.0, 10.0, 30.0
 _PLAIN = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # what may stand in a URL; not a backslash, quote or blank
 _NETLOC = re.compile(r"([A-Za-z0-9.-]+)(?::([0-9]{1,5}))?")  # no user, no brackets, nothing quoted
-_LABEL = r"(?:[a-z0-9-]{0,61}[a-z0-9])?"  # behind its first character; no name server knows longer ones
+_LABEL = r"(?:[a-z0-9-]{0,61}[a-z0-9])?"  # after its first character; no name server knows longer ones
 _HOST = re.compile(rf"(?:[a-z0-9]{_LABEL}\.)+[a-z]{_LABEL}(?::(?P<port>[0-9]{{1,5}}))?")  # and no number
 _PORTS = {"http": 80, "https": 443}
 _LAST_PORT = 65535
@@ -66,7 +66,7 @@ def _connect(address: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """What reaches other machines, and the time. `resolve`: host and port → addresses; `connect`: address and port → a
+    """The way to other machines, and the time. `resolve`: host and port → addresses; `connect`: address and port → a
     socket."""
 
     resolve: Callable[[str, int], list[str]] = _resolve
@@ -87,7 +87,7 @@ def fetch_image(url: str, *, hosts: Collection[str], web: Web | None = None) -> 
             that are not public are refused whatever their name.
 
     Raises:
-        ParameterError: the URL or an entry of `hosts` is not allowed, there is no picture behind it, or it is over
+        ParameterError: the URL or an entry of `hosts` is not allowed, there is no picture at it, or it is over
             the limit of `image`.
         ConnectionLostError: the host cannot be found or reached, or it broke off.
         DeadlineError: the answer took too long.

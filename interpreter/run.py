@@ -27,7 +27,7 @@ from .waiting import Signal, earliest, seconds_left
 # program that asks for a name it never set from an observer that is early.
 _inside: ContextVar[tuple["Run", ...]] = ContextVar("umbel_runs", default=())
 
-# Runs are numbered behind a name of the process: unique among all clients of a backend, and cheap.
+# Runs are numbered after a name of the process: unique among all clients of a backend, and cheap.
 _process_name = [secrets.token_hex(6)]
 _numbers = itertools.count(1)
 
@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Run:
-    """What the streams of one run share.
+    """State that the streams of one run share.
 
     Args:
         backend: serves every request of the run.
@@ -84,7 +84,7 @@ class Run:
         self.ledger = Ledger(backend, allowance)
         self.reason: BaseException | None = None  # why everything was stopped
         self.ended = False  # the body has returned or raised
-        self.body: asyncio.Future[None] | None = None  # of a program that nobody awaits; asyncio does not hold it
+        self.body: asyncio.Future[None] | None = None  # of a program that is not awaited; asyncio does not hold it
         self.changed = Signal()  # fired when the body ends, and when the run falls idle
         self._process = os.getpid()
         self._requests = itertools.count(1)
@@ -92,7 +92,7 @@ class Run:
         self._busy = 0  # streams with work
         self._tasks: set[asyncio.Task[None]] = set()  # touched on the streams' loop only
         if self.deadline is not None:
-            # The reference is weak: a run that nobody holds any more is not kept until its deadline.
+            # The reference is weak: a run that is not referenced any more is not kept until its deadline.
             self.home.call_later(self.deadline - self.home.time(), _ring, weakref.ref(self))
 
     # -------------------------------------------------------------------------------- requests
@@ -254,7 +254,7 @@ class Run:
 
 
 def ending(error: BaseException) -> BaseException:
-    """What reads of a run raise after its body, or a wait for it, ended with `error`."""
+    """Gives what reads of a run raise after its body, or a wait for it, ended with `error`."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
         ending = CancelledError(f"the run was interrupted by {type(error).__name__}")
         ending.__cause__ = error

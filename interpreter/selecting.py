@@ -1,4 +1,4 @@
-"""What a `select` asks of a backend, and the choice that follows.
+"""Asks a backend for a `select`, and makes the choice.
 
 A backend that scores is asked for the log-probabilities of the choices. One that does not is asked to generate one of
 them: a `gen` whose constraint is the list, which is enforced, or validated and asked for again (`asking`).
@@ -21,7 +21,7 @@ from .variables import Meta
 # How a gen is answered: by `asking.ask`, or from what a stream has in hand.
 Ask = Callable[[ops.Gen, GenRequest, OnChunk], Awaitable[Reply]]
 
-# Tokens beside those of a choice: for what a provider wraps it in, and for white space and quotes that models add.
+# Tokens apart from those of a choice: for what a provider wraps it in, and for white space and quotes that models add.
 _AROUND = 16
 
 

@@ -1,6 +1,6 @@
 """Steps: what waits in a stream's queue. An operation of the program together with the bindings it resolves.
 
-Beside the operations of the language there are six of the interpreter's own, which tie streams
+Apart from the operations of the language there are six of the interpreter's own, which tie streams
 together. A stream runs its steps in order, so "everything said so far" is a place in the queue.
 """
 
@@ -54,7 +54,7 @@ class Late(Op):
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere(Op):
-    """Everything that the stream says is said by somebody else.
+    """Everything that the stream says is said by another executor.
 
     Attributes:
         play: goes on until that is over, and brings the stream's executor to where it then stands.
@@ -67,7 +67,7 @@ class Elsewhere(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """How the model marks its thinking, inside `separate_reasoning`."""
+    """The marks of the model's thinking, inside `separate_reasoning`."""
 
     open: str
     close: str

@@ -151,7 +151,7 @@ class Stream(Sink):
         return sampling.merge(self._program_options, self.run_options, given)
 
     def _mark(self) -> tuple[Binding, dict[str, Binding]]:
-        """A mark behind everything submitted so far, and the names this stream itself has bound by then. A stream that
+        """A mark after everything submitted so far, and the names this stream itself has bound by then. A stream that
         has nothing to do is there already."""
         mark = Binding("")
         with self._queue.lock:
@@ -332,7 +332,7 @@ class Stream(Sink):
         return self.table.bound, self.run.changed, self._queue.failed
 
     def _reach(self, timeout: float | None) -> Reached:
-        """Where the stream stands when everything submitted so far has run."""
+        """Finds where the stream stands when everything submitted so far has run."""
         mark, _ = self._mark()
         self._until(lambda: mark.done, (mark.settled,), earliest(timeout, self.run.deadline), None)
         return cast(Reached, mark.value())
@@ -343,7 +343,7 @@ class Stream(Sink):
         return cast(Reached, mark.value())
 
     async def reached(self) -> Reached:
-        """Where the stream stands when everything submitted so far has run. Raises its error."""
+        """Finds where the stream stands when everything submitted so far has run. Raises its error."""
         return await self._reach_async(None)
 
     # -------------------------------------------------------------------------------- pieces

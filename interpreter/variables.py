@@ -43,7 +43,7 @@ class Binding:
     """One value that will be known: unresolved, then resolved or failed, once.
 
     Resolved and failed by the streams' loop (or at once, for values that the program assigns); read
-    by anyone. Value and error are recorded before anybody is woken.
+    by anyone. Value and error are recorded before a waiter is woken.
 
     Args:
         name: of the variable; "" for what has none.
@@ -124,7 +124,7 @@ class Binding:
         return self._value
 
     def object(self) -> Any:
-        """What the value of a done binding stands for, made anew for every caller. Lists as `value` has them.
+        """Gives what the value of a done binding stands for, made anew for every caller. Lists as `value` has them.
 
         Raises:
             ResultError: the text stands for nothing of the kind that was asked for.
@@ -170,7 +170,7 @@ class VariableTable:
         return list(dict.fromkeys((*self._base, *self.own)))
 
     def snapshot(self) -> dict[str, Binding]:
-        """What branches begin with: one copy for all of them."""
+        """Gives what branches begin with: one copy for all of them."""
         return {**self._base, **self.own}
 
     def unknown(self, name: str) -> VariableError:

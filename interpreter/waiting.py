@@ -22,7 +22,7 @@ _TIMEOUT = f"seconds, at most {checks.LONGEST_SECONDS:g}, or None to wait for th
 class Signal:
     """One-shot callbacks, called from whichever thread fires.
 
-    There is no lock: each operation on the dict is one step for all threads, and whoever takes a wake out calls it.
+    There is no lock: each operation on the dict is one step for all threads, and the thread that takes a wake calls it.
     """
 
     __slots__ = ("_wakes",)
@@ -100,7 +100,7 @@ async def wait_until_async(
         future: asyncio.Future[None] = loop.create_future()
 
         def wake(future: "asyncio.Future[None]" = future) -> None:
-            with contextlib.suppress(RuntimeError):  # the waiter's loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the waiter's loop is closed: the waiter is gone
                 loop.call_soon_threadsafe(_settle, future)
 
         for signal in signals:

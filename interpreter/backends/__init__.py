@@ -1,1 +1,1 @@
-"""What runs requests: the local runtime, hosted APIs, and Echo, the scripted fake."""
+"""Backends, which run requests: the local runtime, hosted APIs, and Echo, the scripted fake."""

@@ -262,7 +262,7 @@ class Echo:
     # -------------------------------------------------------------------------------- text
 
     def answer(self, prompt: str, parts: tuple[Part, ...], n: int) -> list[str]:
-        """What is said to a prompt, `n` times. Subclasses may say something else.
+        """Gives what is said to a prompt, `n` times. Subclasses may say something else.
 
         Raises:
             RequestError: the script has no answer.

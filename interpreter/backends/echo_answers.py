@@ -78,7 +78,7 @@ def _check_json(text: str, schema: str) -> None:
 
 
 def first_stop(pattern: str, text: str, free: int) -> tuple[int, int] | None:
-    """Where the first match of a stop_regex ends, and where it begins: (end, start); None without one.
+    """Finds where the first match of a stop_regex ends, and where it begins: (end, start); None without one.
 
     The match that ends first counts, and of those that end together the one that begins first. `free`: characters
     at the beginning in which none may end.
@@ -103,12 +103,12 @@ def completed(said: str, request: GenRequest) -> tuple[Completion, list[str]]:
     sampling, constraint = request.sampling, request.constraint
     if constraint is None:
         return cut(said, sampling)
-    # Nothing is said behind the end of a constrained text, whatever the request would like.
+    # Nothing is said after the end of a constrained text, whatever the request would like.
     least = min(sampling.min_tokens, len(pieces(said)))
     bounded = msgspec.structs.replace(sampling, min_tokens=least, ignore_eos=False)
     try:
         check(said, constraint)  # a stop of the program may end it anywhere
-    except RequestError:  # or the stop stands behind it
+    except RequestError:  # or the stop stands after it
         check(cut(said, msgspec.structs.replace(bounded, max_tokens=MAX_TOKENS))[0].text, constraint)
     completion, texts = cut(said, bounded)
     whole = completion.finish_reason is FinishReason.STOP and not isinstance(completion.matched_stop, str)
@@ -116,7 +116,7 @@ def completed(said: str, request: GenRequest) -> tuple[Completion, list[str]]:
 
 
 def cut(said: str, sampling: SamplingParams) -> tuple[Completion, list[str]]:
-    """What a model would have said if nothing stopped it → its completion, and the texts of the tokens."""
+    """Gives what a model would have said if nothing stopped it → its completion, and the texts of the tokens."""
     texts = _long_enough(said, sampling)
     endings = [
         ending

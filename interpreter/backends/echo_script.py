@@ -33,7 +33,7 @@ class ScriptReader:
         self._owner = owner
 
     def answers(self, prompt: str, parts: Sequence[Part], n: int) -> list[str]:
-        """What is said to a prompt, `n` times.
+        """Gives what is said to a prompt, `n` times.
 
         Args:
             prompt: its text, for dicts and functions.

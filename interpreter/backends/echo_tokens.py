@@ -51,7 +51,7 @@ def prompt_tokens(parts: Iterable[Part]) -> list[tuple[int, str]]:
 
 
 def located(question: Locate) -> Located:
-    """Where tokens begin, counted in characters, and what prompts have in common."""
+    """Finds where tokens begin, counted in characters, and what prompts have in common."""
     tokens = prompt_tokens(question.prompt)
     places = [0, *accumulate(len(text) for _, text in tokens)]
     shared = tuple(
@@ -82,7 +82,7 @@ class PrefixCache:
         return len(self._next)
 
     def match(self, salt: str, ids: list[int]) -> int:
-        """How many tokens of this prompt were there. At least one is computed always, as its result is needed."""
+        """Says how many tokens of this prompt were there. At least one is computed always, as its result is needed."""
         node, matched = self._root(salt), 0
         for token in ids[:-1]:
             following = self._next.get((node, token))

@@ -26,13 +26,13 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """How many wait at the gate now."""
+        """Says how many wait at the gate now."""
         with self._condition:
             return len(self._waiting)
 
     @property
     def arrived(self) -> int:
-        """How many have come to the gate so far, those that passed included."""
+        """Says how many have come to the gate so far, those that passed included."""
         with self._condition:
             return self._arrived
 

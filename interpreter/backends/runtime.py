@@ -130,7 +130,7 @@ class Runtime:
         self._closed = False
         self._retried = 0  # requests that a second gateway was asked
         _check_extras(self.options.model)
-        # A runtime that nobody holds any more does not keep its model in memory until the program ends.
+        # A runtime that is not referenced any more does not keep its model in memory until the program ends.
         weakref.finalize(self, _end_forgotten, self._links, self._processes).atexit = False
 
     # ------------------------------------------------------------------ Backend
@@ -207,7 +207,7 @@ class Runtime:
         return tokens_at_most(prompt, self.capabilities.image_tokens)
 
     async def locate(self, question: Locate) -> Located:
-        """Where tokens of a prompt stand in its text; for `State.explain_cache`."""
+        """Finds where tokens of a prompt stand in its text; for `State.explain_cache`."""
         return await self._answer(question, Exchange.locate)
 
     async def control(self, verb: str) -> Done:
@@ -305,7 +305,7 @@ class Runtime:
     async def _events(
         self, request: R, ask: Callable[[Exchange, R], AsyncGenerator[T, None]]
     ) -> AsyncGenerator[T, None]:
-        """What one request is answered. When its gateway is lost before the first event, another one is asked, once:
+        """Yields the answer to one request. When its gateway is lost before the first event, another is asked, once:
         nothing was given away, and a seed makes the same text there."""
         began = time.monotonic()
         lost: ConnectionLostError | None = None
@@ -384,7 +384,7 @@ class Runtime:
             return link
 
     async def _stop_failed_start(self, link: Link) -> None:
-        """A start that failed leaves nothing behind; the next one begins anew."""
+        """A start that failed leaves nothing; the next one begins anew."""
         with self._lock:
             process = self._process if self._process is link.process else None
             if process is not None:
@@ -438,7 +438,7 @@ def _asked(method: str, prompt: object, params: Mapping[str, Any] | None, given:
 
 
 def _end_forgotten(links: dict[asyncio.AbstractEventLoop, Link], processes: list[GatewayProcess]) -> None:
-    """What remains of a runtime that was collected. The links see the end of the process by themselves."""
+    """Ends what remains of a runtime that was collected. The links see the end of the process by themselves."""
     for loop, link in links.items():
         if loop.is_closed():
             link.abandon()

@@ -117,7 +117,7 @@ class Link:
         return self.exchange
 
     def start_in_words(self) -> str:
-        """How far the start has come and what it got of the machine, for errors."""
+        """Says how far the start has come and what it got of the machine, for errors."""
         seconds = self._loop.time() - self._phase_since
         share = share_in_words(read_session(self.process.process_id))
         return f"it has been {self._phase} for {seconds:.0f} s, its processes {share}, and {machine_in_words()}"
@@ -197,7 +197,7 @@ class Link:
             except FrameError as error:
                 self._unreadable(str(error))
                 return
-            if self._counters["lost"]:  # nobody knows whose answers they held
+            if self._counters["lost"]:  # it is not known whose answers they held
                 self.break_off(lambda: ConnectionLostError("messages of the runtime were lost; run again"))
             for message in messages:
                 self._hear(message)
@@ -225,7 +225,7 @@ class Link:
             case _ if self.exchange is not None:
                 self.exchange.deliver(message)
             case _:
-                pass  # an answer to nobody: nothing is asked before the welcome
+                pass  # an answer to no request: nothing is asked before the welcome
 
     async def _watch(self) -> None:
         """Asks for an answer now and then, and looks at the process of a gateway that owes one."""

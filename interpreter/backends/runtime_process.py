@@ -146,7 +146,7 @@ def _private_folder() -> Path:
 
 
 def _hold_lock(folder: Path) -> int:
-    """The lock file, locked before it gets its name, so nobody finds it free. Returns a descriptor to hand on."""
+    """The lock file, locked before it gets its name, so no process finds it free. Returns a descriptor to hand on."""
     unnamed = folder / f"{LOCK_FILE}.new"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,1 +1,1 @@
-"""What runs may cost, what they did cost, and what models charge."""
+"""Budgets of runs, their costs, and prices of models."""

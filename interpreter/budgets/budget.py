@@ -83,7 +83,7 @@ class Budget:
 
 
 class Allowance:
-    """What is left of a budget. Its seconds begin when it is made; the rest is used on the streams' loop only."""
+    """The part of a budget that is left. Its seconds begin when it is made; all else is used on the streams' loop."""
 
     __slots__ = ("_held", "_spent", "_waiting", "budget", "ends")
 
@@ -116,7 +116,7 @@ class Allowance:
             else:
                 with contextlib.suppress(ValueError):
                     self._waiting.remove((charge, turn))
-                self._serve()  # those behind it may fit
+                self._serve()  # those after it may fit
             raise
 
     def settle(self, held: Charge, cost: Charge) -> None:
@@ -126,7 +126,7 @@ class Allowance:
         self._serve()
 
     def hold_rest(self) -> Charge:
-        """Take all that is free: for calls that somebody else makes, who is told so. `settle` ends it."""
+        """Take all that is free: for calls that a gateway makes, which is told so. `settle` ends it."""
         budget, used = self.budget, self._spent + self._held
         rest = Charge(
             prompt_tokens=0 if budget.tokens is None else max(0, budget.tokens - used.tokens),
@@ -140,7 +140,7 @@ class Allowance:
         return BudgetError(f"the run did not end within the seconds of its {self.budget}; raise seconds")
 
     def affordable(self, prompt_tokens: int, price: Price | None) -> int | None:
-        """How many tokens a call with such a prompt may generate without waiting; None: as many as it likes."""
+        """Says how many tokens a call with such a prompt may generate without waiting; None: as many as it likes."""
         budget, used = self.budget, self._spent + self._held
         if budget.calls is not None and used.calls >= budget.calls:
             return 0
@@ -273,7 +273,7 @@ class Ledger:
             self._allowance.settle(held, charges.of_usage(usage, price))
 
     def settle_unfinished(self, held: Charge, generated: int) -> None:
-        """A call was left, or failed, when so many tokens had come; what it cost nobody says.
+        """A call was left, or failed, when so many tokens had come; the provider does not say what it cost.
 
         The run's cost has only what is known. Its budget is charged what the call must have cost at most: nothing
         before the first token, since requests that are refused cost nothing, then the prompt and what came."""
@@ -309,7 +309,7 @@ class Ledger:
     # -------------------------------------------------------------------------------- speculation
 
     def affordable_tokens(self, prompt: tuple[Part, ...]) -> int | None:
-        """How many tokens a call with this prompt may generate without waiting; None: as many as it likes."""
+        """Says how many tokens a call with this prompt may generate without waiting; None: as many as it likes."""
         if self._allowance is None:
             return None
         return self._allowance.affordable(self._backend.tokens_at_most(prompt), self.price)

@@ -6,7 +6,7 @@ from ...lang.prompt import Text
 from ...lang.protocol import Backend, GenRequest, ScoreRequest, Usage
 from .prices import FREE, Price
 
-_AROUND_CONSTRAINT = 64  # tokens beside the bytes of a schema, of which a provider makes fewer tokens
+_AROUND_CONSTRAINT = 64  # tokens apart from the bytes of a schema, of which a provider makes fewer tokens
 PICODOLLARS = 10**12  # of a dollar; whole numbers, so that what is held and given back leaves no rest
 
 
@@ -44,13 +44,13 @@ NOTHING = Charge()
 
 
 def of_usage(usage: Usage, price: Price | None) -> Charge:
-    """What a call did cost."""
+    """Gives what a call did cost."""
     dollars = (price or FREE).dollars(usage)
     return Charge(usage.prompt_tokens, usage.completion_tokens, usage.calls, round(dollars * PICODOLLARS))
 
 
 def at_most(prompt_tokens: int, completion_tokens: int, calls: int, price: Price | None) -> Charge:
-    """What calls with so many tokens cost when nothing is cached, and all of the prompt is stored."""
+    """Gives what calls with so many tokens cost when nothing is cached, and all of the prompt is stored."""
     read, written = each(price)
     return Charge(prompt_tokens, completion_tokens, calls, prompt_tokens * read + completion_tokens * written)
 

@@ -1,4 +1,4 @@
-"""What a program may cost, before a model is asked: its body runs against answers that are made up.
+"""Estimates what a program costs before a model is asked: its body runs against answers that are made up.
 
 A stand-in takes the place of the backend. It knows what the backend knows (template, capabilities, how prompts are
 counted, prices) and answers every request at once with the longest answer that could come, so the sum of what the
@@ -78,7 +78,7 @@ class StandIn:
         self._cost = charges.NOTHING
 
     def estimate(self) -> Estimate:
-        """What was asked so far."""
+        """Gives what was asked so far."""
         cost, known = self._cost, prices.find(self._backend.capabilities.model) is not None
         dollars = cost.picodollars / PICODOLLARS if known else None
         return Estimate(cost.calls, cost.prompt_tokens, cost.completion_tokens, dollars)
@@ -154,7 +154,7 @@ class StandIn:
         return enforces is None or bool(enforces(constraint))
 
     def _charged(self, request: GenRequest | ScoreRequest) -> Charge:
-        """What the request may cost, noted."""
+        """Notes what the request may cost, and gives it."""
         price = prices.find(self._backend.capabilities.model)
         cost = charges.worst_of(self, request, price)
         if isinstance(request, GenRequest) and request.constraint is not None:

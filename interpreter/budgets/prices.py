@@ -45,7 +45,7 @@ PRICES: Final[dict[str, tuple[float, float, float | None, float | None]]] = {
     "claude-haiku-4-5": (1.0, 5.0, 0.1, 1.25),
 }
 
-# What may stand behind a name of the table: dates and snapshots of the same model. A bare prefix would be wrong as
+# What may stand after a name of the table: dates and snapshots of the same model. A bare prefix would be wrong as
 # often as right: gpt-4o is no price of gpt-4o-mini, nor claude-opus-4 one of claude-opus-4-5.
 _VERSION = re.compile(r"[-@](\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|latest)")
 
@@ -80,7 +80,7 @@ class Price:
             object.__setattr__(self, name, checks.number(f"Price: {name}", value, 0, MOST_DOLLARS, _PRICE))
 
     def dollars(self, usage: Usage) -> float:
-        """What these tokens cost."""
+        """Gives what these tokens cost."""
         cached = self.input if self.cached_input is None else self.cached_input
         stored = self.input if self.cache_write is None else self.cache_write
         plain = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens

@@ -46,7 +46,7 @@ class Intent(msgspec.Struct, eq=False, gc=False):  # no cycle goes through it
 
     @property
     def prompt(self) -> Prompt:
-        """What stands before it."""
+        """Gives the prompt before it."""
         if self.asking is not None:
             return self.asking
         assert self._asked is not None, "a settled intent remembers its prompt"
@@ -164,7 +164,7 @@ class Journal:
         self.arguments: Mapping[str, Any] = {}  # the user's values
 
     def note_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """What the run was given."""
+        """Notes the arguments of the run."""
         self.arguments = {name: value for name, value in arguments.items() if isinstance(value, _RECOGNISED)}
 
     def intend(self, request_id: str, kind: str, name: str | None, prompt: Prompt, source: Source | None) -> Intent:

@@ -30,14 +30,14 @@ class Layout:
     pieces: tuple[PromptPiece, ...]
 
     def at(self, character: int) -> PromptPiece | None:
-        """The piece that holds this character; None behind the end."""
+        """The piece that holds this character; None after the end."""
         if not 0 <= character < len(self.text):
             return None
         return self.pieces[bisect_right(self.pieces, character, key=lambda piece: piece.start) - 1]
 
 
 def of_call(asked: Asked) -> Layout:
-    """What was sent."""
+    """Lays out the prompt that was sent."""
     written = _written(asked.intent.prompt)
     if asked.parts is None:
         return _laid(written)
@@ -45,7 +45,7 @@ def of_call(asked: Asked) -> Layout:
 
 
 def with_answer(asked: Asked) -> Layout:
-    """What was sent, and what came: both are in the cache afterwards."""
+    """Lays out what was sent and what came: both are in the cache afterwards."""
     layout = of_call(asked)
     if not asked.answer:
         return layout
@@ -56,7 +56,7 @@ def with_answer(asked: Asked) -> Layout:
 
 
 def common_length(left: str, right: str) -> int:
-    """How many characters two texts begin with alike. Compares slices, so long texts cost a few steps."""
+    """Says how many characters two texts begin with alike. Compares slices, so long texts cost a few steps."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high
@@ -78,7 +78,7 @@ def text_of(part: Part) -> str:
 
 
 def _written(prompt: Prompt) -> list[tuple[str, Source | None]]:
-    """What the program appended, piece by piece."""
+    """Gives what the program appended, piece by piece."""
     found: list[tuple[str, Source | None]] = []
     step: Prompt | None = prompt
     while step is not None and step.part is not None:
@@ -114,7 +114,7 @@ def _aligned(own: Layout, sent: str) -> Layout:
     return _laid([*before, (inserted, None), *after])
 
 
-BESIDE = 8  # earlier prompts whose tokens are compared
+COMPARED = 8  # earlier prompts whose tokens are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +177,12 @@ class _Nearest:
         if not self._least or not layout.text.startswith(self._least):
             return
         self._found.append(Neighbour(asked, layout, common_length(self._text, layout.text)))
-        if len(self._found) >= 2 * BESIDE:
-            del self._sorted()[BESIDE:]
+        if len(self._found) >= 2 * COMPARED:
+            del self._sorted()[COMPARED:]
             self._least = self._text[: self._found[-1].common]
 
     def found(self) -> tuple[Neighbour, ...]:
-        return tuple(self._sorted()[:BESIDE])
+        return tuple(self._sorted()[:COMPARED])
 
     def _sorted(self) -> list[Neighbour]:
         self._found.sort(key=lambda neighbour: (neighbour.common, neighbour.goes_on), reverse=True)  # the latest first

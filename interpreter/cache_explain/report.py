@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where the cached part of a prompt ends.
+    """The end of the cached part of a prompt.
 
     Attributes:
         start, end: characters of the first token that was not found.
@@ -54,7 +54,8 @@ class Diagnosis:
 
 
 AROUND = 48  # characters that are shown on each side of a place
-_MOST_BESIDE = 8 << 20  # bytes of pictures in earlier prompts; with those of the prompt itself they fit into one frame
+# Bytes of pictures in earlier prompts; with those of the prompt itself they fit into one frame.
+_MOST_PICTURE_BYTES = 8 << 20
 _numbers = itertools.count(1)
 
 
@@ -62,7 +63,7 @@ async def explained(run: "Run") -> CacheReport:
     """On the loop of the streams. Calls that are still running are said to be so.
 
     Raises:
-        CapabilityError: the program was shipped; whoever ran it has made the calls.
+        CapabilityError: the program was shipped; the gateway that ran it has made the calls.
         What the backend raises when it is asked where tokens stand.
     """
     backend, journal = run.backend, run.journal
@@ -155,9 +156,9 @@ async def _shared(
     backend: Locating, asked: Asked, neighbours: Sequence[Neighbour], cached: int, end: int
 ) -> tuple[int, ...]:
     """Tokens that the prompt begins with as each of them does. Of those with too many bytes to be sent, what their
-    characters say: that they share the token behind the cached ones, or that they do not."""
+    characters say: that they share the token after the cached ones, or that they do not."""
     others: list[tuple[Part, ...]] = []
-    room = _MOST_BESIDE
+    room = _MOST_PICTURE_BYTES
     for near in neighbours:
         parts = _parts(near.asked)
         room -= sum(len(part.data) for part in parts if isinstance(part, Media))
@@ -264,7 +265,7 @@ def argument_at(arguments: Mapping[str, Any], text: str, start: int, end: int, o
 
 
 def _overlap(value: str, text: str, start: int, end: int, offset: int) -> int:
-    """How many characters of the text around the offset are this value's."""
+    """Says how many characters of the text around the offset are this value's."""
     if not value:
         return 0
     if value == text[start:end]:
@@ -307,7 +308,7 @@ def decide(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) ->
         return Diagnosis(CacheCause.SALT, ending.start)
     if nearest is None:
         return Diagnosis(CacheCause.FIRST, ending.start)
-    if common < ending.start:  # somebody else has asked for more of it than this process remembers
+    if common < ending.start:  # another process has asked for more of it than this process remembers
         return Diagnosis(CacheCause.NEW, ending.start)
     if common > ending.end or max(ending.shared, default=0) > cached:
         return Diagnosis(_lost(asked, cached, ending, neighbours), ending.start)
@@ -343,7 +344,7 @@ def estimate(asked: Asked, usage: Usage, text: str, neighbours: Neighbours, *, m
 
 
 def parting(nearest: Neighbour) -> Diagnosis:
-    """What an earlier prompt says in the same place; `of_sources` tells more of it."""
+    """Gives what an earlier prompt says in the same place; `of_sources` tells more of it."""
     return Diagnosis(CacheCause.NEW, nearest.common, nearest if nearest.goes_on else None)
 
 
@@ -357,7 +358,7 @@ def of_sources(here: Source | None, earlier: Source | None) -> CacheCause:
 
 
 def _lost(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) -> CacheCause:
-    """Earlier prompts say the same behind the end of what was found."""
+    """Earlier prompts say the same after the end of what was found."""
     with_tokens = [found for found, shared in zip(neighbours.same_salt, ending.shared, strict=True) if shared > cached]
     if not with_tokens:
         return CacheCause.SEAM

@@ -118,7 +118,7 @@ def _tree(source: str) -> ast.Module | None:
 
 
 def _source(file: str, node: ast.expr | ast.stmt) -> str:
-    """What is written. Of a block only its first line: what it holds is said elsewhere."""
+    """Gives what is written. Of a block only its first line: what it holds is said elsewhere."""
     lines = linecache.getlines(file)
     body = getattr(node, "body", None)
     if isinstance(body, list) and body:
@@ -136,7 +136,7 @@ def _runs(node: ast.AST, *, bare: bool) -> Iterator[list[Item]]:
     for child in _inside(node):
         operands = list(_operands(child))
         inner: list[ast.expr] = []
-        said: list[Item] = []  # up to the first operation Python joins the texts, behind it each is one of its own
+        said: list[Item] = []  # up to the first operation Python joins the texts, after it each is one of its own
         joins = True
         for operand in operands:
             if _is_operation(operand):
@@ -212,7 +212,7 @@ def _stretches(run: list[Item]) -> Iterator[list[Item]]:
 
 
 def _matched(file: str, items: list[Item], text: str) -> list[Value] | None:
-    """Where the values stand in the text; None where it cannot be these items.
+    """Finds where the values stand in the text; None where it cannot be these items.
 
     A chat template may have cut white space at the ends off. Values side by side are one.
     """

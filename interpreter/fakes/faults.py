@@ -1,4 +1,4 @@
-"""What can be wrong with a provider's answer, and how a fake plays it.
+"""Faults of a provider's answer, and how a fake plays them.
 
     before the model is asked                       in the middle of its answer
     RATE_LIMIT_AND_WHEN  429 with Retry-After       IDLE           half of it, then silence
@@ -84,7 +84,7 @@ def at(faults: Faults, number: int) -> Fault | int | None:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is needed to play a fault.
+    """Plays a fault on one exchange.
 
     Attributes:
         exchange: where.
@@ -228,7 +228,7 @@ class Unreachable:
     def __enter__(self) -> Self:
         self._listener.bind(("127.0.0.1", 0))
         self._listener.listen(0)
-        for _ in range(4):  # the queue holds one or two; nobody takes them out
+        for _ in range(4):  # the queue holds one or two; they are never taken out
             caller = socket.socket()
             caller.setblocking(False)
             caller.connect_ex(self._listener.getsockname())

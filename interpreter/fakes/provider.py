@@ -47,7 +47,7 @@ class ReceivedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a provider answers: the JSON of an answer that comes at once, its events when it is streamed, its cost."""
+    """An answer of a provider: the JSON of an answer that comes at once, its events when it is streamed, its cost."""
 
     whole: object
     told: AnswerEvents | None
@@ -134,7 +134,7 @@ class FakeProvider(ABC):
     @property
     @abstractmethod
     def base_url(self) -> str:
-        """What a client of the provider is given."""
+        """Gives what a client of the provider is given."""
 
     def __enter__(self) -> Self:
         self._server.start()
@@ -147,7 +147,7 @@ class FakeProvider(ABC):
             raise AssertionError(f"{type(self).__name__}: {self.errors[0]}") from self.errors[0]
 
     def close(self) -> None:
-        """Idempotent. Whoever waits for an answer loses the connection."""
+        """Idempotent. Clients that wait for an answer lose the connection."""
         self._server.close()
         self._other_host.close()
 
@@ -283,7 +283,7 @@ class Question(ABC):
 
     @abstractmethod
     def answer(self, said: list[str]) -> Answered:
-        """What the script says → what the provider answers."""
+        """Writes the script's texts as the provider answers."""
 
 
 _HEADERS = {"request-id": "req_fake", "x-request-id": "req_fake"}
@@ -295,7 +295,7 @@ async def _json(exchange: Exchange, status: int, data: object) -> None:
 
 
 def meant(messages: tuple[Message, ...]) -> tuple[Part, ...]:
-    """What the messages ask to be continued: a turn that a continuation request quotes is an open turn again."""
+    """Gives what the messages ask to be continued: a turn that a continuation request quotes is an open turn again."""
     return written(asked_to_continue(messages))
 
 

@@ -9,7 +9,7 @@ It ships with umbel, as `umbel.testing.FakeSGLang`:
         assert capital.run(country="France", backend=backend)["answer"] == "Paris."
 
 It has the server's own API (`/generate`, `/get_model_info`, `/get_server_info`, `/health`, `/flush_cache`) and its
-OpenAI dialect, that of FakeOpenAI. Tokens are Echo's, behind one that begins every text.
+OpenAI dialect, that of FakeOpenAI. Tokens are Echo's, after one that begins every text.
 """
 
 import zlib
@@ -63,7 +63,7 @@ class SGLangSampling(msgspec.Struct, forbid_unknown_fields=True):
     ebnf: str | None = None
 
     def ending(self, *, logprobs: bool, top_logprobs: int) -> SamplingParams:
-        """What of the request says where an answer ends."""
+        """Gives what of the request says where an answer ends."""
         return SamplingParams(
             max_tokens=self.max_new_tokens,
             min_tokens=min(self.min_new_tokens, self.max_new_tokens),

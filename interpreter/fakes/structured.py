@@ -30,14 +30,14 @@ _NOT_STRICT = (
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an answer must be. `kind` and `source` as of a ConstraintSpec."""
+    """The form that an answer must have. `kind` and `source` as of a ConstraintSpec."""
 
     constraint: ConstraintSpec
 
     def shaped(self, said: str, sampling: SamplingParams) -> str:
         """A script's answer as the model writes it: as it is, or wrapped into the object that the request asks for.
 
-        A script may say what comes behind a stop as well, as without a form.
+        A script may say what comes after a stop as well, as without a form.
 
         Raises:
             AssertionError: no model that is held to the form says this.
@@ -93,7 +93,7 @@ def of_any_object() -> Form:
 
 
 def strictness(schema: dict[str, Any]) -> str | None:
-    """What keeps a schema from OpenAI's strict mode, in its words; None for nothing."""
+    """Gives what keeps a schema from OpenAI's strict mode, in its words; None for nothing."""
     if schema.get("type") != "object":
         return f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{schema.get('type')}\"'."
     return _strictness(schema, ())

@@ -1,1 +1,1 @@
-"""What a text has to be, on backends that enforce it and on those that do not."""
+"""Guarantees of texts, on backends that enforce them and on those that do not."""

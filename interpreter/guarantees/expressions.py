@@ -25,12 +25,12 @@ NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbn
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How far an expression goes along a text.
+    """The reach of an expression along a text.
 
     Attributes:
         read: characters that some text of the language begins with.
         accepted: characters of the longest beginning that is a text of the language itself; None without one.
-        extendable: a text of the language goes on behind the last character read.
+        extendable: a text of the language goes on after the last character read.
     """
 
     read: int

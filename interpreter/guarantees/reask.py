@@ -1,13 +1,13 @@
-"""What a `gen` asks of a backend so that its demand holds, and what may be said of the answer.
+"""Asks a backend for a `gen`, again where the text breaks its constraint, and judges the answer.
 
 A constraint that the backend does not enforce (`lowering`) is validated. A type with code of its own (a validator of
 Pydantic) judges also what satisfies its schema, wherever that was enforced. The model is asked again while the answer
 does not hold, in at most `max_tries` calls for each continuation:
 
-* Inside an assistant turn the model is told: before its first answer what is demanded, where nobody enforces it;
-  afterwards its answer and what is wrong with it (`dialogue`, `wording`). The program's own text stays as it is, and
+* Inside an assistant turn the model is told: before its first answer what is demanded, where that is not enforced;
+  afterwards its answer and what is wrong with it (`reask_prompts`). The program's own text stays as it is, and
   the state keeps only the text that was accepted.
-* Elsewhere a text is continued, and there is nobody to talk to. The first call is the program's own prompt. Where the
+* Elsewhere a text is continued, and there is no turn to talk in. The first call is the program's own prompt. Where the
   model draws (temperature above 0) the same prompt is sent again, with another seed if it had one, so that the accepted
   text is distributed as the model's texts that satisfy the constraint are. Where it does not, it would only say the
   same again, and what is demanded is put in front of the text. A chat model that is asked to continue a text finds it
@@ -81,9 +81,9 @@ def _facts(op: Gen, final: Final) -> list[Meta]:
 
 
 class _Judged:
-    """One `gen` whose answers are looked at: nobody enforces its constraint, or its type has a say in it.
+    """One `gen` whose answers are looked at: its constraint is not enforced, or its type has a say in it.
 
-    `sent`: the constraint that the backend enforces; None: nobody does.
+    `sent`: the constraint that the backend enforces; None: it enforces none.
     """
 
     def __init__(

@@ -17,14 +17,14 @@ from ...lang.prompt import EMPTY, Part, Text
 from ...lang.protocol import ConstraintSpec
 from ..position import Position, since, text_of
 
-# In a conversation, behind what the program itself says last. `demand`: see `demand`.
+# In a conversation, after what the program itself says last. `demand`: see `demand`.
 NOTE = "Write your answer as {demand}\nWrite nothing before it, nothing behind it, and no code fence around it."
 # ... where the program has begun the answer. `said`: its last words.
 NEXT_NOTE = (
     "Your answer is written piece by piece. Write the next piece of it as {demand}\nWrite nothing before it, nothing "
     "behind it, and no code fence around it. The answer so far ends with {said}"
 )
-# Behind an answer that cannot be used. `problem`: of `validation.holds`; `note`: one of those above.
+# After an answer that cannot be used. `problem`: of `validation.holds`; `note`: one of those above.
 COMPLAINT = "That cannot be used: {problem}.\n\n{note}"
 # In front of a text outside of roles. `correction`: "", or what it does not go on with.
 FOREWORD = "(Below is the beginning of a text. It goes on with {demand}{correction})\n\n"
@@ -34,7 +34,7 @@ _SHOWN = 80  # characters of an answer, or of what was said before
 
 
 def demand(constraint: ConstraintSpec) -> str:
-    """The constraint in words, behind "write it as"; ends its line."""
+    """The constraint in words, after "write it as"; ends its line."""
     match constraint.kind:
         case "regex" if constraint.source == INTEGER:
             return "an integer, in digits."
@@ -53,24 +53,24 @@ def demand(constraint: ConstraintSpec) -> str:
 
 
 def note(constraint: ConstraintSpec, said: str) -> str:
-    """What the model is told before it answers. `said`: what its answer says already, or ""."""
+    """Gives what the model is told before it answers. `said`: what its answer says already, or ""."""
     if not said:
         return NOTE.format(demand=demand(constraint))
     return NEXT_NOTE.format(demand=demand(constraint), said=repr(said[-_SHOWN:]))
 
 
 def complaint(problem: str, told: str) -> str:
-    """What the model is told about an answer that cannot be used. `told`: the note it had."""
+    """Gives what the model is told about an answer that cannot be used. `told`: the note it had."""
     return COMPLAINT.format(problem=problem, note=told)
 
 
 def foreword(constraint: ConstraintSpec, correction: str = "") -> str:
-    """What stands in front of a text that is to be continued."""
+    """Gives what stands in front of a text that is to be continued."""
     return FOREWORD.format(demand=demand(constraint), correction=correction)
 
 
 def correction(failed: str, problem: str) -> str:
-    """What a foreword says of the continuation that came last."""
+    """Gives what a foreword says of the continuation that came last."""
     return CORRECTION.format(failed=shortened(failed), problem=problem)
 
 
@@ -100,16 +100,16 @@ class Dialogue:
 
     @property
     def said(self) -> str:
-        """What the answer says already."""
+        """Gives what the answer says already."""
         return text_of(list(self.begun))
 
     def first(self, note: str) -> tuple[Part, ...]:
-        """The prompt with a note behind what the program says last."""
+        """The prompt with a note after what the program says last."""
         parts, turns = self._noted(note)
         return _joined((*parts, *self.template.open(turns, "assistant"), *self.begun))
 
     def again(self, note: str, failed: str, complaint: str) -> tuple[Part, ...]:
-        """The prompt behind an answer that cannot be used. Providers take no empty turns, so an empty answer is only
+        """The prompt after an answer that cannot be used. Providers take no empty turns, so an empty answer is only
         complained of."""
         answer = self.said + failed
         if not answer.strip():
@@ -141,7 +141,7 @@ class Dialogue:
 
 
 def of(position: Position, template: ChatTemplate) -> Dialogue | None:
-    """The conversation that a stream is in; None where no assistant turn is open, so that nobody could be told."""
+    """The conversation that a stream is in; None where no assistant turn is open, so that the model cannot be told."""
     turn = position.turn
     if turn is None or turn.role != "assistant":
         return None

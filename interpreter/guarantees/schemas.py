@@ -47,7 +47,7 @@ def check(schema: str) -> None:
 
 
 def violations(schema: str, text: str) -> list[str]:
-    """What `text` breaks of a JSON Schema, one sentence each; formats are checked, references to elsewhere fail.
+    """Gives what `text` breaks of a JSON Schema, one sentence each; formats are checked, references to elsewhere fail.
 
     Args:
         schema: as JSON text.

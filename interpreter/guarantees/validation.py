@@ -51,7 +51,7 @@ def check(constraint: ConstraintSpec) -> None:
 
 
 def holds(constraint: ConstraintSpec, text: str) -> list[str]:
-    """What `text` breaks of a constraint, a sentence each; empty when it holds. Raises as `check`."""
+    """Gives what `text` breaks of a constraint, a sentence each; empty when it holds. Raises as `check`."""
     match constraint.kind:
         case "regex" | "lark" | "gbnf":
             walk = expressions.walk(constraint.kind, constraint.source, text)
@@ -78,7 +78,7 @@ def begins(constraint: ConstraintSpec, text: str) -> bool:
 
 def longest(constraint: ConstraintSpec, text: str) -> int | None:
     """Characters of the longest beginning of `text` that satisfies the constraint and could not be longer, whatever
-    comes behind `text`; None where there is none. Raises as `check`.
+    comes after `text`; None where there is none. Raises as `check`.
 
     The blank that a number may end with (see `lang.constraint.NUMBER`) is counted.
     """
@@ -126,7 +126,7 @@ def _json_end(schema: str, text: str) -> int | None:
 
 
 def _where(text: str, walk: expressions.Walk) -> str:
-    """Where a text leaves its expression."""
+    """Finds where a text leaves its expression."""
     if walk.read == len(text):
         return f"the text ends too early, behind {text[-40:]!r}" if text else "the text is empty"
     rest, said = text[walk.read : walk.read + 40], text[: walk.read][-40:]
@@ -155,13 +155,13 @@ async def of_completion(constraint: ConstraintSpec, completion: Completion, back
 
 
 def _ended_with_its_number(constraint: ConstraintSpec, completion: Completion) -> bool:
-    """A number ends at the blank that its expression allows behind it, which to the backend is a stop like others."""
+    """A number ends at the blank that its expression allows after it, which to the backend is a stop like others."""
     return constraint.source in OPEN_ENDED and completion.matched_stop in ENDINGS
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a continuation is that nobody enforced anything of.
+    """Judges a continuation of which nothing was enforced.
 
     Attributes:
         completion: with the text that is kept: what models put around an answer is taken off where that helps.

@@ -2,7 +2,7 @@
 
     prompt ──► call without stops ──► "Harry\\nJob: wizard\\nAge: 11\\n..."
                                        name         job          age
-    name       ends at its stop; what is behind it is the surplus of this stream
+    name       ends at its stop; what is after it is the surplus of this stream
     "\\nJob: "  constant text of the program: it has to stand at the beginning of the surplus
     job, age   answered from the surplus, if it is certain where they end; no calls
 
@@ -17,7 +17,7 @@ Draws from a seed are left alone: a call of its own begins the seed's draws anew
     replies     a text that was generated, and what is known of its tokens
     fields      where a gen ends inside of it
     surplus     which text of a stream it goes on with
-    outlook     what the program has said already behind a gen
+    outlook     what the program has said already after a gen
     planner     whether more text is worth its price
     speculator  all of these, for one stream
 """

@@ -1,9 +1,9 @@
-"""Where a `gen` ends inside a text that went on behind it.
+"""Finds where a `gen` ends inside a text that went on after it.
 
 stop         the stop that ends first; certain when its tokens are within max_tokens
 length       max_tokens are reached at a known end of a token
 own end      the model ended the text
-constraint   the longest text that satisfies it, if what comes next in the program stands right behind
+constraint   the longest text that satisfies it, if what comes next in the program stands right after
 """
 
 from dataclasses import dataclass, replace
@@ -19,8 +19,9 @@ from .replies import LongReply
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What ends the text of one `gen`. `enforced`: the provider would enforce the constraint. `result`: its type, which
-    may refuse a text."""
+    """The ends that the text of one `gen` may have.
+
+    `enforced`: the provider would enforce the constraint. `result`: its type, which may refuse a text."""
 
     sampling: SamplingParams
     constraint: ConstraintSpec | None = None
@@ -33,13 +34,13 @@ class Field:
 
     @property
     def ends_inside(self) -> bool:
-        """Whether something ends it before the model would, so that text behind it is worth having."""
+        """Whether something ends it before the model would, so that text after it is worth having."""
         return self.stops or self.constraint is not None
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """`stop`: offset behind the text of the field. `read`: behind what ended it. `guarantee`: of a constrained text."""
+    """`stop`: offset after the text of the field. `read`: after what ended it. `guarantee`: of a constrained text."""
 
     stop: int
     read: int
@@ -49,7 +50,7 @@ class End:
 
 
 def end_of(field: Field, reply: LongReply, start: int, following: str) -> End | None:
-    """Where a field that begins at `start` ends; None where that is not certain, or its type refuses the text.
+    """Finds where a field that begins at `start` ends; None where that is not certain, or its type refuses the text.
 
     Args:
         following: constant text that the program is known to say next; "" when nothing is known.
@@ -73,7 +74,7 @@ def _certain_end(field: Field, reply: LongReply, start: int, following: str) -> 
 
 def reaches_end(field: Field, reply: LongReply, start: int) -> bool:
     """Whether the end of a field is somewhere in the reply, though it may not be certain where. If the call of its own
-    gives the same text, what stands behind it is still good."""
+    gives the same text, what stands after it is still good."""
     if reply.ended or field.constraint is not None:
         return True
     try:
@@ -97,8 +98,8 @@ def _plain_end(field: Field, reply: LongReply, start: int) -> End | None:
 def _validated_end(
     field: Field, constraint: ConstraintSpec, reply: LongReply, start: int, following: str
 ) -> End | None:
-    """What a call of its own gives is judged as a whole, and taken if it is accepted as it stands: text that has to be
-    tidied would leave a prompt that nobody continued. If it is rejected, the constraint itself says where it ends."""
+    """Finds the end of a text as a call of its own would be judged: as a whole, accepted as it stands. Text to be
+    tidied would leave a prompt that was not continued. If it is rejected, the constraint itself says where it ends."""
     whole = _plain_end(field, reply, start)
     if whole is not None:
         text = reply.text[start : whole.stop]

@@ -44,7 +44,7 @@ class Surplus:
     before: str
 
     def reached(self, prompt: Prompt) -> int | None:
-        """How much of the reply the stream has said; None when it has said something else, or all of it."""
+        """Says how much of the reply the stream has said; None when it has said something else, or all of it."""
         said: list[str] = []
         for part in since(self.anchor, prompt):
             if not isinstance(part, Text) or part.control:

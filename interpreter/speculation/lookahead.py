@@ -1,4 +1,4 @@
-"""What the program has said already behind a `gen`: constant text and the gens that could be answered together with it.
+"""Collects what the program has said already after a `gen`: constant text, and gens to be answered with it.
 
 gen("name") │ "\\nJob: "  gen("job")  "\\nAge: "  gen("age") │ end of the turn
               before      op          before      op
@@ -38,7 +38,7 @@ class Outlook:
     """Attributes:
     literal: constant text that comes next, up to whatever else comes.
     coming: gens that follow with nothing but constant text between them.
-    closed: nothing that is said later can belong to them: a turn begins or ends, or text comes that nobody knows.
+    closed: nothing that is said later can belong to them: a turn begins or ends, or text comes that is not known.
     """
 
     literal: str
@@ -51,7 +51,7 @@ class Outlook:
         return bool(self.literal or self.coming)
 
     def can_follow(self, field: Field) -> bool:
-        """Whether what stands behind the end of `field` could be what the program says next. A stop string is no part
+        """Whether what stands after the end of `field` could be what the program says next. A stop string is no part
         of the field's text, so it is the beginning of what follows."""
         if not self.coming:
             return not self.closed
@@ -92,7 +92,7 @@ def read(steps: Iterable[Step], takes: Takes) -> Outlook:
 
 
 async def look(queue: "StepQueue", run: "Run", takes: Takes, enough: Callable[[Outlook], bool]) -> Outlook:
-    """What follows, as soon as `enough` is known of it, or the program says no more for now."""
+    """Gives what follows, as soon as `enough` is known of it, or the program says no more for now."""
     assert run.speculation is not None, "only streams of runs that speculate look ahead"
     rest = run.speculation.rest
 

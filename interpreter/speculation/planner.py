@@ -1,6 +1,6 @@
 """Whether asking for more text is worth its price, learned from what came of it.
 
-A program that hits pays for the prompt once and not for every gen; one that misses has paid for text that nobody reads.
+A program that hits pays for the prompt once and not for every gen; one that misses has paid for text that is not read.
 Prices are of input and output tokens, or 1 to 4 where no price is known, as most providers have it.
 
     gain   sum over the gens that follow:  chance of reaching it · tokens of the prompt it would send · price of input
@@ -20,10 +20,10 @@ from .lookahead import Coming
 MOST_SITES = 1024  # and names, of one program; those that are made up on the way do not fill the memory
 # A beginning of two hits and a miss: programs that ask for speculation were mostly written for it.
 PRIOR_HITS, PRIOR_MISSES = 2.0, 1.0
-UNKNOWN_TOKENS = 48  # of a field that nobody has seen yet: those that end at a stop are short
+UNKNOWN_TOKENS = 48  # of a field that has not been seen yet: those that end at a stop are short
 MARGIN = 1.25  # times the longest text seen
 BYTES_PER_TOKEN = 4  # of text that is given: an estimate for prices, never for what must hold
-MOST_REFUSALS = 3  # behind which a backend is asked for nothing more; one may have another reason
+MOST_REFUSALS = 3  # after which a backend is asked for nothing more; one may have another reason
 
 Key = TypeVar("Key")
 Extra = Literal["more tokens", "logprobs"]  # what speculation adds to a call
@@ -61,7 +61,7 @@ class Planner:
             _bound(self._sites, site)
 
     def note_length(self, name: str, tokens: int) -> None:
-        """How long a text was that the gen of this name got."""
+        """Notes how long a text was that the gen of this name got."""
         with self._lock:
             self._longest[name] = max(self._longest.get(name, 0), tokens)
             _bound(self._longest, name)
@@ -83,7 +83,7 @@ class Planner:
         return _share(found.hits, found.misses) if found is not None else _share(PRIOR_HITS, PRIOR_MISSES)
 
     def tokens(self, name: str, sampling: SamplingParams) -> int:
-        """How many tokens to ask for so that the text of this gen is whole."""
+        """Says how many tokens to ask for so that the text of this gen is whole."""
         with self._lock:
             longest = self._longest.get(name, 0)
         expected = math.ceil(longest * MARGIN) + 1 if longest else UNKNOWN_TOKENS
@@ -92,7 +92,7 @@ class Planner:
     # -------------------------------------------------------------------------------- planning
 
     def worthwhile(self, name: str, coming: Sequence[Coming], prompt_tokens: int, price: tuple[float, float]) -> int:
-        """How many tokens to ask for beyond those of gen `name`; 0 when it does not pay.
+        """Says how many tokens to ask for beyond those of gen `name`; 0 when it does not pay.
 
         Args:
             coming: the gens that follow.

@@ -1,7 +1,7 @@
 """A text that was generated in one go, and what is known of its tokens.
 
 text   H a r r y \n J o b :   w i z a r d
-ends           5  6     9 10            17      offsets behind each token, where the backend told them
+ends           5  6     9 10            17      offsets after each token, where the backend told them
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,7 +15,7 @@ from ...lang.protocol import Final, FinishReason
 class LongReply:
     """Attributes:
     text: all of it.
-    ends: character offsets behind each of its tokens; () where they are not known.
+    ends: character offsets after each of its tokens; () where they are not known.
     tokens: how many there are, and not fewer.
     ended: the model itself ended the text here; else there might be more.
     """
@@ -47,14 +47,14 @@ class LongReply:
         return place == 0 or self.ends[min(bisect_left(self.ends, place), len(self.ends) - 1)] == place
 
     def after(self, start: int, count: int) -> int | None:
-        """The offset behind `count` tokens from `start`; None where that is not known, or there are fewer."""
+        """The offset after `count` tokens from `start`; None where that is not known, or there are fewer."""
         if not self.begins_token(start):
             return None
         last = bisect_right(self.ends, start) + count - 1
         return self.ends[last] if last < len(self.ends) else None
 
     def counted(self, start: int, end: int) -> int:
-        """How many of the tokens belong to `text[start:end]`, for accounts: those that end in it, or its share of all.
+        """Counts the tokens of `text[start:end]`, for accounts: those that end in it, or its share of all.
         Neighbouring pieces add up."""
         if self.ends:
             return bisect_right(self.ends, end) - bisect_right(self.ends, start)
@@ -68,14 +68,14 @@ def reply_of(final: Final) -> LongReply:
     completion = final.completions[0]
     ends = _ends([token.text for token in completion.logprobs], completion.text)
     tokens = max(final.usage.completion_tokens, len(completion.token_ids), len(ends))
-    if not tokens:  # nobody counted them
+    if not tokens:  # they were not counted
         tokens = len(completion.text.encode("utf-8", "surrogatepass"))
     ended = completion.finish_reason is FinishReason.STOP and completion.matched_stop is None
     return LongReply(completion.text, ends, tokens, ended)
 
 
 def _ends(tokens: list[str], text: str) -> tuple[int, ...]:
-    """Offsets behind the tokens, if they spell the text. Some servers tell the end-of-sequence token behind it too."""
+    """Offsets after the tokens, if they spell the text. Some servers tell the end-of-sequence token after it too."""
     ends = tuple(accumulate(map(len, tokens)))
     spelled = "".join(tokens)
     if not text or not spelled.startswith(text) or len(text) not in ends:

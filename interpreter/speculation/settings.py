@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How far calls go beyond what their `gen` needs.
+    """The number of tokens by which calls go beyond what their `gen` needs.
 
     Attributes:
         tokens: at most so many; 0 for not at all, None for what the planner finds worth its price.
@@ -36,7 +36,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Speculating:
-    """What the streams of one run share.
+    """State that the streams of one run share.
 
     Attributes:
         setting: what was asked for.

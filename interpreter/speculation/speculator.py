@@ -69,7 +69,7 @@ class Speculator:
     async def reply(
         self, op: Gen, request: GenRequest, position: Position, on_chunk: OnChunk, *, thinks: bool
     ) -> Reply:
-        """What `asking.ask` gives, with fewer calls. `thinks`: not all of the text stays in the prompt."""
+        """Gives what `asking.ask` gives, with fewer calls. `thinks`: not all of the text stays in the prompt."""
         plain = speaks_plainly(request.sampling) and not thinks
         reply = await self._taken(op, plain, request, position)
         if reply is None:
@@ -146,7 +146,7 @@ class Speculator:
         return reply
 
     async def _tokens(self, op: Gen, field: Field, request: GenRequest, lead: str, anchor: Prompt) -> int:
-        """How many tokens to ask for so that what follows is among them; 0 when the plain call will do."""
+        """Says how many tokens to ask for so that what follows is among them; 0 when the plain call will do."""
         most, sampling = self._shared.setting.tokens, request.sampling
         manner = manner_of(sampling)
 

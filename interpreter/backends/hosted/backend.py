@@ -172,7 +172,7 @@ class HostedBackend(ABC, Generic[C]):
         await asyncio.to_thread(importlib.import_module, self.PACKAGE)
 
     def facts(self) -> Facts:
-        """What `control("info")` says beside the retries."""
+        """Gives what `control("info")` says apart from the retries."""
         return {}
 
     # -------------------------------------------------------------------------------- the Backend protocol

@@ -91,7 +91,7 @@ class _Rewriting:
         said = {key: value for key, value in schema.items() if key not in _NOTES}
         match said:
             case {"$ref": str(reference)} if len(said) == 1 and _DEFINITION.fullmatch(reference):
-                return said  # with nothing beside it, as the provider demands
+                return said  # with nothing next to it, as the provider demands
             case {"anyOf": [*options]} if len(said) == 1 and options:
                 return {**notes, "anyOf": [self.part(option, level + 1) for option in options]}
             case {"const": value, **others}:
@@ -186,7 +186,7 @@ def unwrap(text: str, how: Literal["text", "json"]) -> str | None:
 
 
 def beginning(text: str, how: Literal["text", "json"]) -> str:
-    """What an object that was cut off has said of its answer."""
+    """Gives what an object that was cut off has said of its answer."""
     start = _OPENING.match(text)
     if start is None:
         return ""

@@ -1,7 +1,7 @@
 """The conversation inside a request, read back from its parts as chat APIs take it.
 
-Hosted models have a chat template of their own that nobody shows us, so the interpreter writes conversations as ChatML,
-whose scaffolding is control text and cannot be mistaken:
+Hosted models have a chat template of their own that is not published, so the interpreter writes conversations as
+ChatML, whose scaffolding is control text and cannot be mistaken:
 
     <|im_start|>user\\n  ...content...  <|im_end|>\\n<|im_start|>assistant\\n  ...content so far
     ------ control ----                ---------------- control ------------
@@ -58,7 +58,7 @@ class PlainText:
 
 
 def template(name: str) -> ChatTemplate:
-    """What the interpreter writes conversations with, for `read`. `name`: of the backend, for messages."""
+    """Gives the template of conversations that `read` takes back. `name`: of the backend, for messages."""
     return ChatTemplate(CHATML, name=name)
 
 
@@ -94,7 +94,7 @@ def read(parts: Iterable[Part], backend: str) -> Conversation | PlainText:
 
 
 class _Reader:
-    """Where in the conversation the reading is.
+    """Reads a prompt's parts, and keeps the place in the conversation.
 
     role is None: between turns, `content` stands outside of roles
     otherwise:    inside a turn, `content` is its own

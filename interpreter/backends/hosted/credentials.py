@@ -77,5 +77,5 @@ def checked_address(name: str, given: object, example: str) -> tuple[str, str]:
 
 
 def secrets_of(key: str, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What messages must not say. Headers may hold keys as well."""
+    """Gives what messages must not say. Headers may hold keys as well."""
     return tuple(secret for secret in (key, *headers.values()) if len(secret) >= _SHORTEST_SECRET)

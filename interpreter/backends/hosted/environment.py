@@ -1,4 +1,4 @@
-"""What hosted backends take from outside, as arguments: time, chance, the wire, environment variables, and timeouts."""
+"""Inputs of hosted backends from outside, as arguments: time, chance, the wire, environment variables, and timeouts."""
 
 import asyncio
 import os

@@ -1,4 +1,6 @@
-"""What goes wrong with a hosted provider → our errors. Both SDKs have the same tree of exceptions, read here by shape.
+"""Turns what goes wrong with a hosted provider into our errors.
+
+Both SDKs have the same tree of exceptions, read here by shape.
 
     401, 403                      RequestError: the key was refused
     404                           RequestError: no such model or address
@@ -6,7 +8,7 @@
     429, 503, 529                 again, then OverloadedError     (429 for lack of credit: RequestError, not again)
     408, 409, other 5xx           again, then EngineError
     no connection, no first byte  again, then ConnectionLostError
-    anything behind that          ConnectionLostError or BackendError, never again
+    anything after that           ConnectionLostError or BackendError, never again
 
 Messages are made anew: an SDK's exception holds the request, and the request holds the key.
 """
@@ -40,7 +42,7 @@ _SAYS_NOT_OFFERED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """Who is spoken with, for messages.
+    """A provider, for messages.
 
     Attributes:
         name: of the backend: "openai gpt-4o".
@@ -64,7 +66,7 @@ class Provider:
         return _KEY_LIKE.sub("[key]", text)[:_MOST_SAID]
 
     def failure(self, error: Exception, *, answered: bool) -> UmbelError | Transient:
-        """What to raise for an exception of the SDK, or of the library under it.
+        """Gives the error for an exception of the SDK, or of the library under it.
 
         Args:
             answered: the answer had begun. Nothing is tried again then.
@@ -83,7 +85,7 @@ class Provider:
         return self._of_connection(error, answered)
 
     def of_event(self, body: object) -> UmbelError:
-        """What to raise for an error that came inside an answer. `body`: its `error` object.
+        """Gives the error for an error that came inside an answer. `body`: its `error` object.
 
         Even where no text has come yet it is not tried again: the model may have been at work, and be paid for.
         """

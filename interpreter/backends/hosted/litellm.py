@@ -1,4 +1,4 @@
-"""Models behind LiteLLM's client, which speaks with many providers.
+"""Models by LiteLLM's client, which speaks with many providers.
 
 model = umbel.LiteLLM("mistral/mistral-large-latest")           # the provider's own environment variable has the key
 """

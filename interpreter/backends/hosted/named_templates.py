@@ -58,5 +58,5 @@ def name_of_model(model: str) -> str | None:
 
 
 def image_token_of(name: str) -> str:
-    """What stands for a picture in the prompts of a template."""
+    """Gives what stands for a picture in the prompts of a template."""
     return _IMAGE_TOKENS.get(name, "<image>")

@@ -40,7 +40,7 @@ class Transient(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often, and after what waits.
+    """Bounds on retries, and the waits before them.
 
     Args:
         most: tries after the first one.

@@ -22,7 +22,7 @@ class StopCutter:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """More of the text → what of it is certain now; nothing behind a match."""
+        """More of the text → what of it is certain now; nothing after a match."""
         if self.matched is not None:
             return ""
         self._held += text
@@ -55,7 +55,7 @@ def stop_begun(text: str, stops: tuple[str, ...]) -> int:
 def sendable(stops: Sequence[str], lead: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Stops for the provider, and stops to be looked for here.
 
-    The provider cuts its stop away and all behind it. So a stop of words stays here as well when a stop of ours may end
+    The provider cuts its stop away and all after it. So a stop of words stays here as well when a stop of ours may end
     inside it: when it contains that one, or begins with its end. `lead`: white space that the answer may begin with and
     that is not part of the text, which no stop may reach into.
     """

@@ -29,7 +29,7 @@ class ProviderError(OSError):
 
 
 class Response:
-    """What is looked at of an HTTP response."""
+    """The part of an HTTP response that is read here."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = headers

@@ -142,7 +142,7 @@ def _checked_safety(given: Mapping[str, str] | None) -> list[Fields]:
 
 
 def _of_credentials(error: Exception, provider: Provider) -> RequestError | None:
-    """What to raise where Google's library of credentials raised, unless it lost its connection."""
+    """Gives the error where Google's library of credentials raised, unless it lost its connection."""
     if not type(error).__module__.startswith("google.auth.") or type(error).__name__ in _LOST:
         return None
     return RequestError(
@@ -203,7 +203,7 @@ def _divided(messages: list[Fields], model: str) -> tuple[list[str], list[Fields
     """The texts of the system turns, which this API has in front of a conversation, and the other turns.
 
     Raises:
-        CapabilityError: a system turn behind another one, or with an image.
+        CapabilityError: a system turn after another one, or with an image.
     """
     is_rule = [message["role"] in ("system", "developer") for message in messages]
     first = is_rule.index(False) if False in is_rule else len(messages)

@@ -221,7 +221,7 @@ class _AnthropicQuestion(Question):
 
 
 def _form(request: MessagesBody) -> tuple[Form | None, str]:
-    """What an answer must be, and the tool that must be used.
+    """Gives what an answer must be, and the tool that must be used.
 
     Raises:
         Refused: a tool that is not there.

@@ -29,7 +29,7 @@ NonEmpty = Annotated[str, Meta(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class AnthropicFeatures:
-    """What a model of the Anthropic dialect can do.
+    """The abilities of a model of the Anthropic dialect.
 
     Attributes:
         prefill: an assistant message at the end of a request is continued; newer models refuse it.

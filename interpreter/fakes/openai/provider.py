@@ -240,7 +240,7 @@ def _wrong_route(what: str, route: str, other: str) -> Refused:
 
 
 def _form(body: ChatBody | CompletionBody) -> Form | None:
-    """What an answer must be: by OpenAI's parameter, or by those of other servers.
+    """Gives what an answer must be: by OpenAI's parameter, or by those of other servers.
 
     Raises:
         Refused: a demand that nothing here can hold an answer against, or more than one.

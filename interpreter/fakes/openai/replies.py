@@ -47,7 +47,7 @@ def usage_of(usage: Usage) -> Json:
 
 
 class Mode(Protocol):
-    """How a choice of one of the two modes is written. `name`, `event`: what its objects are called."""
+    """Writes a choice of one of the two modes. `name`, `event`: what its objects are called."""
 
     @property
     def name(self) -> str: ...
@@ -66,7 +66,7 @@ class Mode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What both modes tell around their choices.
+    """Writes what both modes have around their choices.
 
     Attributes:
         modes: how each choice is written; all of one kind.
@@ -242,5 +242,5 @@ def _token(text: str, logprob: float) -> Json:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
 
 
-def _joined(before: object, behind: object) -> object:
-    return [*before, *behind] if isinstance(before, list) and isinstance(behind, list) else None
+def _joined(before: object, after: object) -> object:
+    return [*before, *after] if isinstance(before, list) and isinstance(after, list) else None

@@ -26,7 +26,7 @@ Schema = dict[str, Any]  # Any: JSON Schema
 
 @dataclass(frozen=True, slots=True)
 class OpenAIFeatures:
-    """What a server of the OpenAI dialect can do; the defaults are OpenAI's own recent models.
+    """The abilities of a server of the OpenAI dialect; the defaults are OpenAI's own recent models.
 
     Attributes:
         chat, completions, models: which routes there are.
@@ -120,7 +120,7 @@ class ChatMessage(_OpenAIBody):
 
 
 class _Sampled(_OpenAIBody, kw_only=True):
-    """What both routes have in common."""
+    """The fields that both routes have in common."""
 
     model: str
     frequency_penalty: Penalty | None = None
@@ -153,7 +153,7 @@ class _Sampled(_OpenAIBody, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def sampling(self, max_tokens: int, logprobs: bool, top_logprobs: int) -> SamplingParams:
-        """What of the request says where an answer ends."""
+        """Gives what of the request says where an answer ends."""
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=min(self.min_tokens or 0, max_tokens),

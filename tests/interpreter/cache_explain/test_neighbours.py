@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.cache_explain.history import History, Intent
-from umbel.interpreter.cache_explain.layout import BESIDE, EarlierCalls, common_length
+from umbel.interpreter.cache_explain.layout import COMPARED, EarlierCalls, common_length
 from umbel.lang.prompt import EMPTY, Text
 
 
@@ -20,7 +20,7 @@ def test_nothing_is_nearer_than_the_nearest(text: str, earlier: list[tuple[str, 
     for salt, neighbours in (("", found.same_salt), ("s", found.other_salts)):
         near = sorted((common_length(text, other) for other, its in earlier if its == salt and other[:1] == text[:1]))
         near = [common for common in near if common]
-        assert [neighbour.common for neighbour in neighbours] == near[::-1][:BESIDE]
+        assert [neighbour.common for neighbour in neighbours] == near[::-1][:COMPARED]
 
 
 def test_of_equally_near_prompts_the_latest_that_goes_on_is_first() -> None:

@@ -8,7 +8,7 @@ from ..constraint_params import beginning, unwrap
 from ..stops import Lead, StopCutter
 
 LONGEST_TOKEN = 256  # characters; a server that says more for each token it may say does not stop at all
-MOST_EVENTS = 10_000  # of an answer, beside those that bring text
+MOST_EVENTS = 10_000  # of an answer, apart from those that bring text
 
 
 class AnthropicAnswer:
@@ -97,7 +97,7 @@ class AnthropicAnswer:
         """At the end of the events: the text that was kept back.
 
         Raises:
-            BackendError: that was no answer, or one of a kind that nobody asked for.
+            BackendError: that was no answer, or one of a kind that was not asked for.
             ConnectionLostError: it has no end.
             RequestError: the model declined, or used up its tokens before it wrote a word.
         """
@@ -122,7 +122,7 @@ class AnthropicAnswer:
         return rest
 
     def completion(self) -> Completion:
-        """What came. Tokens are not known by their ids here, so all of the text counts as their tail."""
+        """Gives the text that came. Tokens are not known by their ids here, so all of the text counts as their tail."""
         text = "".join(self._told)
         cut_short = self._reason in ("max_tokens", "model_context_window_exceeded") and not self.over
         reason = FinishReason.LENGTH if cut_short else FinishReason.STOP
@@ -131,8 +131,8 @@ class AnthropicAnswer:
         return Completion(text, (), 0, text, reason, matched, guarantee="enforced" if whole else "")
 
     def usage(self) -> Usage:
-        """What the provider counted. Of an answer that was left at a stop of ours it does not say how many tokens it
-        has: a bound, by its bytes, is given then."""
+        """Gives the provider's counts. It does not say how many tokens an answer has that was left at a stop of ours: a
+        bound, by its bytes, is given then."""
         read, written = self._input.get("cache_read_input_tokens", 0), self._input.get("cache_creation_input_tokens", 0)
         output = min(self._max_tokens, self._heard) if self._output is None else self._output
         return Usage(self._input.get("input_tokens", 0) + read + written, read, output, 1, written)

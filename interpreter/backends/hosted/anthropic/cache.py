@@ -201,7 +201,7 @@ class Leaders:
         self._leading: dict[bytes, asyncio.Future[None]] = {}
 
     async def turn(self, blocks: Sequence[Block]) -> "Turn":
-        """Wait until nobody else is about to store a prefix of this request.
+        """Waits until no other request is about to store a prefix of this one.
 
         The turn has to be ended: `began` when the answer begins, and `over` in any case.
         """

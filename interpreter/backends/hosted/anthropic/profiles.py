@@ -2,8 +2,9 @@
 
 The first pattern that fits a name counts.
 
-A profile can be given by hand (`Anthropic(model, profile=...)`), for a model that is newer than this table or stands
-behind a gateway. Names that the table does not know get the cautious answer: what is not known to be possible is done
+A profile can be given by hand (`Anthropic(model, profile=...)`), for a model that is newer than this table, or is
+reached through a gateway. Names that the table does not know get the cautious answer: what is not known to be
+possible is done
 in another way (no prefill: the model is asked to continue; no structured outputs: texts are validated and asked again).
 
 Source: the provider's pages on models, migration, structured outputs and prompt caching, as of autumn 2026.
@@ -30,7 +31,7 @@ class Sampling(Enum):
 
 
 class Thinking(Enum):
-    """What a request without a word on thinking gets, and what is done about it."""
+    """Whether a model thinks when the request does not say, and what requests do about it."""
 
     OFF = "the model answers at once"
     SWITCHED_OFF = "it would think first, so requests switch that off"
@@ -39,7 +40,7 @@ class Thinking(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AnthropicProfile:
-    """What one model can do.
+    """The abilities of one model.
 
     Attributes:
         prefill: an assistant message at the end of a request is continued.

@@ -49,7 +49,7 @@ _ABSENT = {
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What is sent, and how the answer is read.
+    """A request as it is sent, with what reading its answer needs.
 
     Attributes:
         arguments: of the SDK's `messages.create`, without its messages. What not all versions of the SDK name is in

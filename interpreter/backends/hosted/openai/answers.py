@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LONGEST_TOKEN = 256  # characters; a server that says more than this for each token it may say does not stop at all
 
-_MOST_PIECES = 1024  # beside those with text
+_MOST_PIECES = 1024  # apart from those with text
 
 
 class _Growing:
@@ -195,7 +195,7 @@ class Answer:
         return tuple(text.completion(constrained=self._constrained) for text in self._texts)
 
     def usage(self) -> Usage:
-        """What the call cost. Where the server does not say: bounds, by the bytes of the texts."""
+        """Gives what the call cost. Where the server does not say: bounds, by the bytes of the texts."""
         counted = self._usage
         if counted is None:
             received = sum(min(4 * text.length, self._plan.most_tokens) for text in self._texts)
@@ -296,7 +296,7 @@ class Events:
             )
 
     async def next(self) -> list[Given] | None:
-        """What the next event gives; None at the end.
+        """Reads the next event; None at the end.
 
         What goes wrong once every continuation has ended changes nothing any more.
         """

@@ -1,4 +1,4 @@
-"""Models behind the OpenAI dialect: OpenAI itself, Azure, and any server that speaks it (vLLM, SGLang, llama.cpp).
+"""Models of the OpenAI dialect: OpenAI itself, Azure, and any server that speaks it (vLLM, SGLang, llama.cpp).
 
 model = umbel.OpenAI("gpt-4.1-mini")                                     # OPENAI_API_KEY, or api_key=
 local = umbel.OpenAI("Qwen/Qwen3-8B", base_url="http://127.0.0.1:8000/v1")

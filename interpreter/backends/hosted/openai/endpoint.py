@@ -66,7 +66,7 @@ class Endpoint:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What messages must not say."""
+        """Gives what messages must not say."""
         return secrets_of(self.key, self.headers)
 
     def open(self, timeouts: Timeouts, concurrency: int, environment: Environment) -> "AsyncOpenAI":
@@ -170,7 +170,7 @@ class _List(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What a server says of itself. `server`: its header of that name."""
+    """A server's list of models. `server`: its header of that name."""
 
     models: tuple[_Model, ...]
     server: str

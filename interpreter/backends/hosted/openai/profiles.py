@@ -1,7 +1,7 @@
-"""What servers of the OpenAI dialect can do: one row for each kind of model and server, as their documentation says.
+"""Profiles of servers of the OpenAI dialect: one row for each kind of model and server, as their documentation says.
 
-A row that is too modest costs calls; one that promises too much would lose constraints. So servers that nobody knows
-get the modest one, and whoever knows better gives `OpenAI(..., profile=Profile(...))`.
+A row that is too modest costs calls; one that promises too much would lose constraints. So servers that are not known
+get the modest one, and users who know better give `OpenAI(..., profile=Profile(...))`.
 """
 
 import re
@@ -30,11 +30,11 @@ class Profile:
         chat, completion: which of the two APIs it has.
         max_tokens: how the limit of a chat request is called.
         schemas: how a JSON Schema is enforced: "strict" and "response_format" by `response_format`, in OpenAI's subset
-            or any schema; "json_object" with the schema beside it; "structured_outputs" as vLLM takes it; "" not.
+            or any schema; "json_object" with the schema next to it; "structured_outputs" as vLLM takes it; "" not.
         regexes: "pattern" inside a strict schema; "regex" as SGLang, "structured_outputs" as vLLM takes it; "" not.
         choices: "enum" inside a strict schema; "grammar" as llama.cpp takes it; "regex", "structured_outputs"; "" not.
         grammars: of GBNF: "grammar" as llama.cpp, "ebnf" as SGLang, "structured_outputs" as vLLM takes it; "" not.
-        sampling: fields of SamplingParams that it takes, beside max_tokens, n, stop and log-probabilities.
+        sampling: fields of SamplingParams that it takes, apart from max_tokens, n, stop and log-probabilities.
         always: those of them that are sent also when they have our default, as the server's own may be another.
         all_top_k: the value of top_k that keeps all tokens.
         n: most continuations of one request.

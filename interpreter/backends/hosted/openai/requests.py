@@ -44,7 +44,7 @@ class Plan:
     """One call.
 
     Attributes:
-        path: behind the base address.
+        path: after the base address.
         body: JSON.
         cuts: stop strings to look for here.
         wrapped: the answer is a member of a JSON object, and is given out when it is whole.

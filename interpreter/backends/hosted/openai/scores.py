@@ -1,12 +1,12 @@
 """Log-probabilities of given choices, where the completion API tells those of the prompt (`echo`).
 
 Each choice is a call of its own, sent as prompt + choice: not every server takes several prompts at once, and those
-that have a prefix cache read the shared prompt once anyway. The tokens of a choice are those behind the prompt. A token
+that have a prefix cache read the shared prompt once anyway. The tokens of a choice are those after the prompt. A token
 on the border belongs to the choice when it holds a character of it:
 
     prompt  |  choice
     [Ans][wer][: y][es]
-              ^ token that begins before the border and ends behind it: counted
+              ^ token that begins before the border and ends after it: counted
 """
 
 import asyncio
@@ -89,7 +89,7 @@ async def of_prompt(
 
 
 def _body(prompt: str, choice: str, planner: OpenAIPlanner) -> Fields:
-    """One token is generated, as not every server can generate none; nobody looks at it."""
+    """One token is generated, as not every server can generate none; it is not looked at."""
     asked = {"prompt": prompt + choice, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
     return {"model": planner.model, **asked, **planner.extra}
 
@@ -131,12 +131,12 @@ def _placed(given: Logprobs) -> Iterable[tuple[str, int, float | None]]:
 
 
 def _name_of(token: str) -> int:
-    """What stands for the id of a token, which this API does not tell: equal texts have equal ones, below 0."""
+    """Gives what stands for the id of a token, which this API does not tell: equal texts have equal ones, below 0."""
     return -1 - zlib.crc32(token.encode("utf-8", "surrogatepass"))
 
 
 def _usage(piece: Piece, bound: int) -> Usage:
-    """What the call cost. `bound`: on the prompt's tokens, for a server that does not say."""
+    """Gives what the call cost. `bound`: on the prompt's tokens, for a server that does not say."""
     counted = piece.usage
     if counted is None:
         return Usage(bound, 0, 1, 1)

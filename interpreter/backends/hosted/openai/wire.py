@@ -1,4 +1,4 @@
-"""What servers of the OpenAI dialect send, as types. Fields that nobody reads are not looked at."""
+"""Answers of servers of the OpenAI dialect, as types. Fields that are not used are not read."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""`RuntimeEndpoint`: a model behind the address of a server.
+"""`RuntimeEndpoint`: a model at the address of a server.
 
 model = umbel.RuntimeEndpoint("http://127.0.0.1:30000")          # SGLang, by its own API
 model = umbel.RuntimeEndpoint("http://127.0.0.1:8000")           # vLLM, llama.cpp and others, by /v1/completions
@@ -262,7 +262,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return {}
 
     async def _facts(self, path: str, absent: Container[int] = _NOT_THERE) -> Mapping[str, Any]:  # Any: JSON
-        """What the server answers there; {} where it has no such address, or no JSON there.
+        """Gives what the server answers there; {} where it has no such address, or no JSON there.
 
         Args:
             absent: statuses that say so.

@@ -42,7 +42,7 @@ def checked_extra(given: Mapping[str, Any] | None) -> Fields:
 
 
 def constraint_fields(constraint: ConstraintSpec) -> Fields | None:
-    """How the server is told of a constraint; None for one that it does not enforce."""
+    """Says how the server is told of a constraint; None for one that it does not enforce."""
     if constraint.engine not in (None, "auto"):
         return None  # the user asks for an engine of our runtime
     match constraint.kind:

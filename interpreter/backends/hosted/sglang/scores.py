@@ -33,7 +33,7 @@ async def score(
     """All choices of a request, by two or three calls.
 
     Raises:
-        CapabilityError: there is nothing before the choices, or no beginning of texts to compare them behind.
+        CapabilityError: there is nothing before the choices, or no beginning of texts to compare them after.
         BackendError: log-probabilities are missing, or a call failed.
     """
     scoring = _Scoring(session, planner, deadline)
@@ -96,12 +96,12 @@ class _Scoring:
         if len(facts) != len(texts):
             raise BackendError(f"{self._planner.backend}: the server scored {len(facts)} of {len(texts)} texts")
         head, *tails = [_placed(meta) for meta in facts]
-        found = [_behind(head, tail, facts[0].prompt_tokens) for tail in tails]
+        found = [_tokens_after(head, tail, facts[0].prompt_tokens) for tail in tails]
         known = [tokens for tokens in found if tokens and all(value is not None for value, _, _ in tokens)]
         return known if len(known) == len(found) else None
 
     async def unconditional(self, choices: list[list[int]]) -> list[tuple[float, ...]]:
-        """Log-probabilities of each choice's tokens behind nothing but the beginning of a text.
+        """Log-probabilities of each choice's tokens after nothing but the beginning of a text.
 
         Raises:
             CapabilityError: the model's texts have no token that they begin with.
@@ -132,7 +132,7 @@ def _placed(meta: Meta) -> dict[int, Token]:
     return dict(enumerate(tokens, meta.prompt_tokens - len(tokens)))
 
 
-def _behind(head: dict[int, Token], tail: dict[int, Token], prompt_tokens: int) -> list[Token] | None:
+def _tokens_after(head: dict[int, Token], tail: dict[int, Token], prompt_tokens: int) -> list[Token] | None:
     """The tokens of a text from the first that differs from the prompt's. None: they may differ before the first one
     that is told."""
     differing = (

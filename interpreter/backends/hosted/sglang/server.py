@@ -80,7 +80,7 @@ class SGLangServer:
     async def score(self, request: ScoreRequest) -> Scored:
         """
         Raises:
-            CapabilityError: the probability of choices over all their tokens, or choices behind no prompt.
+            CapabilityError: the probability of choices over all their tokens, or choices after no prompt.
         """
         if request.probability:
             raise CapabilityError(
@@ -143,6 +143,6 @@ class SGLangServer:
 
 
 def _scalars(said: object) -> Facts:
-    """What can be said in one line each."""
+    """Gives what can be said in one line each."""
     given = said if isinstance(said, Mapping) else {}
     return {str(key): value for key, value in given.items() if value is None or isinstance(value, str | int | float)}

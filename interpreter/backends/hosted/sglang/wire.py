@@ -1,4 +1,4 @@
-"""What SGLang's own API sends, as types, and read as pieces of an answer. Fields that nobody reads are not looked at.
+"""Answers of SGLang's own API, as types, and read as pieces of an answer. Fields that are not used are not read.
 
 `/generate` answers with one object for each continuation (a list of them for n above 1):
 
