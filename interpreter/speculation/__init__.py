@@ -16,8 +16,8 @@ Draws from a seed are left alone: a call of its own begins the seed's draws anew
     settings    what a program asks for
     replies     a text that was generated, and what is known of its tokens
     fields      where a gen ends inside of it
-    surplus     which text of a stream it goes on with
-    outlook     what the program has said already after a gen
+    leftover    which text of a stream it goes on with
+    lookahead   what the program has said already after a gen
     planner     whether more text is worth its price
     speculator  all of these, for one stream
 """
