@@ -2,7 +2,7 @@
 
 import pytest
 from umbel.lang.errors import ParameterError
-from umbel.lang.runtime_options import RuntimeOptions
+from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
 from umbel.srt.core.batch import AsyncRunner
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.faults import no_faults
@@ -22,7 +22,7 @@ def test_overlap_needs_a_runner_that_launches() -> None:
     [
         ({"overlap": "on"}, "True or False"),
         ({"overlap": 1}, "True or False"),
-        ({"overlap": True, "step_delay": 0.5, "model": "oracle"}, "leave overlap=True out"),
+        ({"overlap": True, "debug": DebugOptions(step_delay=0.5), "model": "oracle"}, "leave overlap=True out"),
     ],
 )
 def test_a_wrong_overlap_is_refused_with_what_to_write(options: dict[str, object], hint: str) -> None:
