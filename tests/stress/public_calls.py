@@ -102,6 +102,8 @@ class Target:
     def names(self) -> tuple[str, ...]:
         if self.parameters:
             return self.parameters
+        if hasattr(self.call, "option_names"):  # of a hosted backend, whose options are declared in its base
+            return tuple(name for name in self.call.option_names() if name != "environment")
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         found = inspect.signature(self.call).parameters.values()
         return tuple(each.name for each in found if each.kind in kinds and each.name not in ("environment", "web"))
