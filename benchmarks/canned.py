@@ -26,7 +26,7 @@ from umbel.lang.protocol import (
 )
 from umbel.lang.transport.exchange import Exchange
 from umbel.srt.core.clock import SystemClock
-from umbel.srt.core.config import Limits
+from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.messages import (
     Ended,
     EngineControl,
@@ -57,7 +57,7 @@ class Canned:
             model="canned",
             to_engine=self._to_engine,
             clock=SystemClock(),
-            limits=Limits(),
+            limits=GatewayLimits(),
             token_cache_bytes=CACHE_BYTES if reuse else 0,
         )
         self.gateway.engine_ready(context_length)

@@ -32,20 +32,20 @@ from ..lang.protocol import (
 )
 from ..lang.runtime_options import ORACLE, DebugOptions, KeywordOptions, options_of
 from ..lang.transport.exchange import Exchange, Outgoing
-from .constraints.compiled_cache import ConstraintLibrary
+from .constraints.compiled_cache import CompiledCache
 from .constraints.compiler import InlineCompiler
 from .constraints.matcher_cache import OPENING_POLL
 from .core.clock import Clock, SystemClock
-from .core.config import CompilerLimits, Limits, PictureLimits
+from .core.config import CompilerLimits, GatewayLimits, PictureLimits
 from .core.faults import FaultHook, no_faults
 from .core.messages import ToEngine
 from .engine.thread import EngineThread
 from .gateway.front_end import Answer, Client
 from .gateway.gateway import Gateway
 from .gateway.programs import Programs, capabilities_of
-from .launch import Engine, LoadedModel, Reading, open_engine, open_tokenizer
+from .launch import Engine, LoadedModel, ModelReading, open_engine, open_tokenizer
 from .multimodal.budget import most_tokens
-from .multimodal.cache import PictureShelf
+from .multimodal.cache import PictureCache
 from .multimodal.decode import InlineDecoder
 from .multimodal.digests import InlineDigests
 from .tokenizer.prompt import CACHE_BYTES
@@ -110,7 +110,7 @@ class LocalBackend:
         if model == ORACLE:
             options.setdefault("debug", DebugOptions(check_every_step=True))
         self.options = options_of("LocalBackend()", model, options)
-        self._limits = Limits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout)
+        self._limits = GatewayLimits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout)
         self._clock = clock or SystemClock()
         self._faults = faults
         self._step_seconds = step_seconds
@@ -260,7 +260,7 @@ class LocalBackend:
 
     def _open(self) -> None:
         loaded = self._loaded
-        reading = open_tokenizer(self.options) if loaded is None else Reading(loaded.name, loaded.tokenizer, None)
+        reading = open_tokenizer(self.options) if loaded is None else ModelReading(loaded.name, loaded.tokenizer, None)
         self._name, tokenizer, form = reading
         self._image_tokens = 0 if form is None else most_tokens(form)
         engine = open_engine(self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded)
@@ -276,13 +276,13 @@ class LocalBackend:
             faults=self._faults,
             seed=self.options.seed,
             token_cache_bytes=CACHE_BYTES if self.options.incremental_tokenization else 0,
-            constraints=ConstraintLibrary(
+            constraints=CompiledCache(
                 InlineCompiler(),
                 self.options.constraint_engine,
                 entries=self.options.constraint_cache,
                 most_bytes=CompilerLimits().kept_bytes,
             ),
-            pictures=None if form is None else PictureShelf(form, InlineDecoder(), InlineDigests(), PictureLimits()),
+            pictures=None if form is None else PictureCache(form, InlineDecoder(), InlineDigests(), PictureLimits()),
         )
         self._gateway.engine_ready(engine.runner.context_length)
         self._engine = engine  # last: `start` in other tasks takes it for the sign that all of this is there

@@ -25,7 +25,7 @@ from .multimodal.format import PictureFormat
 from .tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from .constraints.matcher_cache import ConstraintShelf
+    from .constraints.matcher_cache import MatcherCache
     from .distributed.communicator import Communicator
     from .scheduler.config import SchedulerConfig
     from .scheduler.scheduler import Scheduler
@@ -88,7 +88,7 @@ class LoadedModel:
     runner: Runner
 
 
-class Reading(NamedTuple):
+class ModelReading(NamedTuple):
     """What the gateway has to know of a model. `pictures`: how it takes them; None for one that reads text only."""
 
     name: str
@@ -96,14 +96,14 @@ class Reading(NamedTuple):
     pictures: PictureFormat | None
 
 
-def open_tokenizer(options: RuntimeOptions) -> Reading:
+def open_tokenizer(options: RuntimeOptions) -> ModelReading:
     """Raises ModelError or MissingExtraError."""
     if options.model == ORACLE:
-        return Reading(ORACLE, ByteTokenizer(), ORACLE_PICTURES)
+        return ModelReading(ORACLE, ByteTokenizer(), ORACLE_PICTURES)
     source = _open_source(options)
     tokenizer = source.tokenizer()
     return_freed_memory()  # twice as much as it keeps
-    return Reading(source.name, tokenizer, source.picture_format)
+    return ModelReading(source.name, tokenizer, source.picture_format)
 
 
 def open_engine(
@@ -134,7 +134,7 @@ def open_engine(
         ParameterError: options that do not fit it or this machine.
         MissingExtraError: a package is not installed.
     """
-    from .constraints.matcher_cache import AtOnce
+    from .constraints.matcher_cache import ImmediateExecutor
     from .scheduler.scheduler import Scheduler
     from .testing.launched_oracle import LaunchedOracle, Slowed
     from .testing.oracle import OracleRunner
@@ -142,7 +142,7 @@ def open_engine(
     # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment. Another one
     # opens those of llguidance, which may take seconds.
     openers: list[Executor] = [
-        AtOnce() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix=name)
+        ImmediateExecutor() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix=name)
         for name in ("constraints", "llguidance")
     ]
     endings: list[Callable[[], object]] = [partial(opener.shutdown, cancel_futures=True) for opener in openers]
@@ -183,15 +183,15 @@ def open_engine(
             open_tokens = _begun(openers[0], open_tokens)
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
-    shelf = _constraint_shelf(options, runner, open_tokens, openers, tries, lasting)
+    matcher_cache = _matcher_cache(options, runner, open_tokens, openers, tries, lasting)
     if options.overlap is True and not isinstance(runner, AsyncRunner):
         raise ParameterError('overlap=True: steps on this device are waited for; write overlap="auto"')
     overlap = options.overlap is not False and isinstance(runner, AsyncRunner)
     config = _scheduler_config(options, overlap=overlap)
-    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, shelf)
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
-    ready = shelf.prepare() if prepare_constraints else None
+    ready = matcher_cache.prepare() if prepare_constraints else None
     return Engine(scheduler, runner, first if isinstance(first, int) else 0, ready, tuple(endings), damage)
 
 
@@ -218,27 +218,29 @@ def _begun(executor: Executor, make: Callable[[], Tokenizer]) -> Callable[[], To
     return lambda: begun.result() if begun.exception() is None else make()
 
 
-def _constraint_shelf(
+def _matcher_cache(
     options: RuntimeOptions,
     runner: Runner,
     open_tokens: Callable[[], Tokenizer],
     openers: list[Executor],
     tries: Path | None,
     lasting: Callable[[], object] | None,
-) -> "ConstraintShelf":
+) -> "MatcherCache":
     """tries: folder that keeps the vocabulary's trie."""
-    from .constraints.matcher_cache import ConstraintShelf, Opener
+    from .constraints.matcher_cache import MatcherCache, MatcherFactory
 
-    def load() -> Opener:
-        from .constraints.opener import ConstraintOpener  # constraints cost nothing before there is one
+    def load() -> MatcherFactory:
+        from .constraints.matcher_factory import (
+            VocabularyMatcherFactory,  # constraints cost nothing before there is one
+        )
 
-        opener = ConstraintOpener(open_tokens, runner.vocab_size, walk=runner.trie_walk, folder=tries)
+        opener = VocabularyMatcherFactory(open_tokens, runner.vocab_size, walk=runner.trie_walk, folder=tries)
         return_freed_memory()  # twice as much as it keeps
         if lasting is not None:
             lasting()  # a vocabulary and its tokenizer are many objects
         return opener
 
-    return ConstraintShelf(load, *openers, entries=options.constraint_cache)
+    return MatcherCache(load, *openers, entries=options.constraint_cache)
 
 
 def _tries_folder() -> Path | None:

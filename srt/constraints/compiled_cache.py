@@ -16,7 +16,7 @@ _Key = tuple[ConstraintSpec, str]
 
 
 @dataclass(slots=True, eq=False)
-class Inquiry:
+class CompileInquiry:
     """Somebody who waits for a constraint. `forget` when he does not any more."""
 
     tell: Callable[[Answer], None]
@@ -27,14 +27,14 @@ class Inquiry:
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
-    inquiries: list[Inquiry] = field(default_factory=list)
+class _CompileWork:
+    inquiries: list[CompileInquiry] = field(default_factory=list)
 
     def wanted(self) -> bool:
         return any(inquiry.wanted for inquiry in self.inquiries)
 
 
-class ConstraintLibrary:
+class CompiledCache:
     """Least recently used ones go first. Used from one thread.
 
     Args:
@@ -53,7 +53,7 @@ class ConstraintLibrary:
         self._most_bytes = most_bytes
         self._kept: OrderedDict[_Key, Compiled | Refused] = OrderedDict()
         self._bytes = 0
-        self._works: dict[_Key, _Work] = {}
+        self._works: dict[_Key, _CompileWork] = {}
         self._counters: Counter[str] = Counter(
             {"constraint_compiles": 0, "constraint_cache_hits": 0, "constraint_refusals": 0, "constraint_failures": 0}
         )
@@ -62,13 +62,13 @@ class ConstraintLibrary:
     def counters(self) -> dict[str, int]:
         return {**self._counters, **self._compiler.counters}
 
-    def find(self, spec: ConstraintSpec, salt: str, tell: Callable[[Answer], None]) -> Inquiry:
+    def find(self, spec: ConstraintSpec, salt: str, tell: Callable[[Answer], None]) -> CompileInquiry:
         """Calls `tell` once, now or later, unless the inquiry is forgotten before.
 
         Raises:
             OverloadedError: too many constraints wait to be compiled.
         """
-        inquiry = Inquiry(tell)
+        inquiry = CompileInquiry(tell)
         key = (spec, salt)
         kept = self._kept.get(key)
         if kept is not None:
@@ -81,7 +81,7 @@ class ConstraintLibrary:
             self._counters["constraint_cache_hits"] += 1
             work.inquiries.append(inquiry)
             return inquiry
-        work = _Work([inquiry])
+        work = _CompileWork([inquiry])
         if self._entries:
             self._works[key] = work
         self._counters["constraint_compiles"] += 1
@@ -92,7 +92,7 @@ class ConstraintLibrary:
             raise
         return inquiry
 
-    def _learn(self, key: _Key, work: _Work, answer: Answer | None) -> None:
+    def _learn(self, key: _Key, work: _CompileWork, answer: Answer | None) -> None:
         self._forget(key, work)
         match answer:
             case None:  # nobody waited any more
@@ -109,7 +109,7 @@ class ConstraintLibrary:
             if inquiry.wanted:
                 inquiry.tell(answer)
 
-    def _forget(self, key: _Key, work: _Work) -> None:
+    def _forget(self, key: _Key, work: _CompileWork) -> None:
         if self._works.get(key) is work:
             del self._works[key]
 

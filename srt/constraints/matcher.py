@@ -133,7 +133,7 @@ class Boundary:
         return self.constraint.begin(data, data[len(self.said) :])
 
 
-class Cursor:
+class Matcher:
     """Owned by one generation; it moves when a token is settled, and at no other time.
 
     Args:

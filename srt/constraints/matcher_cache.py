@@ -23,7 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Opener(Protocol):
+class MatcherFactory(Protocol):
     """A model's vocabulary, ready for constraints."""
 
     eos_ids: frozenset[int]  # that end a constrained text
@@ -43,7 +43,7 @@ class Opener(Protocol):
         """Makes what the first constraint of each engine would make."""
 
 
-class AtOnce(Executor):
+class ImmediateExecutor(Executor):
     """Runs what it is given when it is given it: for tests and for the oracle, which are deterministic."""
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -55,21 +55,21 @@ class AtOnce(Executor):
         return future
 
 
-class ConstraintShelf:
+class MatcherCache:
     """Least recently used ones go first; a constraint in use lives on with its users.
 
     Args:
         load: makes the opener; called once, unless it fails.
-        executor: runs it, and opens constraints; of one thread, or AtOnce.
+        executor: runs it, and opens constraints; of one thread, or ImmediateExecutor.
         slow: opens what llguidance reads, which may take seconds, so that nothing else waits for that; of one thread,
-            or AtOnce.
+            or ImmediateExecutor.
         entries: constraints kept; 0 opens one for every request.
         most_bytes: that the kept ones take, as far as is known when another one is asked for; they grow with use.
     """
 
     def __init__(
         self,
-        load: Callable[[], Opener],
+        load: Callable[[], MatcherFactory],
         executor: Executor,
         slow: Executor,
         *,
@@ -81,7 +81,7 @@ class ConstraintShelf:
         self._executors = {"fsm": executor, "llguidance": slow}
         self._entries = entries
         self._most_bytes = most_bytes
-        self._opener: Opener | None = None
+        self._opener: MatcherFactory | None = None
         self._open: OrderedDict[tuple[str, str], Future[tuple[SharedConstraint, frozenset[int]]]] = OrderedDict()
         self.opened = 0
         self.hits = 0
@@ -124,7 +124,7 @@ class ConstraintShelf:
         opener = self._loaded()
         return opener.open(compiled), opener.eos_ids
 
-    def _loaded(self) -> Opener:
+    def _loaded(self) -> MatcherFactory:
         """On the executors only."""
         with self._loading:
             if self._opener is None:

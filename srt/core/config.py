@@ -1,4 +1,4 @@
-"""Limits of the runtime, in one place, each with its reason; and the only reader of the environment here.
+"""GatewayLimits of the runtime, in one place, each with its reason; and the only reader of the environment here.
 
 Every number is pinned by tests/srt/gateway and tests/srt/multimodal/test_decode.py: changing one is a decision, not an
 accident.
@@ -16,7 +16,7 @@ from .faults import FaultHook, no_faults
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GatewayLimits:
     """What one gateway accepts, and how long it waits."""
 
     request_timeout: float = 600.0  # seconds; no request outlives it
@@ -92,7 +92,7 @@ class CompilerLimits:
     memory: int = 256 << 20  # bytes of address space beyond what the process has when its libraries are loaded
     niceness: int = 10  # the model goes first
     most_waiting: int = 256  # constraints; more are refused with OverloadedError
-    kept_bytes: int = 64 << 20  # of compiled constraints, see ConstraintLibrary
+    kept_bytes: int = 64 << 20  # of compiled constraints, see CompiledCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class PictureLimits:
     memory: int = 176 << 20  # bytes of address space beyond what the process has when its libraries are loaded
     niceness: int = 10  # the model goes first
     waiting_bytes: int = 512 << 20  # of media that wait to be decoded, all clients together
-    shelf_bytes: int = 64 << 20  # of decoded pictures that the gateway keeps
-    shelf_sources: int = 4096  # pictures and clips whose bytes are known again, also where they were refused
-    shelf_numbers: int = 1 << 16  # pictures whose number is known again, so that their keys are found
+    cache_bytes: int = 64 << 20  # of decoded pictures that the gateway keeps
+    cache_sources: int = 4096  # pictures and clips whose bytes are known again, also where they were refused
+    cache_numbers: int = 1 << 16  # pictures whose number is known again, so that their keys are found
     held_bytes: int = 1 << 30  # of decoded pictures that requests in flight hold, here or at the engine
 
 

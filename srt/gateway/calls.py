@@ -37,7 +37,7 @@ from ...lang.protocol import (
     TokenLogprob,
     Usage,
 )
-from ..constraints.compiled_cache import Inquiry
+from ..constraints.compiled_cache import CompileInquiry
 from ..constraints.compiler import Compiled
 from ..core.messages import (
     ChooseEnded,
@@ -60,7 +60,7 @@ Bounded = EngineGenerate | EngineScore | EngineChoose | EngineControl  # the eng
 TokenBytes = Callable[[int], bytes]
 
 
-class Phase(Enum):
+class CallPhase(Enum):
     HELD = auto()
     DISPATCHED = auto()
 
@@ -70,7 +70,7 @@ class ProtocolBreach(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Call(ABC):
+class PendingCall(ABC):
     """One request of one client."""
 
     client: Client
@@ -78,8 +78,8 @@ class Call(ABC):
     messages: tuple[Bounded, ...]  # what the engine is asked
     deadline: float  # on the gateway's clock
     open: set[int] = field(init=False)  # ids of engine requests without an ending
-    phase: Phase = field(default=Phase.HELD, init=False)
-    pictures: tuple[Picture, ...] = field(default=(), init=False)  # which the shelf holds for it
+    phase: CallPhase = field(default=CallPhase.HELD, init=False)
+    pictures: tuple[Picture, ...] = field(default=(), init=False)  # which the picture cache holds for it
     losses: list[str] = field(default_factory=list, init=False)  # why what the engine had of it was lost
     aborted: bool = field(default=False, init=False)  # its client wants it no more; the engine was told
 
@@ -108,7 +108,7 @@ class Call(ABC):
     def repeat(self, ids: Iterator[int]) -> None:
         """What has no ending is to be asked again, under new ids."""
         self.messages = tuple(self._renewed(message, next(ids)) for message in self.messages)
-        self.phase = Phase.HELD
+        self.phase = CallPhase.HELD
 
     def _renewed(self, message: Bounded, id: int) -> Bounded:
         if message.id not in self.open:
@@ -145,7 +145,7 @@ class Continuation:
 
 
 @dataclass(slots=True, eq=False)
-class GenCall(Call):
+class GenCall(PendingCall):
     """A GenRequest: chunks as they come, then a Final with all continuations."""
 
     stream: bool
@@ -153,11 +153,11 @@ class GenCall(Call):
     stops: Stops | None
     spec: ConstraintSpec | None = None
     compiled: Compiled | None = field(default=None, init=False)
-    inquiry: Inquiry | None = field(default=None, init=False)  # while the constraint is being compiled
+    inquiry: CompileInquiry | None = field(default=None, init=False)  # while the constraint is being compiled
     continuations: dict[int, Continuation] = field(init=False)
 
     def __post_init__(self) -> None:
-        Call.__post_init__(self)
+        PendingCall.__post_init__(self)
         self.continuations = {
             message.id: Continuation(index, Detokenizer(self.token_bytes, self.stops))
             for index, message in enumerate(self.messages)
@@ -175,7 +175,7 @@ class GenCall(Call):
         if message.id in self.open:
             old = self.continuations.pop(message.id)
             self.continuations[id] = Continuation(old.index, Detokenizer(self.token_bytes, self.stops))
-        return Call._renewed(self, message, id)
+        return PendingCall._renewed(self, message, id)
 
     def constrain(self, compiled: Compiled) -> None:
         """Its texts have to satisfy this."""
@@ -284,7 +284,7 @@ def _completion(continuation: Continuation, compiled: Compiled | None) -> Comple
 
 
 @dataclass(slots=True, eq=False)
-class ScoreCall(Call):
+class ScoreCall(PendingCall):
     """A ScoreRequest: the score of the choices or a search for them, and perhaps a score without the prompt."""
 
     choices: tuple[tuple[int, ...], ...]  # tokens of each choice behind what all share with the prompt
@@ -326,7 +326,7 @@ class ScoreCall(Call):
 
 
 @dataclass(slots=True, eq=False)
-class ControlCall(Call):
+class ControlCall(PendingCall):
     """A Control: the engine's answer, and the gateway's own facts next to it.
 
     Attributes:
@@ -354,30 +354,30 @@ class CallIndex:
     """
 
     def __init__(self) -> None:
-        self._live: dict[Call, None] = {}  # a set in order of arrival
-        self._by_request: dict[int, Call] = {}
-        self._by_label: dict[tuple[Client, str], list[Call]] = {}
-        self._deadlines: list[tuple[float, int, Call]] = []
+        self._live: dict[PendingCall, None] = {}  # a set in order of arrival
+        self._by_request: dict[int, PendingCall] = {}
+        self._by_label: dict[tuple[Client, str], list[PendingCall]] = {}
+        self._deadlines: list[tuple[float, int, PendingCall]] = []
         self._order = itertools.count()  # between equal deadlines: calls do not compare
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def __contains__(self, call: Call) -> bool:
+    def __contains__(self, call: PendingCall) -> bool:
         return call in self._live
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[PendingCall]:
         """In order of arrival; calls may be removed meanwhile."""
         return iter(tuple(self._live))
 
-    def add(self, call: Call) -> None:
+    def add(self, call: PendingCall) -> None:
         self._live[call] = None
         for message in call.messages:
             self._by_request[message.id] = call
         self._by_label.setdefault((call.client, call.label), []).append(call)
         self.watch(call, call.deadline)
 
-    def remove(self, call: Call) -> None:
+    def remove(self, call: PendingCall) -> None:
         del self._live[call]
         for message in call.messages:
             self._by_request.pop(message.id, None)
@@ -390,7 +390,7 @@ class CallIndex:
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self._live]
             heapq.heapify(self._deadlines)
 
-    def repeat(self, call: Call, ids: Iterator[int]) -> None:
+    def repeat(self, call: PendingCall, ids: Iterator[int]) -> None:
         """The call asks again what has no ending. Events of the former ids are late from now on."""
         for id in call.open:
             self._by_request.pop(id, None)
@@ -398,7 +398,7 @@ class CallIndex:
         for id in call.open:
             self._by_request[id] = call
 
-    def of_request(self, id: int) -> Call | None:
+    def of_request(self, id: int) -> PendingCall | None:
         """The call of an engine request that has not ended."""
         return self._by_request.get(id)
 
@@ -406,10 +406,10 @@ class CallIndex:
         """Nothing more will come for this engine request; its call may have others."""
         self._by_request.pop(id, None)
 
-    def of_label(self, client: Client, label: str) -> tuple[Call, ...]:
+    def of_label(self, client: Client, label: str) -> tuple[PendingCall, ...]:
         return tuple(self._by_label.get((client, label), ()))
 
-    def of_client(self, client: Client) -> tuple[Call, ...]:
+    def of_client(self, client: Client) -> tuple[PendingCall, ...]:
         return tuple(call for call in self._live if call.client == client)
 
     @property
@@ -417,11 +417,11 @@ class CallIndex:
         """When `due` may have something to say; infinite when there is nothing to wait for."""
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
-    def watch(self, call: Call, when: float) -> None:
+    def watch(self, call: PendingCall, when: float) -> None:
         """`due` names the call once the time has come."""
         heapq.heappush(self._deadlines, (when, next(self._order), call))
 
-    def due(self, now: float) -> Iterator[Call]:
+    def due(self, now: float) -> Iterator[PendingCall]:
         """Calls whose time has come and that have not ended, each once per `watch`."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, call = heapq.heappop(self._deadlines)

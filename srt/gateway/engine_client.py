@@ -23,9 +23,9 @@ class EngineChild:
     """Started once, closed once, on one loop. A restart is another object with other addresses.
 
     Args:
-        hear: is given what the engine says; unreadable frames are counted.
-        feel: is given its signs of life.
-        failed: is given an exception of reading, or of one of these two.
+        on_events: is given what the engine says; unreadable frames are counted.
+        on_heartbeats: is given its signs of life.
+        on_error: is given an exception of reading, or of one of these two.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class EngineChild:
         folder: Path,
         generation: int,
         *,
-        hear: Callable[["EngineChild", list[EngineFrame]], None],
-        feel: Callable[["EngineChild", list[EngineFrame]], None],
-        failed: Callable[[BaseException], None],
+        on_events: Callable[["EngineChild", list[EngineFrame]], None],
+        on_heartbeats: Callable[["EngineChild", list[EngineFrame]], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._lost = 0
@@ -53,8 +53,8 @@ class EngineChild:
         self._process: asyncio.subprocess.Process | None = None
         self._memory_kills = memory_kills()
         self._inlets = (
-            Inlet(self._events, lambda messages: hear(self, _read(messages, inbound)), failed),
-            Inlet(self._pulse, lambda messages: feel(self, _read(messages, pulse_inbound)), failed),
+            Inlet(self._events, lambda messages: on_events(self, _read(messages, inbound)), on_error),
+            Inlet(self._pulse, lambda messages: on_heartbeats(self, _read(messages, pulse_inbound)), on_error),
         )
 
     async def start(self, options: RuntimeOptions) -> None:

@@ -40,21 +40,21 @@ from ...lang.protocol import (
     ScoreRequest,
     ToBackend,
 )
-from ..constraints.compiled_cache import ConstraintLibrary
+from ..constraints.compiled_cache import CompiledCache
 from ..constraints.compiler import Answer, Compiled, InlineCompiler, Refused
 from ..core.clock import Clock
-from ..core.config import CompilerLimits, Limits
+from ..core.config import CompilerLimits, GatewayLimits
 from ..core.faults import FaultHook, no_faults
 from ..core.messages import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
-from ..multimodal.cache import PictureShelf
+from ..multimodal.cache import PictureCache
 from ..multimodal.prompts import Showable
 from ..tokenizer.prompt import CACHE_BYTES, PromptEncoder
 from ..tokenizer.tokenizer import Tokenizer
-from .calls import Call, CallIndex, ControlCall, GenCall, Phase, ScoreCall
+from .calls import CallIndex, CallPhase, ControlCall, GenCall, PendingCall, ScoreCall
 from .front_end import Client
-from .hints import HintDesk
-from .images import PictureCall, PictureDesk
-from .validation import Admission
+from .hints import Hints
+from .images import Images, PictureCall
+from .validation import RequestValidator
 
 log = logging.getLogger("umbel.gateway")
 
@@ -87,12 +87,12 @@ class Gateway:
         model: str,
         to_engine: Callable[[ToEngine], None],
         clock: Clock,
-        limits: Limits,
+        limits: GatewayLimits,
         faults: FaultHook = no_faults,
         seed: int | None = None,
         token_cache_bytes: int = CACHE_BYTES,
-        constraints: ConstraintLibrary | None = None,
-        pictures: PictureShelf | None = None,
+        constraints: CompiledCache | None = None,
+        pictures: PictureCache | None = None,
     ) -> None:
         self._model = model
         self._to_engine = to_engine
@@ -101,17 +101,17 @@ class Gateway:
         self._faults = faults
         seeds = random.Random(seed)
         self._ids: Iterator[int] = itertools.count(1)
-        self._pictures = PictureDesk(pictures, to_engine)
+        self._pictures = Images(pictures, to_engine)
         form = None if pictures is None else pictures.form
         self.encoder = PromptEncoder(tokenizer, cache_bytes=token_cache_bytes, pictures=form)
-        self._admission = Admission(
+        self._validator = RequestValidator(
             self.encoder,
             limits,
             ids=self._ids,
             draw_seed=lambda: seeds.getrandbits(63),
             pictures=None if pictures is None else (pictures.form, pictures.limits),
         )
-        self._constraints = constraints or ConstraintLibrary(
+        self._constraints = constraints or CompiledCache(
             InlineCompiler(), "auto", entries=256, most_bytes=CompilerLimits().kept_bytes
         )
         self._calls = CallIndex()
@@ -120,11 +120,11 @@ class Gateway:
         self._context_length: int | None = None
         self._heartbeat: Heartbeat | None = None
         self.counters: Counter[str] = Counter()
-        self._hints = HintDesk(
-            self._admission,
+        self._hints = Hints(
+            self._validator,
             most_pins=limits.max_pins,
             to_engine=to_engine,
-            bring=self._pictures.bring,
+            upload=self._pictures.upload,
             clock=clock,
             faults=faults,
             counters=self.counters,
@@ -195,7 +195,7 @@ class Gateway:
         self._context_length = context_length
         self._state = EngineState.READY
         for call in self._calls:
-            if call.phase is Phase.HELD and not call.waits_for:
+            if call.phase is CallPhase.HELD and not call.waits_for:
                 self._dispatch(call)
 
     def engine_event(self, event: FromEngine) -> None:
@@ -238,7 +238,7 @@ class Gateway:
         self._pictures.engine_lost()
         self.counters["engine_losses"] += 1
         for call in self._calls:
-            if call.phase is Phase.DISPATCHED:
+            if call.phase is CallPhase.DISPATCHED:
                 self._repeat(call, f"the engine died while the request was running: {reason}")
 
     def events_lost(self, frames: int) -> None:
@@ -246,13 +246,13 @@ class Gateway:
         lie: everything the engine has is aborted, and asked again or ended with an error."""
         self.counters["lost_frames"] += frames
         for call in self._calls:
-            if call.phase is Phase.DISPATCHED:
+            if call.phase is CallPhase.DISPATCHED:
                 self._abort_engine_requests(call)
                 self._repeat(call, "a message of the engine was lost")
                 if call in self._calls:
                     self._dispatch(call)
 
-    def _repeat(self, call: Call, reason: str) -> None:
+    def _repeat(self, call: PendingCall, reason: str) -> None:
         """What the engine had of a call is lost: the call is held to be asked again, or it ends."""
         call.losses.append(reason)
         if isinstance(call, ControlCall) and call.alone is not None:
@@ -286,7 +286,7 @@ class Gateway:
         """Ends calls whose deadline has passed and that the engine did not end by itself."""
         now = self._clock.now()
         for call in self._calls.due(now):
-            due = call.deadline + (self._limits.deadline_grace if call.phase is Phase.DISPATCHED else 0.0)
+            due = call.deadline + (self._limits.deadline_grace if call.phase is CallPhase.DISPATCHED else 0.0)
             if due > now:
                 self._calls.watch(call, due)
                 continue
@@ -341,8 +341,8 @@ class Gateway:
             self._faults("gateway.compile")
             call.inquiry = self._constraints.find(spec, salt, lambda answer: self._compiled(call, answer))
             if call.waits_for and call in self._calls and self._state is EngineState.READY:
-                self._pictures.bring(call.pictures)
-                self._to_engine(self._admission.prefill(call))
+                self._pictures.upload(call.pictures)
+                self._to_engine(self._validator.prefill(call))
         except UmbelError as error:
             self._fail(call, error)
         except Exception:
@@ -372,15 +372,15 @@ class Gateway:
                 "try again when some have ended, or raise max_queue"
             )
 
-    def _admit(self, client: Client, message: GenRequest | ScoreRequest | Control) -> Call | None:
+    def _admit(self, client: Client, message: GenRequest | ScoreRequest | Control) -> PendingCall | None:
         """A call, or None for a question that the gateway answers alone."""
         self._faults("gateway.tokenize")
         now = self._clock.now()
         match message:
             case GenRequest():
-                call: Call = self._admission.generate(message, client=client, now=now)
+                call: PendingCall = self._validator.generate(message, client=client, now=now)
             case ScoreRequest():
-                call = self._admission.score(message, client=client, now=now)
+                call = self._validator.score(message, client=client, now=now)
             case Control(label, verb):
                 if verb not in VERBS:
                     raise ParameterError(f"unknown control verb {verb!r}; write one of {', '.join(VERBS)}")
@@ -397,9 +397,9 @@ class Gateway:
         self._check_length(call)
         return call
 
-    def _check_length(self, call: Call) -> None:
+    def _check_length(self, call: PendingCall) -> None:
         if self._context_length is not None and isinstance(call, GenCall | ScoreCall):
-            self._admission.check_length(call, self._context_length, self._model)
+            self._validator.check_length(call, self._context_length, self._model)
 
     def _release(self, client: Client, label: str) -> None:
         for call in self._calls.of_label(client, label):
@@ -410,7 +410,7 @@ class Gateway:
     def _locate(self, client: Client, question: Locate) -> None:
         """Answered at once: the tokenizer knows it, and no call depends on it."""
         try:
-            answer: Located | Failure = self._admission.locate(question)
+            answer: Located | Failure = self._validator.locate(question)
         except UmbelError as error:
             answer = _failure(question.id, error)
         except Exception:
@@ -429,7 +429,7 @@ class Gateway:
             return
         try:
             self._check_open(message)
-            deadline = self._admission.show(message, now=self._clock.now())
+            deadline = self._validator.show(message, now=self._clock.now())
         except UmbelError as error:
             if hint:
                 self._hints.unused()
@@ -456,11 +456,11 @@ class Gateway:
 
     # ------------------------------------------------------------------ on the way and at the end
 
-    def _dispatch(self, call: Call) -> None:
+    def _dispatch(self, call: PendingCall) -> None:
         try:
             self._check_length(call)  # the context was not known while the first engine started
-            self._pictures.bring(call.pictures)
-            call.phase = Phase.DISPATCHED
+            self._pictures.upload(call.pictures)
+            call.phase = CallPhase.DISPATCHED
             for message in call.outgoing(self._clock.now()):
                 self._faults("gateway.send")
                 self._to_engine(message)
@@ -470,17 +470,17 @@ class Gateway:
         except Exception:
             self._internal(call, "sending the request to the engine")
 
-    def _abort(self, call: Call) -> None:
+    def _abort(self, call: PendingCall) -> None:
         """A call the engine has is ended by the engine, with what it has so far; another ends here."""
         self.counters["aborts"] += 1
-        if call.phase is Phase.HELD:
+        if call.phase is CallPhase.HELD:
             self._fail(call, CancelledError("the request was cancelled before the engine had it"))
         else:
             call.aborted = True
             self._abort_engine_requests(call)
 
-    def _abort_engine_requests(self, call: Call) -> None:
-        if call.phase is Phase.HELD:
+    def _abort_engine_requests(self, call: PendingCall) -> None:
+        if call.phase is CallPhase.HELD:
             return
         for id in call.open:
             try:
@@ -488,7 +488,7 @@ class Gateway:
             except Exception:
                 log.exception("abort of engine request %d could not be sent", id)
 
-    def _internal(self, call: Call, doing: str) -> None:
+    def _internal(self, call: PendingCall, doing: str) -> None:
         """Our mistake: it ends this call, and only this call."""
         log.exception("internal error while %s", doing)
         self.counters["internal_errors"] += 1
@@ -499,10 +499,10 @@ class Gateway:
         self.counters["refused"] += 1
         client.deliver(_failure(label, error))
 
-    def _fail(self, call: Call, error: UmbelError) -> None:
+    def _fail(self, call: PendingCall, error: UmbelError) -> None:
         self._end(call, call.failure(error))
 
-    def _end(self, call: Call, ending: FromBackend | None) -> None:
+    def _end(self, call: PendingCall, ending: FromBackend | None) -> None:
         """The one place where a call is let go. Its client is told the ending, unless the client is gone."""
         self._calls.remove(call)
         if isinstance(call, GenCall) and call.inquiry is not None:
@@ -511,7 +511,7 @@ class Gateway:
             self._pictures.settle(call)
             if isinstance(call.message, Hint):
                 self._hints.unused()
-        self._pictures.let_go(call)
+        self._pictures.release(call)
         if ending is None:
             return
         self.counters["failed" if isinstance(ending, Failure) else "finished"] += 1
@@ -521,8 +521,8 @@ class Gateway:
         return EngineError(f"the engine could not be restarted: {self._cause}; make a new Runtime")
 
 
-def _waiting_for(call: Call) -> str:
-    if call.phase is not Phase.HELD:
+def _waiting_for(call: PendingCall) -> str:
+    if call.phase is not CallPhase.HELD:
         return "before the answer was complete"
     return f"waiting for {call.waits_for or 'the engine to start'}"
 

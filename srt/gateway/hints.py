@@ -11,34 +11,34 @@ from ..core.messages import EngineRelease, ToEngine
 from ..multimodal.cache import Picture
 from ..multimodal.prompts import pictures_of
 from .front_end import Client
-from .validation import Admission
+from .validation import RequestValidator
 
 log = logging.getLogger("umbel.gateway")
 
 
-class HintDesk:
+class Hints:
     """A hint that cannot be used costs nothing and is counted.
 
     Args:
-        bring: sends the engine the pictures that the next message holds.
+        upload: sends the engine the pictures that the next message holds.
         counters: "hints" and "hints_unused" go there.
     """
 
     def __init__(
         self,
-        admission: Admission,
+        validator: RequestValidator,
         *,
         most_pins: int,
         to_engine: Callable[[ToEngine], None],
-        bring: Callable[[Sequence[Picture]], None],
+        upload: Callable[[Sequence[Picture]], None],
         clock: Clock,
         faults: FaultHook,
         counters: Counter[str],
     ) -> None:
-        self._admission = admission
+        self._validator = validator
         self._pins = PinTable(most_pins)
         self._to_engine = to_engine
-        self._bring = bring
+        self._upload = upload
         self._clock = clock
         self._faults = faults
         self._counters = counters
@@ -46,7 +46,7 @@ class HintDesk:
     def take(self, client: Client, hint: Hint, context_length: int | None) -> None:
         """The engine is ready for it."""
         try:
-            message = self._admission.hint(hint)
+            message = self._validator.hint(hint)
             if context_length is not None and len(message.token_ids) > context_length:
                 self.unused()
                 return
@@ -57,7 +57,7 @@ class HintDesk:
                     return
                 self._release(self._pins.take(client, hint.id))
             self._faults("gateway.send")
-            self._bring(pictures_of(hint.prompt))
+            self._upload(pictures_of(hint.prompt))
             self._to_engine(message)
             if hint.pin is not None:  # the engine has it; one that could not be sent takes no room
                 self._pins.add(client, hint.id, message.id, now + hint.pin)

@@ -10,14 +10,14 @@ from ...lang.errors import UmbelError
 from ...lang.prompt import Media
 from ...lang.protocol import FromBackend, GenRequest, Hint, ScoreRequest, ToBackend
 from ..core.messages import FromEngine, ToEngine
-from ..multimodal.cache import Picture, PictureShelf
+from ..multimodal.cache import Picture, PictureCache
 from ..multimodal.prompts import Showable, Showing, media_of, pictures_of, without_bytes
-from .calls import Call, ProtocolBreach
+from .calls import PendingCall, ProtocolBreach
 from .front_end import Client
 
 
 @dataclass(slots=True, eq=False)
-class PictureCall(Call):
+class PictureCall(PendingCall):
     """A message that shows media. It is no request of the engine yet: when its media are pictures it is taken as any
     other, and this call is gone. Until then it ends as calls do: by its deadline, its client or its media."""
 
@@ -30,7 +30,7 @@ class PictureCall(Call):
 
     def failure(self, error: UmbelError) -> FromBackend | None:
         """Hints are never answered."""
-        return None if isinstance(self.message, Hint) else Call.failure(self, error)
+        return None if isinstance(self.message, Hint) else PendingCall.failure(self, error)
 
     def shown(self, now: float) -> Showable:
         """The message with its pictures, and the time that is left."""
@@ -45,31 +45,31 @@ class PictureCall(Call):
 log = logging.getLogger("umbel.gateway")
 
 
-class PictureDesk:
+class Images:
     """Of one gateway.
 
     Args:
-        shelf: None for a model that reads text only. Then nothing is done here: the encoder refuses media.
+        cache: None for a model that reads text only. Then nothing is done here: the encoder refuses media.
     """
 
-    def __init__(self, shelf: PictureShelf | None, to_engine: Callable[[ToEngine], None]) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: PictureCache | None, to_engine: Callable[[ToEngine], None]) -> None:
+        self._cache = cache
         self._to_engine = to_engine
 
     @property
     def counters(self) -> dict[str, int]:
-        return {} if self._shelf is None else self._shelf.counters
+        return {} if self._cache is None else self._cache.counters
 
     # ------------------------------------------------------------------ messages that show media
 
     def media(self, message: ToBackend) -> list[Media]:
         """What a message shows and nobody has decoded for it."""
-        return media_of(message) if self._shelf is not None and isinstance(message, Showable) else []
+        return media_of(message) if self._cache is not None and isinstance(message, Showable) else []
 
     def wait(self, client: Client, message: Showable, media: Sequence[Media], deadline: float) -> PictureCall:
         """A call that is held until these are pictures, from when its `showing` begins."""
-        assert self._shelf is not None, "it has media"
-        showing = Showing(self._shelf, media, message.origin.salt)
+        assert self._cache is not None, "it has media"
+        showing = Showing(self._cache, media, message.origin.salt)
         return PictureCall(client, message.id, (), deadline, without_bytes(message), showing)
 
     def settle(self, call: PictureCall) -> None:
@@ -79,37 +79,37 @@ class PictureDesk:
 
     # ------------------------------------------------------------------ calls that hold pictures
 
-    def hold(self, call: Call, message: GenRequest | ScoreRequest) -> None:
+    def hold(self, call: PendingCall, message: GenRequest | ScoreRequest) -> None:
         """Until the call is let go."""
-        if self._shelf is not None:
+        if self._cache is not None:
             call.pictures = pictures_of(message.prompt)
-            self._shelf.hold(call.pictures)
+            self._cache.hold(call.pictures)
 
-    def let_go(self, call: Call) -> None:
-        if self._shelf is not None:
-            self._shelf.let_go(call.pictures)
+    def release(self, call: PendingCall) -> None:
+        if self._cache is not None:
+            self._cache.release(call.pictures)
             self._forget()
 
     # ------------------------------------------------------------------ the engine
 
-    def bring(self, pictures: Sequence[Picture]) -> None:
+    def upload(self, pictures: Sequence[Picture]) -> None:
         """Before the engine gets a message that holds them. Raises EngineError when they are gone."""
-        if self._shelf is not None:
-            self._shelf.bring(pictures, self._to_engine)
+        if self._cache is not None:
+            self._cache.upload(pictures, self._to_engine)
 
-    def failed(self, call: Call) -> None:
+    def failed(self, call: PendingCall) -> None:
         """By the engine, which perhaps has not got its pictures."""
-        if self._shelf is not None:
-            self._shelf.doubt(call.pictures)
+        if self._cache is not None:
+            self._cache.doubt(call.pictures)
 
     def engine_lost(self) -> None:
-        if self._shelf is not None:
-            self._shelf.engine_lost()
+        if self._cache is not None:
+            self._cache.engine_lost()
 
     def _forget(self) -> None:
         """What could not be sent is sent the next time."""
-        assert self._shelf is not None, "somebody has held one"
+        assert self._cache is not None, "somebody has held one"
         try:
-            self._shelf.send_forgotten(self._to_engine)
+            self._cache.send_forgotten(self._to_engine)
         except Exception:
             log.exception("that pictures are not needed could not be sent")

@@ -55,7 +55,7 @@ from ...lang.protocol import (
     ToBackend,
 )
 from ...lang.transport.exchange import Exchange, Outgoing
-from ..core.config import Limits
+from ..core.config import GatewayLimits
 from .front_end import Answer, Client
 
 log = logging.getLogger("umbel.gateway")
@@ -80,7 +80,7 @@ class Programs:
         *,
         host: str,
         to_gateway: Callable[[Client, ToBackend], None],
-        limits: Limits,
+        limits: GatewayLimits,
         after: Callable[[], None],
         counters: Counter[str],
     ) -> None:
@@ -93,9 +93,9 @@ class Programs:
         self._exchange = Exchange(self._ask, window=window, longest=limits.request_timeout)
         self.calls_client = Client(self, b"")  # of what programs generate; their own clients are told variables
         self._backend = ProgramBackend(self._exchange, capabilities, make_template)
-        self._shelf: GraphCache[HostedProgram] | None = None  # from the first program on
+        self._graphs: GraphCache[HostedProgram] | None = None  # from the first program on
         self._opening = asyncio.Lock()
-        self._running: dict[tuple[Client, str], _Running] = {}
+        self._running: dict[tuple[Client, str], RunningProgram] = {}
         self._argument_bytes = 0
         self._stirred = False  # `after` will be called in this turn of the loop
 
@@ -115,7 +115,7 @@ class Programs:
             self.counters["programs_refused"] += 1
             client.deliver(_failure(request.id, error))
             return
-        running = _Running(request)
+        running = RunningProgram(request)
         self._running[client, request.id] = running
         self._argument_bytes += len(request.arguments)
         running.task = asyncio.get_running_loop().create_task(self._serve(client, running), name="a shipped program")
@@ -163,7 +163,7 @@ class Programs:
                 f"the {limits.max_argument_bytes} that this runtime holds; try again when some have ended"
             )
 
-    async def _serve(self, client: Client, running: "_Running") -> None:
+    async def _serve(self, client: Client, running: "RunningProgram") -> None:
         """Tells the ending itself, except when it is cancelled."""
         request = running.request
         try:
@@ -178,7 +178,7 @@ class Programs:
             ending = _failure(request.id, error)
         self._end(client, running, ending)
 
-    async def _run(self, client: Client, running: "_Running") -> FromPrograms:
+    async def _run(self, client: Client, running: "RunningProgram") -> FromPrograms:
         """Raises TimeoutError when the time of the program is over."""
         request = running.request
 
@@ -189,23 +189,23 @@ class Programs:
         longest = self._limits.program_timeout
         seconds = longest if request.origin.timeout is None else min(request.origin.timeout, longest)
         async with asyncio.timeout(seconds):
-            shelf = await self._opened()
-            shipped = await shelf.find(request.digest, request.graph)
+            graphs = await self._opened()
+            shipped = await graphs.find(request.digest, request.graph)
             if shipped is None:
                 return GraphWanted(request.id)
             return await shipped.execute(request, self._backend, seconds, tell)
 
     async def _opened(self) -> "GraphCache[HostedProgram]":
-        """The shelf, and with it all that runs programs. Loading that takes 0.1 s, in which others are served."""
+        """The graphs, and with it all that runs programs. Loading that takes 0.1 s, in which others are served."""
         async with self._opening:
-            if self._shelf is None:
+            if self._graphs is None:
                 if self._host not in sys.modules:
                     await asyncio.to_thread(importlib.import_module, self._host)
                 host = cast(ProgramHost, sys.modules[self._host])
-                self._shelf = GraphCache(self._limits, host.read, self.counters)
-        return self._shelf
+                self._graphs = GraphCache(self._limits, host.read, self.counters)
+        return self._graphs
 
-    def _end(self, client: Client, running: "_Running", ending: FromPrograms | None) -> None:
+    def _end(self, client: Client, running: "RunningProgram", ending: FromPrograms | None) -> None:
         """The one place where a program is let go."""
         request = running.request
         running.told = False
@@ -216,7 +216,7 @@ class Programs:
         if ending is not None:
             self._say(client, ending)
 
-    def _done(self, client: Client, running: "_Running", task: "asyncio.Task[None]") -> None:
+    def _done(self, client: Client, running: "RunningProgram", task: "asyncio.Task[None]") -> None:
         """Of a task that was cancelled, or has failed where it must not."""
         error: UmbelError | None = running.reason
         if not task.cancelled() and (failed := task.exception()) is not None:
@@ -243,7 +243,7 @@ class Programs:
         self._after()
 
 
-class _Running:
+class RunningProgram:
     """One program of one client."""
 
     __slots__ = ("reason", "request", "task", "told")
@@ -280,7 +280,7 @@ class GraphCache(Generic[T]):
         counters: what is counted goes there.
     """
 
-    def __init__(self, limits: Limits, read: Callable[[bytes], T], counters: Counter[str]) -> None:
+    def __init__(self, limits: GatewayLimits, read: Callable[[bytes], T], counters: Counter[str]) -> None:
         self._limits = limits
         self._read = read
         self._graphs: OrderedDict[str, tuple[T, int]] = OrderedDict()  # with the length of their bytes

@@ -40,14 +40,14 @@ from ...lang.transport.link import (
     Welcome,
 )
 from ...lang.transport.process_life import machine_in_words, read_process, read_this_thread
-from ..constraints.compiled_cache import ConstraintLibrary
+from ..constraints.compiled_cache import CompiledCache
 from ..constraints.compiler_process import CompilerProcess
 from ..core.clock import SystemClock
-from ..core.config import CompilerLimits, Limits, PictureLimits, SupervisionLimits, fault_hook
+from ..core.config import CompilerLimits, GatewayLimits, PictureLimits, SupervisionLimits, fault_hook
 from ..core.messages import EngineFrame, EnginePhase, EngineReady, EngineStartFailed, Heartbeat, ToEngine
 from ..launch import open_tokenizer
 from ..multimodal.budget import most_tokens
-from ..multimodal.cache import PictureShelf
+from ..multimodal.cache import PictureCache
 from ..multimodal.decode_process import DecoderProcess
 from ..multimodal.digests import ThreadedDigests
 from ..multimodal.format import PictureFormat
@@ -65,7 +65,7 @@ from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 class Startup:
     """The state of the start, and the clients that wait for its end."""
 
-    def __init__(self, clients: Clients, limits: Limits) -> None:
+    def __init__(self, clients: Clients, limits: GatewayLimits) -> None:
         self._clients = clients
         self._limits = limits
         self._phase = "starting the engine"
@@ -141,7 +141,7 @@ class GatewayServer:
         self._program_host = start.program_host
         self._folder = Path(start.folder)
         self._clock = SystemClock()
-        self._limits = Limits(max_queue=start.options.max_queue, request_timeout=start.options.request_timeout)
+        self._limits = GatewayLimits(max_queue=start.options.max_queue, request_timeout=start.options.request_timeout)
         self._supervision = SupervisionLimits(start_timeout=start.startup_timeout)
         self._supervisor = Supervisor(self._clock, self._supervision)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -263,13 +263,13 @@ class GatewayServer:
             faults=fault_hook(),
             seed=self._options.seed,
             token_cache_bytes=CACHE_BYTES if self._options.incremental_tokenization else 0,
-            constraints=ConstraintLibrary(
+            constraints=CompiledCache(
                 self._compiler,
                 self._options.constraint_engine,
                 entries=self._options.constraint_cache,
                 most_bytes=CompilerLimits().kept_bytes,
             ),
-            pictures=None if form is None else self._shelf(form),
+            pictures=None if form is None else self._picture_cache(form),
         )
         image_tokens = 0 if form is None else most_tokens(form)
         self._long_prompts = LongPrompts(self._core, after=self._flush)
@@ -290,8 +290,8 @@ class GatewayServer:
         self._startup.tokenizer_loaded(model, tokenizer, image_tokens)
         self._flush()
 
-    def _shelf(self, form: PictureFormat) -> PictureShelf:
-        return PictureShelf(form, self._decoder, ThreadedDigests(self._flush), PictureLimits())
+    def _picture_cache(self, form: PictureFormat) -> PictureCache:
+        return PictureCache(form, self._decoder, ThreadedDigests(self._flush), PictureLimits())
 
     def _give_up(self, failure: StartFailure) -> None:
         if self._core is not None:
@@ -350,9 +350,9 @@ class GatewayServer:
             self._context,
             self._folder,
             self._generation,
-            hear=self._hear_events,
-            feel=self._feel_beats,
-            failed=_end_process,
+            on_events=self._on_engine_frames,
+            on_heartbeats=self._on_heartbeats,
+            on_error=_end_process,
         )
         self._supervisor.started()
         try:
@@ -370,16 +370,16 @@ class GatewayServer:
         if error is not None:
             _end_process(error)
 
-    def _hear_events(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
+    def _on_engine_frames(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
         if self._engine is not engine:
             return
         if (lost := engine.lost()) and self._core is not None:
             self._core.events_lost(lost)
         for message in messages:
-            self._hear_engine(message)
+            self._on_engine_frame(message)
         self._flush()
 
-    def _feel_beats(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
+    def _on_heartbeats(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
         if self._engine is not engine:
             return
         for message in messages:
@@ -388,7 +388,7 @@ class GatewayServer:
                 if self._core is not None:
                     self._core.engine_event(message)
 
-    def _hear_engine(self, message: EngineFrame) -> None:
+    def _on_engine_frame(self, message: EngineFrame) -> None:
         match message:
             case EnginePhase(phase):
                 self._startup.enter(phase)

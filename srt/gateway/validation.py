@@ -1,4 +1,4 @@
-"""Admission: a request from outside → checked engine messages, or an error that says what to write.
+"""RequestValidator: a request from outside → checked engine messages, or an error that says what to write.
 
 Everything a caller can get wrong is found here, before any work: numbers that index something are
 compared with what they index, texts are tokenized, the prompt is measured against the context.
@@ -13,7 +13,7 @@ from ...lang.errors import CapabilityError, ParameterError, RequestError
 from ...lang.prompt import Generated, Media, Part, Text
 from ...lang.protocol import GenRequest, Hint, Locate, Located, Origin, ScoreRequest
 from ...lang.sampling import SamplingParams
-from ..core.config import MAX_ENGINE_FRAME, Limits, PictureLimits
+from ..core.config import MAX_ENGINE_FRAME, GatewayLimits, PictureLimits
 from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
 from ..multimodal.budget import check_media
@@ -35,7 +35,7 @@ _DOCUMENT_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 MOST_SCORED = MAX_ENGINE_FRAME // 6  # tokens of the sequences of one request: each has 5 bytes at most in a frame
 
 
-class Admission:
+class RequestValidator:
     """Checks and tokenizes requests for one tokenizer.
 
     Args:
@@ -47,7 +47,7 @@ class Admission:
     def __init__(
         self,
         encoder: PromptEncoder,
-        limits: Limits,
+        limits: GatewayLimits,
         *,
         ids: Iterator[int],
         draw_seed: Callable[[], int],

@@ -32,7 +32,7 @@ _Identity = tuple[str, bytes]  # salt, key
 
 @dataclass(slots=True, eq=False)
 class Picture:
-    """A picture that prompts may show. It is the shelf's: others read `number` and `tokens`."""
+    """A picture that prompts may show. It is the cache's: others read `number` and `tokens`."""
 
     identity: _Identity
     number: int
@@ -45,7 +45,7 @@ class Picture:
 
 
 @dataclass(slots=True, eq=False)
-class Inquiry:
+class PictureInquiry:
     """Somebody who waits for pictures. `forget` when he does not any more."""
 
     tell: Callable[[tuple[Picture, ...] | UmbelError], None]
@@ -56,15 +56,15 @@ class Inquiry:
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
+class _DecodeWork:
     size: int  # bytes that wait
-    inquiries: list[Inquiry] = field(default_factory=list)
+    inquiries: list[PictureInquiry] = field(default_factory=list)
 
     def wanted(self) -> bool:
         return any(inquiry.wanted for inquiry in self.inquiries)
 
 
-class PictureShelf:
+class PictureCache:
     """Used from one thread.
 
     Args:
@@ -82,7 +82,7 @@ class PictureShelf:
         self._pictures: OrderedDict[_Identity, Picture] = OrderedDict()  # those that are there
         self._numbers: OrderedDict[_Identity, int] = OrderedDict()
         self._next_number = 0
-        self._works: dict[_Source, _Work] = {}
+        self._works: dict[_Source, _DecodeWork] = {}
         self._waiting_bytes = 0  # of media that are being decoded, or will be
         self._bytes = 0  # of rasters
         self._held_bytes = 0
@@ -97,11 +97,11 @@ class PictureShelf:
 
     # ------------------------------------------------------------------ from media to pictures
 
-    def find(self, media: Media, salt: str, tell: Callable[[tuple[Picture, ...] | UmbelError], None]) -> Inquiry:
+    def find(self, media: Media, salt: str, tell: Callable[[tuple[Picture, ...] | UmbelError], None]) -> PictureInquiry:
         """The picture, or the frames of the clip. Calls `tell` once, now or later, unless the inquiry is forgotten
         before: with ParameterError when the digest is not that of the bytes, with OverloadedError when too much waits.
         """
-        inquiry = Inquiry(tell)
+        inquiry = PictureInquiry(tell)
         size = len(media.data)
         if self._waiting_bytes + size > self.limits.waiting_bytes:
             tell(
@@ -115,7 +115,7 @@ class PictureShelf:
         self._digests.compute(media.data, lambda digest: self._identify(media, salt, digest, inquiry))
         return inquiry
 
-    def _identify(self, media: Media, salt: str, digest: bytes, inquiry: Inquiry) -> None:
+    def _identify(self, media: Media, salt: str, digest: bytes, inquiry: PictureInquiry) -> None:
         self._waiting_bytes -= len(media.data)
         if not inquiry.wanted:
             return
@@ -153,16 +153,16 @@ class PictureShelf:
             self._pictures.move_to_end(picture.identity)
         return self._admitted(pictures)
 
-    def _begin(self, source: _Source, media: Media, inquiry: Inquiry) -> None:
+    def _begin(self, source: _Source, media: Media, inquiry: PictureInquiry) -> None:
         size = len(media.data)
-        work = self._works[source] = _Work(size, [inquiry])
+        work = self._works[source] = _DecodeWork(size, [inquiry])
         self._waiting_bytes += size
         job = DecodeJob(
             "video" if media.kind == "video" else "image", media.data, media.num_frames, self.form, self.limits
         )
         self._decoder.decode(job, lambda answer: self._learn(source, work, answer), work.wanted)
 
-    def _learn(self, source: _Source, work: _Work, answer: Answer | None) -> None:
+    def _learn(self, source: _Source, work: _DecodeWork, answer: Answer | None) -> None:
         self._waiting_bytes -= work.size
         if self._works.get(source) is work:
             del self._works[source]
@@ -196,7 +196,7 @@ class PictureShelf:
     def _remember(self, source: _Source, found: tuple[_Identity, ...] | Refused) -> None:
         self._sources[source] = found
         self._sources.move_to_end(source)
-        if len(self._sources) > self.limits.shelf_sources:
+        if len(self._sources) > self.limits.cache_sources:
             self._sources.popitem(last=False)
 
     def _put(self, salt: str, decoded: DecodedPicture) -> Picture:
@@ -220,7 +220,7 @@ class PictureShelf:
             number, self._next_number = self._next_number, self._next_number + 1
         self._numbers[identity] = number
         self._numbers.move_to_end(identity)
-        if len(self._numbers) > self.limits.shelf_numbers:
+        if len(self._numbers) > self.limits.cache_numbers:
             self._numbers.popitem(last=False)
         return number
 
@@ -243,7 +243,7 @@ class PictureShelf:
                 self._held_bytes += picture.size
             picture.holders += 1
 
-    def let_go(self, pictures: Sequence[Picture]) -> None:
+    def release(self, pictures: Sequence[Picture]) -> None:
         for picture in pictures:
             picture.holders -= 1
             assert picture.holders >= 0, "let go more often than held"
@@ -255,7 +255,7 @@ class PictureShelf:
 
     def _trim(self) -> None:
         """Rasters beyond the limit go. Those that a request needs here, because the engine has none, stay."""
-        if self._bytes <= self.limits.shelf_bytes:
+        if self._bytes <= self.limits.cache_bytes:
             return
         for picture in tuple(self._pictures.values()):
             if picture.raster is None or (picture.holders and not picture.at_engine):
@@ -264,7 +264,7 @@ class PictureShelf:
             self._bytes -= picture.size
             if not picture.holders:
                 self._fall(picture)
-            if self._bytes <= self.limits.shelf_bytes:
+            if self._bytes <= self.limits.cache_bytes:
                 return
 
     def _fall(self, picture: Picture) -> None:
@@ -276,7 +276,7 @@ class PictureShelf:
 
     # ------------------------------------------------------------------ the engine
 
-    def bring(self, pictures: Sequence[Picture], send: Callable[[EnginePicture | EngineForget], None]) -> None:
+    def upload(self, pictures: Sequence[Picture], send: Callable[[EnginePicture | EngineForget], None]) -> None:
         """Sends what the engine has to have before a message that holds these.
 
         Raises:

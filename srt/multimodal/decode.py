@@ -1,4 +1,4 @@
-"""Media as programs send them → what the shelf keeps: rasters, and what says whether two of them are the same picture.
+"""Media as programs send them → what the cache keeps: rasters, and what says whether two of them are the same picture.
 
 Libraries that read pictures of strangers may take long, or much memory, or die of them: the runtime has them run in a
 process that can be killed (decode_process.py). Tests, simulations and the embedded backend run them where they are

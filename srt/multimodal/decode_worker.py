@@ -38,7 +38,7 @@ class Decoder:
             limit_memory(self._limits.memory)
 
 
-class _LateError(Exception):
+class _DecodeLateError(Exception):
     """The time of a job is over."""
 
 
@@ -46,15 +46,15 @@ def decode_within(job: DecodeJob, seconds: float) -> Decoded | Refused:
     """`decode_media`, refused when it takes more CPU time. The main thread's, because of the signal."""
     late = False
 
-    def expire() -> _LateError:
+    def expire() -> _DecodeLateError:
         nonlocal late
         late = True
-        return _LateError()
+        return _DecodeLateError()
 
     try:
         with cpu_limit(seconds, expire):
             answer = decode_media(job)
-    except _LateError:  # it expired outside of what refuses
+    except _DecodeLateError:  # it expired outside of what refuses
         pass
     return Refused(RequestError.__name__, too_long(job)) if late else answer
 

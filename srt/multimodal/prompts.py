@@ -10,13 +10,13 @@ import msgspec
 from ...lang.errors import UmbelError
 from ...lang.prompt import Media, Part
 from ...lang.protocol import GenRequest, Hint, Locate, ScoreRequest
-from .cache import Inquiry, Picture, PictureShelf
+from .cache import Picture, PictureCache, PictureInquiry
 
 Showable = GenRequest | ScoreRequest | Hint | Locate  # the messages that have a prompt
 
 
 class Shown(Media, frozen=True, kw_only=True, tag="shown"):
-    """A picture, or the frames of a clip. It never travels, and has no bytes: the shelf has the pixels."""
+    """A picture, or the frames of a clip. It never travels, and has no bytes: the cache has the pixels."""
 
     pictures: tuple[Picture, ...]
 
@@ -32,12 +32,12 @@ def media_of(message: Showable) -> list[Media]:
 
 
 def prompts_of(message: Showable) -> tuple[tuple[Part, ...], ...]:
-    """A question about places may bring several."""
+    """A question about places may upload several."""
     return (message.prompt, *message.others) if isinstance(message, Locate) else (message.prompt,)
 
 
 def without_bytes(message: Showable) -> Showable:
-    """What is kept of a message that waits: the bytes are the decoder's, once however many messages bring them."""
+    """What is kept of a message that waits: the bytes are the decoder's, once however many messages upload them."""
     return _replaced(message, lambda part: msgspec.structs.replace(part, data=b""))
 
 
@@ -56,12 +56,12 @@ def _replaced(message: Showable, change: Callable[[Media], Media]) -> Showable:
 class Showing:
     """The media of one message, on their way to be pictures. What has been found is held until `close`."""
 
-    def __init__(self, shelf: PictureShelf, media: Sequence[Media], salt: str) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: PictureCache, media: Sequence[Media], salt: str) -> None:
+        self._cache = cache
         self._media = media
         self._salt = salt
         self._found: list[tuple[Picture, ...] | None] = [None] * len(media)
-        self._inquiries: list[Inquiry] = []
+        self._inquiries: list[PictureInquiry] = []
         self._tell: Callable[[UmbelError | None], None] | None = None
         self._closed = False
 
@@ -73,7 +73,7 @@ class Showing:
         for index, part in enumerate(media):
             if self._closed:
                 return
-            self._inquiries.append(self._shelf.find(part, self._salt, self._listener(index)))
+            self._inquiries.append(self._cache.find(part, self._salt, self._listener(index)))
 
     def replace(self, message: Showable) -> Showable:
         """The message with pictures for its media."""
@@ -88,7 +88,7 @@ class Showing:
         for inquiry in self._inquiries:
             inquiry.forget()
         for pictures in self._found:
-            self._shelf.let_go(pictures or ())
+            self._cache.release(pictures or ())
 
     def _listener(self, index: int) -> Callable[[tuple[Picture, ...] | UmbelError], None]:
         def hear(found: tuple[Picture, ...] | UmbelError) -> None:
@@ -98,7 +98,7 @@ class Showing:
                 self.close()
                 self._end(found)
                 return
-            self._shelf.hold(found)
+            self._cache.hold(found)
             self._found[index] = found
             if all(pictures is not None for pictures in self._found):
                 self._end(None)

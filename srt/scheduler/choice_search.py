@@ -47,7 +47,7 @@ class ChoiceSearches:
     """Runs the searches of one scheduler. Without `context.constraints`, which has the trie, they are refused."""
 
     def __init__(self, context: SchedulerContext) -> None:
-        self._shelf = context.constraints
+        self._matcher_cache = context.constraints
         self._table = context.table
         self._counters = context.counters
         self._token_bytes = context.token_bytes
@@ -64,11 +64,11 @@ class ChoiceSearches:
         Raises:
             CapabilityError: this engine has none.
         """
-        if self._shelf is None:
+        if self._matcher_cache is None:
             raise CapabilityError(
                 'this engine has no table of its vocabulary; write method="token_length_normalized" in select'
             )
-        self._held.append(_Held(request, message, self._shelf.trie()))
+        self._held.append(_Held(request, message, self._matcher_cache.trie()))
 
     def begin_step(self) -> None:
         """ChoiceSearches that can begin, begin; those whose message has ended are forgotten."""

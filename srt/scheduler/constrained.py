@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...fsm.errors import ConstraintRefused
 from ...lang.errors import CapabilityError, ConstraintError
 from ...lang.protocol import FinishReason
-from ..constraints.matcher import Boundary, Cursor, SharedConstraint
+from ..constraints.matcher import Boundary, Matcher, SharedConstraint
 from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineGenerate
 from .context import SchedulerContext
@@ -34,7 +34,7 @@ class ConstrainedTexts:
         self._jump_forward = context.config.jump_forward
         self._step_fuel = context.config.constraint_fuel
         self._context = context
-        self._shelf = context.constraints
+        self._matcher_cache = context.constraints
         self._table = context.table
         self._counters = context.counters
         self._clock = context.clock
@@ -51,16 +51,18 @@ class ConstrainedTexts:
             CapabilityError: this engine enforces no constraints.
         """
         assert message.constraint is not None, "a request without a constraint has nothing to wait for"
-        if self._shelf is None:
+        if self._matcher_cache is None:
             raise CapabilityError("this engine enforces no constraints; leave the constraint out")
-        self._held.append(_Held(request, message.heal, self._shelf.find(message.constraint, request.schedule.salt)))
+        self._held.append(
+            _Held(request, message.heal, self._matcher_cache.find(message.constraint, request.schedule.salt))
+        )
 
     def count(self) -> None:
         """Brings the counters of constraints up to date."""
-        if self._shelf is not None:
-            self._counters.constraints_opened = self._shelf.opened
-            self._counters.constraint_hits = self._shelf.hits
-            self._counters.jumps_cut = self._shelf.jumps_cut
+        if self._matcher_cache is not None:
+            self._counters.constraints_opened = self._matcher_cache.opened
+            self._counters.constraint_hits = self._matcher_cache.hits
+            self._counters.jumps_cut = self._matcher_cache.jumps_cut
 
     def begin_step(self) -> None:
         """Requests whose constraint has been opened wait for their turn from now on."""
@@ -94,7 +96,7 @@ class ConstrainedTexts:
                 return False
             if healing.possible:
                 boundary = Boundary(last, said, healing.mask(last), constraint, self._token_bytes)
-        cursor = generation.cursor = Cursor(constraint.begin(said), eos_ids, boundary)
+        cursor = generation.cursor = Matcher(constraint.begin(said), eos_ids, boundary)
         if boundary is not None:
             request.drop_prompt_token()
         self._table.let_go(request)
@@ -148,7 +150,7 @@ class ConstrainedTexts:
         stop = self._append(request, generation, cursor, token)
         return self._jump(request, generation, cursor) if stop is None else stop
 
-    def _jump(self, request: Request, generation: Generation, cursor: Cursor) -> Stop | None:
+    def _jump(self, request: Request, generation: Generation, cursor: Matcher) -> Stop | None:
         """Appends the tokens that are known already."""
         while cursor.pending and self._jump_forward:
             token = cursor.settle(cursor.pending[0], generation.length_limit - request.length)
@@ -158,7 +160,7 @@ class ConstrainedTexts:
                 return stop
         return None
 
-    def _append(self, request: Request, generation: Generation, cursor: Cursor, token: int | None) -> Stop | None:
+    def _append(self, request: Request, generation: Generation, cursor: Matcher, token: int | None) -> Stop | None:
         if cursor.error is not None:
             raise cursor.error
         if token is None:

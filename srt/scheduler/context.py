@@ -7,7 +7,7 @@ requests, pool and counters. Each part gets this context, and no callbacks.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..constraints.matcher_cache import ConstraintShelf
+from ..constraints.matcher_cache import MatcherCache
 from ..core.clock import Clock
 from ..core.counters import Counters
 from ..core.faults import FaultHook
@@ -36,7 +36,7 @@ class SchedulerContext:
     clock: Clock
     faults: FaultHook
     token_bytes: Callable[[int], bytes]
-    constraints: ConstraintShelf | None
+    constraints: MatcherCache | None
 
     def append_token(self, request: Request, token: int) -> Stop | None:
         """Appends a token to a text, sampled or forced; says whether the text ends with it."""

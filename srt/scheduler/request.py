@@ -26,7 +26,7 @@ from ...fsm.choices.search import ChoiceSearch
 from ...fsm.stops import StopMatcher, Stops
 from ...lang.sampling import SamplingParams
 from ..cache.radix_cache import Match
-from ..constraints.matcher import Cursor
+from ..constraints.matcher import Matcher
 from ..core.messages import IdLogprob, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
 
@@ -62,7 +62,7 @@ class Generation:
     logprobs: list[IdLogprob] = field(default_factory=list)
     prompt_logprobs: list[IdLogprob] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences
-    cursor: Cursor | None = None  # where the text is in its constraint
+    cursor: Matcher | None = None  # where the text is in its constraint
     stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
 
     def __post_init__(self) -> None:

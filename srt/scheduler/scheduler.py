@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...lang.errors import CapabilityError, DeadlineError, ParameterError, UmbelError
 from ..cache.slot_allocator import IntegrityError
-from ..constraints.matcher_cache import ConstraintShelf
+from ..constraints.matcher_cache import MatcherCache
 from ..core.batch import AsyncRunner, Runner
 from ..core.clock import Clock
 from ..core.counters import Counters
@@ -84,7 +84,7 @@ class Scheduler:
         config: SchedulerConfig,
         clock: Clock,
         faults: FaultHook = no_faults,
-        constraints: ConstraintShelf | None = None,
+        constraints: MatcherCache | None = None,
     ) -> None:
         if config.overlap and not isinstance(runner, AsyncRunner):
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher_cache import ConstraintShelf
+from umbel.srt.constraints.matcher_cache import MatcherCache
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.faults import FaultHook, no_faults
 from umbel.srt.core.messages import (
@@ -49,7 +49,7 @@ class Engine:
         vocabulary: int = VOCABULARY,
         token_bytes: Callable[[int], bytes] = letters,
         eos_ids: frozenset[int] = EOS,
-        constraints: ConstraintShelf | None = None,
+        constraints: MatcherCache | None = None,
         computes: Computes = "when asked",
         forward_seconds: float = 0.0,
         **settings: object,

@@ -3,9 +3,9 @@
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import ConstraintSpec, FinishReason, GenRequest, Origin, ToBackend
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.compiled_cache import ConstraintLibrary
+from umbel.srt.constraints.compiled_cache import CompiledCache
 from umbel.srt.core.clock import VirtualClock
-from umbel.srt.core.config import Limits
+from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.faults import FaultHook, no_faults
 from umbel.srt.core.messages import Ended, EngineAbort, EngineGenerate, EngineScore, ToEngine
 from umbel.srt.gateway.front_end import Answer, Client
@@ -37,10 +37,10 @@ class Harness:
         self,
         *,
         tokenizer: Tokenizer | None = None,
-        limits: Limits = Limits(),  # noqa: B008  # frozen
+        limits: GatewayLimits = GatewayLimits(),  # noqa: B008  # frozen
         faults: FaultHook = no_faults,
         ready: bool = True,
-        constraints: ConstraintLibrary | None = None,
+        constraints: CompiledCache | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.to_engine: list[ToEngine] = []

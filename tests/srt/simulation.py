@@ -35,9 +35,9 @@ from umbel.lang.protocol import (
 from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.lang.transport.link import FromGateway, Inbound, Outbound, Pong, ToGateway
-from umbel.srt.constraints.compiled_cache import ConstraintLibrary
+from umbel.srt.constraints.compiled_cache import CompiledCache
 from umbel.srt.core.clock import VirtualClock
-from umbel.srt.core.config import Limits
+from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.faults import no_faults
 from umbel.srt.core.messages import (
     EngineFrame,
@@ -69,7 +69,7 @@ OPTIONS = RuntimeOptions(
     chunk_size=16,
     debug=DebugOptions(check_every_step=True),
 )
-LIMITS = Limits(request_timeout=20.0, max_queue=24)
+LIMITS = GatewayLimits(request_timeout=20.0, max_queue=24)
 SLACK = 2.0  # virtual seconds a message may be late by, above deadline and grace
 TOKENIZER = ByteTokenizer()
 ENCODER = PromptEncoder(TOKENIZER)
@@ -182,7 +182,7 @@ class World:
             clock=self.clock,
             limits=LIMITS,
             seed=seed,
-            constraints=ConstraintLibrary(self.compiler, "fsm", entries=2, most_bytes=1 << 20),
+            constraints=CompiledCache(self.compiler, "fsm", entries=2, most_bytes=1 << 20),
         )
         self.engine: Engine | None = None
         self._start_engine()

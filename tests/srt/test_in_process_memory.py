@@ -15,7 +15,7 @@ from umbel.lang.sampling import SamplingParams
 from umbel.srt import in_process, launch
 from umbel.srt.core.batch import Runner
 from umbel.srt.in_process import LocalBackend
-from umbel.srt.launch import Engine, LoadedModel, Reading
+from umbel.srt.launch import Engine, LoadedModel, ModelReading
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from .runners.cuda.engines import in_torch, on_host, tiny_model
@@ -86,7 +86,7 @@ def test_a_model_that_the_backend_has_loaded_goes_when_it_is_closed(
         gone.extend(watched(runner))
         return launch.open_engine(*arguments, **{**options, "loaded": LoadedModel("tiny", ByteTokenizer(), runner)})
 
-    monkeypatch.setattr(in_process, "open_tokenizer", lambda options: Reading("tiny", ByteTokenizer(), None))
+    monkeypatch.setattr(in_process, "open_tokenizer", lambda options: ModelReading("tiny", ByteTokenizer(), None))
     monkeypatch.setattr(in_process, "open_engine", open_engine)
     backend = LocalBackend("tiny")
     asyncio.run(use(backend))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded
 from umbel.fsm.tokens.masks import Mask
 from umbel.fsm.tokens.vocabulary import pack
-from umbel.srt.constraints.matcher_cache import AtOnce, ConstraintShelf
+from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
 from umbel.srt.core.messages import EngineConstraint
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -185,5 +185,5 @@ class ToyOpener:
         return ToyConstraint(cost, allowed)
 
 
-def toy_shelf(entries: int = 8) -> ConstraintShelf:
-    return ConstraintShelf(ToyOpener, AtOnce(), AtOnce(), entries=entries)
+def toy_shelf(entries: int = 8) -> MatcherCache:
+    return MatcherCache(ToyOpener, ImmediateExecutor(), ImmediateExecutor(), entries=entries)

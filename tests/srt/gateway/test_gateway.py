@@ -23,7 +23,7 @@ from umbel.lang.protocol import (
     ScoreRequest,
 )
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.config import Limits
+from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.faults import FailAt
 from umbel.srt.core.messages import (
     ChooseEnded,
@@ -219,7 +219,7 @@ class TestRefusals:
         assert bool(harness.generates()) is fits
 
     def test_a_full_queue_refuses_at_once_and_takes_again_when_one_has_ended(self) -> None:
-        harness = Harness(limits=Limits(max_queue=2))
+        harness = Harness(limits=GatewayLimits(max_queue=2))
         for label in "abc":
             harness.send(generate(label))
         assert kinds(harness) == ["OverloadedError"]
@@ -607,7 +607,7 @@ class TestHintsAndControls:
 
 
 def test_every_limit_is_what_the_reliability_note_says() -> None:
-    limits = Limits()
+    limits = GatewayLimits()
     assert (limits.request_timeout, limits.max_queue) == (600.0, 1024)
     assert (limits.max_salt_length, limits.max_choices, limits.max_choice_length) == (128, 1024, 16_384)
     assert (limits.max_prompt_parts, limits.max_label_length, limits.max_priority) == (100_000, 256, 1_000_000)

@@ -18,7 +18,7 @@ from umbel.lang.protocol import (
 )
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.clock import VirtualClock
-from umbel.srt.core.config import Limits, PictureLimits
+from umbel.srt.core.config import GatewayLimits, PictureLimits
 from umbel.srt.core.image_token_ids import PICTURE_BASE
 from umbel.srt.core.messages import (
     EngineAbort,
@@ -33,7 +33,7 @@ from umbel.srt.core.messages import (
     ToEngine,
 )
 from umbel.srt.gateway.gateway import Gateway
-from umbel.srt.multimodal.cache import PictureShelf
+from umbel.srt.multimodal.cache import PictureCache
 from umbel.srt.multimodal.digests import InlineDigests
 from umbel.srt.multimodal.format import PictureFormat
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
@@ -53,15 +53,15 @@ class Scene:
         self.decoder = PatientDecoder()
         self.to_engine: list[ToEngine] = []
         self.front_end = FakeFrontEnd()
-        self.shelf = PictureShelf(form, self.decoder, InlineDigests(), PictureLimits(**limits))
+        self.cache = PictureCache(form, self.decoder, InlineDigests(), PictureLimits(**limits))
         self.gateway = Gateway(
             ByteTokenizer(),
             model="toy",
             to_engine=self.to_engine.append,
             clock=self.clock,
-            limits=Limits(max_queue=8, request_timeout=60.0),
+            limits=GatewayLimits(max_queue=8, request_timeout=60.0),
             seed=7,
-            pictures=self.shelf,
+            pictures=self.cache,
         )
         if ready:
             self.gateway.engine_ready(1000)
@@ -204,7 +204,7 @@ def test_a_constraint_is_compiled_and_the_prompt_computed_with_its_picture() -> 
 
 
 def test_a_picture_that_falls_off_is_forgotten_when_no_call_holds_it() -> None:
-    scene = Scene(shelf_bytes=16 * 16 * 3)
+    scene = Scene(cache_bytes=16 * 16 * 3)
     scene.send(gen("a", CAT))
     scene.decoder.work()
     scene.send(gen("b", DOG))
@@ -299,7 +299,7 @@ def test_a_picture_that_cannot_be_decoded_fails_its_calls_only() -> None:
     assert scene.kinds() == ["Picture", "Generate"]
     scene.close_call()
     assert scene.gateway.in_flight == 0
-    assert scene.shelf._held_bytes == 0
+    assert scene.cache._held_bytes == 0
     assert {name: scene.gateway.counters[name] for name in ("requests", "failed", "finished", "hints_unused")} == {
         "requests": 2,
         "failed": 1,

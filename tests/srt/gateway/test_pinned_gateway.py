@@ -3,7 +3,7 @@
 import pytest
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Hint, Origin, Release
-from umbel.srt.core.config import Limits
+from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.messages import EnginePrefill, EngineRelease, Schedule
 
 from ..gateway_harness import Harness
@@ -59,7 +59,7 @@ def test_a_pin_without_a_sensible_time_is_counted_and_not_sent(seconds: float) -
 
 
 def test_clients_cannot_make_the_gateway_remember_without_bound() -> None:
-    harness = Harness(limits=Limits(max_pins=2))
+    harness = Harness(limits=GatewayLimits(max_pins=2))
     for number in range(3):
         harness.send(pin(f"p{number}", 5.0))
     assert (len(prefills(harness)), harness.gateway.counters["hints_unused"]) == (2, 1)
@@ -76,7 +76,7 @@ def test_a_pin_that_could_not_be_sent_takes_no_room() -> None:
             failing.clear()
             raise OSError
 
-    harness = Harness(limits=Limits(max_pins=1), faults=fail)
+    harness = Harness(limits=GatewayLimits(max_pins=1), faults=fail)
     harness.send(pin("lost"))
     harness.send(pin("p"))
     assert (len(prefills(harness)), harness.gateway.counters["hints_unused"]) == (1, 1)

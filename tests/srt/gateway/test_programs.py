@@ -28,7 +28,7 @@ from umbel.lang.programs import (
 )
 from umbel.lang.protocol import Abort, Failure, GenRequest, Origin
 from umbel.lang.transport import packing
-from umbel.srt.core.config import Limits
+from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.messages import EngineFailed, Tokens
 from umbel.srt.gateway.front_end import Answer
 from umbel.srt.gateway.gateway import Gateway
@@ -61,7 +61,7 @@ def program(label: str = "p", *, whole: bool = True, text: str = "Q", calls: int
 class World(Harness):
     """The gateway of `Harness`, with programs. Made on a running loop."""
 
-    def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008  # frozen
+    def __init__(self, limits: GatewayLimits = GatewayLimits()) -> None:  # noqa: B008  # frozen
         super().__init__(limits=limits)
         self.flushed = 0
         self.gateway = Gateway(
@@ -120,7 +120,7 @@ async def until(condition: Callable[[], object]) -> None:
     raise AssertionError("it did not come to that")
 
 
-def run(scenario: Callable[[World], Awaitable[None]], limits: Limits = Limits()) -> None:  # noqa: B008  # frozen
+def run(scenario: Callable[[World], Awaitable[None]], limits: GatewayLimits = GatewayLimits()) -> None:  # noqa: B008  # frozen
     async def bounded() -> None:
         world = World(limits)
         await asyncio.wait_for(scenario(world), 30)
@@ -247,17 +247,17 @@ def test_long_graphs_are_read_beside_the_loop_and_once_for_all_who_wait() -> Non
     """The reader gets its graph after others have asked for it, and after the first of them has gone."""
 
     async def scenario() -> None:
-        limits = replace(Limits(), long_graph=0)
+        limits = replace(GatewayLimits(), long_graph=0)
         read: list[bytes] = []
 
         def slow(data: bytes) -> bytes:
             read.append(data)
             return data
 
-        shelf = GraphCache(limits, slow, Counter())
-        first = asyncio.ensure_future(shelf.find(digest_of(b"graph"), b"graph"))
+        cache = GraphCache(limits, slow, Counter())
+        first = asyncio.ensure_future(cache.find(digest_of(b"graph"), b"graph"))
         await asyncio.sleep(0)
-        others = [asyncio.ensure_future(shelf.find(digest_of(b"graph"), b"")) for _ in range(3)]
+        others = [asyncio.ensure_future(cache.find(digest_of(b"graph"), b"")) for _ in range(3)]
         await asyncio.sleep(0)
         first.cancel()
         assert await asyncio.gather(*others) == [b"graph"] * 3
@@ -268,18 +268,18 @@ def test_long_graphs_are_read_beside_the_loop_and_once_for_all_who_wait() -> Non
 
 def test_the_shelf_is_bounded_in_count_and_bytes() -> None:
     async def scenario() -> None:
-        limits = replace(Limits(), kept_graphs=3, kept_graph_bytes=10)
-        shelf = GraphCache(limits, bytes, Counter())
+        limits = replace(GatewayLimits(), kept_graphs=3, kept_graph_bytes=10)
+        cache = GraphCache(limits, bytes, Counter())
 
         async def here(data: bytes) -> bool:
-            return await shelf.find(digest_of(data), b"") is not None
+            return await cache.find(digest_of(data), b"") is not None
 
         for data in (b"a", b"b", b"c"):
-            await shelf.find(digest_of(data), data)
+            await cache.find(digest_of(data), data)
         assert await here(b"a")  # used just now
-        await shelf.find(digest_of(b"d"), b"d")
+        await cache.find(digest_of(b"d"), b"d")
         assert [await here(data) for data in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-        await shelf.find(digest_of(b"x" * 9), b"x" * 9)
+        await cache.find(digest_of(b"x" * 9), b"x" * 9)
         assert [await here(data) for data in (b"a", b"c", b"d", b"x" * 9)] == [False, False, True, True]
         with pytest.raises(GraphError, match="are accepted"):
             await GraphCache(replace(limits, max_graph_bytes=1), bytes, Counter()).find(digest_of(b"xx"), b"xx")
@@ -293,7 +293,7 @@ def test_what_cannot_be_read_is_refused_whatever_reading_raises() -> None:
             raise RecursionError
 
         with pytest.raises(GraphError, match="cannot be read: RecursionError"):
-            await GraphCache(Limits(), fail, Counter()).find(digest_of(b"x"), b"x")
+            await GraphCache(GatewayLimits(), fail, Counter()).find(digest_of(b"x"), b"x")
 
     asyncio.run(scenario())
 
@@ -402,7 +402,7 @@ def test_a_failing_call_fails_what_needs_it() -> None:
 
 
 def test_programs_beyond_the_limits_are_refused_at_once() -> None:
-    limits = replace(Limits(), max_programs=1, max_argument_bytes=10)
+    limits = replace(GatewayLimits(), max_programs=1, max_argument_bytes=10)
 
     async def scenario(world: World) -> None:
         for label, request, kind in (
@@ -444,7 +444,7 @@ def test_an_id_in_use_is_refused_and_the_program_that_has_it_runs_on() -> None:
 
 
 def test_programs_leave_room_in_the_queue_for_calls_of_clients() -> None:
-    limits = replace(Limits(), max_queue=4)
+    limits = replace(GatewayLimits(), max_queue=4)
 
     async def scenario(world: World) -> None:
         for number in range(6):

@@ -284,9 +284,9 @@ def test_the_limits_are_these() -> None:
             memory=176 << 20,
             niceness=10,
             waiting_bytes=512 << 20,
-            shelf_bytes=64 << 20,
-            shelf_sources=4096,
-            shelf_numbers=1 << 16,
+            cache_bytes=64 << 20,
+            cache_sources=4096,
+            cache_numbers=1 << 16,
             held_bytes=1 << 30,
         )
         == LIMITS

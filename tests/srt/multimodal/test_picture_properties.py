@@ -9,9 +9,9 @@ from umbel.lang.errors import RequestError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Abort, ConstraintSpec, Failure, Final, GenRequest, Hint, Origin, Scored, ScoreRequest
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.compiled_cache import ConstraintLibrary
+from umbel.srt.constraints.compiled_cache import CompiledCache
 from umbel.srt.core.clock import VirtualClock
-from umbel.srt.core.config import Limits, PictureLimits
+from umbel.srt.core.config import GatewayLimits, PictureLimits
 from umbel.srt.core.image_token_ids import PICTURE_BASE
 from umbel.srt.core.messages import (
     EngineAbort,
@@ -26,7 +26,7 @@ from umbel.srt.core.messages import (
 )
 from umbel.srt.gateway.front_end import Answer, Client
 from umbel.srt.gateway.gateway import EngineState, Gateway
-from umbel.srt.multimodal.cache import PictureShelf
+from umbel.srt.multimodal.cache import PictureCache
 from umbel.srt.multimodal.digests import InlineDigests
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -48,8 +48,8 @@ class Traffic:
         self.clock = VirtualClock()
         self.decoder = PatientDecoder()
         self.compiler = PatientCompiler()
-        limits = PictureLimits(shelf_bytes=2 * RASTER, held_bytes=4 * RASTER, shelf_sources=4, shelf_numbers=3)
-        self.shelf = PictureShelf(FORM, self.decoder, InlineDigests(), limits)
+        limits = PictureLimits(cache_bytes=2 * RASTER, held_bytes=4 * RASTER, cache_sources=4, cache_numbers=3)
+        self.cache = PictureCache(FORM, self.decoder, InlineDigests(), limits)
         self.engine: set[int] = set()  # pictures that it has
         self.running: list[EngineGenerate | EngineScore] = []
         self.aborted: set[int] = set()  # requests that the engine was asked to end
@@ -63,10 +63,10 @@ class Traffic:
             model="toy",
             to_engine=self._to_engine,
             clock=self.clock,
-            limits=Limits(max_queue=6, request_timeout=60.0),
+            limits=GatewayLimits(max_queue=6, request_timeout=60.0),
             seed=7,
-            constraints=ConstraintLibrary(self.compiler, "fsm", entries=0, most_bytes=0),
-            pictures=self.shelf,
+            constraints=CompiledCache(self.compiler, "fsm", entries=0, most_bytes=0),
+            pictures=self.cache,
         )
         self.gateway.engine_ready(100)
 
@@ -180,16 +180,16 @@ class Traffic:
     # ------------------------------------------------------------------ what holds
 
     def check(self) -> None:
-        pictures = self.shelf._pictures.values()
-        limits = self.shelf.limits
+        pictures = self.cache._pictures.values()
+        limits = self.cache.limits
         assert self.wrong == []
         assert not self.gateway.counters["internal_errors"]
         assert all(count == 1 for count in self.endings.values())
         assert {picture.number for picture in pictures if picture.at_engine} == self.engine
         assert all(picture.raster is not None or picture.holders for picture in pictures)
         kept = [picture for picture in pictures if picture.raster is not None]
-        assert self.shelf._bytes == RASTER * len(kept) <= limits.held_bytes + limits.shelf_bytes
-        assert self.shelf._held_bytes <= limits.held_bytes
+        assert self.cache._bytes == RASTER * len(kept) <= limits.held_bytes + limits.cache_bytes
+        assert self.cache._held_bytes <= limits.held_bytes
 
     def end(self) -> None:
         """Everything ends."""
@@ -203,10 +203,10 @@ class Traffic:
         self.gateway.tick()
         assert self.gateway.in_flight == 0
         assert set(self.endings) | self.lost == self.asked
-        assert self.shelf._held_bytes == 0
-        assert self.shelf._waiting_bytes == 0
-        assert self.shelf._bytes <= self.shelf.limits.shelf_bytes
-        assert not any(picture.holders for picture in self.shelf._pictures.values())
+        assert self.cache._held_bytes == 0
+        assert self.cache._waiting_bytes == 0
+        assert self.cache._bytes <= self.cache.limits.cache_bytes
+        assert not any(picture.holders for picture in self.cache._pictures.values())
 
 
 def shown(message: EngineGenerate | EngineScore | EnginePrefill) -> set[int]:
@@ -223,4 +223,4 @@ def test_any_traffic_ends_well(seed: int) -> None:
     traffic.end()
     traffic.check()
     assert traffic.gateway.counters["finished"] > 5
-    assert traffic.shelf.counters["pictures_sent"] > 10
+    assert traffic.cache.counters["pictures_sent"] > 10

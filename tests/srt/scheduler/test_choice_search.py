@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher_cache import AtOnce, ConstraintShelf
-from umbel.srt.constraints.opener import ConstraintOpener
+from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
+from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
 from umbel.srt.core.messages import ChooseEnded, EngineAbort, EngineChoose, EngineFailed, Schedule
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -19,9 +19,12 @@ TOKENIZER = ByteTokenizer()
 PROMPT = [256, *TOKENIZER.encode("who sings", first=False)]
 
 
-def shelf(size: int = TOKENIZER.vocab_size) -> ConstraintShelf:
-    return ConstraintShelf(
-        lambda: ConstraintOpener(lambda: TOKENIZER, size, walk=None, folder=None), AtOnce(), AtOnce(), entries=4
+def shelf(size: int = TOKENIZER.vocab_size) -> MatcherCache:
+    return MatcherCache(
+        lambda: VocabularyMatcherFactory(lambda: TOKENIZER, size, walk=None, folder=None),
+        ImmediateExecutor(),
+        ImmediateExecutor(),
+        entries=4,
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher_cache import AtOnce, ConstraintShelf
+from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
 from umbel.srt.core.faults import FailAt
 from umbel.srt.core.messages import Ended, EngineAbort, EngineConstraint, EngineFailed
 
@@ -268,7 +268,10 @@ def test_the_same_constraint_is_opened_once() -> None:
 
 
 def test_open_constraints_are_bounded_in_number_and_bytes() -> None:
-    for shelf in (toy_shelf(entries=2), ConstraintShelf(ToyOpener, AtOnce(), AtOnce(), entries=99, most_bytes=5)):
+    for shelf in (
+        toy_shelf(entries=2),
+        MatcherCache(ToyOpener, ImmediateExecutor(), ImmediateExecutor(), entries=99, most_bytes=5),
+    ):
         for answer in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb"):
             shelf.find(texts(answer), "")
         assert (shelf.opened, shelf.hits) == (4, 2)
@@ -284,7 +287,7 @@ def test_what_llguidance_reads_slowly_holds_up_no_constraint_of_ours() -> None:
             return super().open(compiled)
 
     with ThreadPoolExecutor(1) as fast, ThreadPoolExecutor(1) as slow:
-        shelf = ConstraintShelf(SlowOpener, fast, slow, entries=9)
+        shelf = MatcherCache(SlowOpener, fast, slow, entries=9)
         reading = shelf.find(msgspec.structs.replace(texts("a"), engine="llguidance"), "")
         assert shelf.find(texts("b"), "").result(60.0)[0].minimum_tokens == 1
         assert not reading.done()
@@ -303,7 +306,7 @@ def test_the_opener_is_made_once_whichever_constraint_comes_first() -> None:
         return made[-1]
 
     with ThreadPoolExecutor(1) as fast, ThreadPoolExecutor(1) as slow:
-        shelf = ConstraintShelf(load, fast, slow, entries=9)
+        shelf = MatcherCache(load, fast, slow, entries=9)
         with pytest.raises(OSError, match="no room"):
             shelf.prepare().result(60.0)
         for future in [

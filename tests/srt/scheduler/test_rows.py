@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from umbel.lang.errors import RequestError
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher_cache import AtOnce, ConstraintShelf
-from umbel.srt.constraints.opener import ConstraintOpener
+from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
+from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
 from umbel.srt.core.batch import Draws, RowRequests
 from umbel.srt.core.messages import EngineAbort, EngineChoose, EngineFailed, Schedule
 from umbel.srt.sampling.gumbel import SampleRequest, draw_key
@@ -72,10 +72,10 @@ NEIGHBOURS = [
 def engine(*, searches: bool = False, **settings: object) -> Engine:
     shelf = toy_shelf()
     if searches:
-        shelf = ConstraintShelf(
-            lambda: ConstraintOpener(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
-            AtOnce(),
-            AtOnce(),
+        shelf = MatcherCache(
+            lambda: VocabularyMatcherFactory(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
+            ImmediateExecutor(),
+            ImmediateExecutor(),
             entries=4,
         )
     picks_tokens = bool(settings.pop("picks_tokens", False))
@@ -250,12 +250,12 @@ ROWS = [
     Row("scheduler.commit:Commit._stream", generates(PLAIN, stream=True)),
     Row("scheduler.commit:Commit.finish", scores),
     # constraints
-    Row("constraints.matcher:Cursor.settle", constrained),
-    Row("constraints.matcher:Cursor.prepare", constrained),
-    Row("constraints.matcher:Cursor._settle", constrained),
-    Row("constraints.matcher:Cursor._settle_boundary", healed),
-    Row("constraints.matcher:Cursor._fits", constrained),
-    Row("constraints.matcher:Cursor._look_ahead", constrained),
+    Row("constraints.matcher:Matcher.settle", constrained),
+    Row("constraints.matcher:Matcher.prepare", constrained),
+    Row("constraints.matcher:Matcher._settle", constrained),
+    Row("constraints.matcher:Matcher._settle_boundary", healed),
+    Row("constraints.matcher:Matcher._fits", constrained),
+    Row("constraints.matcher:Matcher._look_ahead", constrained),
     Row("scheduler.constrained:ConstrainedTexts._open", constrained),
     Row("scheduler.constrained:ConstrainedTexts._spend", constrained),
     Row("scheduler.constrained:ConstrainedTexts.commit", constrained),
@@ -299,10 +299,10 @@ NOT_OF_ONE_ROW = {
     "scheduler.constrained:ConstrainedTexts.begin_step": "of all that are held: `_open` is that of one",
     "scheduler.constrained:ConstrainedTexts.ready": "within it `_spend` and `_jump` raise",
     "constraints.matcher:Boundary.begin": "within `_settle_boundary`",
-    "constraints.matcher:Cursor._close": "within `Cursor._settle`",
-    "constraints.matcher:Cursor._may_stay": "within `Cursor._settle`",
-    "constraints.matcher:Cursor._is_ending": "within `Cursor._settle`",
-    "constraints.matcher:_holds": "within `Cursor._settle`",
+    "constraints.matcher:Matcher._close": "within `Matcher._settle`",
+    "constraints.matcher:Matcher._may_stay": "within `Matcher._settle`",
+    "constraints.matcher:Matcher._is_ending": "within `Matcher._settle`",
+    "constraints.matcher:_holds": "within `Matcher._settle`",
     "constraints.matcher:_refused": "words of an error",
     "sampling.gumbel:draw_key": "the definition: arithmetic of integers",
     "sampling.gumbel:draw_keys": "the definition: arithmetic of integers",
@@ -400,8 +400,8 @@ def concerns(thing: object, guilty: int) -> bool:
 
 # Called for the guilty request alone, or told by an argument that is nothing of a request.
 ALWAYS = {
-    *(f"constraints.matcher:Cursor.{name}" for name in ("settle", "prepare", "_settle", "_fits", "_look_ahead")),
-    *("constraints.matcher:Cursor._settle_boundary", "scheduler.constrained:ConstrainedTexts._open"),
+    *(f"constraints.matcher:Matcher.{name}" for name in ("settle", "prepare", "_settle", "_fits", "_look_ahead")),
+    *("constraints.matcher:Matcher._settle_boundary", "scheduler.constrained:ConstrainedTexts._open"),
     *("scheduler.constrained:ConstrainedTexts._spend", "scheduler.row_requests:choose_few"),
     *(
         "scheduler.step_results:_Reading._look_up",

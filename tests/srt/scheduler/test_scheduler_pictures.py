@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher_cache import AtOnce, ConstraintShelf
-from umbel.srt.constraints.opener import ConstraintOpener
+from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
+from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
 from umbel.srt.core.image_token_ids import picture_tokens
 from umbel.srt.core.messages import (
     ChooseEnded,
@@ -175,10 +175,10 @@ def test_a_search_for_choices_begins_behind_a_picture() -> None:
         vocabulary=TOKENIZER.vocab_size,
         token_bytes=TOKENIZER.token_bytes,
         eos_ids=TOKENIZER.eos_ids,
-        constraints=ConstraintShelf(
-            lambda: ConstraintOpener(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
-            AtOnce(),
-            AtOnce(),
+        constraints=MatcherCache(
+            lambda: VocabularyMatcherFactory(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
+            ImmediateExecutor(),
+            ImmediateExecutor(),
             entries=4,
         ),
         max_step_tokens=4,

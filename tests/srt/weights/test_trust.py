@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from umbel.lang.errors import ModelError
 from umbel.srt import launch
-from umbel.srt.constraints import opener
+from umbel.srt.constraints import matcher_factory
 from umbel.srt.core.cache_folder import make_private
 from umbel.srt.core.trust import read_trusted, trusted
 from umbel.srt.engine import process
@@ -248,7 +248,7 @@ def test_no_trie_of_another_user_is_read(shared: Path, monkeypatch: pytest.Monke
     as_user(ATTACKER, lambda: plant(shared / "umbel"))
     monkeypatch.setenv("UMBEL_CACHE", str(shared / "umbel"))
     assert as_user(VICTIM, launch._tries_folder) == "None"
-    answer = as_user(VICTIM, lambda: opener._read_ours(shared / "umbel" / "tries" / "planted"))
+    answer = as_user(VICTIM, lambda: matcher_factory._read_ours(shared / "umbel" / "tries" / "planted"))
     assert answer.startswith("PermissionError: ")
 
 

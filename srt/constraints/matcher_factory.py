@@ -23,7 +23,7 @@ from .matcher import SharedConstraint
 _ENOUGH = 1 << 30  # of a mask's fuel
 
 
-class ConstraintOpener:
+class VocabularyMatcherFactory:
     """Made once: about half a second for 262,144 tokens, beside what its tokenizer takes.
 
     Args:

@@ -1,4 +1,4 @@
-"""The shelf: what is decoded once, what has the same number, what goes, and what the engine is told of it."""
+"""The cache: what is decoded once, what has the same number, what goes, and what the engine is told of it."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from umbel.lang.errors import EngineError, OverloadedError, ParameterError, Requ
 from umbel.lang.prompt import Media
 from umbel.srt.core.config import PictureLimits
 from umbel.srt.core.messages import EngineForget, EnginePicture
-from umbel.srt.multimodal.cache import Picture, PictureShelf
+from umbel.srt.multimodal.cache import Picture, PictureCache
 from umbel.srt.multimodal.decode import InlineDecoder, PictureDecoder
 from umbel.srt.multimodal.digests import InlineDigests, ThreadedDigests
 
@@ -19,15 +19,15 @@ RASTER = 16 * 16 * 3  # bytes
 Told = tuple[Picture, ...] | UmbelError
 
 
-def shelf(decoder: PictureDecoder | None = None, **limits: int) -> PictureShelf:
-    return PictureShelf(FORM, decoder or InlineDecoder(), InlineDigests(), PictureLimits(**limits))
+def cache(decoder: PictureDecoder | None = None, **limits: int) -> PictureCache:
+    return PictureCache(FORM, decoder or InlineDecoder(), InlineDigests(), PictureLimits(**limits))
 
 
 def shown(index: int) -> Media:
     return media(saved(noise(20, 20, index)))
 
 
-def find(on: PictureShelf, what: Media, salt: str = "") -> Picture:
+def find(on: PictureCache, what: Media, salt: str = "") -> Picture:
     told: list[Told] = []
     on.find(what, salt, told.append)
     (found,) = told
@@ -35,20 +35,20 @@ def find(on: PictureShelf, what: Media, salt: str = "") -> Picture:
     return found[0]
 
 
-def failure(on: PictureShelf, what: Media) -> UmbelError:
+def failure(on: PictureCache, what: Media) -> UmbelError:
     told: list[Told] = []
     on.find(what, "", told.append)
     assert isinstance(told[0], UmbelError)
     return told[0]
 
 
-def bring(on: PictureShelf, *pictures: Picture) -> list[EnginePicture]:
+def upload(on: PictureCache, *pictures: Picture) -> list[EnginePicture]:
     sent: list[EnginePicture | EngineForget] = []
-    on.bring(pictures, sent.append)
+    on.upload(pictures, sent.append)
     return [message for message in sent if isinstance(message, EnginePicture)]
 
 
-def forgotten(on: PictureShelf) -> list[int]:
+def forgotten(on: PictureCache) -> list[int]:
     sent: list[EngineForget] = []
     on.send_forgotten(sent.append)
     return [message.number for message in sent]
@@ -56,7 +56,7 @@ def forgotten(on: PictureShelf) -> list[int]:
 
 def test_equal_bytes_are_decoded_once_and_equal_pixels_have_one_number() -> None:
     decoder = PatientDecoder()
-    on = shelf(decoder)
+    on = cache(decoder)
     told: list[Told] = []
     image = noise(20, 20)
     for data in (saved(image), saved(image), saved(image, "BMP")):
@@ -71,7 +71,7 @@ def test_equal_bytes_are_decoded_once_and_equal_pixels_have_one_number() -> None
 
 def test_salts_share_nothing() -> None:
     decoder = PatientDecoder()
-    on = shelf(decoder)
+    on = cache(decoder)
     told: list[Told] = []
     for salt in ("", "a", "b"):
         on.find(shown(0), salt, told.append)
@@ -81,7 +81,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_a_digest_that_is_not_that_of_the_bytes_is_refused() -> None:
-    on = shelf()
+    on = cache()
     find(on, shown(0))
     forged = msgspec.structs.replace(shown(1), digest=shown(0).digest)
     error = failure(on, forged)
@@ -91,7 +91,7 @@ def test_a_digest_that_is_not_that_of_the_bytes_is_refused() -> None:
 
 def test_refusals_are_remembered_and_troubles_are_not() -> None:
     decoder = PatientDecoder()
-    on = shelf(decoder)
+    on = cache(decoder)
     told: list[Told] = []
     for _ in range(2):
         on.find(media(b"no picture"), "", told.append)
@@ -109,7 +109,7 @@ def test_refusals_are_remembered_and_troubles_are_not() -> None:
 
 def test_nobody_waiting_means_no_work() -> None:
     decoder = PatientDecoder()
-    on = shelf(decoder)
+    on = cache(decoder)
     on.find(shown(0), "", pytest.fail).forget()
     decoder.work()
     assert decoder.asked == []
@@ -122,7 +122,7 @@ def test_nobody_waiting_means_no_work() -> None:
 def test_what_waits_is_bounded() -> None:
     decoder = PatientDecoder()
     size = len(shown(0).data)
-    on = shelf(decoder, waiting_bytes=2 * size + 8)
+    on = cache(decoder, waiting_bytes=2 * size + 8)
     for index in (0, 1, 1):
         on.find(shown(index), "", lambda told: None)
     assert isinstance(failure(on, shown(2)), OverloadedError)
@@ -135,7 +135,7 @@ def test_large_media_are_identified_beside_the_loop() -> None:
     flushed: list[None] = []
 
     async def run() -> None:
-        on = PictureShelf(FORM, InlineDecoder(), ThreadedDigests(lambda: flushed.append(None)), PictureLimits())
+        on = PictureCache(FORM, InlineDecoder(), ThreadedDigests(lambda: flushed.append(None)), PictureLimits())
         large = media(saved(noise(500, 500)))
         on.find(large, "", told.append)
         on.find(large, "", pytest.fail).forget()
@@ -153,47 +153,47 @@ def test_large_media_are_identified_beside_the_loop() -> None:
 
 
 def test_the_engine_gets_a_picture_once() -> None:
-    on = shelf()
+    on = cache()
     picture = find(on, shown(0))
-    (message,) = bring(on, picture, picture)
+    (message,) = upload(on, picture, picture)
     assert (message.number, message.tokens, message.width, len(message.pixels)) == (picture.number, 4, 20, RASTER)
-    assert bring(on, picture) == []
+    assert upload(on, picture) == []
 
 
 def test_a_message_that_could_not_be_sent_leaves_the_picture_to_be_sent() -> None:
-    on = shelf()
+    on = cache()
     picture = find(on, shown(0))
 
     def fail(message: EnginePicture | EngineForget) -> None:
         raise OSError("no socket")
 
     with pytest.raises(OSError, match="no socket"):
-        on.bring([picture], fail)
-    assert len(bring(on, picture)) == 1
+        on.upload([picture], fail)
+    assert len(upload(on, picture)) == 1
 
 
 def test_an_engine_that_failed_a_request_gets_its_pictures_again() -> None:
-    on = shelf()
+    on = cache()
     picture = find(on, shown(0))
-    bring(on, picture)
+    upload(on, picture)
     on.doubt([picture])
-    assert len(bring(on, picture)) == 1
-    assert bring(on, picture) == []
+    assert len(upload(on, picture)) == 1
+    assert upload(on, picture) == []
 
 
 def test_another_engine_gets_everything_again() -> None:
-    on = shelf()
+    on = cache()
     picture = find(on, shown(0))
-    bring(on, picture)
+    upload(on, picture)
     on.engine_lost()
     assert find(on, shown(0)) is picture
-    assert len(bring(on, picture)) == 1
+    assert len(upload(on, picture)) == 1
 
 
 def test_the_least_recently_used_falls_off_and_is_forgotten_at_the_engine() -> None:
-    on = shelf(shelf_bytes=2 * RASTER)
+    on = cache(cache_bytes=2 * RASTER)
     first, second = find(on, shown(0)), find(on, shown(1))
-    bring(on, first, second)
+    upload(on, first, second)
     find(on, shown(0))  # used again
     find(on, shown(2))
     assert forgotten(on) == [second.number]
@@ -202,65 +202,65 @@ def test_the_least_recently_used_falls_off_and_is_forgotten_at_the_engine() -> N
 
 
 def test_a_picture_that_comes_back_has_its_number() -> None:
-    on = shelf(shelf_bytes=RASTER)
+    on = cache(cache_bytes=RASTER)
     first = find(on, shown(0))
     find(on, shown(1))
     again = find(on, shown(0))
     assert again is not first
     assert again.number == first.number
-    assert len(bring(on, again)) == 1
+    assert len(upload(on, again)) == 1
 
 
 def test_a_picture_that_comes_back_is_not_forgotten_behind_it() -> None:
-    on = shelf(shelf_bytes=RASTER)
+    on = cache(cache_bytes=RASTER)
     first = find(on, shown(0))
-    bring(on, first)
+    upload(on, first)
     find(on, shown(1))
     sent: list[EnginePicture | EngineForget] = []
-    on.bring([find(on, shown(0))], sent.append)
+    on.upload([find(on, shown(0))], sent.append)
     assert [type(message) for message in sent] == [EngineForget, EnginePicture]
     assert {message.number for message in sent} == {first.number}
 
 
 def test_numbers_that_were_dropped_are_not_given_to_others() -> None:
-    on = shelf(shelf_bytes=RASTER, shelf_numbers=2)
+    on = cache(cache_bytes=RASTER, cache_numbers=2)
     numbers = [find(on, shown(index % 5)).number for index in range(10)]
     assert numbers == list(range(10))
 
 
 def test_a_picture_that_is_held_stays_at_the_engine_until_it_is_let_go() -> None:
-    on = shelf(shelf_bytes=RASTER)
+    on = cache(cache_bytes=RASTER)
     held = find(on, shown(0))
     on.hold([held])
-    bring(on, held)
+    upload(on, held)
     find(on, shown(1))
     assert held.raster is None
     assert forgotten(on) == []
     assert find(on, shown(0)) is held  # it is still there
-    on.let_go([held])
+    on.release([held])
     assert forgotten(on) == [held.number]
 
 
 def test_a_picture_that_the_engine_has_not_got_stays_here_while_it_is_held() -> None:
-    on = shelf(shelf_bytes=RASTER)
+    on = cache(cache_bytes=RASTER)
     held = find(on, shown(0))
     on.hold([held])
     find(on, shown(1))
     assert held.raster is not None
-    on.let_go([held])
+    on.release([held])
     assert on._bytes <= RASTER
     assert forgotten(on) == []
 
 
 def test_a_picture_is_there_for_all_who_wait_whatever_the_first_of_them_does() -> None:
     decoder = PatientDecoder()
-    on = shelf(decoder, shelf_bytes=0)
+    on = cache(decoder, cache_bytes=0)
     kept: list[Picture] = []
 
     def fail(found: Told) -> None:
         assert isinstance(found, tuple)
         on.hold(found)
-        on.let_go(found)
+        on.release(found)
 
     def keep(found: Told) -> None:
         assert isinstance(found, tuple)
@@ -270,43 +270,43 @@ def test_a_picture_is_there_for_all_who_wait_whatever_the_first_of_them_does() -
     on.find(shown(0), "", fail)
     on.find(shown(0), "", keep)
     decoder.work()
-    assert [picture.number for picture in bring(on, *kept)] == [kept[0].number]
-    on.let_go(kept)
+    assert [picture.number for picture in upload(on, *kept)] == [kept[0].number]
+    on.release(kept)
     assert forgotten(on) == [kept[0].number]
 
 
 def test_a_picture_that_died_with_its_engine_is_said_to_have() -> None:
-    on = shelf(shelf_bytes=RASTER)
+    on = cache(cache_bytes=RASTER)
     held = find(on, shown(0))
     on.hold([held])
-    bring(on, held)
+    upload(on, held)
     find(on, shown(1))
     on.engine_lost()
     with pytest.raises(EngineError, match="run it again"):
-        bring(on, held)
+        upload(on, held)
     again = find(on, shown(0))
     assert again.number == held.number
-    bring(on, again)
-    on.let_go([held])  # which is not the one that is there now
+    upload(on, again)
+    on.release([held])  # which is not the one that is there now
     assert forgotten(on) in ([], [find(on, shown(1)).number])
     assert find(on, shown(0)).number == held.number
 
 
 def test_what_requests_hold_is_bounded() -> None:
-    on = shelf(held_bytes=2 * RASTER)
+    on = cache(held_bytes=2 * RASTER)
     pictures = [find(on, shown(index)) for index in range(2)]
     on.hold(pictures)
     on.hold(pictures)
     assert isinstance(failure(on, shown(2)), OverloadedError)
     assert find(on, shown(1)) is pictures[1]
-    on.let_go(pictures)
-    on.let_go(pictures)
+    on.release(pictures)
+    on.release(pictures)
     find(on, shown(2))
 
 
 def test_what_is_known_of_files_is_bounded() -> None:
     decoder = PatientDecoder()
-    on = shelf(decoder, shelf_sources=2)
+    on = cache(decoder, cache_sources=2)
     for index in (0, 1, 2, 0):
         on.find(shown(index), "", lambda told: None)
         decoder.work()
