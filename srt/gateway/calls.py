@@ -1,14 +1,14 @@
-"""Calls: what the gateway remembers of a request until it ends.
+"""Calls: the state that the gateway keeps of a request until it ends.
 
-A call owns one or more engine requests (`n` continuations; a score and its unconditional twin), turns
-the engine's events into messages for the program, and knows when the last of them has ended. It sends
-nothing itself.
+A call owns one or more engine requests (`n` continuations; a score with and without the prompt), turns
+the engine's events into messages for the program, and tracks which of them have ended. It sends nothing
+itself.
 
-    HELD        the engine is starting, a constraint is being compiled, or pictures are being decoded: it waits here
-    DISPATCHED  the engine has them; HELD again, once, when the engine is lost and nothing was given away
-    (gone)      ended; the gateway forgets the call, late events find nobody
+    HELD        the engine is starting, a constraint is being compiled, or pictures are being decoded: it waits
+    DISPATCHED  sent to the engine; HELD again, once, when the engine is lost before the client got a part of it
+    (gone)      ended; the gateway forgets the call and drops late events
 
-Sampling is keyed by seed and position, so what is asked a second time is answered as the first time.
+Sampling is keyed by seed and position, so a repeated request gets the same answer.
 """
 
 import heapq
@@ -66,47 +66,47 @@ class CallPhase(Enum):
 
 
 class ProtocolBreach(Exception):
-    """The engine answered with something this call did not ask for: our mistake, and this call's end."""
+    """An answer of the engine that does not fit the call: a mistake of ours, which ends this call."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingCall(ABC):
-    """One request of one client."""
+    """Tracks one request of one client."""
 
     client: Client
     label: str  # the client's id for it; means nothing but to the client
-    messages: tuple[Bounded, ...]  # what the engine is asked
+    messages: tuple[Bounded, ...]  # the engine requests of the call
     deadline: float  # on the gateway's clock
     open: set[int] = field(init=False)  # ids of engine requests without an ending
     phase: CallPhase = field(default=CallPhase.HELD, init=False)
-    pictures: tuple[Picture, ...] = field(default=(), init=False)  # which the picture cache holds for it
-    losses: list[str] = field(default_factory=list, init=False)  # why what the engine had of it was lost
-    aborted: bool = field(default=False, init=False)  # its client wants it no more; the engine was told
+    pictures: tuple[Picture, ...] = field(default=(), init=False)  # held in the picture cache for this call
+    losses: list[str] = field(default_factory=list, init=False)  # the reasons, one for each engine that lost its work
+    aborted: bool = field(default=False, init=False)  # by its client; the engine was told
 
     def __post_init__(self) -> None:
         self.open = {message.id for message in self.messages}
 
     @property
     def waits_for(self) -> str:
-        """What has to be done before the engine can have it; "" when nothing has."""
+        """Condition to meet before the call can be sent to the engine; "" for none."""
         return ""
 
     def failure(self, error: UmbelError) -> FromBackend | None:
-        """What its client is told when it cannot be served."""
+        """Makes the message for its client when the call cannot be served."""
         return Failure(self.label, type(error).__name__, str(error))
 
     def outgoing(self, now: float) -> tuple[Bounded, ...]:
-        """The engine messages without an ending, with the time that is left, for sending now."""
+        """Returns the engine messages without an ending, with the remaining time, to send now."""
         waiting = (message for message in self.messages if message.id in self.open)
         return tuple(_with_timeout(message, self.deadline - now) for message in waiting)
 
     @property
     def repeatable(self) -> bool:
-        """Its client has been told nothing of what has no ending, so another engine may be asked that."""
+        """Whether another engine may be asked: the client has seen no part of the unfinished requests."""
         return True
 
     def repeat(self, ids: Iterator[int]) -> None:
-        """What has no ending is to be asked again, under new ids."""
+        """Gives the unfinished requests new ids, to be sent again."""
         self.messages = tuple(self._renewed(message, next(ids)) for message in self.messages)
         self.phase = CallPhase.HELD
 
@@ -119,7 +119,7 @@ class PendingCall(ABC):
 
     @abstractmethod
     def accept(self, event: FromEngine) -> list[FromBackend]:
-        """One event of one of this call's engine requests → what the client is told."""
+        """Takes one event of one of its engine requests → the messages for the client."""
 
 
 def _with_timeout(message: Bounded, seconds: float) -> Bounded:
@@ -134,19 +134,19 @@ def _with_timeout(message: Bounded, seconds: float) -> Bounded:
 
 @dataclass(slots=True, eq=False)
 class Continuation:
-    """One of the `n` texts of a GenRequest while it grows."""
+    """Collects one of the `n` texts of a GenRequest."""
 
     index: int
     detokenizer: Detokenizer
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    told: int = 0  # tokens that chunks have carried
+    told: int = 0  # tokens sent in chunks
     told_logprobs: int = 0
     ended: Ended | None = None
 
 
 @dataclass(slots=True, eq=False)
 class GenCall(PendingCall):
-    """A GenRequest: chunks as they come, then a Final with all continuations."""
+    """Answers a GenRequest: chunks as they come, then a Final with all continuations."""
 
     stream: bool
     token_bytes: TokenBytes
@@ -178,7 +178,7 @@ class GenCall(PendingCall):
         return PendingCall._renewed(self, message, id)
 
     def constrain(self, compiled: Compiled) -> None:
-        """Its texts have to satisfy this."""
+        """Adds the compiled constraint to its engine requests."""
         self.compiled, self.inquiry = compiled, None
         self.messages = tuple(
             msgspec.structs.replace(message, constraint=compiled.constraint)
@@ -236,7 +236,7 @@ class GenCall(PendingCall):
         assert len(ends) == len(continuations), "a call ends when its last continuation has"
         usage = Usage(
             prompt_tokens=ends[0].prompt_tokens,
-            # Continuations share one prompt: what had to be computed for the first of them was not cached.
+            # Continuations share one prompt: the tokens computed for the first of them were not cached.
             cached_tokens=min(end.cached_tokens for end in ends),
             completion_tokens=sum(end.completion_tokens for end in ends),
             calls=1,
@@ -285,9 +285,9 @@ def _completion(continuation: Continuation, compiled: Compiled | None) -> Comple
 
 @dataclass(slots=True, eq=False)
 class ScoreCall(PendingCall):
-    """A ScoreRequest: the score of the choices or a search for them, and perhaps a score without the prompt."""
+    """Answers a ScoreRequest: scores the choices or searches them, optionally also without the prompt."""
 
-    choices: tuple[tuple[int, ...], ...]  # tokens of each choice behind what all share with the prompt
+    choices: tuple[tuple[int, ...], ...]  # tokens of each choice after those that all share with the prompt
     answers: dict[int, ScoreEnded | ChooseEnded] = field(default_factory=dict, init=False)
 
     def accept(self, event: FromEngine) -> list[FromBackend]:
@@ -327,10 +327,10 @@ class ScoreCall(PendingCall):
 
 @dataclass(slots=True, eq=False)
 class ControlCall(PendingCall):
-    """A Control: the engine's answer, and the gateway's own facts next to it.
+    """Answers a Control with the engine's answer and the gateway's own facts.
 
     Attributes:
-        alone: of `info` the gateway's facts, which are the answer where there is no engine.
+        alone: returns the gateway's facts for `info`, the whole answer where there is no engine.
     """
 
     alone: Callable[[], Facts] | None
@@ -367,7 +367,7 @@ class CallIndex:
         return call in self._live
 
     def __iter__(self) -> Iterator[PendingCall]:
-        """In order of arrival; calls may be removed meanwhile."""
+        """Iterates in order of arrival; calls may be removed meanwhile."""
         return iter(tuple(self._live))
 
     def add(self, call: PendingCall) -> None:
@@ -391,7 +391,7 @@ class CallIndex:
             heapq.heapify(self._deadlines)
 
     def repeat(self, call: PendingCall, ids: Iterator[int]) -> None:
-        """The call asks again what has no ending. Events of the former ids are late from now on."""
+        """Gives the unfinished requests of a call new ids. Events of the former ids count as late from now on."""
         for id in call.open:
             self._by_request.pop(id, None)
         call.repeat(ids)
@@ -399,11 +399,11 @@ class CallIndex:
             self._by_request[id] = call
 
     def of_request(self, id: int) -> PendingCall | None:
-        """The call of an engine request that has not ended."""
+        """Returns the call of an engine request that has not ended."""
         return self._by_request.get(id)
 
     def request_ended(self, id: int) -> None:
-        """Nothing more will come for this engine request; its call may have others."""
+        """Forgets an engine request that has ended; its call may have others."""
         self._by_request.pop(id, None)
 
     def of_label(self, client: Client, label: str) -> tuple[PendingCall, ...]:
@@ -414,15 +414,15 @@ class CallIndex:
 
     @property
     def next_due(self) -> float:
-        """When `due` may have something to say; infinite when there is nothing to wait for."""
+        """Time at which `due` may next return a call; infinite when there is none."""
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
     def watch(self, call: PendingCall, when: float) -> None:
-        """`due` names the call once the time has come."""
+        """Makes `due` return the call at this time."""
         heapq.heappush(self._deadlines, (when, next(self._order), call))
 
     def due(self, now: float) -> Iterator[PendingCall]:
-        """Calls whose time has come and that have not ended, each once per `watch`."""
+        """Yields the calls whose time has come and that have not ended, each once per `watch`."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, call = heapq.heappop(self._deadlines)
             if call in self._live:

@@ -26,7 +26,7 @@ from .gateway import Gateway
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One client's socket, and the frames on it."""
+    """Numbers and queues the frames of one client."""
 
     client: Client  # its identity is made by the router, so no client can take another's
     inbound: Inbound[ToGateway]
@@ -46,13 +46,13 @@ class Received:
 
 
 class Clients:
-    """All connections. Made on a running loop.
+    """Owns the ROUTER socket and all connections. Made on a running loop.
 
     Args:
-        path: of the socket's file, in a private folder.
+        path: the socket's file, in a private folder.
         max_connections: frames of further clients are dropped and counted.
         clock: tells when a client was last seen.
-        on_frames: called with the frames that have come.
+        on_frames: called with the received frames.
         on_error: called with an exception of reading or of `on_frames`; nothing is read after it.
     """
 
@@ -92,7 +92,7 @@ class Clients:
         self._on_frames(received)
 
     def look(self) -> None:
-        """Reads what has come, in case its arrival was missed."""
+        """Reads the frames that are there, in case an event of the socket was missed."""
         self._inlet.look()
 
     def deliver(self, identity: bytes, message: FromGateway) -> None:
@@ -103,7 +103,7 @@ class Clients:
             self._unsent[identity] = connection
 
     def flush(self) -> list[Client]:
-        """Sends what was queued since the last time → the clients that are gone, forgotten now."""
+        """Sends the queued messages → the clients found gone, which are forgotten."""
         if not self._unsent:
             return []
         unsent, self._unsent = self._unsent, {}
@@ -125,7 +125,8 @@ class Clients:
         self._connections.pop(client.identity, None)
 
     def probe(self, silence: float) -> None:
-        """Sends a message to clients that have been silent for so many seconds; `flush` then finds those that are gone.
+        """Sends a message to clients that were silent for `silence` seconds; `flush` then finds those that are gone.
+
         A program that is stopped or busy is not gone."""
         now = self._clock.now()
         for identity, connection in self._connections.items():
@@ -134,11 +135,11 @@ class Clients:
                 self.deliver(identity, Pong())
 
     def waiting(self) -> list[Connection]:
-        """Returns those that asked whether the runtime is ready and have not been told."""
+        """Returns the connections that asked whether the runtime is ready and have no answer yet."""
         return [connection for connection in self._connections.values() if connection.waits_for_welcome]
 
     def _connection(self, identity: bytes, now: float) -> Connection | None:
-        """Finds or makes the connection that a frame came on; None when there is no room for one more."""
+        """Finds or makes the connection of a frame; None when there are too many."""
         connection = self._connections.get(identity)
         if connection is None:
             if len(self._connections) >= self._max_connections:

@@ -1,4 +1,4 @@
-"""One life of the engine as the gateway sees it: a process, two sockets, numbered frames."""
+"""The gateway's end of one engine process: the process, two sockets, numbered frames."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ from ..core.messages import EngineFrame, EngineStart, ToEngine, from_engine_code
 
 
 class EngineChild:
-    """Started once, closed once, on one loop. A restart is another object with other addresses.
+    """Starts one engine process and talks to it, on one loop. A restart is another object with other addresses.
 
     Args:
-        on_events: is given what the engine says; unreadable frames are counted.
-        on_heartbeats: is given its signs of life.
-        on_error: is given an exception of reading, or of one of these two.
+        on_events: called with the engine's messages; unreadable frames are counted.
+        on_heartbeats: called with its heartbeats.
+        on_error: called with an exception of reading, or of one of these two.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EngineChild:
         for socket, path in zip((self._events, self._pulse), self._paths, strict=True):
             socket.bind(f"ipc://{path}")
         inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), self.counters)
-        pulse_inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), Counter())  # a lost beat is none
+        pulse_inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), Counter())  # lost beats are not counted
         self._outbound: Outbound[ToEngine] = Outbound(to_engine_codec())
         self._outbox: list[ToEngine] = []
         self._process: asyncio.subprocess.Process | None = None
@@ -58,13 +58,13 @@ class EngineChild:
         )
 
     async def start(self, options: RuntimeOptions) -> None:
-        """Raises OSError when no process can be made."""
+        """Starts the process. Raises OSError when none can be made."""
         events, pulse = (f"ipc://{path}" for path in self._paths)
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "umbel.srt.engine.process"),
             stdin=asyncio.subprocess.PIPE,
             env=engine_environment(),
-            stdout=2,  # what libraries print is no part of the program's output
+            stdout=2,  # libraries must not print into the program's output
         )
         assert self._process.stdin is not None
         start = EngineStart(os.getpid(), events, pulse, str(self._rendezvous), options)
@@ -75,7 +75,7 @@ class EngineChild:
         return self._process.pid if self._process is not None else None
 
     async def exit_reason(self) -> str:
-        """Waits for the exit → what it was, in words."""
+        """Waits for the exit → the reason, in words."""
         assert self._process is not None, "waiting for a process that was not started"
         return exit_in_words(await self._process.wait(), self._memory_kills)
 
@@ -87,7 +87,7 @@ class EngineChild:
     # ------------------------------------------------------------------ messages
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; `flush` sends what is queued as one frame."""
+        """Queues a message; `flush` sends the queue as one frame."""
         self._outbox.append(message)
 
     def flush(self) -> None:
@@ -97,18 +97,17 @@ class EngineChild:
                 try:
                     self._events.send_multipart(frames, flags=zmq.NOBLOCK)  # no high-water mark: it never waits
                 except zmq.Again:
-                    # Nobody is at the other end any more: the engine is dead, and its exit, which ends what it was
-                    # asked, is on its way to us.
+                    # The engine is dead. Its exit will be reported soon, and ends its requests.
                     break
             self._inlets[0].look()
 
     def look(self) -> None:
-        """For safety: whatever has come is read, had its arrival been missed."""
+        """Reads the frames that are there, in case an event of a socket was missed."""
         for inlet in self._inlets:
             inlet.look()
 
     def lost(self) -> int:
-        """Frames that did not arrive, since this was asked last."""
+        """Returns the number of frames lost since the last call."""
         before, self._lost = self._lost, self.counters["lost"]
         return self._lost - before
 

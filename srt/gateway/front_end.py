@@ -1,4 +1,4 @@
-"""Front ends: where requests enter the gateway, and where their answers leave it.
+"""Front ends: requests enter the gateway through them, and answers leave it through them.
 
     clients.Clients            ZeroMQ sockets of programs on this machine ─┐
     programs.Programs          programs that run next to the gateway      ─┼─ receive(client, message) ─▶ Gateway
@@ -22,12 +22,12 @@ class FrontEnd(Protocol):
     """Delivers answers to the clients that ask through it."""
 
     def deliver(self, identity: bytes, message: Answer) -> None:
-        """Sends a message to a client, now or soon; drops it where the client is gone. Must not raise."""
+        """Sends a message to a client, now or soon; drops it when the client is gone. Must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request: one client of one front end."""
+    """Identifies the sender of a request: one client of one front end."""
 
     front_end: FrontEnd
     identity: bytes  # unique within its front end

@@ -1,8 +1,8 @@
 """The gateway without its sockets: text in, text out; tokens down to the engine, tokens back up.
 
-It owns every call from its arrival to its one ending, and lets go of it in exactly one place (`_end`).
-Who carries its messages, and what time it is, are arguments, so the same code runs behind ZeroMQ, in
-the user's process, and under a virtual clock in a simulation. It is used from one thread.
+It owns every call from its arrival to its one ending, and removes it in exactly one place (`_end`).
+The carrier of its messages and the clock are arguments. So the same code runs on ZeroMQ sockets, in the
+user's process, and under a virtual clock in a simulation. It is used from one thread.
 """
 
 import itertools
@@ -68,16 +68,16 @@ class EngineState(StrEnum):
 
 
 class Gateway:
-    """Calls of all clients, and the engine they are sent to.
+    """Owns the calls of all clients, and sends them to the engine.
 
     Args:
-        tokenizer: of the model the engine runs.
-        model: its name, for messages.
+        tokenizer: that of the engine's model.
+        model: the model's name, for messages.
         to_engine: carries a message to the engine. May raise; that call then fails.
-        seed: of the generator of seeds for requests that name none; None takes the system's entropy.
-        token_cache_bytes: of memory for the tokens of earlier texts; 0 encodes every text whole and anew.
-        constraints: compiles those of requests; None compiles them where they arrive.
-        pictures: decodes and keeps those of requests; None for a model that reads text only.
+        seed: seeds the generator of seeds for requests without one; None takes the system's entropy.
+        token_cache_bytes: memory for the tokens of earlier texts; 0 encodes every text whole and anew.
+        constraints: compiles the constraints of requests; None compiles them inline.
+        pictures: decodes and caches the pictures of requests; None for a model that reads text only.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Gateway:
     # ------------------------------------------------------------------ from clients
 
     def receive(self, client: Client, message: ToBackend) -> None:
-        """One message of one client. Whatever it holds, it ends with an answer, not with an exception."""
+        """Handles one message of one client. Every content ends with an answer, never with an exception."""
         if isinstance(message, GenRequest | ScoreRequest | Control):
             self.counters["requests"] += 1
         if media := self._pictures.media(message):
@@ -152,7 +152,7 @@ class Gateway:
             self._take(client, message)
 
     def _take(self, client: Client, message: ToBackend) -> None:
-        """Its media, if it has any, are pictures."""
+        """Handles a message whose media, if any, are decoded."""
         match message:
             case GenRequest() | ScoreRequest() | Control():
                 self._accept(client, message)
@@ -172,12 +172,12 @@ class Gateway:
                 assert_never(message)
 
     def is_long(self, message: ToBackend) -> bool:
-        """Whether its new text is better tokenized beside the loop first (see `clients.LongPrompts`)."""
+        """Returns whether its new text should be tokenized in a thread first (see `clients.LongPrompts`)."""
         if not isinstance(message, GenRequest | ScoreRequest | Hint | Locate):
             return False
         try:
             return self.encoder.salted(message.origin.salt).is_long(message.prompt)
-        except UmbelError:  # it will be refused, which takes no time
+        except UmbelError:  # it will be refused at once
             return False
 
     def client_lost(self, client: Client) -> None:
@@ -191,7 +191,7 @@ class Gateway:
     # ------------------------------------------------------------------ from the engine
 
     def engine_ready(self, context_length: int) -> None:
-        """The engine takes requests from now on; those that waited for it go out in the order they came."""
+        """Sends the held calls to the engine, in order of arrival; later calls go out at once."""
         self._context_length = context_length
         self._state = EngineState.READY
         for call in self._calls:
@@ -199,7 +199,7 @@ class Gateway:
                 self._dispatch(call)
 
     def engine_event(self, event: FromEngine) -> None:
-        """One event of the engine. An event that makes no sense ends its own call only."""
+        """Handles one event of the engine. An event that does not fit its call ends that call only."""
         if isinstance(event, Heartbeat):
             self._heartbeat = event
             return
@@ -231,7 +231,7 @@ class Gateway:
         self._end(call, ending)
 
     def engine_lost(self, reason: str) -> None:
-        """The engine died: what its clients have seen a part of ends now, all else waits for the next engine."""
+        """Fails the calls whose clients have seen a part of the answer; holds the others for the next engine."""
         self._state = EngineState.STARTING
         self._heartbeat = None
         self._hints.engine_lost()
@@ -242,8 +242,9 @@ class Gateway:
                 self._repeat(call, f"the engine died while the request was running: {reason}")
 
     def events_lost(self, frames: int) -> None:
-        """Frames of the engine did not arrive. Nobody knows whose tokens they held, and a gap in a text would be a
-        lie: everything the engine has is aborted, and asked again or ended with an error."""
+        """Aborts everything the engine has, after frames of it were lost, and repeats or fails each call.
+
+        It is unknown whose tokens the frames held, and a text must not have a gap."""
         self.counters["lost_frames"] += frames
         for call in self._calls:
             if call.phase is CallPhase.DISPATCHED:
@@ -253,7 +254,7 @@ class Gateway:
                     self._dispatch(call)
 
     def _repeat(self, call: PendingCall, reason: str) -> None:
-        """What the engine had of a call is lost: the call is held to be asked again, or it ends."""
+        """Holds a call whose work the engine has lost, to be sent again; fails it where that is not possible."""
         call.losses.append(reason)
         if isinstance(call, ControlCall) and call.alone is not None:
             self._end(call, Done(call.label, call.alone()))
@@ -269,7 +270,7 @@ class Gateway:
             self._fail(call, EngineError(f"{reason}; a part of the text was delivered before, so run it again"))
 
     def engine_given_up(self, cause: str) -> None:
-        """The engine cannot be brought back: nothing waits for it any more."""
+        """Fails all calls: the engine cannot be started again."""
         self._state = EngineState.FAILED
         self._cause = cause
         for call in self._calls:
@@ -279,11 +280,11 @@ class Gateway:
 
     @property
     def next_deadline(self) -> float:
-        """On the clock: nothing is due before. Infinite when nothing is in flight."""
+        """Earliest deadline on the clock; infinite when nothing is in flight."""
         return self._calls.next_due
 
     def tick(self) -> None:
-        """Ends calls whose deadline has passed and that the engine did not end by itself."""
+        """Ends calls whose deadline has passed and that the engine has not ended."""
         now = self._clock.now()
         for call in self._calls.due(now):
             due = call.deadline + (self._limits.deadline_grace if call.phase is CallPhase.DISPATCHED else 0.0)
@@ -294,7 +295,7 @@ class Gateway:
             self._fail(call, DeadlineError(f"the deadline passed {_waiting_for(call)}"))
 
     def info(self) -> Facts:
-        """Facts of the gateway, and the engine's counters from its last sign of life."""
+        """Returns facts of the gateway, and the engine's counters from its last heartbeat."""
         facts: Facts = {
             "model": self._model,
             "engine": self._state.value,
@@ -336,7 +337,7 @@ class Gateway:
             self._dispatch(call)
 
     def _compile(self, call: GenCall, spec: ConstraintSpec, salt: str) -> None:
-        """The call is held until its constraint is compiled; the engine computes its prompt meanwhile."""
+        """Holds the call until its constraint is compiled; the engine computes its prompt meanwhile."""
         try:
             self._faults("gateway.compile")
             call.inquiry = self._constraints.find(spec, salt, lambda answer: self._compiled(call, answer))
@@ -373,7 +374,7 @@ class Gateway:
             )
 
     def _admit(self, client: Client, message: GenRequest | ScoreRequest | Control) -> PendingCall | None:
-        """A call, or None for a question that the gateway answers alone."""
+        """Makes a call; None for a control request that the gateway has answered itself."""
         self._faults("gateway.tokenize")
         now = self._clock.now()
         match message:
@@ -408,7 +409,7 @@ class Gateway:
         self._hints.release(client, label)
 
     def _locate(self, client: Client, question: Locate) -> None:
-        """Answered at once: the tokenizer knows it, and no call depends on it."""
+        """Answers at once from the tokenizer, without a call."""
         try:
             answer: Located | Failure = self._validator.locate(question)
         except UmbelError as error:
@@ -422,7 +423,7 @@ class Gateway:
     # ------------------------------------------------------------------ pictures
 
     def _show(self, client: Client, message: Showable, media: Sequence[Media]) -> None:
-        """The message is held until its media are pictures, which may be at once."""
+        """Holds the message until its media are decoded, which may be at once."""
         hint = isinstance(message, Hint)
         if hint and self._state is not EngineState.READY:
             self._hints.unused()
@@ -471,7 +472,7 @@ class Gateway:
             self._internal(call, "sending the request to the engine")
 
     def _abort(self, call: PendingCall) -> None:
-        """A call the engine has is ended by the engine, with what it has so far; another ends here."""
+        """Asks the engine to end a call that was sent, with its text so far; ends any other call here."""
         self.counters["aborts"] += 1
         if call.phase is CallPhase.HELD:
             self._fail(call, CancelledError("the request was cancelled before the engine had it"))
@@ -489,7 +490,7 @@ class Gateway:
                 log.exception("abort of engine request %d could not be sent", id)
 
     def _internal(self, call: PendingCall, doing: str) -> None:
-        """Our mistake: it ends this call, and only this call."""
+        """Ends this call only, after a mistake of ours."""
         log.exception("internal error while %s", doing)
         self.counters["internal_errors"] += 1
         self._abort_engine_requests(call)
@@ -503,7 +504,7 @@ class Gateway:
         self._end(call, call.failure(error))
 
     def _end(self, call: PendingCall, ending: FromBackend | None) -> None:
-        """The one place where a call is let go. Its client is told the ending, unless the client is gone."""
+        """Removes a call and sends its client the ending, unless the client is gone. No other place removes calls."""
         self._calls.remove(call)
         if isinstance(call, GenCall) and call.inquiry is not None:
             call.inquiry.forget()

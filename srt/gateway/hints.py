@@ -1,4 +1,4 @@
-"""Prefixes that clients want computed ahead, and those of them that they have pinned. Nothing here is ever answered."""
+"""Hints: prefixes that clients want computed ahead, and their pins. Hints are never answered."""
 
 import logging
 from collections import Counter
@@ -17,11 +17,11 @@ log = logging.getLogger("umbel.gateway")
 
 
 class Hints:
-    """A hint that cannot be used costs nothing and is counted.
+    """Sends hints to the engine and releases their pins. A hint that cannot be used is counted and dropped.
 
     Args:
-        upload: sends the engine the pictures that the next message holds.
-        counters: "hints" and "hints_unused" go there.
+        upload: sends the engine the pictures of the next message.
+        counters: receives "hints" and "hints_unused".
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Hints:
         self._counters = counters
 
     def take(self, client: Client, hint: Hint, context_length: int | None) -> None:
-        """The engine is ready for it."""
+        """Sends a hint to the engine, which must be ready."""
         try:
             message = self._validator.hint(hint)
             if context_length is not None and len(message.token_ids) > context_length:
@@ -59,7 +59,7 @@ class Hints:
             self._faults("gateway.send")
             self._upload(pictures_of(hint.prompt))
             self._to_engine(message)
-            if hint.pin is not None:  # the engine has it; one that could not be sent takes no room
+            if hint.pin is not None:  # only now: a hint that could not be sent takes no room
                 self._pins.add(client, hint.id, message.id, now + hint.pin)
             self._counters["hints"] += 1
         except Exception as error:
@@ -70,7 +70,7 @@ class Hints:
         self._counters["hints_unused"] += 1
 
     def release(self, client: Client, label: str) -> None:
-        """What the client has pinned under this label, if anything."""
+        """Releases the pin of the client under this label, if there is one."""
         self._release(self._pins.take(client, label))
 
     def client_lost(self, client: Client) -> None:
@@ -81,7 +81,7 @@ class Hints:
         self._pins.clear()
 
     def _release(self, number: int | None) -> None:
-        """A pin that is not released ends when its time is over."""
+        """Sends a release. A lost one does no harm: the pin ends when its time is over."""
         if number is None:
             return
         try:
@@ -91,10 +91,10 @@ class Hints:
 
 
 class PinTable:
-    """Knows which client has pinned what: the engine knows no clients.
+    """Maps clients and labels to the engine's pins: the engine knows no clients.
 
     Args:
-        most: that are kept; of all clients together.
+        most: pins of all clients together.
     """
 
     def __init__(self, most: int) -> None:
@@ -105,8 +105,9 @@ class PinTable:
         return len(self._pins)
 
     def room(self, now: float) -> bool:
-        """Whether one more may be added. Where there are too many, those whose time is over are forgotten: the engine
-        ends them by itself, a while later if they were used."""
+        """Returns whether one more pin may be added; forgets expired ones first if the table is full.
+
+        The engine ends an expired pin by itself, a while later if it was used."""
         if len(self._pins) >= self._most:
             self._pins = {name: pin for name, pin in self._pins.items() if pin[1] > now}
         return len(self._pins) < self._most
@@ -116,15 +117,15 @@ class PinTable:
         self._pins[client, label] = (number, ends)
 
     def take(self, client: Client, label: str) -> int | None:
-        """The engine's id, which is forgotten here; None for a label that has pinned nothing."""
+        """Removes a pin → the engine's id; None for an unknown label."""
         pin = self._pins.pop((client, label), None)
         return None if pin is None else pin[0]
 
     def take_all(self, client: Client) -> list[int]:
-        """As `take`, for everything of one client."""
+        """Removes all pins of one client → the engine's ids."""
         labels = [label for owner, label in self._pins if owner == client]
         return [self._pins.pop((client, label))[0] for label in labels]
 
     def clear(self) -> None:
-        """The engine that had them is gone."""
+        """Forgets all pins, when their engine is gone."""
         self._pins.clear()

@@ -1,4 +1,4 @@
-"""What a gateway does about pictures: who waits for them, who holds them, and what the engine is told of them."""
+"""Pictures of requests: waits for them to be decoded, holds them for calls, and sends them to the engine."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,8 +18,9 @@ from .front_end import Client
 
 @dataclass(slots=True, eq=False)
 class PictureCall(PendingCall):
-    """A message that shows media. It is no request of the engine yet: when its media are pictures it is taken as any
-    other, and this call is gone. Until then it ends as calls do: by its deadline, its client or its media."""
+    """Holds a message until its media are decoded. The message is then handled as any other, and this call is gone.
+
+    Until then it ends as calls do: by its deadline, by its client, or by an error of its media."""
 
     message: Showable
     showing: Showing
@@ -29,11 +30,11 @@ class PictureCall(PendingCall):
         return "its pictures to be decoded"
 
     def failure(self, error: UmbelError) -> FromBackend | None:
-        """Hints are never answered."""
+        """Returns None for a hint: hints are never answered."""
         return None if isinstance(self.message, Hint) else PendingCall.failure(self, error)
 
     def shown(self, now: float) -> Showable:
-        """The message with its pictures, and the time that is left."""
+        """Returns the message with its pictures, and the remaining time."""
         message = self.showing.replace(self.message)
         origin = msgspec.structs.replace(message.origin, timeout=max(0.0, self.deadline - now))
         return msgspec.structs.replace(message, origin=origin)
@@ -46,10 +47,10 @@ log = logging.getLogger("umbel.gateway")
 
 
 class Images:
-    """Of one gateway.
+    """Manages the pictures of one gateway.
 
     Args:
-        cache: None for a model that reads text only. Then nothing is done here: the encoder refuses media.
+        cache: None for a model that reads text only: nothing is done then, and the encoder refuses media.
     """
 
     def __init__(self, cache: PictureCache | None, to_engine: Callable[[ToEngine], None]) -> None:
@@ -63,24 +64,24 @@ class Images:
     # ------------------------------------------------------------------ messages that show media
 
     def media(self, message: ToBackend) -> list[Media]:
-        """What a message shows and nobody has decoded for it."""
+        """Returns the media of a message that are still to be decoded."""
         return media_of(message) if self._cache is not None and isinstance(message, Showable) else []
 
     def wait(self, client: Client, message: Showable, media: Sequence[Media], deadline: float) -> PictureCall:
-        """A call that is held until these are pictures, from when its `showing` begins."""
+        """Makes a call that is held until these media are decoded; decoding begins with its `showing`."""
         assert self._cache is not None, "it has media"
         showing = Showing(self._cache, media, message.origin.salt)
         return PictureCall(client, message.id, (), deadline, without_bytes(message), showing)
 
     def settle(self, call: PictureCall) -> None:
-        """It waits no more. Who needs its pictures holds them by now."""
+        """Ends the wait of a call. Calls that need its pictures hold them by now."""
         call.showing.close()
         self._forget()
 
     # ------------------------------------------------------------------ calls that hold pictures
 
     def hold(self, call: PendingCall, message: GenRequest | ScoreRequest) -> None:
-        """Until the call is let go."""
+        """Holds the pictures of a message until its call ends."""
         if self._cache is not None:
             call.pictures = pictures_of(message.prompt)
             self._cache.hold(call.pictures)
@@ -93,12 +94,12 @@ class Images:
     # ------------------------------------------------------------------ the engine
 
     def upload(self, pictures: Sequence[Picture]) -> None:
-        """Before the engine gets a message that holds them. Raises EngineError when they are gone."""
+        """Sends pictures to the engine, before the message that uses them. Raises EngineError when they are gone."""
         if self._cache is not None:
             self._cache.upload(pictures, self._to_engine)
 
     def failed(self, call: PendingCall) -> None:
-        """By the engine, which perhaps has not got its pictures."""
+        """Notes that the engine failed a call, perhaps for lack of its pictures: they are sent again the next time."""
         if self._cache is not None:
             self._cache.doubt(call.pictures)
 
@@ -107,7 +108,7 @@ class Images:
             self._cache.engine_lost()
 
     def _forget(self) -> None:
-        """What could not be sent is sent the next time."""
+        """Tells the engine which pictures to forget. Those that could not be sent are sent the next time."""
         assert self._cache is not None, "somebody has held one"
         try:
             self._cache.send_forgotten(self._to_engine)
