@@ -1,9 +1,9 @@
-"""The engine process: a loop around a scheduler, a socket, and a sign of life.
+"""The engine process: a loop around a scheduler, a socket, and a heartbeat.
 
     read requests → scheduler.step() → write events        blocks, with a timeout, when there is nothing to do
 
 A thread with a socket of its own sends the number of the current step twice a second, so a step may
-take minutes and the process still counts as alive. The scheduler is touched by the main thread only.
+take minutes and the process still counts as alive. Only the main thread uses the scheduler.
 """
 
 import contextlib
@@ -47,29 +47,29 @@ from ..core.messages import (
 from ..launch import Engine, open_engine
 from ..processes import lifeline
 
-YOUNG = 20_000  # objects made and still alive, before those are looked through
-DUE = 200_000  # before all are, as soon as no request waits
-OVERDUE = 4_000_000  # before all are, although requests wait; some 400 MB
+YOUNG = 20_000  # objects made and still alive, before a young collection
+DUE = 200_000  # before a full collection, as soon as no request waits
+OVERDUE = 4_000_000  # before a full collection, although requests wait; some 400 MB
 
 
 class StepCollector:
-    """Runs Python's garbage collector between steps, and through everything when no request waits.
+    """Runs Python's garbage collector between steps, and a full collection when no request waits.
 
-    Left to itself it runs wherever enough objects have been made: in the middle of a mask, as a rule, since states of
-    automata are objects. Looking through all that lives takes tens of milliseconds next to a few large constraints, and
+    By itself the collector runs as soon as enough objects have been made: usually in the middle of a mask, since states
+    of automata are objects. A full collection takes tens of milliseconds with a few large constraints in memory, and
     every request waits for it.
 
-        young    what was made since the last time; a fraction of a millisecond
-        all      frees what has lived for longer and refers to itself: constraints that were forgotten
+        young    objects made since the last time; a fraction of a millisecond
+        full     also older objects that refer to themselves: constraints that were evicted
 
-    It changes the whole process, so there can be one.
+    It changes the whole process, so a process has one at most.
     """
 
     def __init__(self) -> None:
-        self._made = 0  # since all was looked through
+        self._made = 0  # since the last full collection
 
     def begin(self) -> None:
-        """What is loaded by now stays for good and is never looked through; the collector no longer runs by itself."""
+        """Stops automatic collections, and exempts all present objects from collections for good."""
         gc.disable()
         gc.freeze()
 
@@ -88,13 +88,13 @@ class StepCollector:
 
 log = logging.getLogger("umbel.engine")
 
-IDLE_POLL = 1000  # milliseconds; an idle engine also honours nothing but arrivals
+IDLE_POLL = 1000  # milliseconds; an idle engine waits for messages only
 LEAST_PRIORITY = 19  # of a thread
 WARM_UP = 0  # an id the gateway never uses
 
 
 class EngineLink:
-    """The engine's end of the sockets; used by the main thread."""
+    """Sends and receives on the engine's end of the sockets; used by the main thread."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self._socket = prepare(context.socket(zmq.PAIR), MAX_ENGINE_FRAME)
@@ -108,7 +108,7 @@ class EngineLink:
             self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
 
     def receive(self, timeout: int) -> list[ToEngine]:
-        """What has come; waits up to `timeout` milliseconds for the first of it."""
+        """Returns the messages that have come; waits up to `timeout` milliseconds for the first frame."""
         messages: list[ToEngine] = []
         while self._socket.poll(timeout):
             timeout = 0
@@ -120,7 +120,7 @@ class EngineLink:
 
 
 class Pulse:
-    """Signs of life from a thread. The main thread replaces `beat`, the thread sends the latest one."""
+    """Sends heartbeats from a thread. The main thread replaces `beat`; the thread sends the latest one."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, period: float) -> None:
         self.beat = Heartbeat(0, 0, 0)
@@ -142,7 +142,7 @@ class Pulse:
 
 
 def warm_up(engine: Engine) -> None:
-    """One real token: the model, the kernels and the sampler have run before anyone is told "ready".
+    """Generates one token, so that the model, the kernels and the sampler have run before the engine reports "ready".
 
     Raises EngineError when no token comes.
     """
@@ -162,8 +162,9 @@ def warm_up(engine: Engine) -> None:
 
 
 def await_constraints(engine: Engine) -> None:
-    """What constraints take of the vocabulary is there before anyone is told "ready": it holds the interpreter's lock
-    for long. Where it fails, the first constraint tries it again, and other requests need none of it."""
+    """Waits for the vocabulary of constraints before the engine is "ready": making it holds the interpreter lock long.
+
+    Where it fails, the first constraint tries it again; other requests do not need it."""
     if engine.constraints_ready is None:
         return
     error = engine.constraints_ready.exception()
@@ -179,7 +180,7 @@ def _drain(engine: Engine) -> list[FromEngine]:
 
 
 def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
-    """Runs until the process ends. An exception in here is none of a request's business: the process ends with it."""
+    """Runs the engine's loop until the process ends. An exception here belongs to no request, and ends the process."""
     scheduler = engine.scheduler
     logged: Exception | None = None
     collector = StepCollector()
@@ -200,9 +201,10 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
 
 
 def compare_weights(engine: Engine) -> None:
-    """Compares the weights with what was converted, next to the first requests and behind them in priority. The process
-    ends where they differ: its texts would be another model's. The next engine finds the folder marked, and converts
-    the model again or says what to do."""
+    """Compares the weights with the digests of their conversion, during the first requests and at a lower priority.
+
+    Ends the process where they differ: its texts would be another model's. The next engine finds the folder marked, and
+    converts the model again or says what to do."""
     with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
     try:
@@ -216,13 +218,13 @@ def compare_weights(engine: Engine) -> None:
 
 
 def _ours_to_explain(error: Exception | None) -> Exception | None:
-    """A refusal explains itself to its sender; anything else is our mistake and needs its traceback."""
+    """Returns the error if its traceback is to be logged. A refusal explains itself to its sender."""
     return None if isinstance(error, UmbelError) else error
 
 
 def main() -> None:
     start = msgspec.json.decode(lifeline.read_line(), type=EngineStart)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; this process ends when it ends
     lifeline.die_with_parent_thread(start.parent)
     lifeline.watch(start.parent, lambda: None)
     logging.basicConfig(
@@ -242,7 +244,7 @@ def main() -> None:
         message = f"the engine could not start: {type(error).__name__}: {str(error)[:500]}"
         _report_and_wait(link, EngineStartFailed(EngineError.__name__, message))
         return
-    except BaseException:  # ranks that wait for each other: no way to end but this
+    except BaseException:  # ranks may wait for each other: only an exit ends them
         log.exception("the engine ends while it starts")
         os._exit(1)
     pulse = Pulse(context, start.pulse, SupervisionLimits().heartbeat_period)
@@ -254,7 +256,7 @@ def main() -> None:
         serve(engine, link, pulse)
     except BaseException:
         log.exception("the engine ends")
-        os._exit(1)  # at once: the gateway sees the exit and tells every request
+        os._exit(1)  # at once: the gateway sees the exit and answers every request
 
 
 def _start(start: EngineStart, link: EngineLink) -> Engine:
@@ -281,7 +283,7 @@ def _start(start: EngineStart, link: EngineLink) -> Engine:
 
 
 def _report_and_wait(link: EngineLink, failure: EngineStartFailed) -> None:
-    """The gateway ends us when it has read this: a last frame before an exit might be lost."""
+    """Reports a failed start and waits to be ended by the gateway: a last frame before an exit might be lost."""
     link.send(failure)
     patience: Callable[[float], bool] = threading.Event().wait
     patience(30.0)

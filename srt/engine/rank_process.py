@@ -1,4 +1,4 @@
-"""The process of a rank other than 0: loads its part of the model, and computes what it is told."""
+"""The process of a rank other than 0: loads its part of the model, and runs the steps that rank 0 sends."""
 
 import gc
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger("umbel.engine")
 
 def main() -> None:
     start = msgspec.json.decode(lifeline.read_line(), type=RankStart)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; this process ends when it ends
     lifeline.die_with_parent_thread(start.parent)
     lifeline.watch(start.parent, lambda: None)
     logging.basicConfig(
@@ -49,7 +49,7 @@ def _serve(start: RankStart, end: socket.socket) -> None:
         log.exception("the rank could not start")
         end.sendall(encode(RankFailed(EngineError.__name__, f"{type(error).__name__}: {str(error)[:500]}")))
         return
-    gc.freeze()  # what is loaded stays: collections that walk it stop the step for tens of milliseconds
+    gc.freeze()  # exempt from collections, which would stop a step for tens of milliseconds
     end.sendall(encode(RankReady(runner.num_slots)))
     follow(runner, to_rank(end))
 

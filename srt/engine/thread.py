@@ -1,4 +1,4 @@
-"""Steps of an engine in a thread, for an event loop that must stay awake while a model computes."""
+"""Runs the steps of an engine in a thread, so that the event loop stays responsive while a model computes."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from ..core.messages import FromEngine
 
-if TYPE_CHECKING:  # the scheduler needs torch, which whoever reads this may not
+if TYPE_CHECKING:  # the scheduler needs torch, which importers of this module may not
     from ..scheduler.scheduler import Scheduler
 
-MOST_STEPS = 4  # behind each other; then the loop looks at deadlines
+MOST_STEPS = 4  # in a row; then the loop checks deadlines
 
 
 class EngineThread:
-    """One thread for all steps: the libraries below a model keep memory for each thread that calls them.
+    """Runs all steps in one thread: the libraries below a model keep memory for each thread that calls them.
 
     Args:
-        news: whether there are messages for the scheduler. Asked in the thread.
+        news: returns whether there are messages for the scheduler. Called in the thread.
     """
 
     def __init__(self, scheduler: "Scheduler", news: Callable[[], bool]) -> None:
@@ -26,7 +26,7 @@ class EngineThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="local engine")
 
     async def advance(self) -> list[FromEngine]:
-        """Some steps. Whoever is cancelled waits for them all the same: they work with the engine's memory."""
+        """Runs some steps. A cancelled caller still waits for them: they use the engine's memory."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, self._some_steps)
         try:
             return await asyncio.shield(running)
@@ -35,12 +35,13 @@ class EngineThread:
             raise
 
     def close(self) -> None:
-        """Ends the thread, which holds what it has run last. Nobody waits for steps any more."""
+        """Ends the thread, which holds the objects of its last step. No caller may wait for steps."""
         self._thread.shutdown()
 
     def _some_steps(self) -> list[FromEngine]:
-        """Until there is something to tell, or to take. To go to the loop and back takes a millisecond, in which
-        nothing is planned."""
+        """Runs up to MOST_STEPS steps, until there are events or messages.
+
+        A return to the loop and back costs a millisecond without any step."""
         scheduler = self._scheduler
         for _ in range(MOST_STEPS):
             events = scheduler.step()

@@ -4,9 +4,9 @@
                                  └──────▶ a task: HostedProgram ─▶ ProgramBackend ─▶ Exchange ─▶ Gateway ─▶ engine
            ◀── variables ────────────────────────┘
 
-What reads and runs programs (`host`) is a module that the gateway is told by name when it starts: the runtime imports
-no compiler. It is loaded when the first program comes. Every program ends exactly once, unless its client is gone; then
-it just ends.
+The module that reads and runs programs (`host`) is an option of the gateway's start, by name: the runtime imports no
+compiler. It is loaded when the first program comes. Every program gets exactly one ending, unless its client is
+gone.
 """
 
 import asyncio
@@ -65,12 +65,12 @@ class Programs:
     """Runs programs of all clients on one loop, and is the front end of their calls.
 
     Args:
-        capabilities: of the runtime, as its clients see them.
-        make_template: its chat template, made when it is first needed.
-        host: the module that reads and runs programs, by its name: a `ProgramHost`.
+        capabilities: the runtime's, as its clients see them.
+        make_template: makes the chat template when it is first needed.
+        host: name of the module that reads and runs programs, a `ProgramHost`.
         to_gateway: carries a message of `calls_client` to the gateway, which answers it by `deliver`.
         after: called when programs have sent something, to flush it.
-        counters: what is counted goes there.
+        counters: receives the counts.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Programs:
         self.counters = counters
         window = max(1, int(limits.max_queue * limits.program_share))
         self._exchange = Exchange(self._ask, window=window, longest=limits.request_timeout)
-        self.calls_client = Client(self, b"")  # of what programs generate; their own clients are told variables
+        self.calls_client = Client(self, b"")  # client of the calls of programs; clients of programs get variables
         self._backend = ProgramBackend(self._exchange, capabilities, make_template)
         self._graphs: GraphCache[HostedProgram] | None = None  # from the first program on
         self._opening = asyncio.Lock()
@@ -107,7 +107,7 @@ class Programs:
     # ------------------------------------------------------------------ from clients
 
     def receive(self, client: Client, request: RunProgram) -> None:
-        """Whatever it holds, it ends with an answer, not with an exception."""
+        """Starts a program. Every content ends with an answer, never with an exception."""
         self.counters["programs"] += 1
         try:
             self._check(client, request)
@@ -122,7 +122,7 @@ class Programs:
         running.task.add_done_callback(lambda task: self._done(client, running, task))
 
     def abort(self, client: Client, label: str) -> bool:
-        """Ends a program of a client → whether there is one."""
+        """Cancels a program of a client → whether there is one."""
         running = self._running.get((client, label))
         if running is None:
             return False
@@ -164,7 +164,7 @@ class Programs:
             )
 
     async def _serve(self, client: Client, running: "RunningProgram") -> None:
-        """Tells the ending itself, except when it is cancelled."""
+        """Runs a program and sends its ending; `_done` does that when the task is cancelled."""
         request = running.request
         try:
             ending = await self._run(client, running)
@@ -179,7 +179,7 @@ class Programs:
         self._end(client, running, ending)
 
     async def _run(self, client: Client, running: "RunningProgram") -> FromPrograms:
-        """Raises TimeoutError when the time of the program is over."""
+        """Runs a program → its ending. Raises TimeoutError when its time is over."""
         request = running.request
 
         def tell(event: ProgramEvent) -> None:
@@ -196,7 +196,7 @@ class Programs:
             return await shipped.execute(request, self._backend, seconds, tell)
 
     async def _opened(self) -> "GraphCache[HostedProgram]":
-        """The graphs, and with it all that runs programs. Loading that takes 0.1 s, in which others are served."""
+        """Returns the graphs; loads the program host first, in a thread, which takes 0.1 s."""
         async with self._opening:
             if self._graphs is None:
                 if self._host not in sys.modules:
@@ -206,7 +206,7 @@ class Programs:
         return self._graphs
 
     def _end(self, client: Client, running: "RunningProgram", ending: FromPrograms | None) -> None:
-        """The one place where a program is let go."""
+        """Removes a program and sends its ending. No other place removes programs."""
         request = running.request
         running.told = False
         if self._running.get((client, request.id)) is not running:
@@ -217,7 +217,7 @@ class Programs:
             self._say(client, ending)
 
     def _done(self, client: Client, running: "RunningProgram", task: "asyncio.Task[None]") -> None:
-        """Of a task that was cancelled, or has failed where it must not."""
+        """Ends the program of a task that was cancelled or failed by a mistake of ours."""
         error: UmbelError | None = running.reason
         if not task.cancelled() and (failed := task.exception()) is not None:
             log.critical("a program's task failed", exc_info=failed)
@@ -244,15 +244,15 @@ class Programs:
 
 
 class RunningProgram:
-    """One program of one client."""
+    """Tracks one program of one client."""
 
     __slots__ = ("reason", "request", "task", "told")
 
     def __init__(self, request: RunProgram) -> None:
         self.request = request
         self.task: asyncio.Task[None] | None = None
-        self.reason: UmbelError | None = None  # what its client is told when it is cancelled; None: nobody hears
-        self.told = True  # its client hears of its variables
+        self.reason: UmbelError | None = None  # sent to its client when it is cancelled; None: not sent
+        self.told = True  # its client receives its variables
 
     def stop(self, reason: UmbelError | None) -> None:
         if self.task is not None and not self.task.done():
@@ -276,21 +276,21 @@ class GraphCache(Generic[T]):
     A graph is found by the digest of its bytes, which is computed here, so no client can replace another's graph.
 
     Args:
-        read: bytes → what can be run. Called in a thread for long graphs, one at a time; may raise anything.
-        counters: what is counted goes there.
+        read: bytes → a runnable graph. Called in a thread for long graphs, one at a time; may raise anything.
+        counters: receives the counts.
     """
 
     def __init__(self, limits: GatewayLimits, read: Callable[[bytes], T], counters: Counter[str]) -> None:
         self._limits = limits
         self._read = read
-        self._graphs: OrderedDict[str, tuple[T, int]] = OrderedDict()  # with the length of their bytes
+        self._graphs: OrderedDict[str, tuple[T, int]] = OrderedDict()  # with its length in bytes
         self._reading: dict[str, asyncio.Task[T]] = {}
         self._bytes = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="umbel-graphs")
         self.counters = counters
 
     async def find(self, digest: str, data: bytes) -> T | None:
-        """The graph of this digest, read from `data` if need be; None when it is not here and `data` is empty.
+        """Returns the graph of this digest, read from `data` if need be; None when it is unknown and `data` is empty.
 
         Raises:
             GraphError: the bytes are no graph, not that of the digest, or too many.
@@ -314,7 +314,7 @@ class GraphCache(Generic[T]):
                 return self._keep(digest, self._opened(digest, data), len(data))
             reading = self._reading[digest] = asyncio.create_task(self._open_beside(digest, data), name="a long graph")
             reading.add_done_callback(lambda _: self._reading.pop(digest, None))
-        return await asyncio.shield(reading)  # others may wait for it, too
+        return await asyncio.shield(reading)  # other programs may wait for it, too
 
     async def _open_beside(self, digest: str, data: bytes) -> T:
         graph = await asyncio.get_running_loop().run_in_executor(self._pool, self._opened, digest, data)
@@ -328,7 +328,7 @@ class GraphCache(Generic[T]):
             return self._read(data)
         except UmbelError:
             raise
-        except Exception as error:  # bytes of strangers: whatever they lead to, it is their fault
+        except Exception as error:  # any error is the fault of the bytes, which come from a client
             log.warning("a graph could not be read", exc_info=error)
             raise GraphError(f"the graph cannot be read: {type(error).__name__}") from error
 
@@ -343,11 +343,11 @@ class GraphCache(Generic[T]):
 
 
 class ProgramBackend:
-    """What programs see of the gateway.
+    """Gives programs access to the gateway.
 
     Args:
         exchange: to the gateway, as one client.
-        capabilities: those that clients see, so that a program is refused here what it is refused there.
+        capabilities: those that clients see, so that a program is refused the same things here.
         make_template: the model's chat template, compiled when a program first needs it.
     """
 
@@ -367,7 +367,7 @@ class ProgramBackend:
         return self._make_template()
 
     async def start(self) -> None:
-        """Nothing is left to start: the gateway takes programs once it knows its model."""
+        """Does nothing: the gateway takes programs once it knows its model."""
 
     def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         return self._exchange.generate(request)
@@ -385,15 +385,18 @@ class ProgramBackend:
         raise CapabilityError(f"a program that runs in the gateway cannot ask it to {verb}; ask from the client")
 
     async def close(self) -> None:
-        """It is the gateway's to close."""
+        """Does nothing: the gateway owns the exchange."""
 
 
 def capabilities_of(name: str, image_tokens: int = 0) -> Capabilities:
-    """Of a runtime, as a program inside of it sees them. `name`: as its clients call it, for messages. `image_tokens`:
-    of a picture at most, 0 for a model that reads text only.
+    """Returns the capabilities of a runtime, as a program inside of it sees them.
 
-    It gives no hints: the calls of a fork's branches are there in the next turn of the loop, and share their prefix in
-    the step that computes it. A hint that comes before them takes a step of its own.
+    It takes no hints. The calls of a fork's branches arrive in the next turn of the loop, and share their prefix in the
+    step that computes it; a hint before them would take a step of its own.
+
+    Args:
+        name: the name that its clients use, for messages.
+        image_tokens: of a picture at most; 0 for a model that reads text only.
     """
     return Capabilities(
         name=name,

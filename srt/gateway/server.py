@@ -2,11 +2,11 @@
 
     program ── DEALER ──▶ ROUTER ┐                     ┌ PAIR ◀─▶ PAIR ── engine process
     program ── DEALER ──▶        ├─ Gateway (one loop) ┤
-                                 ┘                     └ PULL ◀── PUSH    its signs of life
+                                 ┘                     └ PULL ◀── PUSH    its heartbeats
 
-Everything runs on one event loop, so the `Gateway` is touched by one thread. Nothing is asked in a circle: sockets
-call when something has come, and the supervision sleeps until the next deadline. The process ends when its standard
-input is closed, that is, when its parent closes it or dies; the folder of the sockets goes with it.
+Everything runs on one event loop, so one thread uses the `Gateway`. There is no polling: sockets are event-driven, and
+the supervision sleeps until the next deadline. The process ends when its standard input is closed, that is, when its
+parent closes it or dies, and removes the folder of the sockets.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 
 
 class Startup:
-    """The state of the start, and the clients that wait for its end."""
+    """Tracks the start of the runtime, and answers the clients that wait for its end."""
 
     def __init__(self, clients: Clients, limits: GatewayLimits) -> None:
         self._clients = clients
@@ -72,23 +72,23 @@ class Startup:
         self._model = ""
         self._tokenizer: Tokenizer | None = None
         self._image_tokens = 0
-        self.engine: EngineReady | None = None  # the living one's
+        self.engine: EngineReady | None = None  # of the running engine
         self.failure: StartFailure | None = None  # why there will be no engine
 
     def greet(self, connection: Connection) -> None:
-        """A client asks whether the runtime is ready."""
+        """Answers a client that asks whether the runtime is ready, now or when it is known."""
         connection.waits_for_welcome = True
         self._clients.deliver(connection.client.identity, Progress(self._phase))
         self._answer()
 
     def enter(self, phase: str) -> None:
-        """The start has come to another phase."""
+        """Reports another phase of the start to the clients that wait."""
         self._phase = phase
         for connection in self._clients.waiting():
             self._clients.deliver(connection.client.identity, Progress(phase))
 
     def tokenizer_loaded(self, model: str, tokenizer: Tokenizer, image_tokens: int) -> None:
-        """`image_tokens`: of a picture at most; 0 for a model that reads text only."""
+        """Takes the model. `image_tokens`: of a picture at most; 0 for a model that reads text only."""
         self._model, self._tokenizer, self._image_tokens = model, tokenizer, image_tokens
         self._answer()
 
@@ -101,12 +101,12 @@ class Startup:
         self.enter("starting the engine again")
 
     def fail(self, failure: StartFailure) -> None:
-        """Nothing more will be tried."""
+        """Reports that there will be no engine."""
         self.failure = failure
         self._answer()
 
     def _answer(self) -> None:
-        """Whoever waits is told once: ready, or why not."""
+        """Tells each waiting client once whether the runtime is ready, or why it failed; nothing while it starts."""
         answer: FromGateway
         if self.failure is not None:
             answer = StartFailed(self.failure.kind, self.failure.message)
@@ -134,7 +134,7 @@ log = logging.getLogger("umbel.gateway")
 
 
 class GatewayServer:
-    """One gateway: its clients, its engine, and what it says while both come up. Made on a running loop."""
+    """Connects one `Gateway` to its clients and its engine, and supervises the engine. Made on a running loop."""
 
     def __init__(self, start: GatewayStart) -> None:
         self._options = start.options
@@ -153,7 +153,7 @@ class GatewayServer:
             on_frames=self._on_client_frames,
             on_error=_end_process,
         )
-        self._core: Gateway | None = None  # from when the tokenizer is known
+        self._core: Gateway | None = None  # once the tokenizer is loaded
         self._long_prompts: LongPrompts | None = None  # with the core
         self._programs: Programs | None = None  # with the core
         self._compiler = CompilerProcess(CompilerLimits(), self._flush)
@@ -161,19 +161,19 @@ class GatewayServer:
         self._startup = Startup(self._clients, self._limits)
         self._engine: EngineChild | None = None
         self._generation = 0
-        self._ended_because: str | None = None  # when it was us
+        self._ended_because: str | None = None  # set when the gateway ended it
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stirred = asyncio.Event()  # the supervision has something to look at now
-        self._looks_at = 0.0  # when it will look anyway
+        self._stirred = asyncio.Event()  # wakes the supervision
+        self._looks_at = 0.0  # when it wakes by itself
 
     def child_process_ids(self) -> list[int]:
-        """Of the engine, the constraint compilers and the decoder of pictures, as far as they run."""
+        """Returns the ids of the processes of the engine, the constraint compilers and the picture decoder that run."""
         engine = self._engine.process_id if self._engine is not None else None
         found = [engine, *self._compiler.process_ids, self._decoder.process_id]
         return [process_id for process_id in found if process_id is not None]
 
     async def run(self) -> None:
-        """Until the process ends. A task that fails takes the process with it: its parent sees that at once."""
+        """Runs until the process ends. A task that fails ends the process: its parent sees that at once."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._load_tokenizer())
             group.create_task(self._supervise())
@@ -210,8 +210,9 @@ class GatewayServer:
     # ------------------------------------------------------------------ requests of every front end
 
     def receive(self, client: Client, message: Outgoing) -> None:
-        """Passes a request on: programs to `Programs`, all else to the gateway. Its answer comes by `client.deliver`;
-        the caller flushes."""
+        """Passes programs to `Programs`, and all other requests to the gateway.
+
+        The answer comes by `client.deliver`; the caller flushes."""
         match message:
             case RunProgram() if self._programs is not None:
                 self._programs.receive(client, message)
@@ -220,19 +221,19 @@ class GatewayServer:
             case _ if self._long_prompts is not None and not isinstance(message, RunProgram):
                 self._long_prompts.receive(client, message)
             case Hint() | Release() | Abort():
-                pass  # a hint is optional, and there is nothing yet to let go of or to abort
+                pass  # a hint is optional, and there is nothing yet to release or to abort
             case _:
                 reason = "the runtime is starting; send the request again when it is ready"
                 client.deliver(Failure(message.id, OverloadedError.__name__, reason))
 
     def client_lost(self, client: Client) -> None:
-        """Stops computing what a client that is gone has asked for."""
+        """Aborts the requests and programs of a client that is gone."""
         if self._long_prompts is not None and self._programs is not None:
             self._long_prompts.client_lost(client)
             self._programs.client_lost(client)
 
     def _flush(self) -> None:
-        """Sends every message that was queued since the last time, one frame for each receiver."""
+        """Sends all queued messages, one frame for each receiver."""
         for client in self._clients.flush():
             log.info("a client is gone; its requests are aborted")
             self.client_lost(client)
@@ -286,7 +287,7 @@ class GatewayServer:
             self._core.engine_ready(self._startup.engine.context_length)
         elif self._startup.failure is not None:
             self._core.engine_given_up(self._startup.failure.message)
-        self._compiler.start()  # while the engine loads its model; the first constraint finds it ready
+        self._compiler.start()  # while the engine loads, so that it is ready for the first constraint
         self._startup.tokenizer_loaded(model, tokenizer, image_tokens)
         self._flush()
 
@@ -302,11 +303,11 @@ class GatewayServer:
     # ------------------------------------------------------------------ the engine
 
     async def _supervise(self) -> None:
-        """Looks at the engine's life and at deadlines: when one passes, when it is stirred, and now and then."""
+        """Checks the engine and the deadlines: when one passes, when it is woken, and at regular intervals."""
         while True:
             self._stirred.clear()
             if self._engine is not None:
-                self._engine.look()  # what it has said counts before what the system says of it
+                self._engine.look()  # its messages count before the system's readings
                 await asyncio.sleep(0)
             if self._engine is not None:
                 self._observe(self._engine)
@@ -331,7 +332,7 @@ class GatewayServer:
             self._supervisor.observe(read_process(engine.process_id), read_this_thread())
 
     def _next_look(self) -> float:
-        """At the next deadline, though not sooner than in a tick; often while an engine waits to be started again."""
+        """Returns the time of the next check: the deadline, within bounds; a tick while the engine is down."""
         now = self._clock.now()
         if self._supervisor.life is EngineLife.DOWN:
             return now + self._supervision.tick
@@ -402,7 +403,7 @@ class GatewayServer:
             case _ if self._core is not None:
                 self._core.engine_event(message)
             case _:
-                pass  # an event of an engine that nobody has asked anything
+                pass  # there is no gateway yet, so no call that it could belong to
 
     def _to_engine(self, message: ToEngine) -> None:
         assert self._engine is not None, "the core sends only while an engine is ready"
@@ -414,7 +415,7 @@ class GatewayServer:
         self._flush()
 
     def _engine_gone(self, engine: EngineChild, reason: str) -> None:
-        level = logging.INFO if self._supervisor.start_explained else logging.ERROR  # every client is told then
+        level = logging.INFO if self._supervisor.start_explained else logging.ERROR  # the clients get the reason then
         log.log(level, "the engine is gone: %s", reason)
         was_ready = self._supervisor.life is EngineLife.READY
         self._engine = None
@@ -429,7 +430,7 @@ class GatewayServer:
 
 
 def _end_process(error: BaseException) -> None:
-    """Nobody would be answered any more: our parent sees the exit at once."""
+    """Exits at once, after an error that leaves clients unanswered: the parent sees the exit."""
     log.critical("the gateway ends", exc_info=error)
     os._exit(1)
 
@@ -461,7 +462,7 @@ def main() -> None:
         asyncio.run(serve())
     finally:
         before_exit()
-        os._exit(1)  # `run` returns only by an error, which has been printed
+        os._exit(1)  # `run` ends only by an error, which has been printed
 
 
 if __name__ == "__main__":

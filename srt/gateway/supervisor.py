@@ -1,12 +1,11 @@
-"""Whether the engine lives, and when to start it again: decisions, no processes.
+"""Decides whether the engine is alive and when to start it again; touches no process.
 
         STARTING ──ready──▶ READY ──exit, silence, endless step──▶ DOWN ──back-off──▶ STARTING …
             └── fails `max_start_failures` times in a row ──▶ GIVEN_UP, with the cause
 
-A thread of the engine sends the number of the current step now and then. While that is missing, or a step is long,
-the system is asked what the process does: one that computes or waits for a core is alive, however busy the machine is;
-one that is stopped, or sleeps while an answer is due, is not. The caller looks regularly and carries out what is
-decided.
+A thread of the engine sends the number of the current step twice a second. While that is missing, or a step is long,
+the server samples the process: one that computes or waits for a core is alive, however busy the machine is; one that is
+stopped, or sleeps while an answer is due, is not. The server calls `decide` regularly and carries out the decision.
 """
 
 from dataclasses import dataclass
@@ -26,26 +25,26 @@ class EngineLife(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start an engine process now."""
+    """Decision: start an engine process now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the engine process now; report its exit as usual."""
+    """Decision: end the engine process now; report its exit as usual."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """Why an engine could not start: a class of lang.errors by name, and its message."""
+    """The cause of a failed start: a class of lang.errors by name, and its message."""
 
     kind: str
     message: str
 
 
 class Supervisor:
-    """The engine's life as far as decisions go. A fresh one wants a start at once."""
+    """Tracks the life of the engine and decides on it. A new one decides on a start at once."""
 
     def __init__(self, clock: Clock, limits: SupervisionLimits) -> None:
         self._clock = clock
@@ -58,7 +57,7 @@ class Supervisor:
         self._heard = clock.now()
         self._step = -1
         self._step_since = clock.now()
-        self._silence = TimeSpent()  # since the last sign of life
+        self._silence = TimeSpent()  # since the last heartbeat
         self._stepping = TimeSpent()  # in this step; before the engine is ready: in the start
         self._reading: ProcessSample | None = None  # the last one of this process
         self._killing = False
@@ -71,12 +70,12 @@ class Supervisor:
 
     @property
     def start_explained(self) -> bool:
-        """The engine that starts has said why it cannot."""
+        """Whether the starting engine has reported why it cannot start."""
         return self._told is not None
 
     @property
     def wants_readings(self) -> bool:
-        """Whether the system is to be asked what the process does: it starts, owes a sign of life or is in one step."""
+        """Whether the process is to be sampled: it starts, owes a heartbeat, or is in one step."""
         now, patience = self._clock.now(), 2 * self._limits.heartbeat_period
         match self._life:
             case EngineLife.STARTING:
@@ -89,7 +88,7 @@ class Supervisor:
     # ------------------------------------------------------------------ what happened
 
     def started(self) -> None:
-        """A process has been started."""
+        """Notes that a process was started."""
         self._enter(EngineLife.STARTING)
         self._told = None
         self._killing = False
@@ -98,31 +97,31 @@ class Supervisor:
         self._stepping.begin()
 
     def start_failed(self, failure: StartFailure) -> None:
-        """The engine says why it cannot start; its exit follows."""
+        """Notes the cause that the engine reports for not starting; its exit follows."""
         self._told = failure
 
     def ready(self) -> None:
-        """The engine has made a token."""
+        """Notes that the engine is ready."""
         self._enter(EngineLife.READY)
         self._failures = 0
         self._heard = self._clock.now()
         self._begin_step(-1)
 
     def heartbeat(self, step: int, *, busy: bool) -> None:
-        """A sign of life in the middle of step `step`; an idle engine makes none."""
+        """Notes a heartbeat, sent during step `step`; an idle engine is in no step."""
         self._heard = self._clock.now()
         self._silence.begin()
         if step != self._step or not busy:
             self._begin_step(step)
 
     def observe(self, engine: ProcessSample, observer: ProcessSample) -> None:
-        """What the system says of the engine's process and of ours, now. To be told while `wants_readings`."""
+        """Takes a sample of the engine's process and of ours. Call it while `wants_readings`."""
         self._reading = engine
         for stay in (self._silence, self._stepping):
             stay.look(self._clock.now(), engine, observer)
 
     def exited(self, reason: str) -> None:
-        """The process is gone."""
+        """Notes the exit of the process."""
         now = self._clock.now()
         if self._life is EngineLife.STARTING:
             self._failures += 1
@@ -140,7 +139,7 @@ class Supervisor:
     # ------------------------------------------------------------------ what to do
 
     def decide(self) -> Start | Kill | None:
-        """What has to be done now; asked for again and again."""
+        """Returns the action to take now. Call it regularly."""
         now = self._clock.now()
         match self._life:
             case EngineLife.DOWN:
@@ -157,7 +156,7 @@ class Supervisor:
         return Kill(reason)
 
     def _start_trouble(self, now: float) -> str | None:
-        """Silence is none: libraries that load hold the interpreter lock for seconds."""
+        """Returns why to end a start. Silence is no reason: loading libraries hold the interpreter lock for seconds."""
         if self._told is not None:
             return "its start failed"
         if self._stepping.stopped > self._limits.longest_stop:

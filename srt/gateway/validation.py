@@ -1,7 +1,7 @@
-"""RequestValidator: a request from outside → checked engine messages, or an error that says what to write.
+"""RequestValidator: checks a client's request → engine messages, or an error that says what to write.
 
-Everything a caller can get wrong is found here, before any work: numbers that index something are
-compared with what they index, texts are tokenized, the prompt is measured against the context.
+It finds every mistake of a client before any work: indices are compared with the length of what they
+index, texts are tokenized, and the prompt is measured against the context.
 """
 
 import re
@@ -39,9 +39,9 @@ class RequestValidator:
     """Checks and tokenizes requests for one tokenizer.
 
     Args:
-        ids: numbers for engine requests, never the same twice.
-        draw_seed: a fresh seed for a request that names none.
-        pictures: how the model takes them, and how many; None when it reads text only.
+        ids: ids for engine requests, never the same twice.
+        draw_seed: returns a seed for a request without one.
+        pictures: the model's picture format, and the limits; None when it reads text only.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RequestValidator:
         )
 
     def prefill(self, call: GenCall) -> EnginePrefill:
-        """A hint that the engine can work on while the call waits for its constraint."""
+        """Makes a hint of the call's prompt, for the engine to compute while the constraint is compiled."""
         message = call.messages[0]
         assert isinstance(message, EngineGenerate), "a GenCall asks for nothing else"
         return EnginePrefill(next(self._ids), message.token_ids, message.schedule)
@@ -130,14 +130,14 @@ class RequestValidator:
         return ScoreCall(client, request.id, tuple(messages), self._deadline(request.origin, now), choices)
 
     def hint(self, hint: Hint) -> EnginePrefill:
-        """Raises an UmbelError when the prefix can never be used."""
+        """Checks and tokenizes a hint. Raises an UmbelError when the prefix can never be used."""
         self._check(hint.id, hint.origin, hint.prompt)
         if hint.pin is not None and not 0 < hint.pin <= self._limits.longest_pin:
             raise ParameterError(f"pin={hint.pin} is out of range; write seconds, up to {self._limits.longest_pin:g}")
         return EnginePrefill(next(self._ids), self._encode(hint.prompt, hint.origin), _schedule(hint.origin), hint.pin)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Models may have more rows than their tokenizer has tokens; the rest stand for nothing."""
+        """Returns the bytes of a token; b"" for ids that only pad the model's vocabulary."""
         return self._tokenizer.token_bytes(token_id) if token_id < self._tokenizer.vocab_size else b""
 
     def check_length(self, call: GenCall | ScoreCall, context_length: int, model: str) -> None:
@@ -160,7 +160,7 @@ class RequestValidator:
                 )
 
     def locate(self, question: Locate) -> Located:
-        """Raises as `generate`; ParameterError for a token index below 0."""
+        """Answers a Locate. Raises as `generate`; ParameterError for a token index below 0."""
         prompts = (question.prompt, *question.others)
         for prompt in prompts:
             self._check(question.id, question.origin, prompt)
@@ -178,12 +178,11 @@ class RequestValidator:
         return self._encoder.salted(origin.salt).encode(prompt) or [self._beginning("an empty prompt")]
 
     def _choice_tokens(self, request: ScoreRequest) -> tuple[list[int], list[list[int]], int]:
-        """Each choice appended as the program would append it → tokens of the prompt alone, token sequences, and where
-        they are scored from.
+        """Appends each choice as the program would → tokens of the prompt alone, token sequences, start of the scores.
 
         prompt            | B O S | T h e | ca |
         prompt + "t"      | B O S | T h e | cat |          the boundary may merge: scoring starts
-        prompt + "bin"    | B O S | T h e | ca | bin |     behind what prompt and all choices share
+        prompt + "bin"    | B O S | T h e | ca | bin |     after what prompt and all choices share
                                           ^ start
         """
         alone, sequences = self._encoder.salted(request.origin.salt).encode_endings(request.prompt, request.choices)
@@ -193,7 +192,7 @@ class RequestValidator:
                 "in all; ask for fewer choices at once"
             )
         start = min(_common(alone, sequence) for sequence in sequences)
-        if start == 0:  # no BOS, and nothing before the choices that they leave alone
+        if start == 0:  # no BOS, and no token before the choices that all of them share
             beginning = self._beginning("a choice at the very beginning of a prompt")
             return [beginning, *alone], [[beginning, *sequence] for sequence in sequences], 1
         return alone, sequences, start
@@ -238,8 +237,9 @@ class RequestValidator:
         self._check_tokens("stop_token_ids token", sampling.stop_token_ids)
 
     def _heals(self, request: GenRequest) -> bool:
-        """Whether the end of the prompt is text whose last token may grow. The boundary behind a template's
-        scaffolding, or behind what the model said, is where the model expects it."""
+        """Returns whether the prompt ends in text whose last token may grow.
+
+        The boundary after a template's scaffolding, or after generated text, is where the model expects it."""
         if request.token_healing and request.constraint is None:
             raise ParameterError(
                 "token_healing=True is for constraints (regex, json_schema, grammar); leave it out, or end the prompt "
@@ -276,7 +276,7 @@ class RequestValidator:
 
 
 def _start_token(tokenizer: Tokenizer) -> int | None:
-    """BOS, or what stands between documents where the model was trained without BOS."""
+    """Returns BOS, or the separator of documents where the model was trained without BOS."""
     if tokenizer.bos_id is not None:
         return tokenizer.bos_id
     for text in _DOCUMENT_SEPARATORS:
@@ -286,7 +286,7 @@ def _start_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _check_text(what: str, text: str) -> None:
-    """Halves of surrogate pairs have no bytes, and no tokenizer takes them."""
+    """Raises ParameterError for halves of surrogate pairs: they have no bytes, and no tokenizer takes them."""
     if text.isascii():  # known without a look at the characters
         return
     try:
@@ -299,7 +299,7 @@ def _check_text(what: str, text: str) -> None:
 
 
 def _check_prompt_logprobs(start: int | None, token_ids: Sequence[int]) -> None:
-    """A picture's tokens are no words that the model might have said."""
+    """Refuses log-probabilities of a prompt with pictures: their ids are in no vocabulary."""
     if start is None:
         return
     for index in range(len(token_ids) - 1, max(start, 1) - 1, -1):
@@ -311,16 +311,16 @@ def _check_prompt_logprobs(start: int | None, token_ids: Sequence[int]) -> None:
 
 
 def _schedule(origin: Origin) -> Schedule:
-    """Without the timeout: it is filled in when the message is sent, with the time left then."""
+    """Makes a Schedule without the timeout, which is filled in with the time left when the message is sent."""
     return Schedule(origin.program_id, origin.fork_group, origin.salt, origin.priority, ahead=origin.ahead)
 
 
 def _is_plain_text(prompt: Sequence[Part]) -> bool:
-    """The end of the prompt is text of the program, whose last token may have been another one."""
+    """Returns whether the prompt ends in text of the program, whose last token may have been another one."""
     last = prompt[-1] if prompt else None
     return isinstance(last, Text) and bool(last.text) and not last.control
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Returns the length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
