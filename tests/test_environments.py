@@ -49,12 +49,21 @@ def lowest() -> list[str]:
 
 
 def environment(folder: Path, python: str, *more: str, limits: Iterable[str] = ()) -> Path:
-    """A new environment with umbel and what its tests import → its Python."""
+    """Makes an environment with umbel and what its tests import. Returns its Python.
+
+    umbel is built from a copy of the tracked files: setuptools would leave a folder in the checkout, and take what an
+    earlier version left there.
+    """
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     inside = folder / "venv" / "bin" / "python"
     (folder / "limits.txt").write_text("\n".join(limits))
     pip = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", folder / "limits.txt"]
-    subprocess.run([*pip, f"{ROOT}[{EXTRAS}]", *TOOLS, *more], check=True)
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    for name in names:
+        if (ROOT / name).is_file():
+            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / "source" / name)
+    subprocess.run([*pip, f"{folder / 'source'}[{EXTRAS}]", *TOOLS, *more], check=True)
     return inside
 
 
