@@ -1,1 +1,1 @@
-"""What every other room of the runtime uses: messages, batches, the model protocol, configuration, counters, clocks."""
+"""Shared by all folders of the runtime: messages, batches, the model protocol, configuration, counters, clocks."""

@@ -1,4 +1,4 @@
-"""One forward pass, described whole: what the scheduler plans, the model runs and the oracle checks.
+"""Describes one forward pass: the scheduler plans it, the model runs it, the oracle checks it.
 
 A step is a flat list of rows (query tokens). Each sequence contributes consecutive rows:
 
@@ -7,12 +7,11 @@ A step is a flat list of rows (query tokens). Each sequence contributes consecut
 
 Rows of a step may read keys that other rows of the same step write: every layer stores before it attends.
 
-Most rows whose logits are "needed" need only the token that they choose. `RowRequests` says so. A runner that finds the
-token without computing 262,144 logits may answer with it; any runner may give the logits instead.
+Most logit rows need only the token that is chosen from them; `RowRequests` says which. A runner that finds the token
+without computing 262,144 logits may answer with it; any runner may return the logits instead.
 
-A runner that does not wait for its steps is an `AsyncRunner`: the next step is launched while one still runs, and
-rows whose token that one is about to choose say where it will be found (`Batch.token_sources`). overlap.py has the
-whole picture.
+A runner that does not wait for its steps is an `AsyncRunner`: the next step is launched while one still runs.
+`Batch.token_sources` refers to the tokens that the running step will choose. See overlap.py.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from numpy.typing import NDArray
 
 from ...lang.errors import EngineError
 
-if TYPE_CHECKING:  # the gateway reads this file through its configuration, and must start without torch
+if TYPE_CHECKING:  # the gateway imports this file, and must start without torch
     import torch
 
     from ...fsm.tokens.trie_walk import Walk
     from .messages import EnginePicture
 
-DUMMY_SLOT = 0  # never handed out; rows whose key is already in the pool write here
+DUMMY_SLOT = 0  # never allocated; rows whose key is already in the pool write here
 
 
 class LogitsError(EngineError):
-    """The model's logits of a row are not numbers. The row's keys may be wrong too, and are not kept."""
+    """Raised when logits of a row are not numbers. The row's keys may be wrong too, and are not kept."""
 
     def __init__(self) -> None:
         super().__init__("the model's logits are not numbers: no token can be chosen")
 
 
 class RowNeed(IntEnum):
-    """What a step needs of a row of logits."""
+    """The answer that a step needs for a logit row."""
 
     LOGITS = 0  # the logits themselves
     ARGMAX = 1  # the most likely token, of equal ones the first
@@ -52,7 +51,7 @@ class RowNeed(IntEnum):
 
 
 class Allowed(NamedTuple):
-    """The tokens that a row may choose."""
+    """The tokens that a row may choose, as a short list or as a bit mask."""
 
     few: NDArray[np.int32] | None  # ascending, when they are few
     bits: NDArray[np.uint32] | None  # packed: bit t % 32 of word t // 32; given when they are not few
@@ -60,7 +59,7 @@ class Allowed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRequests:
-    """Says what a step needs of each of its logit rows. The numbers of a row that is not SAMPLE mean nothing."""
+    """The need of each logit row, and its sampling parameters. Those of a row that is not SAMPLE are unused."""
 
     kinds: NDArray[np.uint8]  # [L] RowNeed
     inverse_temperatures: NDArray[np.float64]  # [L]
@@ -68,13 +67,13 @@ class RowRequests:
     top_k: NDArray[np.int32]  # [L] 0 = all; tokens that tie with the k-th stay
     # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
     min_p: NDArray[np.float64]
-    allowed: Mapping[int, Allowed] = field(default_factory=dict)  # row → its tokens; rows that are not in it: all
-    # Only batches for an AsyncRunner have these, and there top_k may be any number.
+    allowed: Mapping[int, Allowed] = field(default_factory=dict)  # row → its tokens; other rows: all
+    # Only batches for an AsyncRunner have these two; there top_k may be any number.
     top_p: NDArray[np.float64] | None = None  # [L] 1 = all, as in Draws; None: all of every row
     described: NDArray[np.bool_] | None = None  # [L] rows that get their token and their logits; None: no row
 
     def take(self, rows: NDArray[np.integer]) -> RowRequests:
-        """Those of some of the logit rows."""
+        """Returns the requests of some of the logit rows."""
         return RowRequests(
             self.kinds[rows],
             self.inverse_temperatures[rows],
@@ -98,7 +97,7 @@ class PictureRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """All arrays are on the host. R rows, B sequences, L rows whose logits are needed."""
+    """One step: R rows, B sequences, L rows whose logits are needed. All arrays are on the host."""
 
     token_ids: NDArray[np.int64]  # [R]
     positions: NDArray[np.int64]  # [R] logical position in the sequence
@@ -113,12 +112,12 @@ class Batch:
     # [B] rows at the end of each sequence that were generated: their attention is computed row by row, so that a forced
     # token's keys are those that it would have in a step of its own. None: no row.
     generated: NDArray[np.int32] | None = None
-    pictures: tuple[PictureRows, ...] = ()  # in the order of their rows; their token ids are those of pictures
-    # Of each sequence the positions [start, end) whose rows see each other, whatever the order: pictures of models that
-    # look at them in both directions. Empty: none of any sequence.
+    pictures: tuple[PictureRows, ...] = ()  # in row order; the token ids of these rows are picture ids
+    # For each sequence the positions [start, end) whose rows attend to each other in both directions: pictures of some
+    # models. Empty: none of any sequence.
     spans: tuple[tuple[tuple[int, int], ...], ...] = ()
-    # [R] for a row whose token is still being chosen: by which of the logit rows [L] of the step launched before this
-    # one; −1: token_ids has the token, and 0 in its place otherwise. None: token_ids has all.
+    # [R] for a row whose token is still being computed: the logit row [L] of the step launched before this one that
+    # chooses it, and token_ids has 0; −1: token_ids has the token. None: token_ids has all.
     token_sources: NDArray[np.int64] | None = None
 
     @property
@@ -128,14 +127,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
-    """What a forward pass answers, valid until the next one. A row has its logits, or its token, or both, or the error
-    for which no token could be chosen: that error ends the row's request and no other. A launched step's answer is
-    valid longer (`Pending`).
+    """The result of a forward pass, valid until the next one; of a launched step it is valid longer (`Pending`).
 
-    Build it with `complete` where all rows have their logits.
+    A row has its logits, its token, both, or the error for which no token could be chosen. Such an error ends the row's
+    request and no other. Use `complete` to build it where all rows have their logits.
     """
 
-    values: torch.Tensor  # float32 [F, vocab] of the rows that have all their logits; a sampler may write to it
+    values: torch.Tensor  # float32 [F, vocab] of the rows that have logits; a sampler may write to it
     places: NDArray[np.int64]  # [L] index into `values`, −1 = none
     tokens: NDArray[np.int64]  # [L] the token that was chosen, −1 = none; never of a LOGITS row
     errors: Mapping[int, Exception] = field(default_factory=dict)  # logit row → why it has no token
@@ -147,25 +145,25 @@ class Logits:
 
 
 class PictureStore(Protocol):
-    """The pictures that requests may hold, by number."""
+    """Keeps the pictures of requests, by number."""
 
     both_ways: bool  # rows of a picture see all of it; else only what is before them
 
     def put(self, picture: EnginePicture) -> None:
-        """Raises RequestError for one that does not fit the model."""
+        """Adds a picture. Raises RequestError for one that does not fit the model."""
 
     def forget(self, number: int) -> None:
-        """One that is not known is no mistake."""
+        """Removes a picture for new requests; ignores unknown numbers."""
 
     def tokens(self, number: int) -> int | None:
-        """How many tokens it has; None when it is not known."""
+        """Returns the number of its tokens; None for an unknown picture."""
 
     def hold(self, number: int) -> object:
-        """Rows of a known picture can be computed, also when it is forgotten, as long as this object is there."""
+        """Returns an object that keeps a known picture computable while it lives, even after `forget`."""
 
 
 class Runner(Protocol):
-    """A model and its KV pool. The fake is `oracle.OracleRunner`."""
+    """Runs a model on its KV pool. The fake is `oracle.OracleRunner`."""
 
     vocab_size: int
     context_length: int
@@ -173,15 +171,15 @@ class Runner(Protocol):
 
     @property
     def pictures(self) -> PictureStore | None:
-        """None: the model reads text only."""
+        """The store of its pictures; None for a model that reads text only."""
 
     @property
     def chooser(self) -> Chooser | None:
-        """Chooses tokens from the logits of a step; None leaves it to torch."""
+        """Its chooser of tokens from logits; None leaves it to torch."""
 
     @property
     def trie_walk(self) -> Walk | None:
-        """Walks tries of tokens for masks; None leaves it to numpy."""
+        """Its walk through token tries for masks; None leaves it to numpy."""
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step. Rows with RowNeed.LOGITS get their logits; each other row gets its token, its logits, or the
@@ -192,22 +190,23 @@ class Runner(Protocol):
         """
 
     def facts(self) -> Mapping[str, str | int | float]:
-        """What computes, and cumulative counters of what its optimisations have saved."""
+        """Returns what it computes with, and cumulative counters of what its optimisations have saved."""
 
     def clear(self) -> None:
-        """Forget the KV pool's content (after a failed step or a flush)."""
+        """Forgets the KV pool's content (after a failed step or a flush)."""
 
 
 class Pending(Protocol):
-    """A step that was launched, and may still run."""
+    """A launched step, which may still run."""
 
     def result(self) -> Logits:
-        """Waits until the step has run; called once. What it gives is valid until the second step after this one is
-        launched: it is read while the next one runs.
+        """Waits for the step → its logits; called once.
+
+        They are valid until the second step after this one is launched: the scheduler reads them while the next runs.
 
         Raises:
             Exception: whatever made the step fail, as `Runner.forward`. The pool is not to be trusted then. A step that
-                was launched after it is waited for as well, and its answer thrown away.
+                was launched after it is waited for as well, and its result is dropped.
         """
 
 
@@ -216,11 +215,11 @@ class AsyncRunner(Runner, Protocol):
     """A runner that does not wait for its steps. The fake is `launched_oracle.LaunchedOracle`.
 
     Steps run one after the other in the order in which they were launched. So a step reads the keys of those before it,
-    and a slot that a running step reads or writes may be given away: who gets it writes there later.
+    and a slot that a running step reads or writes may be freed: its next owner writes to it later.
     """
 
     def launch(self, batch: Batch) -> Pending:
-        """Begins a step. When it returns, the arrays of the batch have been read or copied.
+        """Launches a step. When it returns, the arrays of the batch have been read or copied.
 
         Rows that need a token are answered with it, for the next batch may refer to it by `token_sources`; only rows in
         `RowRequests.allowed` may be answered with logits instead. `RowRequests.described` rows get both. A row of the
@@ -235,14 +234,14 @@ class Chooser(Protocol):
     """Computes tokens from logits: `TorchSampling` anywhere, `kernels.cpu.sampling.CpuSampling` on the CPU."""
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
-        """One token for each draw. logits: float32 [_, vocab].
+        """Chooses one token for each draw. logits: float32 [_, vocab].
 
         Raises:
             LogitsError: the logits of a row are not numbers, or none of those that may come is finite.
         """
 
     def summarise(self, logits: torch.Tensor, rows: NDArray[np.int64], top: int) -> Summary:
-        """Log-normalisers of rows and their `top` largest logits.
+        """Computes the log-normalisers of rows and their `top` largest logits.
 
         Raises:
             LogitsError: the logits of a row are not numbers.
@@ -251,7 +250,7 @@ class Chooser(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary:
-    """Of n rows: the log of the sum of exponentials, and the largest logits, best first, ties by token."""
+    """For n rows the log of the sum of exponentials, and the largest logits, best first, ties by token."""
 
     normalisers: NDArray[np.float64]  # [n]
     top_tokens: NDArray[np.int32]  # [n, top]
@@ -260,7 +259,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """Tokens to choose together, column by column: what is left of SampleRequests after the processors.
+    """Tokens to choose together, column by column: SampleRequests after the logit processors.
 
     top_k first, then top_p (mass among what top_k kept), then min_p (relative to the best token). What ties with the
     last one kept is kept too. A token stays by min_p with (logit − best) / temperature ≥ log(min_p), in float64; a

@@ -1,4 +1,4 @@
-"""The cache folder: converted models and vocabularies, each made once whoever asks for it first.
+"""The cache folder: converted models and vocabularies, each made once, by the first process that needs it.
 
 <cache>/models/<name>/           a finished model: safetensors, config, tokenizer
 <cache>/models/.<name>.making-*  one being made; renamed when it is whole
@@ -25,7 +25,7 @@ _LOCK_POLL = 0.1
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """`$UMBEL_CACHE`, or "umbel" in the platform's folder for caches. It is not made here.
+    """Returns `$UMBEL_CACHE`, or "umbel" in the platform's folder for caches. Does not make it.
 
     Args:
         environment: None for this process's, as it is now.
@@ -41,11 +41,11 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """Make a folder (and its parents) that only this user can write to → its path without symbolic links.
+    """Makes a folder (and its parents) that only this user can write to → its path without symbolic links.
 
     Raises:
-        ModelError: it cannot be made, or others may write to it or to a folder on its way: a model there would not be
-            ours.
+        ModelError: it cannot be made, or others may write to it or to a folder on its path: a model there could not be
+            trusted.
     """
     try:
         for missing in [path for path in (*reversed(folder.parents), folder) if not path.exists()]:
@@ -60,8 +60,9 @@ def make_private(folder: Path) -> Path:
 def build_once(
     target: Path, build: Callable[[Path], None], *, complete: Callable[[Path], bool], seconds: float = LOCK_SECONDS
 ) -> bool:
-    """Make the folder `target` by calling `build` on a new sibling, unless it is complete already. What is there is
-    looked at only if no other user can have made it.
+    """Makes the folder `target` by calling `build` on a new sibling, unless it is complete already.
+
+    An existing folder is read only if no other user can have made it.
 
     The sibling is renamed when `build` returns, so a half-made folder never has the name. Processes that
     ask at the same time wait for the first one. Returns whether this call made it.
@@ -95,7 +96,7 @@ def build_once(
 
 @contextlib.contextmanager
 def locked(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Hold a lock file. The system drops the lock when its holder dies.
+    """Holds a lock file. The system drops the lock when its holder dies.
 
     Raises:
         ModelError: another process held it for longer than `seconds`.
@@ -127,7 +128,7 @@ def locked(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
 
 def _trusted_if_there(target: Path) -> bool:
-    """Raises ModelError when it is there, and not ours."""
+    """Returns whether the folder exists. Raises ModelError when another user can have made it."""
     try:
         trusted(target)
     except OSError:
@@ -136,13 +137,13 @@ def _trusted_if_there(target: Path) -> bool:
 
 
 def _remove_stale(target: Path) -> None:
-    """Folders that a killed process left. The caller holds the lock, so nobody is making one."""
+    """Removes folders that killed processes left. The caller holds the lock, so no process is making one."""
     for stale in target.parent.glob(f".{glob.escape(target.name)}.making-*"):
         shutil.rmtree(stale, ignore_errors=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old file or the new one, never a part."""
+    """Replaces a file at once: readers see the old content or the new one, never a part."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -6,11 +6,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds, monotonic; the zero point means nothing."""
+        """Returns monotonic seconds from an arbitrary zero."""
 
 
 class SystemClock:
-    """`time.monotonic`: deadlines do not move when someone sets the wall clock."""
+    """Reads `time.monotonic`: deadlines do not move when the wall clock is set."""
 
     def now(self) -> float:
         return time.monotonic()

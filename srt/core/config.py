@@ -1,4 +1,4 @@
-"""GatewayLimits of the runtime, in one place, each with its reason; and the only reader of the environment here.
+"""Limits of the runtime, in one place, each with its reason; and the only reader of the environment in `srt`.
 
 Every number is pinned by tests/srt/gateway and tests/srt/multimodal/test_decode.py: changing one is a decision, not an
 accident.
@@ -17,7 +17,7 @@ from .faults import FaultHook, no_faults
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """What one gateway accepts, and how long it waits."""
+    """Limits of one gateway, in sizes and in time."""
 
     request_timeout: float = 600.0  # seconds; no request outlives it
     max_queue: int = 1024  # calls in flight; the next one is refused at once
@@ -32,11 +32,11 @@ class GatewayLimits:
     max_priority: int = MAX_PRIORITY  # either side of 0
     # A request is given up this long after its deadline, should the engine not have ended it by itself.
     deadline_grace: float = 1.0
-    # Seconds of silence after which the gateway sends a client something: where that cannot be delivered, the client is
-    # gone and its requests are aborted. A client that is stopped, or busy with work of its own, keeps them.
+    # Seconds of silence after which the gateway probes a client. If the probe cannot be delivered, the client is gone
+    # and its requests are aborted. A client that is stopped or busy keeps them.
     client_silence: float = 60.0
     max_programs: int = 256  # at once: each is some tasks of the gateway's loop; more wait at their client
-    program_timeout: float = 86_400.0  # seconds; its calls end by request_timeout, each for itself
+    program_timeout: float = 86_400.0  # seconds; each of its calls ends by request_timeout
     # Of the places in max_queue, this part is for the calls of programs: they never shut out those of clients.
     program_share: float = 0.5
     max_argument_bytes: int = 256 << 20  # of all programs in flight; one frame holds at most 32 MiB
@@ -48,10 +48,10 @@ class GatewayLimits:
 
 @dataclass(frozen=True, slots=True)
 class SupervisionLimits:
-    """When an engine counts as dead, and how it is brought back."""
+    """Times after which an engine counts as dead, and the back-off of its restarts."""
 
-    heartbeat_period: float = 0.5  # seconds between signs of life; after two the system is asked about the process
-    # Seconds without a sign of life in which the process could have given one: see `TimeSpent` of
+    heartbeat_period: float = 0.5  # seconds between heartbeats; after two the process is sampled
+    # Seconds without a heartbeat in which the process could have given one: see `TimeSpent` of
     # lang/transport/process_life.py. Health must be right within 5 s.
     heartbeat_silence: float = 2.5
     longest_stop: float = 1.5  # seconds of a process that is stopped: no load of the machine does that
@@ -60,17 +60,17 @@ class SupervisionLimits:
     longest_disk_wait: float = 300.0  # seconds of one step: pages of a model on a slow disk
     start_timeout: float = 900.0  # seconds of wall time; the gateway's is the startup_timeout of its runtime
     back_off: tuple[float, ...] = (0.0, 0.5, 2.0)  # seconds before the 1st, 2nd, 3rd restart in a row
-    stable_life: float = 60.0  # seconds; who lived so long starts again without waiting
-    max_start_failures: int = 3  # in a row; then the cause is told and nothing more is tried
+    stable_life: float = 60.0  # seconds; an engine that lived so long is restarted without waiting
+    max_start_failures: int = 3  # in a row; then the gateway gives up and reports the cause
     tick: float = 0.05  # seconds between looks at deadlines that pass
     look: float = 0.5  # seconds between looks when nothing is due
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """When a process that works for the gateway counts as lost. What its jobs take is limited in CPU time and memory.
+    """Times after which a worker process of the gateway counts as lost. Its jobs are limited in CPU time and memory.
 
-    On a busy machine a process waits for a core for seconds: such time ends no job. A process that sleeps or is stopped
+    On a busy machine a process waits seconds for a core: that ends no job. A process that sleeps or is stopped
     uses no CPU time however long it is given.
     """
 
@@ -85,10 +85,10 @@ class WorkerLimits:
 
 @dataclass(frozen=True, slots=True)
 class CompilerLimits:
-    """What the process that compiles constraints may take. Of 300 real schemas the slowest takes a part of a second."""
+    """Limits of the process that compiles constraints. The slowest of 300 real schemas takes a fraction of a second."""
 
     cpu_seconds: float = 2.0  # of one constraint; then it is refused
-    quick_seconds: float = 0.3  # of CPU time; what takes longer begins anew in a process of its own, in nobody's way
+    quick_seconds: float = 0.3  # of CPU time; a longer job begins anew in a process for slow ones
     memory: int = 256 << 20  # bytes of address space beyond what the process has when its libraries are loaded
     niceness: int = 10  # the model goes first
     most_waiting: int = 256  # constraints; more are refused with OverloadedError
@@ -97,7 +97,7 @@ class CompilerLimits:
 
 @dataclass(frozen=True, slots=True)
 class PictureLimits:
-    """What pictures and clips of prompts may take. What can be is checked before anything is decoded.
+    """Limits of pictures and clips of prompts, checked before anything is decoded where that is possible.
 
     A picture of 16.8 megapixels has 67 MB decoded, and is in memory twice while it is turned or its alpha taken away.
     """
@@ -127,10 +127,10 @@ MAX_PULSE_FRAME = 2**20  # bytes; a sign of life holds some counters
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of an engine process.
+    """Returns the environment of an engine process.
 
-    OpenMP threads that wait by spinning starve each other as soon as the cores are shared with anybody, the gateway
-    and the program among them: a decode step of the default model took 1,350 ms instead of 78 ms on two busy cores.
+    OpenMP threads that wait by spinning starve each other as soon as other processes use the cores, such as the gateway
+    and the program: a decode step of the default model took 1,350 ms instead of 78 ms on two busy cores.
     Sleeping costs little on idle ones. What the user has set stays.
 
     The ranks of tensor_parallel are on this machine, and their transports listen on its loopback only, whatever the
@@ -142,12 +142,12 @@ def engine_environment() -> dict[str, str]:
 
 
 def worker_environment() -> dict[str, str]:
-    """Of processes whose memory is limited: libraries reserve some for every thread they might use."""
+    """Returns the environment of processes with a memory limit: libraries reserve memory for each thread."""
     return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def fault_hook() -> FaultHook:
-    """The fault point named by UMBEL_FAULT as `point:k`: the process dies at the k-th visit, as if killed.
+    """Makes the hook for the fault point in UMBEL_FAULT, `point:k`: the process dies at the k-th visit, as if killed.
 
     As `point:k:hang` it sleeps there for ever, and keeps the interpreter lock. For tests of supervision: they wait for
     the point, not for time.

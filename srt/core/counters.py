@@ -1,8 +1,8 @@
-"""What the engine counts: cumulative and monotonic, so that rates and shares can be computed by whoever asks.
+"""Counters of the engine: cumulative and monotonic, so that clients can compute rates and shares from them.
 
 The paper's cache hit rate is cached_tokens / prompt_tokens; for requests that end well
-prompt_tokens = cached_tokens + computed_prompt_tokens. Hints are requests here. They turn misses of calls into hits and
-are work all the same, so the hit rate of the calls alone is 1 − computed_prompt_tokens / prompt tokens of the calls.
+prompt_tokens = cached_tokens + computed_prompt_tokens. Hints count as requests. They turn misses of calls into hits and
+are work as well, so the hit rate of the calls alone is 1 − computed_prompt_tokens / prompt tokens of the calls.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,8 +25,8 @@ class Counters:
     expired: int = 0
     retractions: int = 0
     aged_admissions: int = 0  # of requests that had waited longer than max_wait
-    sibling_admissions: int = 0  # of branches called behind the first of their fork, and who shares more than they
-    fair_admissions: int = 0  # before an older request that was equal but for the service of its program
+    sibling_admissions: int = 0  # of branches, next to the first of their fork and requests that share more
+    fair_admissions: int = 0  # before an older request that was equal but for the usage of its program
     prompt_tokens: int = 0  # of requests when they are first admitted
     cached_tokens: int = 0  # prompt tokens whose keys were found in the tree
     in_step_tokens: int = 0  # those of them that another request of the same step was about to compute
@@ -36,7 +36,7 @@ class Counters:
     completion_tokens: int = 0
     constrained_tokens: int = 0  # those of them that had to satisfy a constraint
     forced_tokens: int = 0  # those of them that the constraint left no choice about
-    forward_passes_saved: int = 0  # tokens that were appended without a step of their own
+    forward_passes_saved: int = 0  # tokens appended without a step of their own
     closed_texts: int = 0  # led to their shortest end because max_tokens was near
     jumps_cut: int = 0  # forced texts whose usual tokens would have changed the token before them
     constraints_opened: int = 0
@@ -49,9 +49,9 @@ class Counters:
     logit_rows: int = 0
     overlapped_steps: int = 0  # launched while the one before had not been read
     wasted_rows: int = 0  # of texts that had ended when their rows were read
-    picked_rows: int = 0  # logit rows of which the runner gave the token, and not the logits
+    picked_rows: int = 0  # logit rows for which the runner returned the token, not the logits
     evicted_tokens: int = 0
-    discarded_tokens: int = 0  # because the logits behind them were not numbers
+    discarded_tokens: int = 0  # because the logits of their rows were not numbers
     pins_placed: int = 0  # = those that hold + released + expired + given way + lost
     pins_refused: int = 0  # longer than all pins together may be, or without a tree
     pins_released: int = 0

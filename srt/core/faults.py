@@ -10,7 +10,7 @@ FaultHook = Callable[[str], None]
 
 
 def no_faults(point: str) -> None:
-    """Nothing fails on purpose."""
+    """Does nothing: no point fails on purpose."""
 
 
 class FailAt:

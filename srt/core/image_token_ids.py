@@ -1,4 +1,4 @@
-"""Ids of picture tokens: what stands in a token sequence where a picture is."""
+"""Ids of picture tokens, which take the place of a picture in a token sequence."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ PICTURE_END = 1 << 31
 
 
 class PictureSpan(NamedTuple):
-    """Tokens [start, end) of a sequence are the picture of this number, whole."""
+    """Tokens [start, end) of a sequence are the whole picture of this number."""
 
     start: int
     end: int
@@ -19,20 +19,20 @@ class PictureSpan(NamedTuple):
 
 
 def picture_tokens(number: int, tokens: int) -> list[int]:
-    """What a picture of so many tokens is in a sequence."""
+    """Returns the ids of a picture in a sequence."""
     assert 0 <= number < PICTURE_BASE, "numbers are not used twice, and int32 ends there"
     return [PICTURE_BASE + number] * tokens
 
 
 def without_pictures(token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ids that an embedding takes: those of pictures, whose embeddings come from elsewhere, are 0."""
+    """Replaces picture ids by 0, for an embedding table; their embeddings come from the vision tower."""
     return np.where(token_ids < PICTURE_BASE, token_ids, 0)
 
 
 def picture_spans(
     token_ids: Sequence[int] | NDArray[np.integer], tokens_of: Callable[[int], int | None]
 ) -> tuple[PictureSpan, ...]:
-    """The pictures of a sequence, in order.
+    """Finds the pictures of a sequence, in order.
 
     Args:
         tokens_of: a picture's number → its tokens; None when there is no such picture.

@@ -1,11 +1,11 @@
-"""Finds the items for which a function of many items raises, so that the others do not feel them.
+"""Finds the items for which a function of many items raises, so that the others still get their answers.
 
     together([a, b, c, d]) raises ─┬─ together([a, b]) → its answers
                                    └─ together([c, d]) raises ─┬─ together([c]) → its answer
                                                                └─ together([d]) raises: the error is d's answer
 
-An item that fails costs a number of calls that is logarithmic in the number of items. Nothing is tried where all is
-well: the usual case is one call.
+A failing item costs a number of calls that is logarithmic in the number of items. Without a failure there is one
+call.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def isolate(items: Sequence[P], together: Callable[[Sequence[P]], Sequence[R]]) -> list[R | Exception]:
-    """What `together` gives for each item, or the exception that it raises for that item alone.
+    """Returns the answer of `together` for each item, or the exception that it raises for that item alone.
 
     Args:
         together: gives one answer for each item; an answer depends on its own item only. When it raises, it leaves

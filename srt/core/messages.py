@@ -3,8 +3,8 @@
     gateway ──── [number][list of ToEngine] ────▶ engine          one PAIR per life of the engine,
     gateway ◀─── [number][list of EngineFrame] ── engine          so nothing of a dead one is ever read
 
-Frames are typed msgpack, capped in size and counted. One that cannot be read costs its messages and nothing else: it is
-counted, the reader lives on, and requests whose messages were lost end by their deadline.
+Frames are typed msgpack, capped in size and counted. An unreadable frame is counted and loses its messages only: the
+requests whose messages were lost end by their deadline.
 
 Every `EngineGenerate`, `EngineScore`, `EngineChoose` and `EngineControl` is ended exactly once, by `Ended`,
 `ScoreEnded`, `ChooseEnded`, `ControlEnded` or `EngineFailed` with its id. Ids are made by the gateway and never reused.
@@ -29,7 +29,7 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, a
 
 
 class Schedule(msgspec.Struct, frozen=True, array_like=True):
-    """What the scheduler may use to order and to isolate requests."""
+    """Facts by which the scheduler orders and isolates requests."""
 
     program_id: str = ""
     fork_group: str = ""
@@ -43,19 +43,19 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineConstraint(msgspec.Struct, frozen=True, array_like=True):
-    """A constraint that the gateway has compiled. The engine keeps what it makes of it by `digest` and salt."""
+    """A constraint that the gateway has compiled. The engine caches the opened one by `digest` and salt."""
 
     digest: str
     engine: EnforcedBy
     kind: Literal["regex", "json_schema", "lark"]
     data: bytes  # for "fsm" an `fsm.language.Grammar` as msgpack, for "llguidance" the source
     whitespace: JsonWhitespace = "spaced"  # of JSON, for llguidance
-    why: str = ""  # our own automata do not honour it
-    nbytes: int = 0  # that llguidance was seen to take for it
+    why: str = ""  # our own automata do not support it
+    nbytes: int = 0  # memory that llguidance was measured to take for it
 
 
 class EngineGenerate(_Wire, frozen=True):
-    """One continuation (the gateway splits `n`; `seed` is always set). max_tokens=0 computes the prompt only.
+    """Asks for one continuation (the gateway splits `n`; `seed` is always set). max_tokens=0 computes the prompt only.
 
     `heal`: the last token of the prompt is plain text and may be replaced by a longer one that begins with it.
     """
@@ -70,7 +70,7 @@ class EngineGenerate(_Wire, frozen=True):
 
 
 class EngineScore(_Wire, frozen=True):
-    """Log-probabilities of tokens [start, len) of each sequence; all of them share tokens [0, start)."""
+    """Asks for log-probabilities of tokens [start, len) of each sequence; all of them share tokens [0, start)."""
 
     id: int
     sequences: list[list[int]]
@@ -79,11 +79,11 @@ class EngineScore(_Wire, frozen=True):
 
 
 class EngineChoose(_Wire, frozen=True):
-    """How probable it is that a prompt goes on with each of some texts, over all their tokens.
+    """Asks for the probability that a prompt goes on with each of some texts, summed over all their tokenizations.
 
-    `prompt[:start]` is what all share; `choices`: the usual tokens of the rest of the prompt with each choice behind
-    it. `heal`: the prompt ends in plain text, and a choice may begin inside its last token. `search`: look for other
-    tokens than the usual ones, until the bounds are close.
+    `prompt[:start]` is shared by all; `choices`: the usual tokens of the rest of the prompt with each choice appended.
+    `heal`: the prompt ends in plain text, and a choice may begin inside its last token. `search`: look for other tokens
+    than the usual ones, until the bounds are close.
     """
 
     id: int
@@ -96,7 +96,7 @@ class EngineChoose(_Wire, frozen=True):
 
 
 class EnginePrefill(_Wire, frozen=True):
-    """A hint: compute this prefix and keep it. Never answered. `pin`: see lang.protocol.Hint."""
+    """Asks to compute a prefix and keep it: a hint. Never answered. `pin`: see lang.protocol.Hint."""
 
     id: int
     token_ids: list[int]
@@ -105,7 +105,7 @@ class EnginePrefill(_Wire, frozen=True):
 
 
 class EngineRelease(_Wire, frozen=True):
-    """The end of what the EnginePrefill with this id has pinned, or is about to pin. Never answered."""
+    """Ends the pin of the EnginePrefill with this id, present or future. Never answered."""
 
     id: int
 
@@ -115,7 +115,7 @@ class EngineAbort(_Wire, frozen=True):
 
 
 class EnginePicture(_Wire, frozen=True):
-    """A picture that messages behind this one may hold, see pictures/numbers.py, until it is forgotten. Never answered.
+    """Brings a picture that later messages may use, by `core.image_token_ids`, until it is forgotten. Never answered.
 
     `width` and `height` are those of the original; `columns` × `rows` is how it was cut into tiles (anyres), 0 × 0 when
     it was not. The tiles that the model's tower sees: an overview, then those of the grid, row by row.
@@ -133,13 +133,13 @@ class EnginePicture(_Wire, frozen=True):
 
 
 class EngineForget(_Wire, frozen=True):
-    """No message behind this one holds the picture of this number. Never answered."""
+    """Says that no later message uses the picture of this number. Never answered."""
 
     number: int
 
 
 class EngineControl(_Wire, frozen=True):
-    """verb: "flush_cache" or "info"."""
+    """Asks for an action on the engine. verb: "flush_cache" or "info"."""
 
     id: int
     verb: str
@@ -167,7 +167,7 @@ class IdLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(_Wire, frozen=True):
-    """New tokens of a streaming request, in order. `healed`: as in Ended."""
+    """Brings new tokens of a streaming request, in order. `healed`: as in Ended."""
 
     id: int
     token_ids: list[int]
@@ -176,12 +176,12 @@ class Tokens(_Wire, frozen=True):
 
 
 class Ended(_Wire, frozen=True):
-    """The end of an EngineGenerate.
+    """Ends an EngineGenerate.
 
     `token_ids` are those not sent by `Tokens`. End-of-sequence and stop tokens are the last of them when they
     ended the text. `text_bytes`: length in bytes of the whole generated text without the stop string.
-    `forced_tokens`: about so many of them the constraint left no choice. `enforced`: the text satisfies the request's
-    constraint. `healed`: so many bytes of the first token repeat the end of the prompt; `text_bytes` does not count
+    `forced_tokens`: tokens that the constraint left no choice about. `enforced`: the text satisfies the request's
+    constraint. `healed`: bytes of the first token that repeat the end of the prompt; `text_bytes` does not count
     them.
     """
 
@@ -201,7 +201,7 @@ class Ended(_Wire, frozen=True):
 
 
 class ScoreEnded(_Wire, frozen=True):
-    """Per sequence the log-probabilities of tokens [start, len)."""
+    """Ends an EngineScore with the log-probabilities of tokens [start, len) of each sequence."""
 
     id: int
     logprobs: list[list[float]]
@@ -210,8 +210,10 @@ class ScoreEnded(_Wire, frozen=True):
 
 
 class ChooseEnded(_Wire, frozen=True):
-    """Per choice, in natural logarithms: how probable it is that the prompt goes on with it and with no longer one of
-    the choices. Without a search `upper` is empty: `lower` counts the usual tokens, and what goes past their end.
+    """Ends an EngineChoose with bounds of each choice's log-probability (natural logarithm).
+
+    It is the probability that the prompt goes on with this choice and with no longer one. Without a search `upper` is
+    empty: `lower` counts the usual tokens, and tokens that go past their end.
 
     `logprobs`: of the tokens of each choice, as in ScoreEnded.
     """
@@ -231,7 +233,7 @@ class ControlEnded(_Wire, frozen=True):
 
 
 class EngineFailed(_Wire, frozen=True):
-    """`kind` names a class of lang.errors.WIRE_ERRORS."""
+    """Ends a request with an error. `kind` names a class of lang.errors.WIRE_ERRORS."""
 
     id: int
     kind: str
@@ -239,7 +241,7 @@ class EngineFailed(_Wire, frozen=True):
 
 
 class Heartbeat(_Wire, frozen=True):
-    """Sent when the engine is ready, then at least once a second also during long steps' gaps.
+    """Shows that the engine lives. Sent when it is ready, then at least once a second, also during long steps.
 
     `counters` are cumulative; see `Scheduler.counters`.
     """
@@ -254,27 +256,27 @@ FromEngine = Tokens | Ended | ScoreEnded | ChooseEnded | ControlEnded | EngineFa
 
 
 class EngineStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first line an engine reads on its standard input, as JSON; the pipe then is its lifeline."""
+    """Starts an engine: the first line on its standard input, as JSON. The pipe then is its lifeline."""
 
     parent: int
     events: str  # address of the gateway's PAIR
-    pulse: str  # address of the gateway's PULL for signs of life
-    rendezvous: str  # a file that is not there yet: where the ranks of tensor_parallel meet
+    pulse: str  # address of the gateway's PULL for heartbeats
+    rendezvous: str  # path of a file to be made: where the ranks of tensor_parallel meet
     options: RuntimeOptions
 
 
 class _Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):
-    """Base of what an engine says before it takes requests."""
+    """Base of the messages of an engine that starts."""
 
 
 class EnginePhase(_Start, frozen=True):
-    """How far the start has come, in words for a person."""
+    """Reports the phase of the start, in words for a person."""
 
     phase: str
 
 
 class EngineReady(_Start, frozen=True):
-    """A real token came out of the warm-up."""
+    """Reports that the engine takes requests: the warm-up has made a real token."""
 
     context_length: int
     vocab_size: int
@@ -282,7 +284,7 @@ class EngineReady(_Start, frozen=True):
 
 
 class EngineStartFailed(_Start, frozen=True):
-    """`kind` names a class of lang.errors.WIRE_ERRORS, or MissingExtraError. The engine waits to be ended."""
+    """Reports a failed start. The engine waits to be ended. `kind`: a class of WIRE_ERRORS, or MissingExtraError."""
 
     kind: str
     message: str
@@ -308,7 +310,7 @@ def from_gateway_codec() -> Codec[FromGateway]:
 
 
 def too_large_for_client(message: FromGateway | msgspec.Raw, size: int) -> FromGateway:
-    """What a client is told in place of an answer that no frame holds, such as millions of log-probabilities."""
+    """Makes the failure sent in place of an answer larger than a frame, such as millions of log-probabilities."""
     label = getattr(message, "id", "")
     return Failure(
         label,
@@ -319,7 +321,7 @@ def too_large_for_client(message: FromGateway | msgspec.Raw, size: int) -> FromG
 
 
 def too_large_for_gateway(message: EngineFrame | msgspec.Raw, size: int) -> EngineFrame:
-    """As `too_large_for_client`, of the engine."""
+    """Makes the failure that the engine sends in place of an answer larger than a frame."""
     label = getattr(message, "id", 0)
     reason = f"the answer has {size} bytes and {MAX_ENGINE_FRAME} are accepted; ask for fewer log-probabilities"
     return EngineFailed(label, RequestError.__name__, reason)

@@ -1,4 +1,4 @@
-"""What a vision tower and a decoder agree on: the tower turns a picture into rows that the decoder embeds."""
+"""The interface of vision towers and decoders: the tower turns a picture into rows that the decoder embeds."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,7 +22,7 @@ class VisionModel(Protocol):
     both_ways: bool  # rows of a picture see all of it; else only what is before them
 
     def tokens(self, picture: EnginePicture) -> int:
-        """Returns how many rows `encode` makes of it. Raises RequestError for a picture cut for another model."""
+        """Returns the number of rows of `encode`. Raises RequestError for a picture cut for another model."""
 
     def largest(self) -> EnginePicture:
         """Returns a picture of as many tiles as there can be."""

@@ -1,4 +1,4 @@
-"""Tensors in 2 MiB pages: what is streamed through is read a third faster than from pages of 4 KiB."""
+"""Allocates tensors in 2 MiB pages: streaming through them is a third faster than with pages of 4 KiB."""
 
 import ctypes
 import math
@@ -8,10 +8,10 @@ import torch
 
 
 def zero_pages(library: ctypes.CDLL, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that take memory when they are first written. Freed with the last tensor that shares them.
+    """Returns zeros that take memory when they are first written. Freed with the last tensor that shares them.
 
     Raises:
-        MemoryError: there is not so much address space.
+        MemoryError: the address space is too small.
     """
     library.umbel_allocate.argtypes = [ctypes.c_long]
     library.umbel_allocate.restype = ctypes.c_void_p

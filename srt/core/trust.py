@@ -1,9 +1,9 @@
-"""Files that are taken over from a cache: only from places where no other user can have put them.
+"""Reads files from a cache, only where no other user can have put them.
 
-A kernels library is code, a tokenizer decides what is a control token, and weights decide everything else. So each
-component of a path is looked at when the file is used, not only when it is made: whoever can write to any folder on
-the way, or to the file, decides what is in it. Once every folder belongs to this user or to root, nobody else can
-exchange a component between the look and the use.
+A kernels library is code, a tokenizer decides what is a control token, and weights decide everything else. A user who
+can write to the file, or to any folder on its path, decides its content. So each component of a path is checked when
+the file is used, not only when it is made. Once every folder belongs to this user or to root, no other user can
+exchange a component between the check and the use.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from ...lang.errors import ModelError
 
-MOST_LINKS = 40  # symbolic links on the way of one path
-_OVERFLOW = 65534  # what the owner of a file shows as whose user is unknown to this container
+MOST_LINKS = 40  # symbolic links of one path
+_OVERFLOW = 65534  # owner shown for files of users that this container does not know
 
 
 def trusted(path: Path) -> Path:
-    """The path without symbolic links, of a file or folder that only this user and root can have written.
+    """Returns the path without symbolic links of a file or folder that only this user and root can have written.
 
-    Every folder on the way belongs to one of the two and is closed to others, or has the sticky bit, as /tmp has: then
-    others cannot exchange what is in it. A group of which this user is the only member counts as the user.
+    Every folder of the path belongs to one of the two and is closed to others, or has the sticky bit, as /tmp has: then
+    others cannot exchange its files. A group of which this user is the only member counts as the user.
 
     Raises:
         ModelError: others could have written it; the message names the component and what to run.
@@ -55,7 +55,7 @@ def trusted(path: Path) -> Path:
 
 
 def read_trusted(path: Path) -> bytes:
-    """The content of a file, of which also the open descriptor is looked at.
+    """Returns the content of a file after checking its path and its open descriptor.
 
     Raises:
         ModelError: others could have written it.
@@ -71,7 +71,7 @@ def read_trusted(path: Path) -> bytes:
 
 
 def _check(here: Path, state: os.stat_result, path: Path) -> None:
-    """Raises ModelError when others can have written this component, or what is in it."""
+    """Raises ModelError when others can have written this component or its content."""
     if not _is_ours(state.st_uid):
         raise ModelError(
             f"{path} is not used: {_named(here, path)} belongs to another user (uid {state.st_uid}); remove it, or set "
@@ -100,8 +100,9 @@ def _is_ours(user: int) -> bool:
 
 @cache
 def _hides_users() -> bool:
-    """Whether this is a container of Linux in which the system's own folders seem to belong to nobody. Then no process
-    of the container is that user."""
+    """Returns whether this is a Linux container that does not know the owner of the system's own folders.
+
+    No process of the container is that user."""
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             ranges = [tuple(map(int, line.split())) for line in file]
@@ -112,7 +113,7 @@ def _hides_users() -> bool:
 
 @cache
 def _is_private(group: int) -> bool:
-    """A group of the user's own name, with no other members: what many systems give to every user."""
+    """Returns whether a group is the user's own: of the same name, with no other members, as many systems make it."""
     with contextlib.suppress(KeyError, OSError):
         user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
         return entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}

@@ -1,10 +1,10 @@
-"""Children that go when their parent goes, however it goes.
+"""Ends child processes when their parent ends, in whatever way it ends.
 
-Three belts, because each has a hole:
+Three mechanisms, because each has a hole:
   * the child's standard input is a pipe of which only the parent holds the other end. When the parent
     dies, SIGKILL included, the child reads its end. (Hole: a process forked from the parent inherits
     the pipe and keeps it open.)
-  * the child looks whether it still has the same parent. (Hole: half a second late.)
+  * the child checks whether it still has the same parent. (Hole: half a second late.)
   * Linux sends a signal when the parent *thread* dies, so only children started from a main thread may
     ask for it.
 """
@@ -18,14 +18,14 @@ import sys
 import threading
 from collections.abc import Callable
 
-LOOK = 0.5  # seconds between looks at the parent's id
+LOOK = 0.5  # seconds between checks of the parent's id
 _PR_SET_PDEATHSIG = 1
 
 
 def watch(parent: int, before_exit: Callable[[], None], *, pipe: int = 0) -> threading.Thread:
     """Ends this process, after `before_exit`, once `pipe` is closed by the parent or the parent is gone.
 
-    The thread is a daemon and uses no lock of anyone else: it works while the main thread hangs.
+    The thread is a daemon and shares no lock: it works while the main thread hangs.
     """
 
     def look() -> None:
@@ -33,7 +33,7 @@ def watch(parent: int, before_exit: Callable[[], None], *, pipe: int = 0) -> thr
             readable, _, _ = select.select([pipe], [], [], LOOK)
             if readable and not os.read(pipe, 4096):
                 break
-        with contextlib.suppress(Exception):  # nobody is left to be told, and the exit must come
+        with contextlib.suppress(Exception):  # the parent is gone, and the exit must come
             before_exit()
         os._exit(0)
 
@@ -43,7 +43,7 @@ def watch(parent: int, before_exit: Callable[[], None], *, pipe: int = 0) -> thr
 
 
 def die_with_parent_thread(parent: int) -> None:
-    """Ask Linux for SIGKILL at the death of the thread that started this process; elsewhere do nothing."""
+    """Asks Linux for SIGKILL at the death of the thread that started this process; does nothing elsewhere."""
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -53,7 +53,7 @@ def die_with_parent_thread(parent: int) -> None:
 
 
 def read_line(pipe: int = 0, limit: int = 1 << 20) -> bytes:
-    """The first line of a pipe, byte by byte, so that nothing behind it is taken."""
+    """Reads the first line of a pipe, byte by byte, so that nothing after it is taken."""
     line = bytearray()
     while (byte := os.read(pipe, 1)) not in (b"\n", b""):
         line += byte

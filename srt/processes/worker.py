@@ -1,14 +1,13 @@
-"""The parent's side of work in a process that may be killed: one job after the other.
+"""The parent's side of a worker process that may be killed: runs one job after the other.
 
-The process is started when there is something to do, or before. It stays for the next job, and is killed when a job
-takes too much CPU time or the process hangs; the jobs that wait get a new process and notice nothing. The child's side
-is worker_child.py.
+The process is started for the first job, or before. It stays for the next job, and is killed when a job takes too much
+CPU time or the process hangs; the waiting jobs then get a new process. The child's side is worker_child.py.
 
     start ──▶ ready ──▶ job ──▶ answer        the child's own start counts against no job
 
-A machine that is busy makes a job late, and is no reason to end it. So jobs are limited in CPU time, which the child
-counts and the parent reads off the system's clock of the child; a child that uses none although it could is stopped or
-hangs. A process that was killed, stopped or did not start has said nothing about its job: the job gets one more try.
+A busy machine makes a job late, and is no reason to end it. So jobs are limited in CPU time, which the child counts and
+the parent reads from the system's accounts of the child. A child that uses none although it could is stopped or hangs.
+A process that was killed, stopped or did not start says nothing about its job: the job gets one more try.
 """
 
 import asyncio
@@ -31,9 +30,9 @@ from .worker_child import HEADER, OUT_OF_MEMORY
 
 log = logging.getLogger("umbel.gateway")
 
-_ASLEEP = 0.002  # of a core: what a process takes that only wakes up now and then
-_NEVER_PAUSED = 1 << 30  # bytes: Python before 3.13 waits for ever for a process whose paused pipe nobody reads
-_PIECE = 1 << 18  # bytes written at a time: what the pipe does not take is copied
+_ASLEEP = 0.002  # of a core: share of a process that only wakes up now and then
+_NEVER_PAUSED = 1 << 30  # bytes: Python before 3.13 waits for ever for a process with a paused pipe
+_PIECE = 1 << 18  # bytes written at a time: the rest that the pipe does not take is copied
 
 # Signals by which a process ends itself: a library that aborts (without memory, say), a stack that ran over.
 _OWN_SIGNALS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
@@ -44,7 +43,7 @@ Result = TypeVar("Result")
 
 
 class Cause(Enum):
-    """Why there is no answer."""
+    """Reasons for a missing answer."""
 
     CPU = auto()  # the job used up its CPU time
     MEMORY = auto()  # the job used up the memory that it may take
@@ -53,7 +52,7 @@ class Cause(Enum):
     HUNG = auto()  # it was stopped, or slept without an answer, in every try
     NOT_STARTED = auto()  # no process came to be ready, in every try
     BUSY = auto()  # the machine gave it too little CPU time
-    UNREADABLE = auto()  # our mistake
+    UNREADABLE = auto()  # a mistake of ours
 
 
 _TRIED_AGAIN = {Cause.CRASHED, Cause.KILLED, Cause.HUNG, Cause.NOT_STARTED}
@@ -61,12 +60,12 @@ _TRIED_AGAIN = {Cause.CRASHED, Cause.KILLED, Cause.HUNG, Cause.NOT_STARTED}
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why there is no answer, with figures.
+    """The reason for a missing answer, with figures.
 
     Attributes:
-        how: the signal or the exit status that ended the process, what it was seen to do; or "".
-        cpu_seconds: that the job has had.
-        wall_seconds: that it was given for that.
+        how: the signal or the exit status that ended the process, or its observed state; or "".
+        cpu_seconds: CPU time that the job used.
+        wall_seconds: wall time that it took for that.
     """
 
     cause: Cause
@@ -76,16 +75,16 @@ class Trouble:
 
 
 class Watch:
-    """Decides from looks at a child whether it is to be ended.
+    """Decides from samples of a child whether to end it.
 
-    The time between two looks counts at most twice a usual one's: more was the parent's own absence.
+    The time between two samples counts for two usual intervals at most: the rest was the parent's own absence.
 
     Args:
-        look: the child now.
-        limits: how long it may be stopped, or sleep, at a stretch; the time between looks.
-        cpu_seconds: that it may use from now on, its own timer's delay included.
-        wall_seconds: that it may take, not counting those in which it waited for a core.
-        may_sleep: for a child that owes nothing yet: it loads, or waits for the rest of its job.
+        look: the first sample.
+        limits: the longest stop or sleep at a stretch, and the time between samples.
+        cpu_seconds: CPU time that it may use from now on, its own timer's delay included.
+        wall_seconds: wall time that it may take, without the time in which it waited for a core.
+        may_sleep: for a child that owes no answer yet: it loads, or waits for the rest of its job.
     """
 
     def __init__(
@@ -107,16 +106,16 @@ class Watch:
 
     @property
     def used(self) -> float:
-        """CPU seconds until the last look."""
+        """CPU seconds until the last sample."""
         return self._last - self._begin
 
     @property
     def waited(self) -> float:
-        """Wall seconds until the last look."""
+        """Wall seconds until the last sample."""
         return self._worked + self._starved
 
     def judge(self, elapsed: float) -> Trouble | None:
-        """A look, `elapsed` seconds after the last one → why the child is to be ended, or None."""
+        """Samples the child, `elapsed` seconds after the last sample → why to end it, or None."""
         elapsed = min(elapsed, 2 * self._limits.look)
         child = self._look()
         if child.state is ProcessState.GONE:
@@ -157,17 +156,17 @@ class _Waiting(Generic[Job, Answer]):
 
 
 class WorkerProcess(Generic[Job, Answer]):
-    """Jobs for a module that calls `worker_child.run`, on one running loop.
+    """Runs jobs in a module that calls `worker_child.run`, on one running loop.
 
     Args:
         module: its full name, "umbel.srt.constraints.compiler_worker".
-        name: of what it works on, for counters.
-        answers: the type of what the child answers; given as an object, because a union is not a class.
-        after: is called when an answer has been given, so that what it led to is sent.
-        limits: of processes that hang.
+        name: name of its subject, for counters.
+        answers: the type of the child's answers; given as an object, because a union is not a class.
+        after: called after each answer, to flush the messages that it led to.
+        limits: limits for processes that hang.
 
     Attributes:
-        counters: "<name>_processes" that were started, and "<name>_kills": those that ended before they had answered.
+        counters: "<name>_processes" that were started, and "<name>_kills" of those that ended without an answer.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class WorkerProcess(Generic[Job, Answer]):
         return len(self._queue)
 
     def start(self) -> None:
-        """Starts the process before there is a job. One that does not start is tried again for the first job."""
+        """Starts the process before there is a job. After a failure the first job starts it again."""
         self._run()
 
     def submit(
@@ -211,11 +210,11 @@ class WorkerProcess(Generic[Job, Answer]):
         *,
         cpu_seconds: float,
     ) -> None:
-        """Calls `answer` once, later.
+        """Queues a job; calls `answer` once, later.
 
         Args:
-            wanted: asked when the job would begin; without it the answer is None.
-            cpu_seconds: that the child lets the job take. The process is killed when it takes more all the same.
+            wanted: called when the job would begin; where it returns False the answer is None.
+            cpu_seconds: CPU time after which the child ends the job. The process is killed when it takes more.
         """
         self._queue.append(_Waiting(job, cpu_seconds, answer, wanted))
         self._run()
@@ -225,7 +224,7 @@ class WorkerProcess(Generic[Job, Answer]):
             self._worker = asyncio.get_running_loop().create_task(self._work_off(), name=self._module)
 
     async def close(self) -> None:
-        """Ends the process; what waits is never answered."""
+        """Ends the process; waiting jobs are never answered."""
         self._queue.clear()
         if self._worker is not None:
             self._worker.cancel()
@@ -247,7 +246,7 @@ class WorkerProcess(Generic[Job, Answer]):
     async def _serve(self, waiting: _Waiting[Job, Answer]) -> None:
         answer, seconds = waiting.answer, waiting.cpu_seconds
         asking = self._ask(msgspec.msgpack.encode(waiting.job), seconds) if waiting.wanted() else None
-        del waiting  # a job may be large: what it was made of goes
+        del waiting  # a job may be large
         answer(None if asking is None else await asking)
 
     async def _ask(self, content: bytes, cpu_seconds: float) -> Answer | Trouble:
@@ -276,7 +275,7 @@ class WorkerProcess(Generic[Job, Answer]):
         return await self._watched(self._exchange(process, content, watch), watch)
 
     async def _start(self) -> Trouble | None:
-        """A process that is ready, or why there is none."""
+        """Starts a process and waits until it is ready → the trouble, or None."""
         if self._ready and self._process is not None and self._process.returncode is None:
             return None
         await self._end()
@@ -307,7 +306,7 @@ class WorkerProcess(Generic[Job, Answer]):
         return None
 
     async def _watched(self, work: Coroutine[Any, Any, Result], watch: Watch) -> Result | Trouble:
-        """The result of what the process does, unless it has to be ended before or ends by itself."""
+        """Awaits `work` of the process while watching it → the result, or why the process ended or was ended."""
         loop = asyncio.get_running_loop()
         task, last = loop.create_task(work), loop.time()
         trouble: Trouble | None = None
@@ -333,7 +332,7 @@ class WorkerProcess(Generic[Job, Answer]):
         return trouble
 
     async def _handshake(self, process: asyncio.subprocess.Process) -> None:
-        """The child's first frame is empty: it is ready."""
+        """Waits for the child's first frame, which is empty: it is ready."""
         assert process.stdout is not None, "it was made with a pipe"
         await process.stdout.readexactly(HEADER)
 
@@ -349,7 +348,7 @@ class WorkerProcess(Generic[Job, Answer]):
         return self._decoder.decode(await process.stdout.readexactly(length))
 
     async def _ending(self, watch: Watch) -> Trouble:
-        """Why the process has closed its end of a pipe."""
+        """Returns why the process has closed its end of a pipe."""
         process = self._process
         assert process is not None, "it was watched"
         with contextlib.suppress(TimeoutError):
@@ -366,7 +365,7 @@ class WorkerProcess(Generic[Job, Answer]):
 
 
 def _reading(status: int | None) -> tuple[Cause, str]:
-    """What an exit status says."""
+    """Interprets an exit status → the cause, and its words."""
     if status is None:
         return Cause.HUNG, "it closed its pipe and went on"
     if status == OUT_OF_MEMORY:

@@ -1,12 +1,12 @@
-"""The child's side of work in a process that may be killed (worker_process.py): jobs in, answers out, within limits.
+"""The child's side of a worker process that may be killed (worker.py): jobs in, answers out, within limits.
 
     standard output    [0, 4 bytes]                 ◀──      once: it is ready
     standard input     [length, 4 bytes][job]       ──▶
     standard output    [length, 4 bytes][answer]    ◀──      one after the other, both as msgpack
 
-CPU time is limited from inside by a timer, which ends a job with an exception as soon as Python runs, and from outside
-by the parent, which ends the process: a library may compute for long. Memory is limited by the address space: without
-any left the process ends with the status OUT_OF_MEMORY.
+A timer in the child limits CPU time: it ends a job with an exception as soon as Python runs. The parent ends the
+process when a library computes for longer. Memory is limited by the address space: without any left the process ends
+with the status OUT_OF_MEMORY.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from . import lifeline
 
 HEADER = 4  # bytes
 OUT_OF_MEMORY = 77  # exit status
-AGAIN = 0.25  # seconds of CPU time; an error that is raised while an object is deleted is lost, and has to come again
+AGAIN = 0.25  # seconds of CPU time; an error raised while an object is deleted is lost, and must be raised again
 
 Job = TypeVar("Job")
 
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float, error: Callable[[], Exception]) -> Iterator[None]:
-    """Raises `error()` in the work inside when that takes more CPU time. In the main thread, because of the signal."""
+    """Raises `error()` in the block when it takes more CPU time. For the main thread, because of the signal."""
 
     def expire(number: int, where: FrameType | None) -> None:
         raise error()
@@ -46,8 +46,9 @@ def cpu_limit(seconds: float, error: Callable[[], Exception]) -> Iterator[None]:
 
 
 def limit_memory(growth: int) -> None:
-    """From now on the process may take `growth` bytes of address space beyond what it has. A library that is loaded
-    later reserves its own: the limit can be set anew after it."""
+    """Limits the address space to `growth` bytes beyond the present size.
+
+    A library that is loaded later reserves its own: set the limit anew after it."""
     with contextlib.suppress(OSError):  # a system without /proc
         with open("/proc/self/statm", encoding="ascii") as file:
             taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -62,7 +63,7 @@ def lift_memory_limit() -> None:
 
 
 def serve(source: BinaryIO, sink: BinaryIO, kind: type[Job], work: Callable[[Job], object]) -> None:
-    """Says that it is ready, and answers until the parent closes its end."""
+    """Reports that the child is ready, and answers jobs until the parent closes its end."""
     decoder = msgspec.msgpack.Decoder(kind)
     sink.write(bytes(HEADER))
     sink.flush()
@@ -74,18 +75,18 @@ def serve(source: BinaryIO, sink: BinaryIO, kind: type[Job], work: Callable[[Job
 
 
 def run(niceness: int, prepare: Callable[[], None], kind: type[Job], work: Callable[[Job], object]) -> None:
-    """The whole life of a child, started with its parent's id as the only argument.
+    """Runs a child from start to exit. Its only command line argument is its parent's id.
 
     Args:
         prepare: loads what the work needs and limits memory, in this order: libraries reserve more than they use.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; this process ends when it ends
     lifeline.die_with_parent_thread(int(sys.argv[1]))
     os.nice(niceness)
     sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     prepare()
     try:
         serve(sys.stdin.buffer, sink, kind, work)
     except MemoryError:
-        os._exit(OUT_OF_MEMORY)  # the parent tells who asked, and starts another
+        os._exit(OUT_OF_MEMORY)  # the parent fails the job, and starts another process
